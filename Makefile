@@ -1,0 +1,39 @@
+# isobatch: 'make serve' runs it, 'make test' tests it; each sets up what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test lint format clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
+
+setup: $(READY)  ## create .venv with the pinned packages (does nothing when nothing changed)
+
+# torch comes first and by its exact version: a bare 'torch' would pull gigabytes of CUDA libraries.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "isobatch needs Python 3.11 or newer: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+serve: setup  ## serve the built-in demo model at http://127.0.0.1:8000
+	$(BIN)/isobatch serve
+
+test: setup  ## run all tests
+	$(BIN)/python -m pytest
+
+lint: setup  ## check format, style, types and the direction of imports
+	$(BIN)/ruff format --check . && $(BIN)/ruff check .
+	$(BIN)/mypy && $(BIN)/lint-imports --no-cache
+
+format: setup  ## rewrite the code in the project's format
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+bench-%: setup  ## run one benchmark and write experiments/results/NAME.json: make bench-prepare
+	$(BIN)/python -m experiments.bench $*
+
+clean:  ## remove the environment and every cache
+	rm -rf .venv .cache *.egg-info build && find . -name __pycache__ -prune -exec rm -rf {} +

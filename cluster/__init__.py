@@ -1,0 +1,1 @@
+"""Keeping it right: the command line, and (later) the controller that re-plans."""

@@ -1,0 +1,1 @@
+"""Running it: networks that can be cut, their exits, and the Ray Serve application."""

@@ -1,0 +1,1 @@
+"""What to run where: pure planning, with no clock, no network and no cluster."""

@@ -1,0 +1,102 @@
+"""What a network must offer to be cut: the vocabulary that every other package speaks.
+
+A `Batch` is a set of inputs on their way through a network. It carries its own cursor (the next block), so a replica
+can run it from wherever it stands and never has to know the plan that sent it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+# An array of any library (numpy, torch) whose first axis counts the inputs.
+Array = Any
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs that stand before block `cursor`.
+
+    `arrays` holds what the next block reads: the encoded inputs at cursor 0, the hidden states afterwards.
+    `memory` is what a policy remembers of each input (patience counters, votes) and travels with it.
+    """
+
+    cursor: int
+    arrays: Mapping[str, Array]
+    memory: Array
+    # Tokens per input when axis 1 of the arrays is padded to the longest, else None. Always on the host.
+    lengths: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+
+@dataclass(frozen=True)
+class Exits:
+    """What left a batch, on the host: `rows` are positions in the batch that was run."""
+
+    rows: NDArray[np.int64]
+    blocks: NDArray[np.int64]
+    logits: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        return self.logits.argmax(axis=1)
+
+    @property
+    def probabilities(self) -> NDArray[np.float32]:
+        """Softmax of the (already calibrated) logits.
+
+        >>> Exits(np.array([0]), np.array([3]), np.zeros((1, 4), np.float32)).probabilities
+        array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
+        """
+        powers: NDArray[np.float32] = np.exp(self.logits - self.logits.max(axis=1, keepdims=True))
+        return powers / powers.sum(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch: who left, and who goes on (None when nobody is inside any more)."""
+
+    exits: Exits
+    survivors: Batch | None
+
+
+class SplitModel(Protocol):
+    """A network that can be cut between any two blocks and left at any ramp."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def num_labels(self) -> int: ...
+
+    @property
+    def ramp_blocks(self) -> tuple[int, ...]:
+        """The blocks after which an input may leave, ascending; never the last block, which holds the head."""
+        ...
+
+    def encode(self, inputs: Sequence[Any]) -> Batch:
+        """Tokenise or preprocess, on the host: numpy arrays only, so that it can run far from any accelerator."""
+        ...
+
+    def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+        """Run blocks `batch.cursor .. stop - 1`; `ramps` are the active ramps of the whole network.
+
+        The batch keeps its size until `stop`: who leaves is known to the host once per call. To shrink it on the way,
+        stop at each ramp. Reaching the last block, everybody leaves.
+        """
+        ...
+
+    def merge(self, batches: Sequence[Batch]) -> Batch:
+        """One batch of all inputs, in order. All stand before the same block."""
+        ...
+
+    def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
+        """The inputs at these positions, with no more padding than they need."""
+        ...
