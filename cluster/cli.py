@@ -1,0 +1,46 @@
+"""The `isobatch` command. Each command is one file in `cluster/commands`."""
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from profiles.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Serve networks whose inputs stop early, at constant batch size, on Ray Serve.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"isobatch {version('isobatch')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run a command; what the user can mend is one line and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Run one benchmark: `python -m experiments.bench NAME` measures the claim in `experiments/NAME/run.py`.
+
+A claim is a folder with `run.py`, whose `measure()` returns its figures by name. Here they are printed as a table and
+written to `experiments/results/NAME.json` with the machine and the date, so that every quoted number has a command.
+"""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+
+
+def claims() -> list[str]:
+    """The names that can be measured."""
+    return sorted(path.parent.name for path in HERE.glob("*/run.py"))
+
+
+def machine() -> dict[str, object]:
+    """What the figures were measured on."""
+    return {"system": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count()}
+
+
+def write(name: str, figures: Mapping[str, float], folder: Path = RESULTS) -> Path:
+    """Keep the figures beside the machine and the date that they belong to."""
+    path = folder / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = {"figures": dict(figures), "machine": machine(), "date": datetime.now(UTC).date().isoformat()}
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    return path
+
+
+def table(name: str, figures: Mapping[str, float]) -> Table:
+    result = Table("figure", "value", title=f"bench-{name}")
+    for figure, value in figures.items():
+        result.add_row(figure, f"{value:,.4g}")
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0] not in claims():
+        print(f"usage: python -m experiments.bench NAME, with NAME one of: {', '.join(claims())}", file=sys.stderr)
+        return 2
+    (name,) = arguments
+    figures = import_module(f"experiments.{name}.run").measure()
+    console = Console()
+    console.print(table(name, figures))
+    console.print(f"written to {write(name, figures)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
