@@ -46,7 +46,8 @@ class Exits:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        return self.logits.argmax(axis=1)
+        labels: NDArray[np.int64] = self.logits.argmax(axis=1)
+        return labels
 
     @property
     def probabilities(self) -> NDArray[np.float32]:
@@ -56,7 +57,8 @@ class Exits:
         array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
         """
         powers: NDArray[np.float32] = np.exp(self.logits - self.logits.max(axis=1, keepdims=True))
-        return powers / powers.sum(axis=1, keepdims=True)
+        powers /= powers.sum(axis=1, keepdims=True)
+        return powers
 
 
 @dataclass(frozen=True)
