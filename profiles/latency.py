@@ -43,7 +43,8 @@ def _interpolate(sizes: Floats, rows: Floats, batch: Floats) -> Floats:
     """Linear between sizes and beyond the largest; below the smallest a launch costs what the smallest does."""
     at = np.maximum(batch, sizes[0])
     if len(sizes) == 1:
-        return np.multiply.outer(at / sizes[0], rows[0])
+        scaled: Floats = np.multiply.outer(at / sizes[0], rows[0])
+        return scaled
     left = np.clip(np.searchsorted(sizes, at, side="right") - 1, 0, len(sizes) - 2)
     share = (at - sizes[left]) / (sizes[left + 1] - sizes[left])
     times: Floats = rows[left] + share[..., None] * (rows[left + 1] - rows[left])
