@@ -1,6 +1,14 @@
-"""The devices a plan may use, and the links between them."""
+"""The devices a plan may use, the links between them, and a catalogue of kinds that need not be looked up again."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from profiles.errors import UserError
+
+GB = 10**9
+GBIT = 10**9 / 8
+# One hop between two replicas, small tensors: what a Ray Serve handle costs, not the wire (docs/profiles.md).
+HOP_S = 0.0018
 
 
 @dataclass(frozen=True)
@@ -30,9 +38,110 @@ class Link:
     bytes_per_s: float
     latency_s: float
 
+    def __post_init__(self) -> None:
+        if self.bytes_per_s <= 0:
+            raise ValueError(f"link {self.source} -> {self.target}: bytes_per_s = {self.bytes_per_s} must be positive")
+        if self.latency_s < 0:
+            raise ValueError(f"link {self.source} -> {self.target}: latency_s = {self.latency_s} must be 0 or more")
+
     def transfer_s(self, size_bytes: float) -> float:
         """
         >>> Link("v100", "k80", bytes_per_s=1e9, latency_s=0.001).transfer_s(2e6)
         0.003
         """
         return self.latency_s + size_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """What the maker and the clouds print about one device. Rates are peaks, without sparsity."""
+
+    memory_bytes: int
+    price_per_hour: float
+    price_note: str
+    fp32_flops: float
+    fp16_flops: float  # the same as fp32 where half precision brings nothing
+    memory_bytes_per_s: float
+    host_bytes_per_s: float  # to the host it sits in, one way
+    network_bytes_per_s: float  # its share of the machine's network
+
+    @property
+    def best_dtype(self) -> str:
+        return "float16" if self.fp16_flops > self.fp32_flops else "float32"
+
+
+def _kind(
+    memory_gb: float, price: float, fp32_tflops: float, fp16_tflops: float, memory_gb_per_s: float,
+    host_gb_per_s: float, network_gbit_per_s: float, note: str,
+) -> DeviceKind:  # fmt: skip
+    return DeviceKind(
+        int(memory_gb * GB), price, note, fp32_tflops * 1e12, fp16_tflops * 1e12,
+        memory_gb_per_s * GB, host_gb_per_s * GB, network_gbit_per_s * GBIT,
+    )  # fmt: skip
+
+
+# Prices: US on-demand list prices for one device with its share of the machine, averaged over the clouds named. They
+# move every month: give your own as "v100=6@2.10". Memory is counted in 10^9 bytes, a little less than is really there.
+CATALOGUE: dict[str, DeviceKind] = {
+    "k80": _kind(12, 0.75, 4.37, 4.37, 240, 12, 10, "half a board: AWS p2 0.90, Azure NC6 0.90, GCP 0.45"),
+    "p100": _kind(16, 1.77, 9.3, 18.7, 732, 12, 10, "Azure NC6s v2 2.07, GCP 1.46"),
+    "v100": _kind(16, 2.87, 14.0, 112, 900, 12, 10, "AWS p3 3.06, Azure NC6s v3 3.06, GCP 2.48"),
+    "t4": _kind(16, 0.53, 8.1, 65, 300, 12, 10, "AWS g4dn.xlarge 0.526, Azure NC4as T4 v3 0.526"),
+    "a10g": _kind(24, 1.01, 31.5, 70, 600, 24, 10, "AWS g5.xlarge 1.006"),
+    "l4": _kind(24, 0.76, 30.3, 121, 300, 24, 10, "AWS g6.xlarge 0.805, GCP g2-standard-4 0.707"),
+    "a40": _kind(48, 0.85, 37.4, 149.7, 696, 24, 10, "as an A6000, the same chip"),
+    "a6000": _kind(48, 0.80, 38.7, 154.8, 768, 24, 10, "Lambda 0.80"),
+    "l40s": _kind(48, 1.86, 91.6, 362, 864, 24, 20, "AWS g6e.xlarge 1.861"),
+    "a100": _kind(80, 3.67, 19.5, 312, 2039, 24, 50, "80 GB: Azure NC24ads A100 v4 3.673"),
+    "h100": _kind(80, 6.93, 67, 989, 3350, 50, 100, "AWS p5 6.88, Azure NC40ads H100 v5 6.98"),
+    "h200": _kind(141, 7.91, 67, 989, 4800, 50, 100, "AWS p5en 7.91"),
+    "cpu": _kind(16, 0.19, 0.38, 0.38, 20, 12, 10, "4 vCPUs with 16 GB: AWS m6i.xlarge 0.192, Azure D4s v5 0.192"),
+}
+
+
+def known_kind(kind: str) -> DeviceKind:
+    """The catalogue's entry, or an error that lists what there is."""
+    try:
+        return CATALOGUE[kind.lower()]
+    except KeyError:
+        raise UserError(f"unknown device kind {kind!r}: choose among {', '.join(CATALOGUE)}") from None
+
+
+def fleet(text: str) -> tuple[Device, ...]:
+    """Devices from "KIND=COUNT[@PRICE],...".
+
+    >>> [(device.kind, device.count, device.price_per_hour) for device in fleet("v100=6@2.10,p100=8")]
+    [('v100', 6, 2.1), ('p100', 8, 1.77)]
+    """
+    devices = tuple(_device(part.strip()) for part in text.split(",") if part.strip())
+    kinds = [device.kind for device in devices]
+    if not devices:
+        raise UserError(f"a fleet needs at least one device, got {text!r}: write KIND=COUNT, as in v100=6,p100=8")
+    if len(set(kinds)) < len(kinds):
+        raise UserError(f"fleet {text!r} names a kind twice: give each kind once, with its whole count")
+    return devices
+
+
+def _device(part: str) -> Device:
+    kind, _, amount = part.partition("=")
+    count, _, price = amount.partition("@")
+    entry = known_kind(kind.strip())
+    try:
+        price_per_hour = float(price) if price else entry.price_per_hour
+        return Device(kind.strip().lower(), int(count), entry.memory_bytes, price_per_hour)
+    except ValueError as error:
+        raise UserError(f"cannot read {part!r} ({error}): write KIND=COUNT or KIND=COUNT@PRICE, as in v100=6") from None
+
+
+def links_between(devices: Iterable[Device], *, one_machine: bool = False) -> tuple[Link, ...]:
+    """A link for every ordered pair of kinds, the same kind included: over the network, or inside one machine.
+
+    >>> [f"{link.source}>{link.target}" for link in links_between(fleet("v100=1,k80=1"))]
+    ['v100>v100', 'v100>k80', 'k80>v100', 'k80>k80']
+    """
+    rates = {device.kind: _rate(known_kind(device.kind), one_machine) for device in devices}
+    return tuple(Link(a, b, min(rates[a], rates[b]), HOP_S) for a in rates for b in rates)
+
+
+def _rate(kind: DeviceKind, one_machine: bool) -> float:
+    return kind.host_bytes_per_s if one_machine else kind.network_bytes_per_s

@@ -1,0 +1,90 @@
+"""Latency tables from datasheets alone: a roofline per kernel, for when nothing has been measured.
+
+A kernel takes the longest of three times: its share of a launch, its arithmetic at the device's peak rate, its traffic
+at the device's memory bandwidth. The three constants below were chosen on one device (an A100) and are checked on
+others in docs/profiles.md. A measured table beats all of this.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from profiles.devices import DeviceKind, known_kind
+from profiles.errors import UserError
+from profiles.latency import LatencyTable
+
+KERNEL_S = 5e-6  # no kernel is faster than this
+COMPUTE_SHARE = 0.70  # of the peak rate that a large matrix product reaches
+MEMORY_SHARE = 0.77  # of the peak bandwidth that a stream reaches
+LAUNCH_S = 200e-6  # a batch's way in and out of a device: an assumption, measure it
+BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+BYTES = {"float32": 4, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One operation: arithmetic and numbers moved per input, and weights that are read once for a whole batch."""
+
+    flops: float
+    values: float
+    weights: float = 0.0
+
+
+@dataclass(frozen=True)
+class Block:
+    kernels: tuple[Kernel, ...]
+    leaving: int  # numbers per input that the next block reads
+
+    @property
+    def weights(self) -> float:
+        return sum(kernel.weights for kernel in self.kernels)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A network as a datasheet table needs it; `ramps[k]` is the ramp after block k, empty on the last."""
+
+    name: str
+    blocks: tuple[Block, ...]
+    ramps: tuple[tuple[Kernel, ...], ...]
+    length: int | None = None
+    held: float = 0.0  # numbers held beside the blocks: embeddings
+
+
+def kernel_s(kernel: Kernel, batch: int, device: DeviceKind, dtype: str) -> float:
+    """
+    >>> from profiles.devices import CATALOGUE
+    >>> kernel_s(Kernel(0, 0), 1, CATALOGUE["v100"], "float16") == KERNEL_S
+    True
+    """
+    peak = device.fp16_flops if dtype == "float16" else device.fp32_flops
+    compute_s = batch * kernel.flops / (COMPUTE_SHARE * peak)
+    traffic_bytes = (batch * kernel.values + kernel.weights) * BYTES[dtype]
+    return max(KERNEL_S, compute_s, traffic_bytes / (MEMORY_SHARE * device.memory_bytes_per_s))
+
+
+def datasheet_table(
+    shape: Shape, kind: str, *, dtype: str | None = None, batch_sizes: Iterable[int] = BATCH_SIZES
+) -> LatencyTable:
+    """What the datasheet of `kind` promises for `shape`, in the dtype that suits the device unless one is given."""
+    device = known_kind(kind)
+    dtype = dtype or device.best_dtype
+    if dtype not in BYTES:
+        raise UserError(f"unknown dtype {dtype!r}: choose among {', '.join(BYTES)}")
+    sizes = tuple(batch_sizes)
+
+    def seconds(kernels: tuple[Kernel, ...], batch: int) -> float:
+        return sum(kernel_s(kernel, batch, device, dtype) for kernel in kernels)
+
+    held = [shape.held, *(0.0 for _ in shape.blocks[1:])]
+    return LatencyTable(
+        kind=kind.lower(),
+        batch_sizes=sizes,
+        block_s=tuple(tuple(seconds(block.kernels, batch) for block in shape.blocks) for batch in sizes),
+        ramp_s=tuple(tuple(seconds(ramp, batch) for ramp in shape.ramps) for batch in sizes),
+        launch_s=LAUNCH_S,
+        hidden_bytes=tuple(block.leaving * BYTES[dtype] for block in shape.blocks),
+        memory_bytes=tuple(
+            int((block.weights + extra) * BYTES[dtype]) for block, extra in zip(shape.blocks, held, strict=True)
+        ),
+        source=f"datasheet: {shape.name} in {dtype}",
+    )

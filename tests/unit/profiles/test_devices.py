@@ -1,0 +1,60 @@
+import pytest
+
+from profiles.devices import CATALOGUE, Link, fleet, links_between
+from profiles.errors import UserError
+
+
+def test_the_fleet_of_the_paper_costs_what_sixteen_v100_cost() -> None:
+    def price(text: str) -> float:
+        return sum(device.count * device.price_per_hour for device in fleet(text))
+
+    assert price("v100=6,p100=8,k80=15") == pytest.approx(price("v100=16"), rel=0.1)
+
+
+def test_a_price_of_ones_own_beats_the_catalogue() -> None:
+    (device,) = fleet(" V100 = 2@1.50 ")
+    assert (device.kind, device.count, device.price_per_hour) == ("v100", 2, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("v1000=6", "unknown device kind 'v1000': choose among k80, p100"),
+        ("v100=six", "cannot read 'v100=six'"),
+        ("v100", "write KIND=COUNT"),
+        ("v100=-1", "count = -1 must be 0 or more"),
+        ("v100=1@free", "cannot read 'v100=1@free'"),
+        ("v100=1,v100=2", "names a kind twice"),
+        (" , ", "at least one device"),
+    ],
+)
+def test_a_fleet_that_cannot_be_read_says_why_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        fleet(text)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_link_is_as_fast_as_its_slower_end() -> None:
+    links = {(link.source, link.target): link for link in links_between(fleet("h100=1,k80=1"))}
+    assert len(links) == 4
+    assert links["h100", "k80"].bytes_per_s == CATALOGUE["k80"].network_bytes_per_s
+    assert links["h100", "h100"].bytes_per_s == CATALOGUE["h100"].network_bytes_per_s
+
+
+def test_inside_one_machine_the_host_bus_carries() -> None:
+    (link,) = links_between(fleet("a100=2"), one_machine=True)
+    assert link.bytes_per_s == CATALOGUE["a100"].host_bytes_per_s
+
+
+def test_a_link_without_rate_is_refused_with_its_value() -> None:
+    with pytest.raises(ValueError, match="bytes_per_s = 0"):
+        Link("a", "b", 0, 0)
+
+
+def test_every_kind_has_positive_facts_and_says_what_its_price_is() -> None:
+    for kind, entry in CATALOGUE.items():
+        rates = (entry.fp32_flops, entry.memory_bytes_per_s, entry.host_bytes_per_s, entry.network_bytes_per_s)
+        assert min(*rates, entry.memory_bytes, entry.price_per_hour) > 0, kind
+        assert entry.fp16_flops >= entry.fp32_flops, kind
+        assert entry.price_note, kind
