@@ -1,11 +1,19 @@
 """How long a block takes: measured or derived seconds per block and batch size, on one kind of device."""
 
+import warnings
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+Rows = tuple[tuple[float, ...], ...]
+
+
+class ExtrapolationWarning(UserWarning):
+    """A table was asked about batches beyond the largest that it knows."""
 
 
 @dataclass(frozen=True)
@@ -13,39 +21,129 @@ class LatencyTable:
     """Seconds on one device of `kind`. Rows are batch sizes, columns are blocks.
 
     `ramp_s[i][k]` is what an active ramp after block k adds; 0 where block k may carry none.
+    `launch_s` is what every launch adds, whatever it runs.
     `hidden_bytes[k]` is what one input weighs on the wire when it leaves block k for another device.
     `memory_bytes[k]` is what block k holds on the device (weights and, in block 0, the embedding).
+    `activation_bytes[k]` is what one input needs on the device while block k runs it; empty where nobody measured.
+    `length` is the number of tokens per input that was measured; None where inputs have one size.
+    The p95 of a block is kept beside its median; empty where the source has none.
     """
 
     kind: str
     batch_sizes: tuple[int, ...]
-    block_s: tuple[tuple[float, ...], ...]
-    ramp_s: tuple[tuple[float, ...], ...]
+    block_s: Rows
+    ramp_s: Rows
     launch_s: float
     hidden_bytes: tuple[int, ...]
     memory_bytes: tuple[int, ...]
     source: str
+    length: int | None = None
+    block_p95_s: Rows = ()
+    launch_p95_s: float | None = None
+    activation_bytes: tuple[int, ...] = ()
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
+
+    def __post_init__(self) -> None:
+        self._check_batch_sizes()
+        self._check_rows("block_s", self.block_s, positive=True)
+        self._check_rows("ramp_s", self.ramp_s)
+        if self.block_p95_s:
+            self._check_rows("block_p95_s", self.block_p95_s, positive=True)
+        for name in ("hidden_bytes", "memory_bytes", "activation_bytes"):
+            self._check_bytes(name, getattr(self, name))
+        for name in ("launch_s", "launch_p95_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 <= seconds < np.inf:
+                raise ValueError(f"{name} = {seconds} must be 0 or more, and finite")
 
     @property
     def num_blocks(self) -> int:
         return len(self.block_s[0])
 
+    def covers(self, batch: ArrayLike) -> bool:
+        """Whether no batch is larger than the largest that was measured; beyond it, times are extrapolated."""
+        return bool(np.max(batch, initial=0) <= self.batch_sizes[-1])
+
     def block_times_s(self, batch: ArrayLike) -> Floats:
         """Seconds of every block at (possibly fractional) batch sizes: shape `batch.shape + (num_blocks,)`."""
-        return _interpolate(np.asarray(self.batch_sizes, float), np.asarray(self.block_s), np.asarray(batch, float))
+        return self._times(self._blocks, batch)
 
     def ramp_times_s(self, batch: ArrayLike) -> Floats:
         """Seconds of the ramp after every block at (possibly fractional) batch sizes."""
-        return _interpolate(np.asarray(self.batch_sizes, float), np.asarray(self.ramp_s), np.asarray(batch, float))
+        return self._times(self._ramps, batch)
+
+    def block_p95_times_s(self, batch: ArrayLike) -> Floats:
+        """The same as `block_times_s` for the 95th percentile; the medians where the source has no other."""
+        return self._times(self._p95, batch)
+
+    @cached_property
+    def _sizes(self) -> Floats:
+        return np.asarray(self.batch_sizes, float)
+
+    @cached_property
+    def _blocks(self) -> Floats:
+        return np.asarray(self.block_s)
+
+    @cached_property
+    def _ramps(self) -> Floats:
+        return np.asarray(self.ramp_s)
+
+    @cached_property
+    def _p95(self) -> Floats:
+        return np.asarray(self.block_p95_s or self.block_s)
+
+    def _times(self, rows: Floats, batch: ArrayLike) -> Floats:
+        at = np.asarray(batch, float)
+        if not self.covers(at):
+            largest = f"{self.kind}: batch {at.max():g} is beyond the largest measured ({self.batch_sizes[-1]})"
+            warnings.warn(f"{largest}: extrapolated in a straight line", ExtrapolationWarning, stacklevel=3)
+        return interpolate(self._sizes, rows, at)
+
+    def _check_batch_sizes(self) -> None:
+        if not self.batch_sizes or self.batch_sizes[0] < 1:
+            raise ValueError(f"batch_sizes = {self.batch_sizes} must hold at least one size, from 1 upwards")
+        for before, after in zip(self.batch_sizes, self.batch_sizes[1:], strict=False):
+            if after <= before:
+                raise ValueError(f"batch_sizes must ascend, but {after} follows {before}")
+
+    def _check_rows(self, name: str, rows: Rows, *, positive: bool = False) -> None:
+        if len(rows) != len(self.batch_sizes):
+            raise ValueError(f"{name} has {len(rows)} rows, one per batch size makes {len(self.batch_sizes)}")
+        for size, row in zip(self.batch_sizes, rows, strict=True):
+            if len(row) != self.num_blocks:
+                raise ValueError(f"{name} at batch {size} has {len(row)} blocks, expected {self.num_blocks}")
+            for block, seconds in enumerate(row):
+                if not 0 <= seconds < np.inf or (positive and seconds == 0):
+                    least = "more than 0" if positive else "0 or more"
+                    raise ValueError(f"{name} at batch {size}, block {block} = {seconds} must be {least}, and finite")
+
+    def _check_bytes(self, name: str, values: tuple[int, ...]) -> None:
+        if len(values) != self.num_blocks and (values or name != "activation_bytes"):
+            raise ValueError(f"{name} has {len(values)} blocks, expected {self.num_blocks}")
+        for block, value in enumerate(values):
+            if value < 0:
+                raise ValueError(f"{name}[{block}] = {value} must be 0 or more")
 
 
-def _interpolate(sizes: Floats, rows: Floats, batch: Floats) -> Floats:
-    """Linear between sizes and beyond the largest; below the smallest a launch costs what the smallest does."""
-    at = np.maximum(batch, sizes[0])
+def interpolate(sizes: Floats, rows: Floats, batch: Floats) -> Floats:
+    """Linear between sizes, so monotone where the rows are. Below the smallest a launch costs what the smallest does.
+
+    Beyond the largest, every further input costs what the last ones cost, or the average one where that is more:
+    a straight line that promises nothing.
+    """
+    at = np.clip(batch, sizes[0], sizes[-1])
+    left = np.clip(np.searchsorted(sizes, at, side="right") - 1, 0, max(len(sizes) - 2, 0))
+    right = np.minimum(left + 1, len(sizes) - 1)
+    share = (at - sizes[left]) / np.maximum(sizes[right] - sizes[left], 1)
+    times: Floats = rows[left] + share[..., None] * (rows[right] - rows[left])
+    beyond = np.maximum(batch - sizes[-1], 0)
+    return times + beyond[..., None] * _slope_beyond(sizes, rows) if beyond.any() else times
+
+
+def _slope_beyond(sizes: Floats, rows: Floats) -> Floats:
+    average: Floats = rows[-1] / sizes[-1]
     if len(sizes) == 1:
-        scaled: Floats = np.multiply.outer(at / sizes[0], rows[0])
-        return scaled
-    left = np.clip(np.searchsorted(sizes, at, side="right") - 1, 0, len(sizes) - 2)
-    share = (at - sizes[left]) / (sizes[left + 1] - sizes[left])
-    times: Floats = rows[left] + share[..., None] * (rows[left + 1] - rows[left])
-    return times
+        return average
+    last: Floats = (rows[-1] - rows[-2]) / (sizes[-1] - sizes[-2])
+    return np.where(last > average, last, average)

@@ -1,0 +1,97 @@
+"""Profiles on disk: one JSON file per network that a person can read, edit and compare."""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.latency import LatencyTable
+
+SCHEMA_VERSION = 1
+REASONS = {"missing": "this field is missing", "unexpected_keyword_argument": "there is no such field"}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All that is known of one network: a table per kind of device and length, and who leaves where."""
+
+    model: str
+    tables: tuple[LatencyTable, ...]
+    exits: ExitProfile | None = None
+    # What the measurement says of itself: the machine, its repeatability, what went wrong.
+    notes: tuple[str, ...] = ()
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise ValueError("a profile needs at least one table")
+        counts = {f"{table.kind} ({table.source})": table.num_blocks for table in self.tables}
+        if self.exits:
+            counts["exits"] = self.exits.num_blocks
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"all parts must have the same number of blocks, got {counts}")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(table.kind for table in self.tables))
+
+    def table(self, kind: str, length: int | None = None) -> LatencyTable:
+        """The table for inputs of up to `length` tokens: the shortest that is long enough (None: the longest).
+
+        Where there are both, a measured table beats a datasheet.
+        """
+        here = [table for table in self.tables if table.kind == kind]
+        if not here:
+            raise UserError(
+                f"no table for device kind {kind!r} in the profile of {self.model}: {', '.join(self.kinds)}"
+            )
+        measured = [table for table in here if not table.source.startswith("datasheet")] or here
+        fitting = [table for table in measured if length is None or table.length is None or table.length >= length]
+        if not fitting:
+            longest = max(table.length or 0 for table in measured)
+            raise UserError(f"{self.model} on {kind} was profiled up to {longest} tokens, not {length}: profile longer")
+        pick = max if length is None else min
+        return pick(fitting, key=lambda table: table.length or 0)
+
+
+def save(profile: Profile, path: Path) -> None:
+    """Write all or nothing: a crash leaves the file that was there."""
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **asdict(profile)}, indent=2)
+    text = re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
+    beside = path.with_suffix(path.suffix + ".part")
+    beside.write_text(text.replace("[ ", "[").replace(" ]", "]") + "\n")
+    beside.replace(path)
+
+
+def load(path: Path) -> Profile:
+    """Read a profile; whatever is wrong with it is one line that names the place."""
+    content = _parse(path)
+    version = content.pop("schema_version", None)
+    if version != SCHEMA_VERSION:
+        hint = "measure again with 'isobatch profile', or use the isobatch that wrote it"
+        raise UserError(f"{path}: schema_version is {version!r}, this isobatch reads {SCHEMA_VERSION}: {hint}")
+    try:
+        return TypeAdapter(Profile).validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "profile"
+        reason = REASONS.get(first["type"], first["msg"].removeprefix("Value error, "))
+        raise UserError(f"{path}: {place}: {reason}") from None
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold one JSON object, got {type(content).__name__}")
+    return content

@@ -1,0 +1,75 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from profiles.datasheet import datasheet_table
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile, load, save
+from profiles.shapes import distilbert
+
+V100 = datasheet_table(distilbert(), "v100")
+PROFILE = Profile("distilbert", (V100,), ExitProfile.from_counts([50, 30, 20, 0, 0, 0]), ("a note",))
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+    save(PROFILE, tmp_path / "profile.json")
+    assert load(tmp_path / "profile.json") == PROFILE
+    assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
+
+
+def test_a_person_can_read_it_one_row_per_line(tmp_path: Path) -> None:
+    save(PROFILE, tmp_path / "profile.json")
+    lines = (tmp_path / "profile.json").read_text().splitlines()
+    assert '      "batch_sizes": [1, 2, 4, 8, 12, 16, 24, 32, 48, 64],' in lines
+    assert len(lines) < 60
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"schema_version": 1', '"schema_version": 7', "schema_version is 7, this isobatch reads 1"),
+        ('"schema_version": 1,', "", "schema_version is None"),
+        ('"kind": "v100",', "", "tables.0.kind: this field is missing"),
+        ('"length"', '"lenght"', "tables.0.lenght: there is no such field"),
+        ("[1, 2, 4,", "[1, 2, 2,", "tables.0: batch_sizes must ascend, but 2 follows 2"),
+        ("[1.0, 0.5,", "[1.0, 1.5,", "exits: survival[1] = 1.5 must lie between"),
+        ("{", "[", "is not JSON"),
+    ],
+)
+def test_a_broken_file_says_where_and_why(tmp_path: Path, old: str, new: str, says: str) -> None:
+    path = tmp_path / "profile.json"
+    save(PROFILE, path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(UserError) as caught:
+        load(path)
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_no_file_and_no_object_are_one_line_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot read"):
+        load(tmp_path / "absent.json")
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(UserError, match="one JSON object, got list"):
+        load(tmp_path / "list.json")
+
+
+def test_parts_must_agree_on_the_number_of_blocks() -> None:
+    with pytest.raises(ValueError, match="same number of blocks"):
+        replace(PROFILE, exits=ExitProfile((1.0, 0.5)))
+
+
+def test_the_shortest_table_that_is_long_enough_is_taken() -> None:
+    short, long = (replace(V100, length=length, source="measured") for length in (32, 128))
+    profile = Profile("m", (V100, long, short))
+    assert profile.table("v100", length=20) is short
+    assert profile.table("v100", length=33) is long
+    assert profile.table("v100") is long  # measured beats the datasheet
+    with pytest.raises(UserError, match="up to 128 tokens, not 256"):
+        profile.table("v100", length=256)
+    with pytest.raises(UserError, match="no table for device kind 'k80'"):
+        profile.table("k80")

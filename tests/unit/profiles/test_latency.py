@@ -1,0 +1,91 @@
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles.latency import ExtrapolationWarning, LatencyTable
+
+TABLE = LatencyTable(
+    kind="v100",
+    batch_sizes=(1, 4, 16),
+    block_s=((0.001, 0.002), (0.002, 0.002), (0.008, 0.005)),
+    ramp_s=((0.0001, 0.0), (0.0001, 0.0), (0.0004, 0.0)),
+    launch_s=0.0005,
+    hidden_bytes=(1536, 8),
+    memory_bytes=(10**6, 10**6),
+    source="by hand",
+)
+
+
+def test_between_sizes_it_is_linear_and_below_the_smallest_flat() -> None:
+    np.testing.assert_allclose(
+        TABLE.block_times_s([0.2, 1, 2.5, 10]), [[1e-3, 2e-3]] * 2 + [[1.5e-3, 2e-3], [5e-3, 3.5e-3]]
+    )
+    assert TABLE.ramp_times_s(4).tolist() == [0.0001, 0.0]
+
+
+def test_beyond_the_largest_it_goes_on_in_a_straight_line_and_says_so() -> None:
+    with pytest.warns(ExtrapolationWarning, match="v100: batch 32 is beyond the largest measured \\(16\\)"):
+        times = TABLE.block_times_s([16, 24, 32])
+    # Block 0 goes on with 0.5 ms per input; block 1, whose last inputs were cheap, with its average.
+    np.testing.assert_allclose(times, [[0.008, 0.005], [0.012, 0.0075], [0.016, 0.01]])
+    assert not TABLE.covers([1, 16.5])
+
+
+def test_inside_it_is_silent() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TABLE.block_times_s(np.linspace(0, 16, 50))
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 9), st.floats(0, 0.01)), min_size=1, max_size=6),
+    at=st.lists(st.floats(0, 200), min_size=2, max_size=20),
+)
+@pytest.mark.filterwarnings("ignore::profiles.latency.ExtrapolationWarning")
+def test_it_is_monotone_where_the_device_is(steps: list[tuple[int, float]], at: list[float]) -> None:
+    sizes = np.cumsum([size for size, _ in steps])
+    times = 0.001 + np.cumsum([seconds for _, seconds in steps])
+    count = (0,) * len(sizes)
+    table = LatencyTable(
+        kind="any",
+        batch_sizes=tuple(int(size) for size in sizes),
+        block_s=tuple((float(seconds),) for seconds in times),
+        ramp_s=tuple((float(zero),) for zero in count),
+        launch_s=0.0,
+        hidden_bytes=(0,),
+        memory_bytes=(0,),
+        source="drawn",
+    )
+    found = table.block_times_s(sorted(at))[:, 0]
+    assert (np.diff(found) >= -1e-12).all()
+    assert (found >= times[0] - 1e-12).all()
+
+
+def test_without_a_p95_the_median_stands_in() -> None:
+    assert TABLE.block_p95_times_s(4).tolist() == TABLE.block_times_s(4).tolist()
+    slow = replace(TABLE, block_p95_s=((0.003, 0.003), (0.004, 0.004), (0.009, 0.006)))
+    assert slow.block_p95_times_s(4).tolist() == [0.004, 0.004]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"batch_sizes": (1, 4, 4)}, "4 follows 4"),
+        ({"batch_sizes": (0, 4, 16)}, "from 1 upwards"),
+        ({"batch_sizes": (1, 4)}, "block_s has 3 rows, one per batch size makes 2"),
+        ({"block_s": ((0.001, 0.002), (0.002,), (0.008, 0.005))}, "block_s at batch 4 has 1 blocks, expected 2"),
+        ({"block_s": ((0.001, 0.0), (0.002, 0.1), (0.008, 0.005))}, "block_s at batch 1, block 1 = 0.0 must be more"),
+        ({"ramp_s": ((0.0, -1.0), (0.0, 0.0), (0.0, 0.0))}, "ramp_s at batch 1, block 1 = -1.0"),
+        ({"ramp_s": ((0.0, float("nan")), (0.0, 0.0), (0.0, 0.0))}, "block 1 = nan"),
+        ({"hidden_bytes": (1536,)}, "hidden_bytes has 1 blocks, expected 2"),
+        ({"memory_bytes": (1, -2)}, "memory_bytes\\[1\\] = -2"),
+        ({"launch_s": -0.1}, "launch_s = -0.1"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused_with_the_offending_value(change: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        replace(TABLE, **change)  # type: ignore[arg-type]
