@@ -1,0 +1,114 @@
+"""What was observed: counts of who left where, per window of time, and how far they can be trusted."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.exits import ExitProfile
+
+Floats = NDArray[np.float64]
+
+# A window must see this many inputs to weigh as much as all that came before it.
+PRIOR_INPUTS = 50.0
+
+
+@dataclass(frozen=True)
+class Window:
+    """Counts of one window, by one reporter or by several.
+
+    `left[k]` inputs were answered after block k; whoever reached the end counts in the last block.
+    `arrived` inputs were admitted meanwhile: not the same ones, some are still on their way.
+    """
+
+    start_s: float
+    duration_s: float
+    arrived: int
+    left: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.duration_s <= 0:
+            raise ValueError(f"duration_s = {self.duration_s} must be positive")
+        if self.arrived < 0:
+            raise ValueError(f"arrived = {self.arrived} must be 0 or more")
+        if not self.left:
+            raise ValueError("left must have one count per block")
+        for block, count in enumerate(self.left):
+            if count < 0:
+                raise ValueError(f"left[{block}] = {count} must be 0 or more")
+
+    @property
+    def answered(self) -> int:
+        return sum(self.left)
+
+    @property
+    def arrivals_per_s(self) -> float:
+        return self.arrived / self.duration_s
+
+    @property
+    def exits(self) -> ExitProfile:
+        """Needs at least one answer."""
+        return ExitProfile.from_counts(self.left)
+
+    @property
+    def entered(self) -> tuple[int, ...]:
+        """How many of the answered inputs entered each block.
+
+        >>> Window(0, 120, 9, (5, 3, 2)).entered
+        (10, 5, 2)
+        """
+        return tuple(self.answered - gone for gone in accumulate(self.left[:-1], initial=0))
+
+    def interval(self, z: float = 1.96) -> tuple[Floats, Floats]:
+        """Where the true survival may lie (Wilson): wide when few inputs were seen, all of [0, 1] when none.
+
+        >>> few, many = Window(0, 120, 4, (2, 2)), Window(0, 120, 4000, (2000, 2000))
+        >>> [[round(float(bound[1]), 2) for bound in window.interval()] for window in (few, many)]
+        [[0.15, 0.85], [0.48, 0.52]]
+        """
+        inputs = self.answered
+        if inputs == 0:
+            return np.zeros(len(self.left)), np.ones(len(self.left))
+        share = np.asarray(self.entered) / inputs
+        middle = (share + z**2 / (2 * inputs)) / (1 + z**2 / inputs)
+        half = z / (1 + z**2 / inputs) * np.sqrt(share * (1 - share) / inputs + (z / (2 * inputs)) ** 2)
+        low, high = np.clip(middle - half, 0, 1), np.clip(middle + half, 0, 1)
+        low[0] = high[0] = 1.0
+        return low, high
+
+
+def merge(windows: Iterable[Window]) -> Window:
+    """One window of what several reporters saw of the same time; every input weighs the same, whoever reported it.
+
+    >>> merge([Window(0, 120, 9, (5, 4)), Window(0, 120, 1, (0, 1))])
+    Window(start_s=0, duration_s=120, arrived=10, left=(5, 5))
+    """
+    parts = list(windows)
+    if not parts:
+        raise ValueError("nothing to merge")
+    if len({len(part.left) for part in parts}) > 1:
+        raise ValueError(f"windows of different networks: {sorted({len(part.left) for part in parts})} blocks")
+    start_s = min(part.start_s for part in parts)
+    end_s = max(part.start_s + part.duration_s for part in parts)
+    left = tuple(sum(counts) for counts in zip(*(part.left for part in parts), strict=True))
+    return Window(start_s, end_s - start_s, sum(part.arrived for part in parts), left)
+
+
+def steadied(windows: Sequence[Window], prior_inputs: float = PRIOR_INPUTS) -> Floats:
+    """Survival by window and block, where a window with few inputs hardly moves what was known before it.
+
+    Each window is taken together with `prior_inputs` imagined inputs that behave like the row before, so its weight is
+    n / (n + prior_inputs): a half at 50 inputs, a fiftieth at one, nothing at none. The first row imagines one input
+    that leaves anywhere, so that no share is exactly 0 or 1.
+    """
+    blocks = len(windows[0].left)
+    known = np.linspace(1, 1 / (blocks + 1), blocks)
+    rows = np.empty((len(windows), blocks))
+    strength = 1.0
+    for row, window in zip(rows, windows, strict=True):
+        known = (np.asarray(window.entered) + strength * known) / (window.answered + strength)
+        row[:] = known
+        strength = prior_inputs
+    return rows

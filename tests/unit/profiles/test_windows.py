@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles.windows import PRIOR_INPUTS, Window, merge, steadied
+
+counts = st.lists(st.integers(0, 10**6), min_size=3, max_size=3).map(tuple)
+windows = st.builds(Window, st.floats(0, 1e6), st.floats(1, 1e3), st.integers(0, 10**6), counts)
+
+
+def seen(*left: int) -> Window:
+    return Window(0.0, 120.0, sum(left), left)
+
+
+def test_survival_comes_from_who_left_where() -> None:
+    assert seen(5, 0, 3, 2).exits.survival == (1.0, 0.5, 0.5, 0.2)
+    assert seen(240).arrivals_per_s == 2.0
+
+
+@given(st.lists(windows, min_size=1, max_size=5))
+def test_merging_loses_no_input(parts: list[Window]) -> None:
+    whole = merge(parts)
+    assert whole.answered == sum(part.answered for part in parts)
+    assert whole.arrived == sum(part.arrived for part in parts)
+    assert whole.start_s == min(part.start_s for part in parts)
+
+
+def test_windows_of_different_networks_do_not_merge() -> None:
+    with pytest.raises(ValueError, match="\\[2, 3\\] blocks"):
+        merge([seen(1, 2), seen(1, 2, 3)])
+
+
+@given(windows)
+def test_the_interval_holds_what_was_seen_and_stays_in_range(window: Window) -> None:
+    low, high = window.interval()
+    assert (low >= 0).all()
+    assert (high <= 1).all()
+    if window.answered:
+        survival = np.asarray(window.exits.survival)
+        assert (low <= survival + 1e-9).all()
+        assert (survival <= high + 1e-9).all()
+
+
+@given(st.lists(windows, min_size=1, max_size=8))
+def test_steadied_rows_are_survival_curves(series: list[Window]) -> None:
+    rows = steadied(series)
+    assert (np.diff(rows, axis=1) <= 1e-12).all()
+    np.testing.assert_allclose(rows[:, 0], 1)
+    assert (rows > 0).all()
+
+
+def test_the_weight_of_a_window_is_n_over_n_plus_prior() -> None:
+    before = seen(5000, 5000)
+
+    def moved(inputs: int) -> float:
+        first, second = steadied([before, seen(0, inputs)])[:, 1]
+        return float((second - first) / (1 - first))
+
+    for inputs in (0, 1, 50, 5000):
+        assert moved(inputs) == pytest.approx(inputs / (inputs + PRIOR_INPUTS))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"duration_s": 0.0}, "duration_s = 0.0"),
+        ({"arrived": -1}, "arrived = -1"),
+        ({"left": ()}, "one count per block"),
+        ({"left": (3, -2)}, "left\\[1\\] = -2"),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused(fields: dict[str, object], says: str) -> None:
+    whole = {"start_s": 0.0, "duration_s": 120.0, "arrived": 1, "left": (1, 0)}
+    with pytest.raises(ValueError, match=says):
+        Window(**(whole | fields))  # type: ignore[arg-type]
