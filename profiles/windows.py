@@ -1,6 +1,6 @@
 """What was observed: counts of who left where, per window of time, and how far they can be trusted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -12,7 +12,7 @@ from profiles.exits import ExitProfile
 Floats = NDArray[np.float64]
 
 # A window must see this many inputs to weigh as much as all that came before it.
-PRIOR_INPUTS = 50.0
+PRIOR_INPUTS = 20.0
 
 
 @dataclass(frozen=True)
@@ -96,19 +96,21 @@ def merge(windows: Iterable[Window]) -> Window:
     return Window(start_s, end_s - start_s, sum(part.arrived for part in parts), left)
 
 
-def steadied(windows: Sequence[Window], prior_inputs: float = PRIOR_INPUTS) -> Floats:
-    """Survival by window and block, where a window with few inputs hardly moves what was known before it.
+class Steadied:
+    """Survival, window by window, where a window with few inputs hardly moves what was known before it.
 
-    Each window is taken together with `prior_inputs` imagined inputs that behave like the row before, so its weight is
-    n / (n + prior_inputs): a half at 50 inputs, a fiftieth at one, nothing at none. The first row imagines one input
+    Each window is taken together with `prior_inputs` imagined ones that behave like the row before, so its weight is
+    n / (n + prior_inputs): a half at 20 inputs, a twentieth at one, nothing at none. The first row imagines one input
     that leaves anywhere, so that no share is exactly 0 or 1.
     """
-    blocks = len(windows[0].left)
-    known = np.linspace(1, 1 / (blocks + 1), blocks)
-    rows = np.empty((len(windows), blocks))
-    strength = 1.0
-    for row, window in zip(rows, windows, strict=True):
-        known = (np.asarray(window.entered) + strength * known) / (window.answered + strength)
-        row[:] = known
-        strength = prior_inputs
-    return rows
+
+    def __init__(self, num_blocks: int, prior_inputs: float = PRIOR_INPUTS) -> None:
+        self._row: Floats = np.linspace(1, 1 / (num_blocks + 1), num_blocks)
+        self._strength, self._prior_inputs = 1.0, prior_inputs
+
+    def add(self, window: Window) -> Floats:
+        """The row that this window leads to."""
+        known = np.asarray(window.entered) + self._strength * self._row
+        self._row = known / (window.answered + self._strength)
+        self._strength = self._prior_inputs
+        return self._row

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.windows import PRIOR_INPUTS, Window, merge, steadied
+from profiles.windows import PRIOR_INPUTS, Steadied, Window, merge
 
 counts = st.lists(st.integers(0, 10**6), min_size=3, max_size=3).map(tuple)
 windows = st.builds(Window, st.floats(0, 1e6), st.floats(1, 1e3), st.integers(0, 10**6), counts)
@@ -44,7 +44,8 @@ def test_the_interval_holds_what_was_seen_and_stays_in_range(window: Window) -> 
 
 @given(st.lists(windows, min_size=1, max_size=8))
 def test_steadied_rows_are_survival_curves(series: list[Window]) -> None:
-    rows = steadied(series)
+    steady = Steadied(3)
+    rows = np.array([steady.add(window) for window in series])
     assert (np.diff(rows, axis=1) <= 1e-12).all()
     np.testing.assert_allclose(rows[:, 0], 1)
     assert (rows > 0).all()
@@ -54,10 +55,11 @@ def test_the_weight_of_a_window_is_n_over_n_plus_prior() -> None:
     before = seen(5000, 5000)
 
     def moved(inputs: int) -> float:
-        first, second = steadied([before, seen(0, inputs)])[:, 1]
+        steady = Steadied(2)
+        first, second = (steady.add(window)[1] for window in (before, seen(0, inputs)))
         return float((second - first) / (1 - first))
 
-    for inputs in (0, 1, 50, 5000):
+    for inputs in (0, 1, 20, 5000):
         assert moved(inputs) == pytest.approx(inputs / (inputs + PRIOR_INPUTS))
 
 

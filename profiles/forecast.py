@@ -1,0 +1,128 @@
+"""What the next window will look like: who will survive to each block, and how many inputs will arrive.
+
+Each ramp's survival is forecast by itself in log-odds, where no forecast can leave [0, 1], and the curve is then made
+non-increasing. Arrivals are forecast in logarithms, where none can be negative. How well: docs/profiles.md.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from profiles.exits import ExitProfile
+from profiles.series import SPAN, Prediction, Series
+from profiles.windows import Steadied, Window
+
+Floats = NDArray[np.float64]
+EDGE = 1e-6  # shares closer than this to 0 or 1 are not told apart
+REFIT_EVERY = 24  # windows between two fits of one series; they take turns
+MAX_LOG = 700.0  # the logarithm of the largest rate that can be written
+Z = 1.96  # standard deviations on either side that hold 95 %
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The next window: what is likely, and between which values it should lie 19 times out of 20."""
+
+    exits: ExitProfile
+    survival_low: tuple[float, ...]
+    survival_high: tuple[float, ...]
+    arrivals_per_s: float
+    arrivals_low_per_s: float
+    arrivals_high_per_s: float
+    methods: tuple[str, ...]  # of each ramp, in order, then of the arrivals
+
+    @property
+    def method(self) -> str:
+        """How it was made, in a few words: "arima(0,1,1) x 9, arima(1,1,1) x 3"."""
+        return ", ".join(f"{method} x {count}" for method, count in Counter(self.methods).most_common())
+
+    def contradicts(self, window: Window) -> bool:
+        """Whether what was seen cannot be squared with this forecast at some block: time to plan anew."""
+        low, high = window.interval()
+        return bool((low > np.asarray(self.survival_high)).any() or (high < np.asarray(self.survival_low)).any())
+
+
+class Forecaster:
+    """Watches windows and forecasts the next.
+
+    `ramp_blocks` are the blocks after which inputs may leave; by default any but the last.
+    """
+
+    def __init__(self, num_blocks: int, ramp_blocks: Sequence[int] | None = None, span: int = SPAN) -> None:
+        ramps = range(num_blocks - 1) if ramp_blocks is None else sorted(set(ramp_blocks))
+        if any(not 0 <= block < num_blocks - 1 for block in ramps):
+            raise ValueError(f"ramp_blocks = {list(ramps)} must lie between 0 and {num_blocks - 2}")
+        self._num_blocks, self._span = num_blocks, span
+        self._cuts = [block + 1 for block in ramps]  # the blocks that fewer inputs enter than the one before
+        self._steadied = Steadied(num_blocks)
+        self._series = [Series(span=span) for _ in range(len(self._cuts) + 1)]  # the last one holds the arrivals
+        self._seen = 0
+
+    @classmethod
+    def after(
+        cls, windows: Iterable[Window], num_blocks: int, ramp_blocks: Sequence[int] | None = None
+    ) -> "Forecaster":
+        """One that has seen these windows, as after a restart: every series is fitted once."""
+        forecaster = cls(num_blocks, ramp_blocks)
+        rows = [forecaster._values(window) for window in windows]
+        if rows:
+            forecaster._series = [Series(column) for column in np.transpose(rows)]
+        for series in forecaster._series:
+            series.refit()
+        forecaster._seen = len(rows)
+        return forecaster
+
+    def observe(self, window: Window) -> None:
+        """Take in the next window. The series are fitted anew in turns, so that no window has to wait for all."""
+        for index, (series, value) in enumerate(zip(self._series, self._values(window), strict=True)):
+            series.append(value)
+            if (self._seen - index) % REFIT_EVERY == 0:
+                series.refit()
+        self._seen += 1
+
+    def forecast(self) -> Forecast:
+        """The window after the last one that was observed."""
+        *ramps, arrivals = (series.predict() for series in self._series)
+        low, likely, high = (self._curve(ramps, z) for z in (-Z, 0.0, Z))
+        few, usual, many = (float(np.expm1(np.clip(_at(arrivals, z), 0, MAX_LOG))) for z in (-Z, 0.0, Z))
+        methods = tuple(prediction.method for prediction in (*ramps, arrivals))
+        return Forecast(ExitProfile(likely), low, high, usual, few, many, methods)
+
+    def _values(self, window: Window) -> list[float]:
+        if len(window.left) != self._num_blocks:
+            raise ValueError(f"a window of {len(window.left)} blocks for a network of {self._num_blocks}")
+        survival = log_odds(self._steadied.add(window)[self._cuts])
+        return [*survival.tolist(), float(np.log1p(window.arrivals_per_s))]
+
+    def _curve(self, ramps: list[Prediction], z: float) -> tuple[float, ...]:
+        """Survival at every block, `z` standard deviations away; blocks without a ramp before them inherit."""
+        curve = np.ones(self._num_blocks)
+        curve[self._cuts] = share([_at(ramp, z) for ramp in ramps])
+        return tuple(np.minimum.accumulate(curve).tolist())
+
+
+def log_odds(shares: ArrayLike) -> Floats:
+    """
+    >>> log_odds([0.5, 0.9]).round(3).tolist()
+    [0.0, 2.197]
+    """
+    inside = np.clip(shares, EDGE, 1 - EDGE)
+    odds: Floats = np.log(inside / (1 - inside))
+    return odds
+
+
+def share(odds: ArrayLike) -> Floats:
+    """The inverse of `log_odds`.
+
+    >>> share([0.0, 2.197]).round(3).tolist()
+    [0.5, 0.9]
+    """
+    shares: Floats = 1 / (1 + np.exp(-np.clip(odds, -50, 50)))
+    return shares
+
+
+def _at(prediction: Prediction, z: float) -> float:
+    return prediction.mean + z * prediction.sd
