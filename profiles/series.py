@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -54,7 +55,7 @@ class Series:
         """Choose the order anew and fit it, on the latest values."""
         values = np.asarray(self._values)
         orders = ORDERS if len(values) >= ENOUGH_FOR_ARIMA and _varies(values) else ()
-        fits = [_quietly(lambda order=order: _arima(values, order)) for order in orders]
+        fits = [_quietly(partial(_arima, values, order)) for order in orders]
         self._fit = min((fit for fit in fits if fit is not None), key=lambda fit: float(fit.aicc), default=None)
 
     def predict(self) -> Prediction:

@@ -1,0 +1,216 @@
+"""Time a network's blocks and ramps on one device, and count its exits. The only file of profiles that knows torch."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from profiles.exits import ExitProfile
+from profiles.latency import LatencyTable
+from profiles.model import Batch, Launched, SplitModel
+from profiles.sweep import NOISY, Facts, Rounds, affordable, next_size, tabulate
+
+Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # what a call returns, and the seconds it took
+Row = tuple[list[float], list[float], float]  # blocks, ramps, whole
+Progress = Callable[[float, str], None]  # the share that is done, and what is being done
+
+LEAST_ROUNDS, MOST_ROUNDS = 5, 25
+PASSES_PER_ROUND = 3  # through the network: block by block, with ramps, at once
+SHARE_PER_SIZE = 0.125  # of the budget, so that there is enough for eight batch sizes
+AGAIN_SHARE = 0.1  # of the budget is kept to repeat one size at the end
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A table, how far its rounds lie apart, and by how much the same size differed at the end from the beginning."""
+
+    table: LatencyTable
+    spread: float
+    drift: float
+    interrupted: bool = False
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Why not to trust it."""
+        found = []
+        if self.spread > NOISY:
+            found.append(f"half of the rounds differ by more than {self.spread:.0%}: the machine is too busy to trust")
+        if self.drift > NOISY:
+            found.append(f"the same batch took {self.drift:.0%} more or less at the end: the machine is not steady")
+        if self.interrupted:
+            sizes = ", ".join(map(str, self.table.batch_sizes))
+            found.append(f"interrupted: only batch sizes {sizes} were measured")
+        return tuple(found)
+
+
+class Sweep:
+    """Measures one network at several batch sizes, and spends its budget where the curve bends."""
+
+    def __init__(
+        self,
+        model: SplitModel,
+        make_batch: Callable[[int], Batch],
+        stopwatch: Stopwatch,
+        *,
+        budget_s: float,
+        largest: int = 64,
+        clock: Callable[[], float] = time.perf_counter,
+        progress: Progress = lambda share, what: None,
+    ) -> None:
+        self._model, self._make_batch, self._stopwatch = model, make_batch, stopwatch
+        self._budget_s, self._largest = budget_s, largest
+        self._clock, self._progress, self._start = clock, progress, clock()
+        self._rounds: dict[int, Rounds] = {}
+
+    def run(self, facts: Facts) -> Measured:
+        """Ctrl-C keeps what is there, once there is something."""
+        drift, interrupted = 0.0, False
+        try:
+            self._warm_up()
+            for size in self._sizes():
+                self._rounds[size] = self._measure(size)
+            drift = self._drift()
+        except KeyboardInterrupt:
+            if not self._rounds:
+                raise
+            interrupted = True
+        spread = float(np.median([rounds.spread for rounds in self._rounds.values()]))
+        return Measured(tabulate(self._rounds, facts), spread, drift, interrupted)
+
+    @property
+    def _left_s(self) -> float:
+        return self._start + self._budget_s - self._clock()
+
+    def _warm_up(self) -> None:
+        for size in (1, 1, min(8, self._largest)):
+            one_round(self._model, self._make_batch(size), self._stopwatch)
+
+    def _sizes(self) -> Iterator[int]:
+        """Both ends and the middle whatever they cost, then more while there is budget for one like the dearest."""
+        while (size := next_size(self._whole_s, self._largest)) is not None:
+            dearest_s = max(self._whole_s.values(), default=0.0) * PASSES_PER_ROUND * LEAST_ROUNDS
+            if len(self._rounds) >= 3 and self._left_s < dearest_s + AGAIN_SHARE * self._budget_s:
+                return
+            yield size
+            if len(self._rounds) == 2:
+                pass_s = self._left_s / 3 / (PASSES_PER_ROUND * LEAST_ROUNDS)
+                self._largest = affordable(self._whole_s, self._largest, pass_s)
+
+    def _measure(self, size: int) -> Rounds:
+        """At least a few rounds; more, up to a point, while this size's share of the budget lasts."""
+        self._progress(1 - max(self._left_s, 0.0) / self._budget_s, f"batch {size}")
+        batch, rows = self._make_batch(size), list[Row]()
+        until = self._clock() + min(SHARE_PER_SIZE * self._budget_s, self._left_s)
+        while len(rows) < LEAST_ROUNDS or (len(rows) < MOST_ROUNDS and self._clock() < until):
+            rows.append(one_round(self._model, batch, self._stopwatch))
+        blocks, ramps, whole = zip(*rows, strict=True)
+        return Rounds(np.asarray(blocks), np.asarray(ramps), np.asarray(whole))
+
+    def _drift(self) -> float:
+        """By how much a size differs now from when it was measured: the middle one, which is neither dear nor tiny."""
+        size = sorted(self._rounds)[len(self._rounds) // 2]
+        return abs(self._measure(size).median_s / self._rounds[size].median_s - 1)
+
+    @property
+    def _whole_s(self) -> dict[int, float]:
+        return {size: rounds.median_s for size, rounds in self._rounds.items()}
+
+
+def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> Row:
+    """Every block alone, without and with its ramp, then all blocks at once. Rounds interleave, so noise hits all."""
+    blocks, ramps, here = list[float](), list[float](), batch
+    for block in range(model.num_blocks):
+        launched, alone_s = stopwatch(partial(model.run, here, block + 1, ()))
+        blocks.append(alone_s)
+        if block in model.ramp_blocks:
+            _, with_ramp_s = stopwatch(partial(model.run, here, block + 1, (block,)))
+            ramps.append(with_ramp_s - alone_s)
+        here = launched.survivors or here
+    _, whole_s = stopwatch(partial(model.run, batch, model.num_blocks, ()))
+    return blocks, ramps, whole_s
+
+
+def facts_of(model: SplitModel, one: Batch, kind: str, length: int | None, source: str, device: str) -> Facts:
+    """What one input weighs on the wire and in memory, block by block, and what the blocks weigh themselves."""
+    hidden, memory, activation, here = list[int](), list[int](), list[int](), one
+    for block in range(model.num_blocks):
+        ramps = tuple(ramp for ramp in model.ramp_blocks if ramp == block)
+        with _weights() as weights:
+            model.run(here, block + 1, ramps)
+        memory.append(sum(weights.values()))
+        launched, peak_bytes = _peak_bytes(partial(model.run, here, block + 1, ()), device)
+        activation.append(peak_bytes)
+        here = launched.survivors or here
+        hidden.append(_bytes(launched))
+    known = device.startswith("cuda")
+    return Facts(
+        kind, model.ramp_blocks, tuple(hidden), tuple(memory), tuple(activation) if known else (), length, source
+    )
+
+
+def count_exits(model: SplitModel, batches: Iterable[Batch]) -> ExitProfile:
+    """Where inputs leave when every ramp is active."""
+    left = np.zeros(model.num_blocks, np.int64)
+    for batch in batches:
+        launched = model.run(batch, model.num_blocks, model.ramp_blocks)
+        left += np.bincount(launched.exits.blocks, minlength=model.num_blocks)
+    return ExitProfile.from_counts(left.tolist())
+
+
+def stopwatch_for(device: str) -> Stopwatch:
+    """Wall time on the host; events on a GPU, where a call returns before its work is done."""
+    return _by_events if device.startswith("cuda") else _by_the_wall
+
+
+def _by_the_wall(call: Callable[[], Launched]) -> tuple[Launched, float]:
+    start = time.perf_counter()
+    launched = call()
+    return launched, time.perf_counter() - start
+
+
+def _by_events(call: Callable[[], Launched]) -> tuple[Launched, float]:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    start.record()
+    launched = call()
+    end.record()
+    end.synchronize()
+    return launched, start.elapsed_time(end) / 1000
+
+
+def _bytes(launched: Launched) -> int:
+    """Of one input after one block: its hidden state, or its answer."""
+    if launched.survivors is None:
+        return int(launched.exits.logits.nbytes)
+    return int(sum(array.nbytes for array in (*launched.survivors.arrays.values(), launched.survivors.memory)))
+
+
+@contextmanager
+def _weights() -> Iterator[dict[int, int]]:
+    """Bytes of every tensor owned by a module that runs meanwhile, by where it lies: each counts once."""
+    found: dict[int, int] = {}
+
+    def note(module: torch.nn.Module, *_: Any) -> None:
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            found[tensor.data_ptr()] = tensor.nbytes
+
+    hook = torch.nn.modules.module.register_module_forward_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def _peak_bytes(call: Callable[[], Launched], device: str) -> tuple[Launched, int]:
+    """What a call needs at its worst beside what is held already; 0 where nobody counts (the host)."""
+    if not device.startswith("cuda"):
+        return call(), 0
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    launched = call()
+    return launched, torch.cuda.max_memory_allocated() - before

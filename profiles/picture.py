@@ -1,0 +1,46 @@
+"""A profile as a picture: milliseconds per batch and per input, and where a larger batch stops paying."""
+
+from pathlib import Path
+
+import numpy as np
+
+from profiles.files import Profile
+from profiles.latency import LatencyTable
+from profiles.sweep import knee, whole_s
+
+
+def draw(profile: Profile, path: Path) -> None:
+    """Write the picture; one line per table."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (batch_axes, input_axes, exit_axes) = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
+    for table in profile.tables:
+        sizes, seconds = np.asarray(table.batch_sizes), whole_s(table)
+        (line,) = batch_axes.plot(sizes, 1000 * seconds, "o-", label=name(table))
+        input_axes.plot(sizes, 1000 * seconds / sizes, "o-", color=line.get_color(), label=f"knee at {knee(table)}")
+        input_axes.axvline(knee(table), color=line.get_color(), linestyle=":")
+    for axes, what in ((batch_axes, "ms per batch"), (input_axes, "ms per input")):
+        axes.set(xlabel="batch size", ylabel=what, xscale="log", yscale="log")
+        axes.legend()
+        axes.grid(alpha=0.3, which="both")
+    if profile.exits:
+        exit_axes.step(range(profile.exits.num_blocks), profile.exits.survival, where="mid")
+    else:
+        exit_axes.text(0.5, 0.5, "no data given:\nexits were not counted", ha="center", transform=exit_axes.transAxes)
+    exit_axes.set(xlabel="block", ylabel="share of inputs that enter it", ylim=(0, 1.05))
+    figure.suptitle(f"{profile.model}: all blocks, no ramps")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def name(table: LatencyTable) -> str:
+    """
+    >>> from profiles.datasheet import datasheet_table
+    >>> from profiles.shapes import bert_base
+    >>> name(datasheet_table(bert_base(), "v100"))
+    'v100'
+    """
+    return table.kind if table.length is None else f"{table.kind}, {table.length} tokens"

@@ -1,0 +1,171 @@
+"""How a measurement is planned and what is made of it: which batch size next, and from raw times to a table.
+
+Nothing here measures: `measure.py` does, and asks this file what to do with its budget.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.latency import LatencyTable, interpolate
+
+Floats = NDArray[np.float64]
+BEND = 0.03  # a curve that is straight to within 3 % needs no more points
+NOISY = 0.10  # a relative spread above this is not worth planning with
+GOOD_ENOUGH = 0.9  # the knee: the smallest batch with this share of the best rate
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a network and its device before any clock is started."""
+
+    kind: str
+    ramp_blocks: tuple[int, ...]
+    hidden_bytes: tuple[int, ...]
+    memory_bytes: tuple[int, ...]
+    activation_bytes: tuple[int, ...]
+    length: int | None
+    source: str
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.hidden_bytes)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Seconds at one batch size, one row a round: each block alone, what each ramp adds to it, all blocks at once."""
+
+    blocks: Floats
+    ramps: Floats
+    whole: Floats
+
+    @property
+    def median_s(self) -> float:
+        return float(np.median(self.whole))
+
+    @property
+    def spread(self) -> float:
+        """Half of all rounds lie within this share of the median."""
+        low, middle, high = np.quantile(self.whole, [0.25, 0.5, 0.75])
+        return float((high - low) / middle)
+
+
+def next_size(whole_s: Mapping[int, float], largest: int) -> int | None:
+    """The batch size to measure next: the middle of the interval in which the curve may bend most; None: it is known.
+
+    How far the curve may run off the straight line between two sizes is judged by how far their neighbours run off it.
+
+    >>> next_size({}, 64), next_size({1: 1.0}, 64), next_size({1: 1.0, 64: 64.0}, 64)
+    (1, 8, 8)
+    >>> next_size({1: 1.0, 8: 1.1, 64: 8.0}, 64)
+    3
+    >>> next_size({1: 1.0, 8: 8.0, 64: 64.0}, 64) is None
+    True
+    """
+    if len(whole_s) < 3:
+        wanted = (1, middle(1, largest) or 1, largest)
+        return next((size for size in wanted if size not in whole_s), None)
+    sizes = sorted(whole_s)
+    doubts = {
+        (low, high): _doubt(whole_s, sizes, index) * np.log(high / low)
+        for index, (low, high) in enumerate(pairwise(sizes))
+        if middle(low, high)
+    }
+    low, high = max(doubts, key=lambda pair: doubts[pair], default=(1, 1))
+    return middle(low, high) if doubts and doubts[low, high] > BEND else None
+
+
+def affordable(whole_s: Mapping[int, float], largest: int, pass_s: float) -> int:
+    """The largest batch size, up to `largest`, that passes through the network in `pass_s`, judged by what is known.
+
+    >>> affordable({1: 0.3, 8: 0.8}, 64, pass_s=2.0), affordable({1: 0.3, 8: 0.8}, 64, pass_s=0.1)
+    (20, 8)
+    """
+    known = max(whole_s)
+    return max(known, min(largest, int(pass_s * known / whole_s[known])))
+
+
+def middle(low: int, high: int) -> int | None:
+    """The whole number nearest to the geometric mean, if there is one between.
+
+    >>> middle(1, 64), middle(2, 3)
+    (8, None)
+    """
+    found = round((low * high) ** 0.5)
+    return found if low < found < high else None
+
+
+def _doubt(whole_s: Mapping[int, float], sizes: Sequence[int], index: int) -> float:
+    """The larger of the relative bends at both ends of interval `index`."""
+    inner = [at for at in (index, index + 1) if 0 < at < len(sizes) - 1]
+    return max(_bend(whole_s, *sizes[at - 1 : at + 2]) for at in inner)
+
+
+def _bend(whole_s: Mapping[int, float], left: int, at: int, right: int) -> float:
+    straight = np.interp(at, [left, right], [whole_s[left], whole_s[right]])
+    return float(abs(straight - whole_s[at]) / max(whole_s[at], straight))
+
+
+def tabulate(rounds: Mapping[int, Rounds], facts: Facts) -> LatencyTable:
+    """A table of medians. Blocks are scaled so that launch + blocks is what all of them took together."""
+    sizes = sorted(rounds)
+    launch_s = _launch_s([rounds[size] for size in sizes])
+    ramps = np.zeros((len(sizes), facts.num_blocks))
+    blocks, p95 = np.empty_like(ramps), np.empty_like(ramps)
+    for row, size in enumerate(sizes):
+        blocks[row] = _block_s(rounds[size], launch_s)
+        p95[row] = blocks[row] * np.quantile(rounds[size].whole, 0.95) / np.median(rounds[size].whole)
+        ramps[row, list(facts.ramp_blocks)] = np.maximum(np.median(rounds[size].ramps, axis=0), 0.0)
+    return LatencyTable(
+        kind=facts.kind,
+        batch_sizes=tuple(sizes),
+        block_s=_rounded(blocks),
+        ramp_s=_rounded(ramps),
+        launch_s=float(f"{launch_s:.4g}"),
+        hidden_bytes=facts.hidden_bytes,
+        memory_bytes=facts.memory_bytes,
+        source=facts.source,
+        length=facts.length,
+        block_p95_s=_rounded(p95),
+        activation_bytes=facts.activation_bytes,
+    )
+
+
+def _launch_s(rounds: Sequence[Rounds]) -> float:
+    """Running L blocks one by one pays for L launches, running them at once for one."""
+    count = rounds[0].blocks.shape[1]
+    if count == 1:
+        return 0.0
+    paid = [np.median(each.blocks.sum(axis=1) - each.whole) / (count - 1) for each in rounds]
+    return float(max(np.median(paid), 0.0))
+
+
+def _block_s(rounds: Rounds, launch_s: float) -> Floats:
+    alone = np.median(rounds.blocks, axis=0)
+    own = np.maximum(alone - launch_s, 0.05 * alone)
+    together = float(np.median(rounds.whole))
+    blocks: Floats = own * max(together - launch_s, 0.5 * together) / own.sum()
+    return blocks
+
+
+def _rounded(rows: Floats) -> tuple[tuple[float, ...], ...]:
+    """Four digits: more than any clock can vouch for, and a person can read them."""
+    return tuple(tuple(float(f"{value:.4g}") for value in row) for row in rows)
+
+
+def whole_s(table: LatencyTable) -> Floats:
+    """Seconds of one launch through all blocks, without ramps, at the table's own sizes."""
+    seconds: Floats = table.launch_s + np.asarray(table.block_s).sum(axis=1)
+    return seconds
+
+
+def knee(table: LatencyTable) -> int:
+    """The smallest batch that reaches nearly the best rate of all that were measured."""
+    batches = np.arange(table.batch_sizes[0], table.batch_sizes[-1] + 1)
+    seconds = interpolate(np.asarray(table.batch_sizes, float), whole_s(table)[:, None], batches.astype(float))[:, 0]
+    rates = batches / seconds
+    return int(batches[np.argmax(rates >= GOOD_ENOUGH * rates.max())])

@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+
+from profiles.measure import Measured, Sweep, count_exits, facts_of, stopwatch_for
+from profiles.sweep import Facts, knee, next_size, whole_s
+from tests.unit.profiles import fake_model as fake
+from tests.unit.profiles.fake_model import FakeModel
+
+
+def facts(model: FakeModel) -> Facts:
+    return facts_of(model, fake.batch_at(0, 1), "cpu", None, "measured: a fake", "cpu")
+
+
+def measured(model: FakeModel, budget_s: float = 60.0, largest: int = 64) -> Measured:
+    known = facts(model)
+    sweep = Sweep(
+        model,
+        lambda size: fake.batch_at(0, size),
+        model.stopwatch,
+        budget_s=budget_s,
+        largest=largest,
+        clock=model.clock,
+    )
+    return sweep.run(known)
+
+
+def test_known_times_come_out_of_the_measurement() -> None:
+    model = FakeModel()
+    result = measured(model)
+    table = result.table
+    assert (table.batch_sizes[0], table.batch_sizes[-1]) == (1, 64)
+    assert table.launch_s == pytest.approx(fake.LAUNCH_S, rel=0.01)
+    for size in (1, 5, 8, 20, 64):
+        expected = [model.block_s(block, size) for block in range(3)]
+        np.testing.assert_allclose(table.block_times_s(size), expected, rtol=0.06)
+    np.testing.assert_allclose(table.ramp_times_s(10), [0, fake.RAMP_S, 0], rtol=0.01)
+    assert result.warnings == ()
+    assert (result.spread, result.drift) == pytest.approx((0, 0))
+
+
+def test_it_spends_its_sizes_where_the_curve_bends() -> None:
+    bent = measured(FakeModel(floor=8)).table.batch_sizes
+    assert len([size for size in bent if 4 <= size <= 20]) >= 4
+    straight = measured(FakeModel(floor=1)).table.batch_sizes
+    assert len(straight) < len(bent)
+
+
+def test_it_keeps_to_its_budget_by_measuring_fewer_and_smaller_batches() -> None:
+    model = FakeModel(floor=1)
+    table = measured(model, budget_s=5.0).table
+    assert model.now_s < 5.0 * 1.2
+    assert table.batch_sizes[-1] < 64
+
+
+def test_one_bad_round_in_five_moves_nothing() -> None:
+    rng = np.random.default_rng(0)
+    model = FakeModel(noise=lambda: 10.0 if rng.random() < 0.03 else 1.0)
+    table = measured(model).table
+    np.testing.assert_allclose(whole_s(table)[0], fake.LAUNCH_S + 0.006, rtol=0.02)
+
+
+def test_a_noisy_machine_is_reported() -> None:
+    rng = np.random.default_rng(0)
+    result = measured(FakeModel(noise=lambda: float(rng.uniform(0.5, 1.5))))
+    assert result.spread > 0.1
+    assert "too busy to trust" in result.warnings[0]
+
+
+def test_a_machine_that_slows_down_is_reported() -> None:
+    model = FakeModel()
+    model._noise = lambda: 1.0 + model.now_s / 20
+    assert any("not steady" in warning for warning in measured(model).warnings)
+
+
+def test_ctrl_c_keeps_what_is_measured() -> None:
+    model = FakeModel()
+
+    def interrupt() -> float:
+        if model.calls > 300:
+            raise KeyboardInterrupt
+        return 1.0
+
+    model._noise = interrupt
+    result = measured(model)
+    assert result.interrupted
+    assert 1 <= len(result.table.batch_sizes) < 4
+    assert "interrupted: only batch sizes 1" in result.warnings[-1]
+
+
+def test_ctrl_c_before_anything_was_measured_is_a_ctrl_c() -> None:
+    def interrupt() -> float:
+        raise KeyboardInterrupt
+
+    model = FakeModel()
+    known = facts(model)
+    model._noise = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        Sweep(
+            model, lambda size: fake.batch_at(0, size), model.stopwatch, budget_s=1, clock=model.clock
+        ).run(known)  # fmt: skip
+
+
+def test_facts_are_bytes_per_input_and_per_block() -> None:
+    known = facts(FakeModel())
+    assert known.hidden_bytes == (fake.HIDDEN_BYTES, fake.HIDDEN_BYTES, 2 * 4)
+    assert known.memory_bytes == (0, 0, 0)
+    assert known.activation_bytes == ()
+
+
+def test_exits_are_counted_over_all_batches() -> None:
+    profile = count_exits(FakeModel(), [fake.batch_at(0, 6), fake.batch_at(0, 4)])
+    assert profile.survival == (1.0, 1.0, 0.5)
+
+
+def test_the_knee_is_the_smallest_batch_with_nearly_the_best_rate() -> None:
+    table = measured(FakeModel(floor=8)).table
+    rates = [size / float(table.launch_s + table.block_times_s(size).sum()) for size in range(1, 65)]
+    assert rates[knee(table) - 1] >= 0.9 * max(rates) > rates[knee(table) - 2]
+
+
+def test_a_known_curve_asks_for_nothing_more() -> None:
+    assert next_size({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}, 8) is None
+    assert next_size({1: 1.0}, 1) is None
+
+
+def test_the_host_is_timed_by_the_wall() -> None:
+    model = FakeModel()
+    launched, seconds = stopwatch_for("cpu")(lambda: model.run(fake.batch_at(0, 2), 3, ()))
+    assert len(launched.exits) == 2
+    assert 0 < seconds < 1
