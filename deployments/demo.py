@@ -1,7 +1,8 @@
-"""The built-in demo: a small vision transformer on scikit-learn's handwritten digits, trained and prepared at first use.
+"""The built-in demo: a small vision transformer on scikit-learn's handwritten digits, made at first use.
 
-It is a checkpoint like any other, made by the same `prepare`. Its inputs are real digits as a hasty scanner would deliver
-them: shifted, turned and scaled a little, with `noise` on every pixel. More noise makes them harder, so exits move deeper.
+It is a checkpoint like any other, with ramps made by the same `prepare`. Its inputs are real digits as a hasty scanner
+would deliver them: shifted, turned and scaled a little, with `noise` on every pixel. More noise makes them harder, so
+exits move deeper.
 """
 
 from pathlib import Path
@@ -24,10 +25,10 @@ PIXEL_MAX = 16.0
 NOISE = 0.15
 
 NUM_BLOCKS = 8
-WIDTH = 24
+WIDTH = 16
 STEPS = 1200
 BATCH = 64
-LEARNING_RATE = 5e-3
+LEARNING_RATE = 7e-3
 
 NUM_TRAIN, NUM_CALIBRATE = 1197, 300
 COPIES = 8
@@ -164,6 +165,10 @@ def _save(model: Any, folder: Path) -> None:
 
     model.save_pretrained(folder)
     processor = ViTImageProcessor(
-        do_resize=False, do_rescale=True, rescale_factor=1 / PIXEL_MAX, do_normalize=False, size={"height": 8, "width": 8}
+        do_resize=False,
+        do_rescale=True,
+        rescale_factor=1 / PIXEL_MAX,
+        do_normalize=False,
+        size={"height": 8, "width": 8},
     )
     processor.save_pretrained(folder)

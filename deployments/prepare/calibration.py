@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-TEMPERATURES = np.geomspace(0.05, 20.0, 400)
+TEMPERATURES = np.geomspace(0.05, 20.0, 400).round(4)
 
 
 def temperature(logits: Tensor, targets: Tensor) -> float:

@@ -1,6 +1,6 @@
 """From features to ramps that are trained, calibrated, given thresholds, and measured on inputs kept for that alone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,9 +34,10 @@ class Seen:
     head: Tensor
     truth: Tensor
 
-    def cooled(self, temperatures: Tensor) -> "Seen":
+    def cooled(self, temperatures: Sequence[float]) -> "Seen":
         """Calibrated: one temperature a ramp, the head's last."""
-        return Seen(self.ramps / temperatures[:-1, None, None], self.head / temperatures[-1], self.truth)
+        ramps = [logits / value for logits, value in zip(self.ramps, temperatures, strict=False)]
+        return Seen(torch.stack(ramps), self.head / temperatures[-1], self.truth)
 
     def heads(self) -> list[Tensor]:
         return [*self.ramps, self.head]
@@ -47,7 +48,7 @@ def make_ramps(found: Features, sample: Sample, options: Options) -> tuple[ExitR
     wanted, truth = _targets(found, sample)
     heads = train(found.pooled, wanted, sample.parts.train, Recipe(kind=options.ramp, seed=options.seed))
     calibrate = _look(heads, found, truth, sample.parts.calibrate)
-    temperatures = torch.tensor([temperature(logits, calibrate.truth) for logits in calibrate.heads()])
+    temperatures = [temperature(logits, calibrate.truth) for logits in calibrate.heads()]
     report = _look(heads, found, truth, sample.parts.report)
     cool = report.cooled(temperatures)
     chosen, reached = _choose(calibrate.cooled(temperatures), cool, options)
@@ -55,7 +56,7 @@ def make_ramps(found: Features, sample: Sample, options: Options) -> tuple[ExitR
         (calibration_error(before, report.truth), calibration_error(after, report.truth))
         for before, after in zip(report.heads(), cool.heads(), strict=True)
     ]
-    return _rules(options, temperatures.tolist(), chosen, reached, errors), dict(enumerate(heads))
+    return _rules(options, temperatures, chosen, reached, errors), dict(enumerate(heads))
 
 
 def _targets(found: Features, sample: Sample) -> tuple[Floats, Tensor]:
@@ -100,8 +101,8 @@ def _rules(
     ramps = tuple(
         RampRule(
             block=ramp,
-            threshold=round(threshold, 6),
-            temperature=round(temperatures[ramp], 6),
+            threshold=threshold,
+            temperature=temperatures[ramp],
             survival=float((places > ramp).mean()),
             accuracy=float(right[ramp].mean()),
             exit_accuracy=float(right[ramp][places == ramp].mean()) if (places == ramp).any() else None,
@@ -114,7 +115,7 @@ def _rules(
         kind=options.ramp,
         policy=options.policy,
         ramps=ramps,
-        head_temperature=round(temperatures[-1], 6),
+        head_temperature=temperatures[-1],
         full_accuracy=float(right[-1].mean()),
         exit_accuracy=float(right[places, np.arange(len(places))].mean()),
         mean_depth_share=reached.outcome.depth,

@@ -7,11 +7,12 @@ input leaves at the first ramp that lets it go: the depth and the loss of any se
 
 For a price of accuracy, thresholds are improved one ramp at a time until none can be bettered. A ladder of prices,
 started from the best single threshold for all ramps, gives the curve from "as early as possible" to "never wrong"; the
-least depth on it whose loss is allowed wins.
+least depth on it whose loss is allowed wins, and spends what is left of the allowance one ramp at a time.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ PRICES = np.geomspace(0.5, 5000.0, 41)
 # Half of what lies between chance and certainty, and ever finer towards both ends.
 SHARES = 1.0 / (1.0 + np.exp(-np.linspace(-9.0, 9.0, 73)))
 MAX_PASSES = 20
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Replay:
 
     candidates: NDArray[np.float64]
     leaves: NDArray[np.bool_]
-    right: NDArray[np.float32]
+    right: NDArray[np.float64]
     depths: NDArray[np.float64]
 
 
@@ -63,7 +65,7 @@ def candidates(policy: Policy, num_labels: int, num_ramps: int) -> NDArray[np.fl
     values = getattr(policy, "values", None)
     low = values.low(num_labels) if values else 0.0
     high = values.high(num_ramps) if values else 1.0
-    return np.array([low, *(low + (high - low) * SHARES), high + 1e-3])
+    return np.array([low, *(low + (high - low) * SHARES).round(6), high + 1e-3])
 
 
 @torch.inference_mode()
@@ -72,7 +74,7 @@ def replay(policy: Policy, logits: Tensor, head: Tensor, targets: Tensor, depths
     num_ramps, count, num_labels = logits.shape
     tried = candidates(policy, num_labels, num_ramps)
     leaves = np.zeros((num_ramps, len(tried), count), np.bool_)
-    right = np.zeros((num_ramps + 1, count), np.float32)
+    right = np.zeros((num_ramps + 1, count))
     memory = torch.zeros(count, memory_width(policy, num_labels))
     for ramp in range(num_ramps):
         decisions = [policy(logits[ramp], float(threshold), memory) for threshold in tried]
@@ -84,8 +86,8 @@ def replay(policy: Policy, logits: Tensor, head: Tensor, targets: Tensor, depths
     return Replay(tried, leaves, right, np.array([*depths, 1.0]))
 
 
-def _rightness(answer: Tensor, targets: Tensor) -> NDArray[np.float32]:
-    chosen: NDArray[np.float32] = targets.gather(1, answer.argmax(dim=1, keepdim=True)).squeeze(1).numpy()
+def _rightness(answer: Tensor, targets: Tensor) -> NDArray[np.float64]:
+    chosen: NDArray[np.float64] = targets.gather(1, answer.argmax(dim=1, keepdim=True)).squeeze(1).double().numpy()
     return chosen
 
 
@@ -111,45 +113,72 @@ def search(table: Replay, max_loss: float, margin: float) -> NDArray[np.int64]:
     The loss seen on these inputs, plus `margin` standard errors of it, must stay within `max_loss`: the least of many
     noisy figures is too good to be true, and other inputs will be served than these.
     """
-    never = _never(table)
-    starts = [np.full(len(table.leaves), candidate) for candidate in range(len(table.candidates))]
-    found = [never, *starts]
-    shared = min(starts, key=lambda chosen: _judge(outcome(table, chosen), max_loss, margin))
+
+    def judge(chosen: NDArray[np.int64]) -> tuple[bool, float]:
+        """Allowed before not allowed, then by depth."""
+        result = outcome(table, chosen)
+        allowed = result.lost + margin * result.lost_deviation <= max_loss + ROUNDING
+        return not allowed, result.depth if allowed else result.lost
+
+    shared = [np.full(len(table.leaves), candidate) for candidate in range(len(table.candidates))]
+    found = [_never(table), min(shared, key=judge)]
     for price in PRICES:
-        shared = _descend(table, shared, float(price))
-        found.append(shared)
-    return min(found, key=lambda chosen: _judge(outcome(table, chosen), max_loss, margin))
+        found.append(_descend(table, found[-1], float(price)))
+    return _refine(table, min(found, key=judge), max_loss, margin)
 
 
 def _never(table: Replay) -> NDArray[np.int64]:
     return np.asarray(table.leaves.sum(axis=2).argmin(axis=1))
 
 
-def _judge(result: Outcome, max_loss: float, margin: float) -> tuple[bool, float]:
-    """Allowed before not allowed, then by depth."""
-    allowed = result.lost + margin * result.lost_deviation <= max_loss
-    return not allowed, result.depth if allowed else result.lost
-
-
 def _descend(table: Replay, chosen: NDArray[np.int64], price: float) -> NDArray[np.int64]:
-    """Better one ramp at a time, from the last to the first, until a pass changes nothing."""
+    """Cheaper one ramp at a time, from the last to the first, until a pass changes nothing."""
     cost = table.depths[:, None] + price * (table.right[-1] - table.right)
     for _ in range(MAX_PASSES):
         before = chosen
         for ramp in reversed(range(len(chosen))):
-            chosen = chosen.copy()
-            chosen[ramp] = _best_at(table, chosen, ramp, cost)
+            chosen = _with(chosen, ramp, int(_means(table, chosen, ramp, cost).argmin()))
         if np.array_equal(before, chosen):
             break
     return chosen
 
 
-def _best_at(table: Replay, chosen: NDArray[np.int64], ramp: int, cost: NDArray[np.float64]) -> int:
-    """The candidate of least total cost for the inputs that reach this ramp: leave here, or wherever comes next."""
-    num_ramps, count = len(chosen), table.right.shape[1]
+def _refine(table: Replay, chosen: NDArray[np.int64], max_loss: float, margin: float) -> NDArray[np.int64]:
+    """Spend what the ladder left of the allowance: the one change that saves most depth, until none is allowed."""
+    depth = np.broadcast_to(table.depths[:, None], table.right.shape)
+    loss = table.right[-1] - table.right
+    best = outcome(table, chosen).depth
+    while True:
+        moves = []
+        for ramp in range(len(chosen)):
+            lost, squared = _means(table, chosen, ramp, loss), _means(table, chosen, ramp, loss**2)
+            deviation = np.sqrt(np.maximum(squared - lost**2, 0.0) / loss.shape[1])
+            depths = np.where(
+                lost + margin * deviation <= max_loss + ROUNDING, _means(table, chosen, ramp, depth), np.inf
+            )
+            moves.append((float(depths.min()), ramp, int(depths.argmin())))
+        least, ramp, candidate = min(moves)
+        if least >= best - ROUNDING:
+            return chosen
+        best, chosen = least, _with(chosen, ramp, candidate)
+
+
+def _with(chosen: NDArray[np.int64], ramp: int, candidate: int) -> NDArray[np.int64]:
+    changed = chosen.copy()
+    changed[ramp] = candidate
+    return changed
+
+
+def _means(table: Replay, chosen: NDArray[np.int64], ramp: int, values: NDArray[Any]) -> NDArray[np.float64]:
+    """The mean of a value (ramps + 1 x inputs, taken where an input leaves) for each candidate at this ramp.
+
+    Inputs that reach the ramp leave there, or wherever they would without it.
+    """
+    num_ramps, everyone = len(chosen), np.arange(values.shape[1])
     leaving = table.leaves[np.arange(num_ramps), chosen]
+    leaving[ramp] = False
     reaches = ~leaving[:ramp].any(axis=0)
-    later = leaving[ramp + 1 :]
-    places = np.where(later.any(axis=0), ramp + 1 + later.argmax(axis=0), num_ramps) if len(later) else num_ramps
-    gain = (cost[places, np.arange(count)] - cost[ramp])[reaches]
-    return int((table.leaves[ramp][:, reaches] @ gain).argmax())
+    without = values[np.where(leaving.any(axis=0), leaving.argmax(axis=0), num_ramps), everyone]
+    gain = np.where(reaches, values[ramp] - without, 0.0)
+    means: NDArray[np.float64] = (without.sum() + table.leaves[ramp] @ gain) / len(everyone)
+    return means
