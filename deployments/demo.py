@@ -22,15 +22,16 @@ from deployments.prepare.sample import Parts, Sample
 
 VERSION = "1"
 PIXEL_MAX = 16.0
-NOISE = 0.15
+NOISE = 0.1
+TURN, ZOOM, SHIFT = 0.12, 0.1, 0.1
 
 NUM_BLOCKS = 8
 WIDTH = 16
-STEPS = 1200
+STEPS = 1400
 BATCH = 64
 LEARNING_RATE = 7e-3
 
-NUM_TRAIN, NUM_CALIBRATE = 1197, 300
+NUM_TRAIN, NUM_CALIBRATE = 1000, 400
 COPIES = 8
 
 Images = NDArray[np.float32]
@@ -74,12 +75,12 @@ def distort(images: Images, noise: float, random: torch.Generator) -> Images:
     def uniform(most: float) -> Tensor:
         return (2 * torch.rand(count, generator=random) - 1) * most
 
-    angle, scale = uniform(0.2), 1 + uniform(0.15)
+    angle, scale = uniform(TURN), 1 + uniform(ZOOM)
     moves = torch.zeros(count, 2, 3)
     moves[:, 0, 0] = moves[:, 1, 1] = angle.cos() * scale
     moves[:, 1, 0] = angle.sin() * scale
     moves[:, 0, 1] = -moves[:, 1, 0]
-    moves[:, 0, 2], moves[:, 1, 2] = uniform(0.15), uniform(0.15)
+    moves[:, 0, 2], moves[:, 1, 2] = uniform(SHIFT), uniform(SHIFT)
     pixels = torch.from_numpy(images / PIXEL_MAX).unsqueeze(1)
     grid = nn.functional.affine_grid(moves, list(pixels.shape), align_corners=False)
     pixels = nn.functional.grid_sample(pixels, grid, align_corners=False)
