@@ -1,4 +1,4 @@
-"""The whole of `isobatch prepare` on a tiny network: what is written is what was measured, and is what will be served."""
+"""The whole of `isobatch prepare` on a tiny network: what is written is what was measured, and will be served."""
 
 import json
 import sys

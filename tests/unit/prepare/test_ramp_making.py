@@ -1,6 +1,6 @@
 """Training, calibration and folders: the parts that ramps are made with."""
 
-from collections.abc import Iterator
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +15,14 @@ ROWS = np.arange(400)
 
 
 @pytest.fixture
-def features() -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
+def features() -> tuple[list[np.ndarray], np.ndarray]:
     """Two blocks of unlike width and scale; a linear rule tells the two classes apart."""
     random = np.random.default_rng(0)
     labels = random.integers(2, size=400)
     blocks = [random.normal(5.0, scale, (400, width)).astype(np.float32) for width, scale in ((4, 100.0), (6, 0.01))]
     for block, scale in zip(blocks, (100.0, 0.01), strict=True):
         block[:, 0] += (2 * labels - 1) * scale * 3
-    yield blocks, np.eye(2, dtype=np.float32)[labels]
+    return blocks, np.eye(2, dtype=np.float32)[labels]
 
 
 @pytest.mark.parametrize("kind", ["light", "pooler"])
@@ -69,9 +69,14 @@ def test_temperature_mends_logits_that_are_too_sure() -> None:
 
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "made"
-    with pytest.raises(RuntimeError), whole(target) as draft:
-        (draft / "half").touch()
-        raise RuntimeError
+
+    def interrupted() -> None:
+        with whole(target) as draft:
+            (draft / "half").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert list(tmp_path.iterdir()) == []
     for name in ("first", "second"):
         with whole(target) as draft:
@@ -81,8 +86,6 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_full_cache_loses_what_was_used_longest_ago_and_stale_drafts(tmp_path: Path) -> None:
-    import os
-
     for age, name in enumerate(("new", "old", "oldest", ".killed")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "data").write_bytes(b"x" * 100)
