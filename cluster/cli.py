@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from cluster.commands.prepare import prepare
+from cluster.commands.profile import profile
 from profiles.errors import UserError
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ def _options(
 
 
 app.command("prepare")(prepare)
+app.command("profile")(profile)
 
 
 def main() -> None:

@@ -38,8 +38,21 @@ class Profile:
             raise ValueError(f"all parts must have the same number of blocks, got {counts}")
 
     @property
+    def num_blocks(self) -> int:
+        return self.tables[0].num_blocks
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(table.kind for table in self.tables))
+
+    def joined_by(self, other: "Profile") -> "Profile":
+        """Both, where what was measured later replaces the same kind of device and length."""
+        if (self.model, self.num_blocks) != (other.model, other.num_blocks):
+            here, there = (f"{each.model} ({each.num_blocks} blocks)" for each in (self, other))
+            raise UserError(f"cannot add a profile of {there} to one of {here}: write it to another file")
+        new = {(table.kind, table.length) for table in other.tables}
+        kept = tuple(table for table in self.tables if (table.kind, table.length) not in new)
+        return Profile(self.model, kept + other.tables, other.exits or self.exits, self.notes + other.notes)
 
     def table(self, kind: str, length: int | None = None) -> LatencyTable:
         """The table for inputs of up to `length` tokens: the shortest that is long enough (None: the longest).
@@ -63,9 +76,9 @@ class Profile:
 def save(profile: Profile, path: Path) -> None:
     """Write all or nothing: a crash leaves the file that was there."""
     text = json.dumps({"schema_version": SCHEMA_VERSION, **asdict(profile)}, indent=2)
-    text = re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
+    text = re.sub(r"\[([^\[\]{}]*)\]", lambda found: f"[{' '.join(found[1].split())}]", text)  # a row, a line
     beside = path.with_suffix(path.suffix + ".part")
-    beside.write_text(text.replace("[ ", "[").replace(" ]", "]") + "\n")
+    beside.write_text(text + "\n")
     beside.replace(path)
 
 

@@ -21,18 +21,22 @@ Progress = Callable[[float, str], None]  # the share that is done, and what is b
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 25
 PASSES_PER_ROUND = 3  # through the network: block by block, with ramps, at once
-SHARE_PER_SIZE = 0.125  # of the budget, so that there is enough for eight batch sizes
-AGAIN_SHARE = 0.1  # of the budget is kept to repeat one size at the end
+VISIT_SHARE = 1 / 16  # of the budget for one visit: enough for two to each of eight batch sizes
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A table, how far its rounds lie apart, and by how much the same size differed at the end from the beginning."""
+    """A table, how far its rounds lie apart, and by how much a size differed when it was visited again."""
 
     table: LatencyTable
     spread: float
     drift: float
     interrupted: bool = False
+
+    def __str__(self) -> str:
+        about = f"{self.table.kind}, {self.table.length} tokens" if self.table.length else self.table.kind
+        verdict = "; ".join(f"WARNING: {warning}" for warning in self.warnings) or "steady enough to trust"
+        return f"{about}: rounds spread by {self.spread:.1%}, a second visit differs by {self.drift:.1%}: {verdict}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -41,7 +45,7 @@ class Measured:
         if self.spread > NOISY:
             found.append(f"half of the rounds differ by more than {self.spread:.0%}: the machine is too busy to trust")
         if self.drift > NOISY:
-            found.append(f"the same batch took {self.drift:.0%} more or less at the end: the machine is not steady")
+            found.append(f"the same batch took {self.drift:.0%} more or less later on: the machine is not steady")
         if self.interrupted:
             sizes = ", ".join(map(str, self.table.batch_sizes))
             found.append(f"interrupted: only batch sizes {sizes} were measured")
@@ -49,7 +53,10 @@ class Measured:
 
 
 class Sweep:
-    """Measures one network at several batch sizes, and spends its budget where the curve bends."""
+    """Measures one network at several batch sizes, and spends its budget where the curve bends.
+
+    Every size is visited twice, early and late, and the faster visit counts: other work on the machine only ever slows.
+    """
 
     def __init__(
         self,
@@ -73,8 +80,8 @@ class Sweep:
         try:
             self._warm_up()
             for size in self._sizes():
-                self._rounds[size] = self._measure(size)
-            drift = self._drift()
+                self._rounds[size] = self._visit(size)
+            drift = self._visit_again()
         except KeyboardInterrupt:
             if not self._rounds:
                 raise
@@ -91,30 +98,35 @@ class Sweep:
             one_round(self._model, self._make_batch(size), self._stopwatch)
 
     def _sizes(self) -> Iterator[int]:
-        """Both ends and the middle whatever they cost, then more while there is budget for one like the dearest."""
+        """Both ends and the middle whatever they cost, then more until half of the budget is spent."""
         while (size := next_size(self._whole_s, self._largest)) is not None:
-            dearest_s = max(self._whole_s.values(), default=0.0) * PASSES_PER_ROUND * LEAST_ROUNDS
-            if len(self._rounds) >= 3 and self._left_s < dearest_s + AGAIN_SHARE * self._budget_s:
+            if len(self._rounds) >= 3 and self._left_s < self._budget_s / 2:
                 return
             yield size
             if len(self._rounds) == 2:
-                pass_s = self._left_s / 3 / (PASSES_PER_ROUND * LEAST_ROUNDS)
-                self._largest = affordable(self._whole_s, self._largest, pass_s)
+                visit_s = VISIT_SHARE * 2 * self._budget_s
+                self._largest = affordable(self._whole_s, self._largest, visit_s / LEAST_ROUNDS / PASSES_PER_ROUND)
 
-    def _measure(self, size: int) -> Rounds:
-        """At least a few rounds; more, up to a point, while this size's share of the budget lasts."""
+    def _visit(self, size: int) -> Rounds:
+        """At least a few rounds; more, up to a point, while this visit's share of the budget lasts."""
         self._progress(1 - max(self._left_s, 0.0) / self._budget_s, f"batch {size}")
         batch, rows = self._make_batch(size), list[Row]()
-        until = self._clock() + min(SHARE_PER_SIZE * self._budget_s, self._left_s)
+        until = self._clock() + min(VISIT_SHARE * self._budget_s, self._left_s)
         while len(rows) < LEAST_ROUNDS or (len(rows) < MOST_ROUNDS and self._clock() < until):
             rows.append(one_round(self._model, batch, self._stopwatch))
         blocks, ramps, whole = zip(*rows, strict=True)
         return Rounds(np.asarray(blocks), np.asarray(ramps), np.asarray(whole))
 
-    def _drift(self) -> float:
-        """By how much a size differs now from when it was measured: the middle one, which is neither dear nor tiny."""
-        size = sorted(self._rounds)[len(self._rounds) // 2]
-        return abs(self._measure(size).median_s / self._rounds[size].median_s - 1)
+    def _visit_again(self) -> float:
+        """By how much sizes differ now, in the median. The latest come first: the dearest, and the ones in the bend."""
+        differences = [0.0]
+        for size, before in reversed(list(self._rounds.items())):
+            if before.median_s * LEAST_ROUNDS * PASSES_PER_ROUND > self._left_s:
+                continue
+            again = self._visit(size)
+            differences.append(abs(again.median_s / before.median_s - 1))
+            self._rounds[size] = min(before, again, key=lambda rounds: rounds.median_s)
+        return float(np.median(differences[1:] or differences))
 
     @property
     def _whole_s(self) -> dict[int, float]:
@@ -165,6 +177,11 @@ def count_exits(model: SplitModel, batches: Iterable[Batch]) -> ExitProfile:
 def stopwatch_for(device: str) -> Stopwatch:
     """Wall time on the host; events on a GPU, where a call returns before its work is done."""
     return _by_events if device.startswith("cuda") else _by_the_wall
+
+
+def device_name(device: str) -> str:
+    """What the device calls itself."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
 
 
 def _by_the_wall(call: Callable[[], Launched]) -> tuple[Launched, float]:

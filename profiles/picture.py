@@ -11,12 +11,10 @@ from profiles.sweep import knee, whole_s
 
 def draw(profile: Profile, path: Path) -> None:
     """Write the picture; one line per table."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (batch_axes, input_axes, exit_axes) = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
+    figure = Figure(figsize=(15, 4.5), layout="constrained")
+    batch_axes, input_axes, exit_axes = figure.subplots(1, 3)
     for table in profile.tables:
         sizes, seconds = np.asarray(table.batch_sizes), whole_s(table)
         (line,) = batch_axes.plot(sizes, 1000 * seconds, "o-", label=name(table))
@@ -33,7 +31,6 @@ def draw(profile: Profile, path: Path) -> None:
     exit_axes.set(xlabel="block", ylabel="share of inputs that enter it", ylim=(0, 1.05))
     figure.suptitle(f"{profile.model}: all blocks, no ramps")
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
 
 
 def name(table: LatencyTable) -> str:

@@ -59,16 +59,16 @@ def next_size(whole_s: Mapping[int, float], largest: int) -> int | None:
 
     How far the curve may run off the straight line between two sizes is judged by how far their neighbours run off it.
 
-    >>> next_size({}, 64), next_size({1: 1.0}, 64), next_size({1: 1.0, 64: 64.0}, 64)
-    (1, 8, 8)
+    >>> next_size({}, 64), next_size({1: 1.0}, 64), next_size({1: 1.0, 8: 2.0}, 64)
+    (1, 8, 64)
     >>> next_size({1: 1.0, 8: 1.1, 64: 8.0}, 64)
     3
     >>> next_size({1: 1.0, 8: 8.0, 64: 64.0}, 64) is None
     True
     """
     if len(whole_s) < 3:
-        wanted = (1, middle(1, largest) or 1, largest)
-        return next((size for size in wanted if size not in whole_s), None)
+        wanted = (1, middle(1, largest) or largest, largest)[len(whole_s)]
+        return wanted if wanted not in whole_s else None
     sizes = sorted(whole_s)
     doubts = {
         (low, high): _doubt(whole_s, sizes, index) * np.log(high / low)
@@ -113,7 +113,8 @@ def _bend(whole_s: Mapping[int, float], left: int, at: int, right: int) -> float
 def tabulate(rounds: Mapping[int, Rounds], facts: Facts) -> LatencyTable:
     """A table of medians. Blocks are scaled so that launch + blocks is what all of them took together."""
     sizes = sorted(rounds)
-    launch_s = _launch_s([rounds[size] for size in sizes])
+    paid = np.concatenate([_launches_s(each) for each in rounds.values()])
+    launch_s = max(float(np.median(paid)), 0.0)
     ramps = np.zeros((len(sizes), facts.num_blocks))
     blocks, p95 = np.empty_like(ramps), np.empty_like(ramps)
     for row, size in enumerate(sizes):
@@ -125,23 +126,22 @@ def tabulate(rounds: Mapping[int, Rounds], facts: Facts) -> LatencyTable:
         batch_sizes=tuple(sizes),
         block_s=_rounded(blocks),
         ramp_s=_rounded(ramps),
-        launch_s=float(f"{launch_s:.4g}"),
+        launch_s=_digits(launch_s),
         hidden_bytes=facts.hidden_bytes,
         memory_bytes=facts.memory_bytes,
         source=facts.source,
         length=facts.length,
         block_p95_s=_rounded(p95),
+        launch_p95_s=_digits(max(launch_s, float(np.quantile(paid, 0.95)))),
         activation_bytes=facts.activation_bytes,
     )
 
 
-def _launch_s(rounds: Sequence[Rounds]) -> float:
-    """Running L blocks one by one pays for L launches, running them at once for one."""
-    count = rounds[0].blocks.shape[1]
-    if count == 1:
-        return 0.0
-    paid = [np.median(each.blocks.sum(axis=1) - each.whole) / (count - 1) for each in rounds]
-    return float(max(np.median(paid), 0.0))
+def _launches_s(rounds: Rounds) -> Floats:
+    """What one launch costs, round by round: running L blocks one by one pays for L launches, at once for one."""
+    count = rounds.blocks.shape[1]
+    extra: Floats = rounds.blocks.sum(axis=1) - rounds.whole
+    return extra / (count - 1) if count > 1 else np.zeros_like(extra)
 
 
 def _block_s(rounds: Rounds, launch_s: float) -> Floats:
@@ -153,8 +153,12 @@ def _block_s(rounds: Rounds, launch_s: float) -> Floats:
 
 
 def _rounded(rows: Floats) -> tuple[tuple[float, ...], ...]:
-    """Four digits: more than any clock can vouch for, and a person can read them."""
-    return tuple(tuple(float(f"{value:.4g}") for value in row) for row in rows)
+    return tuple(tuple(_digits(value) for value in row) for row in rows)
+
+
+def _digits(value: float) -> float:
+    """Four of them: more than any clock can vouch for, and a person can read them."""
+    return float(f"{value:.4g}")
 
 
 def whole_s(table: LatencyTable) -> Floats:

@@ -44,6 +44,12 @@ def reads_images(folder: Path) -> bool:
     return family_of(_config(folder).model_type).task == "image"
 
 
+def image_size(folder: Path) -> tuple[int, int]:
+    """Side and channels of the images that the network in this directory takes."""
+    config = _config(folder)
+    return getattr(config, "image_size", 224), config.num_channels
+
+
 def label_names(folder: Path) -> list[str]:
     names: dict[int, str] = _config(folder).id2label
     return [names[number] for number in sorted(names)]

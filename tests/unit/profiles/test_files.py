@@ -73,3 +73,12 @@ def test_the_shortest_table_that_is_long_enough_is_taken() -> None:
         profile.table("v100", length=256)
     with pytest.raises(UserError, match="no table for device kind 'k80'"):
         profile.table("k80")
+
+
+def test_measuring_again_replaces_and_another_device_adds() -> None:
+    again, other = replace(V100, launch_s=0.5), replace(V100, kind="k80")
+    joined = PROFILE.joined_by(Profile("distilbert", (again, other)))
+    assert joined.tables == (again, other)
+    assert joined.exits == PROFILE.exits
+    with pytest.raises(UserError, match="cannot add a profile of bert"):
+        PROFILE.joined_by(Profile("bert", (V100,)))
