@@ -20,7 +20,7 @@ def profile(
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
     data: Annotated[Path | None, typer.Option(help="Recorded inputs (csv, tsv, jsonl, npz): counts exits.")] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="Count exits over at most so many of them.")] = 2000,
-    budget: Annotated[float, typer.Option(min=1, help="Seconds to spend on timing.")] = 60.0,
+    budget: Annotated[float, typer.Option(min=0.1, help="Seconds to spend on timing.")] = 60.0,
     lengths: Annotated[str, typer.Option(help="Tokens per text to measure at; images have one size.")] = "32,128",
     largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 64,
     kind: Annotated[str | None, typer.Option(help="Name of this kind of device, if not the catalogue's.")] = None,

@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def profiled(checkpoint: Path, out: Path, *more: str) -> str:
-    command = ["profile", str(checkpoint), "--out", str(out), "--device", "cpu", "--budget", "1", "--largest", "4"]
+    command = ["profile", str(checkpoint), "--out", str(out), "--device", "cpu", "--budget", "0.2", "--largest", "4"]
     result = RUNNER.invoke(app, [*command, *more], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output

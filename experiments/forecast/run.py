@@ -1,0 +1,126 @@
+"""Claim: survival in the next window is forecast better than by the last window or the mean of ten, in milliseconds."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+
+from experiments.forecast.picture import draw
+from experiments.forecast.traces import Trace, traces
+from profiles.forecast import Forecaster
+from profiles.windows import Window
+
+Floats = NDArray[np.float64]
+WARM_UP = 60  # windows before the first forecast counts: two hours
+PICTURE = Path(__file__).parents[2] / "docs" / "forecast.png"
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """One day, window by window: what came (windows x cuts), and what each way of forecasting had said."""
+
+    trace: Trace
+    actual: Floats
+    forecast: Floats
+    last: Floats
+    mean10: Floats
+    inside: float  # the share of what came that lay within the forecast's interval
+    arrivals: Floats  # relative errors: forecast, last window, mean of ten
+
+    def error(self, way: str) -> float:
+        difference: Floats = np.abs(getattr(self, way) - self.actual)
+        return float(difference.mean())
+
+
+def measure() -> dict[str, float]:
+    days = list(traces())
+    tests = [backtest(day) for day in track(days, "back-testing", console=Console(stderr=True), transient=True)]
+    draw(tests[7], PICTURE)
+    return {
+        **{f"mae_{way}": float(np.mean([test.error(way) for test in tests])) for way in ("forecast", "last", "mean10")},
+        **_by_kind(tests),
+        "inside_95_interval": float(np.mean([test.inside for test in tests])),
+        **dict(
+            zip(("mape_arrivals_forecast", "mape_arrivals_last", "mape_arrivals_mean10"), _arrivals(tests), strict=True)
+        ),
+        "ms_12_ramps": 1000 * steady_s(ramps=12),
+        "s_24_ramps_720_windows": restart_s(ramps=24),
+    }
+
+
+def backtest(trace: Trace) -> Backtest:
+    """Forecast every window of the day from those before it."""
+    windows = trace.windows
+    seen = np.array([window.exits.survival for window in windows])
+    rates = np.array([window.arrivals_per_s for window in windows])
+    cuts = [block for block in range(1, seen.shape[1]) if (seen[:, block] != seen[:, block - 1]).any()]
+    forecaster = Forecaster.after(windows[:WARM_UP], seen.shape[1], [cut - 1 for cut in cuts])
+    said, inside, arrivals = [], [], []
+    for index in range(WARM_UP, len(windows)):
+        forecast = forecaster.forecast()
+        said.append(np.asarray(forecast.exits.survival)[cuts])
+        low, high = (np.asarray(curve)[cuts] for curve in (forecast.survival_low, forecast.survival_high))
+        inside.append((low <= seen[index, cuts]) & (seen[index, cuts] <= high))
+        guesses = np.array([forecast.arrivals_per_s, rates[index - 1], rates[index - 10 : index].mean()])
+        arrivals.append(np.abs(guesses / rates[index] - 1))
+        forecaster.observe(windows[index])
+    actual = seen[WARM_UP:, cuts]
+    means = np.stack([seen[index - 10 : index, cuts].mean(axis=0) for index in range(WARM_UP, len(seen))])
+    last = seen[WARM_UP - 1 : -1, cuts]
+    return Backtest(trace, actual, np.array(said), last, means, float(np.mean(inside)), np.array(arrivals))
+
+
+def _by_kind(tests: list[Backtest]) -> dict[str, float]:
+    """The same means for each mix and load, over all networks."""
+
+    def kind(test: Backtest) -> str:
+        return f"{test.trace.mix}_{test.trace.inputs}"
+
+    return {
+        f"mae_{way}_{name}": float(np.mean([test.error(way) for test in group]))
+        for name, members in groupby(sorted(tests, key=kind), key=kind)
+        for group in [list(members)]
+        for way in ("forecast", "last", "mean10")
+    }
+
+
+def _arrivals(tests: list[Backtest]) -> Iterator[float]:
+    yield from np.concatenate([test.arrivals for test in tests]).mean(axis=0).tolist()
+
+
+def wandering(ramps: int, count: int, inputs: int = 5000) -> list[Window]:
+    """Windows of a network with this many ramps, whose exits wander: something to fit, for timing only."""
+    random = np.random.default_rng(0)
+    level = np.cumsum(random.normal(0, 0.03, count))[:, None] + random.normal(0, 0.1, (count, ramps))
+    staying = np.cumprod(1 - 1 / (1 + np.exp(2.5 - level)), axis=1)
+    inside = np.hstack([np.ones((count, 1)), staying, np.zeros((count, 1))])
+    lefts = (random.multinomial(inputs, chances) for chances in -np.diff(inside, axis=1))
+    return [Window(120.0 * index, 120.0, inputs, tuple(map(int, left))) for index, left in enumerate(lefts)]
+
+
+def steady_s(ramps: int, count: int = 48) -> float:
+    """Take in a window and forecast the next: the mean over two rounds of refitting."""
+    windows = wandering(ramps, 240 + count)
+    forecaster = Forecaster.after(windows[:240], ramps + 1)
+    start = time.perf_counter()
+    for window in windows[240:]:
+        forecaster.observe(window)
+        forecaster.forecast()
+    return (time.perf_counter() - start) / count
+
+
+def restart_s(ramps: int) -> float:
+    """Read a day of windows, fit every ramp and forecast, as after a restart: the best of three."""
+    windows = wandering(ramps, 720)
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        Forecaster.after(windows, ramps + 1).forecast()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
