@@ -83,7 +83,7 @@ def _kind(
 # Prices: US on-demand list prices for one device with its share of the machine, averaged over the clouds named. They
 # move every month: give your own as "v100=6@2.10". Memory is counted in 10^9 bytes, a little less than is really there.
 CATALOGUE: dict[str, DeviceKind] = {
-    "k80": _kind(12, 0.75, 4.37, 4.37, 240, 12, 10, "half a board: AWS p2 0.90, Azure NC6 0.90, GCP 0.45"),
+    "k80": _kind(12, 0.75, 2.8, 2.8, 240, 12, 10, "half a board: AWS p2 0.90, Azure NC6 0.90, GCP 0.45"),
     "p100": _kind(16, 1.77, 9.3, 18.7, 732, 12, 10, "Azure NC6s v2 2.07, GCP 1.46"),
     "v100": _kind(16, 2.87, 14.0, 112, 900, 12, 10, "AWS p3 3.06, Azure NC6s v3 3.06, GCP 2.48"),
     "t4": _kind(16, 0.53, 8.1, 65, 300, 12, 10, "AWS g4dn.xlarge 0.526, Azure NC4as T4 v3 0.526"),

@@ -6,7 +6,7 @@ non-increasing. Arrivals are forecast in logarithms, where none can be negative.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -60,6 +60,7 @@ class Forecaster:
         self._steadied = Steadied(num_blocks)
         self._series = [Series(span=span) for _ in range(len(self._cuts) + 1)]  # the last one holds the arrivals
         self._seen = 0
+        self._inputs = 0  # of the last window
 
     @classmethod
     def after(
@@ -86,6 +87,7 @@ class Forecaster:
     def forecast(self) -> Forecast:
         """The window after the last one that was observed."""
         *ramps, arrivals = (series.predict() for series in self._series)
+        ramps = [self._as_wide_as_chance(ramp) for ramp in ramps]
         low, likely, high = (self._curve(ramps, z) for z in (-Z, 0.0, Z))
         few, usual, many = (float(np.expm1(np.clip(_at(arrivals, z), 0, MAX_LOG))) for z in (-Z, 0.0, Z))
         methods = tuple(prediction.method for prediction in (*ramps, arrivals))
@@ -94,8 +96,15 @@ class Forecaster:
     def _values(self, window: Window) -> list[float]:
         if len(window.left) != self._num_blocks:
             raise ValueError(f"a window of {len(window.left)} blocks for a network of {self._num_blocks}")
+        self._inputs = window.answered
         survival = log_odds(self._steadied.add(window)[self._cuts])
         return [*survival.tolist(), float(np.log1p(window.arrivals_per_s))]
+
+    def _as_wide_as_chance(self, ramp: Prediction) -> Prediction:
+        """However steady its history, a window scatters by chance: the less, the more inputs it holds."""
+        stay = self._inputs * float(share(ramp.mean))
+        chance = (1 / (stay + 0.5) + 1 / (self._inputs - stay + 0.5)) ** 0.5
+        return replace(ramp, sd=max(ramp.sd, chance))
 
     def _curve(self, ramps: list[Prediction], z: float) -> tuple[float, ...]:
         """Survival at every block, `z` standard deviations away; blocks without a ramp before them inherit."""

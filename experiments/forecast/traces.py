@@ -5,32 +5,21 @@ that change it more often. A tenant sends one group each; how much of the traffi
 """
 
 import csv
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.errors import UserError
+from experiments.sources import data
 from profiles.windows import Window
 
 Floats = NDArray[np.float64]
-ROOT = Path(__file__).parents[2]
 WINDOW_S = 120.0
 DAY = 720  # windows
 BUSY = (2_500, 12_500)  # tweets per window between which the share of easy inputs falls from all to none
 DEMO_NOISES, DEMO_INPUTS = (0.0, 0.2, 0.4), 2000
-
-
-def data(name: str) -> Path:
-    """A file of the public data that this claim is measured on."""
-    folder = Path(os.environ.get("ISOBATCH_DATA", ROOT.parent / "shared" / "data"))
-    if not (folder / name).exists():
-        raise UserError(f"{folder / name} is not there: set ISOBATCH_DATA to the folder that holds {name}")
-    return folder / name
 
 
 @dataclass(frozen=True)

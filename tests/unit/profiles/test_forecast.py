@@ -113,6 +113,15 @@ def test_blocks_without_a_ramp_inherit_and_empty_windows_change_little() -> None
     assert len(forecast.methods) == 2
 
 
+def test_the_fewer_inputs_the_wider_the_interval() -> None:
+    def width(inputs: int) -> float:
+        forecast = Forecaster.after([Window(0.0, 120.0, inputs, (inputs // 2, inputs // 2))] * 9, 2).forecast()
+        return forecast.survival_high[1] - forecast.survival_low[1]
+
+    assert width(10_000) == pytest.approx(2 * 1.96 * 0.005, rel=0.05)  # twice the binomial's standard deviation
+    assert width(0) > width(10) > width(100) > width(10_000)
+
+
 def test_a_window_far_outside_contradicts_and_a_tiny_one_does_not() -> None:
     history = drifting(60)
     forecast = Forecaster.after(history, 4).forecast()
