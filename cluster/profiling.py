@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +56,12 @@ def _length(batch: Batch) -> int:
     return int(batch.lengths[0])
 
 
-def in_batches(model: SplitModel, values: Iterator[Any]) -> Iterator[Batch]:
+def in_batches(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
     """What was recorded, encoded a few inputs at a time."""
-    while together := list(islice(values, COUNTED_AT_ONCE)):
-        yield model.encode(together)
+    with _bar("counting exits", total=1.0) as advance:
+        for start in range(0, len(values), COUNTED_AT_ONCE):
+            advance(start / len(values), f"of {len(values)} inputs")
+            yield model.encode(values[start : start + COUNTED_AT_ONCE])
 
 
 def timed(

@@ -166,11 +166,15 @@ def facts_of(model: SplitModel, one: Batch, kind: str, length: int | None, sourc
 
 
 def count_exits(model: SplitModel, batches: Iterable[Batch]) -> ExitProfile:
-    """Where inputs leave when every ramp is active."""
+    """Where inputs leave when every ramp is active. Ctrl-C keeps what is counted, once there is something."""
     left = np.zeros(model.num_blocks, np.int64)
-    for batch in batches:
-        launched = model.run(batch, model.num_blocks, model.ramp_blocks)
-        left += np.bincount(launched.exits.blocks, minlength=model.num_blocks)
+    try:
+        for batch in batches:
+            launched = model.run(batch, model.num_blocks, model.ramp_blocks)
+            left += np.bincount(launched.exits.blocks, minlength=model.num_blocks)
+    except KeyboardInterrupt:
+        if not left.any():
+            raise
     return ExitProfile.from_counts(left.tolist())
 
 

@@ -1,7 +1,7 @@
 """`isobatch profile`: how long a network's blocks take on this machine, and where its inputs leave."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +10,6 @@ from profiles.errors import UserError
 if TYPE_CHECKING:
     from cluster.profiling import Inputs
     from deployments.models import TorchModel
-    from profiles.exits import ExitProfile
 
 
 def profile(
@@ -31,11 +30,11 @@ def profile(
     """
     from rich.console import Console
 
-    from cluster.profiling import kind_of, picture_path, report, source_of, timed
+    from cluster.profiling import in_batches, kind_of, picture_path, report, source_of, timed
     from deployments.models import load
     from profiles.files import Profile, save
     from profiles.files import load as load_profile
-    from profiles.measure import device_name
+    from profiles.measure import count_exits, device_name
     from profiles.picture import draw
 
     tokens = _lengths(lengths)
@@ -43,9 +42,11 @@ def profile(
     network = load(model, device=device, dtype=dtype)
     where = str(network.device)
     called = device_name(where)
-    exits = _exits(network, model, data, max_rows) if data else None
+    recorded = _recorded(model, data, max_rows) if data else []
     inputs = _inputs(network, model, tokens)
     measured = timed(network, inputs, kind or kind_of(called), source_of(called, dtype), where, budget, largest)
+    interrupted = any(each.interrupted for each in measured)
+    exits = count_exits(network, in_batches(network, recorded)) if recorded and not interrupted else None
     notes = tuple(str(each) for each in measured)
     new = Profile(Path(model).name, tuple(each.table for each in measured), exits, notes)
     save(known.joined_by(new) if known else new, out)
@@ -55,7 +56,7 @@ def profile(
     for note in notes:
         console.print(note, highlight=False)
     console.print(f"written to {out}; the picture is {picture_path(out)}")
-    if any(each.interrupted for each in measured):
+    if interrupted:
         raise typer.Exit(130)
 
 
@@ -81,15 +82,15 @@ def _inputs(network: "TorchModel", model: str, lengths: list[int]) -> "list[Inpu
     return [images(network, side, channels)]
 
 
-def _exits(network: "TorchModel", model: str, data: Path, max_rows: int) -> "ExitProfile":
+def _recorded(model: str, data: Path, max_rows: int) -> list[Any]:
+    """Inputs from a file, read before anything is timed, so that a wrong one is found at once."""
     from itertools import islice
 
-    from cluster.profiling import in_batches
     from deployments.prepare import checkpoint
     from deployments.prepare.data import rows
-    from deployments.prepare.progress import show
-    from profiles.measure import count_exits
 
     found = rows(data, images=checkpoint.reads_images(checkpoint.locate(model)))
-    values = (row.value for row in show(islice(found, max_rows), "counting exits"))
-    return count_exits(network, in_batches(network, values))
+    values = [row.value for row in islice(found, max_rows)]
+    if not values:
+        raise UserError(f"{data} holds no inputs")
+    return values

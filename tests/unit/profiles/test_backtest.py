@@ -18,9 +18,9 @@ def needs(name: str) -> None:
 
 
 def test_a_day_that_never_changes_is_forecast_exactly() -> None:
-    day = (Window(0.0, 120.0, 100, (50, 0, 25, 25)),) * (WARM_UP + 12)
+    day = (Window(0.0, 120.0, 100, (50, 0, 25, 25)),) * (WARM_UP + 5)
     test = backtest(Trace("constant", "none", 100, day))
-    assert test.actual.shape == (12, 2)  # two cuts: nobody leaves after block 1
+    assert test.actual.shape == (5, 2)  # two cuts: nobody leaves after block 1
     assert test.error("last") == test.error("mean10") == 0
     assert test.error("forecast") < 0.01
     assert test.inside == 1

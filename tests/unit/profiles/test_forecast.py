@@ -30,7 +30,7 @@ def drifting(count: int, blocks: int = 4, inputs: int = 4000, seed: int = 0) -> 
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(windows, max_size=40))
 def test_any_history_gives_a_curve_in_range_with_its_interval_around_it(history: list[Window]) -> None:
     forecast = Forecaster.after(history, 4).forecast()
@@ -44,7 +44,7 @@ def test_any_history_gives_a_curve_in_range_with_its_interval_around_it(history:
     assert len(forecast.methods) == 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(finite, max_size=50), st.lists(finite, max_size=3))
 def test_a_series_never_raises_on_any_finite_history(values: list[float], more: list[float]) -> None:
     series = Series(values)
@@ -95,9 +95,9 @@ def test_it_beats_the_last_window_on_a_noisy_level() -> None:
 
 
 def test_watching_gives_nearly_what_a_restart_gives() -> None:
-    history = drifting(80)
-    watching = Forecaster.after(history[:60], 4)
-    for window in history[60:]:
+    history = drifting(44)
+    watching = Forecaster.after(history[:36], 4)
+    for window in history[36:]:
         watching.observe(window)
     restarted = Forecaster.after(history, 4)
     np.testing.assert_allclose(watching.forecast().exits.survival, restarted.forecast().exits.survival, atol=0.03)

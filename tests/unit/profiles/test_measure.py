@@ -1,7 +1,10 @@
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from profiles.measure import Measured, Sweep, count_exits, facts_of, stopwatch_for
+from profiles.model import Batch
 from profiles.sweep import Facts, knee, next_size, whole_s
 from tests.unit.profiles import fake_model as fake
 from tests.unit.profiles.fake_model import FakeModel
@@ -110,6 +113,14 @@ def test_facts_are_bytes_per_input_and_per_block() -> None:
 def test_exits_are_counted_over_all_batches() -> None:
     profile = count_exits(FakeModel(), [fake.batch_at(0, 6), fake.batch_at(0, 4)])
     assert profile.survival == (1.0, 1.0, 0.5)
+
+
+def test_ctrl_c_keeps_what_is_counted() -> None:
+    def batches() -> Iterator[Batch]:
+        yield fake.batch_at(0, 6)
+        raise KeyboardInterrupt
+
+    assert count_exits(FakeModel(), batches()).survival == (1.0, 1.0, 0.5)
 
 
 def test_the_knee_is_the_smallest_batch_with_nearly_the_best_rate() -> None:
