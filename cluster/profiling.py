@@ -108,13 +108,14 @@ def kind_of(device_name: str) -> str:
     return next((word for word in words if word in CATALOGUE), "-".join(word for word in words if word != "nvidia"))
 
 
-def source_of(device_name: str, dtype: str, now: datetime | None = None) -> str:
+def source_of(device_name: str, dtype: str, threads: int, now: datetime | None = None) -> str:
     """Where a table's numbers come from.
 
-    >>> source_of("cpu", "float32", datetime(2026, 1, 31))
-    'measured: cpu, float32, 2026-01-31'
+    >>> source_of("cpu", "float32", 2, datetime(2026, 1, 31))
+    'measured: cpu, float32, 2 host threads, 2026-01-31'
     """
-    return f"measured: {device_name}, {dtype}, {(now or datetime.now(UTC)).date().isoformat()}"
+    count = f"{threads} host thread{'s' if threads > 1 else ''}"
+    return f"measured: {device_name}, {dtype}, {count}, {(now or datetime.now(UTC)).date().isoformat()}"
 
 
 def report(profile: Profile) -> Table:

@@ -30,13 +30,14 @@ class Measured:
 
     table: LatencyTable
     spread: float
-    drift: float
+    drift: float | None  # None: there was no second visit
     interrupted: bool = False
 
     def __str__(self) -> str:
         about = f"{self.table.kind}, {self.table.length} tokens" if self.table.length else self.table.kind
         verdict = "; ".join(f"WARNING: {warning}" for warning in self.warnings) or "steady enough to trust"
-        return f"{about}: rounds spread by {self.spread:.1%}, a second visit differs by {self.drift:.1%}: {verdict}"
+        again = "no second visit" if self.drift is None else f"a second visit differs by {self.drift:.1%}"
+        return f"{about}: rounds spread by {self.spread:.1%}, {again}: {verdict}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -44,7 +45,7 @@ class Measured:
         found = []
         if self.spread > NOISY:
             found.append(f"half of the rounds differ by more than {self.spread:.0%}: the machine is too busy to trust")
-        if self.drift > NOISY:
+        if self.drift is not None and self.drift > NOISY:
             found.append(f"the same batch took {self.drift:.0%} more or less later on: the machine is not steady")
         if self.interrupted:
             sizes = ", ".join(map(str, self.table.batch_sizes))
@@ -76,7 +77,7 @@ class Sweep:
 
     def run(self, facts: Facts) -> Measured:
         """Ctrl-C keeps what is there, once there is something."""
-        drift, interrupted = 0.0, False
+        drift, interrupted = None, False
         try:
             self._warm_up()
             for size in self._sizes():
@@ -117,16 +118,16 @@ class Sweep:
         blocks, ramps, whole = zip(*rows, strict=True)
         return Rounds(np.asarray(blocks), np.asarray(ramps), np.asarray(whole))
 
-    def _visit_again(self) -> float:
+    def _visit_again(self) -> float | None:
         """By how much sizes differ now, in the median. The latest come first: the dearest, and the ones in the bend."""
-        differences = [0.0]
+        differences = []
         for size, before in reversed(list(self._rounds.items())):
             if before.median_s * LEAST_ROUNDS * PASSES_PER_ROUND > self._left_s:
                 continue
             again = self._visit(size)
             differences.append(abs(again.median_s / before.median_s - 1))
             self._rounds[size] = min(before, again, key=lambda rounds: rounds.median_s)
-        return float(np.median(differences[1:] or differences))
+        return float(np.median(differences)) if differences else None
 
     @property
     def _whole_s(self) -> dict[int, float]:
@@ -179,8 +180,14 @@ def count_exits(model: SplitModel, batches: Iterable[Batch]) -> ExitProfile:
 
 
 def stopwatch_for(device: str) -> Stopwatch:
-    """Wall time on the host; events on a GPU, where a call returns before its work is done."""
-    return _by_events if device.startswith("cuda") else _by_the_wall
+    """Events on a GPU, where a call returns before its work is done; on the host the wall clock, or a better one.
+
+    A single thread that computes never waits, so its processor time is what the wall would show if no other program
+    had been running. Several threads do wait, for each other.
+    """
+    if device.startswith("cuda"):
+        return _by_events
+    return partial(_by_clock, time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
 
 
 def device_name(device: str) -> str:
@@ -188,10 +195,10 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
 
 
-def _by_the_wall(call: Callable[[], Launched]) -> tuple[Launched, float]:
-    start = time.perf_counter()
+def _by_clock(clock: Callable[[], float], call: Callable[[], Launched]) -> tuple[Launched, float]:
+    start = clock()
     launched = call()
-    return launched, time.perf_counter() - start
+    return launched, clock() - start
 
 
 def _by_events(call: Callable[[], Launched]) -> tuple[Launched, float]:

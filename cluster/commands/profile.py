@@ -22,12 +22,14 @@ def profile(
     budget: Annotated[float, typer.Option(min=0.1, help="Seconds to spend on timing.")] = 60.0,
     lengths: Annotated[str, typer.Option(help="Tokens per text to measure at; images have one size.")] = "32,128",
     largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 64,
+    threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one per CPU it asks for.")] = 1,
     kind: Annotated[str | None, typer.Option(help="Name of this kind of device, if not the catalogue's.")] = None,
 ) -> None:
     """Measure blocks, ramps and launches at batch sizes from 1 upwards. Ctrl-C keeps what is measured.
 
     Example: [bold]isobatch profile my-bert-ee --data reviews.csv --budget 60[/]
     """
+    import torch
     from rich.console import Console
 
     from cluster.profiling import in_batches, kind_of, picture_path, report, source_of, timed
@@ -38,13 +40,15 @@ def profile(
     from profiles.picture import draw
 
     tokens = _lengths(lengths)
+    torch.set_num_threads(threads)
     known = load_profile(out) if out.exists() else None
     network = load(model, device=device, dtype=dtype)
     where = str(network.device)
     called = device_name(where)
+    source = source_of(called, dtype, threads)
     recorded = _recorded(model, data, max_rows) if data else []
     inputs = _inputs(network, model, tokens)
-    measured = timed(network, inputs, kind or kind_of(called), source_of(called, dtype), where, budget, largest)
+    measured = timed(network, inputs, kind or kind_of(called), source, where, budget, largest)
     interrupted = any(each.interrupted for each in measured)
     exits = count_exits(network, in_batches(network, recorded)) if recorded and not interrupted else None
     notes = tuple(str(each) for each in measured)

@@ -1,10 +1,11 @@
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from profiles.measure import Measured, Sweep, count_exits, facts_of, stopwatch_for
-from profiles.model import Batch
+from profiles.model import Batch, Launched
 from profiles.sweep import Facts, knee, next_size, whole_s
 from tests.unit.profiles import fake_model as fake
 from tests.unit.profiles.fake_model import FakeModel
@@ -134,8 +135,16 @@ def test_a_known_curve_asks_for_nothing_more() -> None:
     assert next_size({1: 1.0}, 1) is None
 
 
-def test_the_host_is_timed_by_the_wall() -> None:
-    model = FakeModel()
-    launched, seconds = stopwatch_for("cpu")(lambda: model.run(fake.batch_at(0, 2), 3, ()))
+@pytest.mark.parametrize(("threads", "waiting_counts"), [(1, False), (2, True)])
+def test_one_thread_is_timed_without_what_other_programs_take(
+    threads: int, waiting_counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+
+    def run() -> Launched:
+        time.sleep(0.02)
+        return FakeModel().run(fake.batch_at(0, 2), 3, ())
+
+    launched, seconds = stopwatch_for("cpu")(run)
     assert len(launched.exits) == 2
-    assert 0 < seconds < 1
+    assert (seconds > 0.02) is waiting_counts
