@@ -19,7 +19,7 @@ from profiles.files import Profile
 from profiles.measure import Measured, Sweep, facts_of, stopwatch_for
 from profiles.model import Batch, SplitModel
 from profiles.picture import name
-from profiles.sweep import knee, whole_s
+from profiles.sweep import whole_s
 
 WORD = "the"  # one token to every tokenizer of English
 COUNTED_AT_ONCE = 32
@@ -119,18 +119,16 @@ def source_of(device_name: str, dtype: str, threads: int, now: datetime | None =
 
 
 def report(profile: Profile) -> Table:
-    """A row per batch size that was measured; the knee is marked."""
+    """A row per batch size that was measured."""
     rows = Table(title=f"{profile.model}: {profile.num_blocks} blocks, no ramps", title_justify="left")
     for heading in ("device", "batch", "ms", "p95 ms", "ms per input", "inputs/s", "ramps ms"):
         rows.add_column(heading, justify="left" if heading == "device" else "right")
     for table in profile.tables:
-        at_knee = min(table.batch_sizes, key=lambda size: abs(size - knee(table)))
         p95_s = table.launch_s + table.block_p95_times_s(table.batch_sizes).sum(axis=-1)
         ramps_s = table.ramp_times_s(table.batch_sizes).sum(axis=-1)
         for size, seconds, slow_s, ramp_s in zip(table.batch_sizes, whole_s(table), p95_s, ramps_s, strict=True):
-            mark = " knee" if size == at_knee else ""
             cells = (f"{1000 * value:.3g}" for value in (seconds, slow_s, seconds / size))
-            rows.add_row(name(table), f"{size}{mark}", *cells, f"{size / seconds:,.0f}", f"{1000 * ramp_s:.3g}")
+            rows.add_row(name(table), str(size), *cells, f"{size / seconds:,.0f}", f"{1000 * ramp_s:.3g}")
         rows.add_section()
     return rows
 

@@ -13,15 +13,16 @@ import torch
 from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
 from profiles.model import Batch, Launched, SplitModel
-from profiles.sweep import NOISY, Facts, Rounds, affordable, next_size, tabulate
+from profiles.sweep import NOISY, Facts, Rounds, affordable, knee, next_size, tabulate
 
 Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # what a call returns, and the seconds it took
 Row = tuple[list[float], list[float], float]  # blocks, ramps, whole
 Progress = Callable[[float, str], None]  # the share that is done, and what is being done
 
-LEAST_ROUNDS, MOST_ROUNDS = 5, 25
+LEAST_ROUNDS, MOST_ROUNDS = 3, 25
 PASSES_PER_ROUND = 3  # through the network: block by block, with ramps, at once
 VISIT_SHARE = 1 / 16  # of the budget for one visit: enough for two to each of eight batch sizes
+DEAREST_SHARE = 1 / 4  # of the budget for a visit to the largest batch
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class Measured:
     def __str__(self) -> str:
         about = f"{self.table.kind}, {self.table.length} tokens" if self.table.length else self.table.kind
         verdict = "; ".join(f"WARNING: {warning}" for warning in self.warnings) or "steady enough to trust"
+        enough = f"{about}: {knee(self.table)} inputs a batch come within 10 % of the best rate"
         again = "no second visit" if self.drift is None else f"a second visit differs by {self.drift:.1%}"
-        return f"{about}: rounds spread by {self.spread:.1%}, {again}: {verdict}"
+        return f"{enough}; rounds spread by {self.spread:.1%}, {again}: {verdict}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -105,8 +107,8 @@ class Sweep:
                 return
             yield size
             if len(self._rounds) == 2:
-                visit_s = VISIT_SHARE * 2 * self._budget_s
-                self._largest = affordable(self._whole_s, self._largest, visit_s / LEAST_ROUNDS / PASSES_PER_ROUND)
+                pass_s = DEAREST_SHARE * self._budget_s / LEAST_ROUNDS / PASSES_PER_ROUND
+                self._largest = affordable(self._whole_s, self._largest, pass_s)
 
     def _visit(self, size: int) -> Rounds:
         """At least a few rounds; more, up to a point, while this visit's share of the budget lasts."""

@@ -13,8 +13,9 @@ def draw(profile: Profile, path: Path) -> None:
     """Write the picture; one line per table."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 4.5), layout="constrained")
-    batch_axes, input_axes, exit_axes = figure.subplots(1, 3)
+    panels = 3 if profile.exits else 2
+    figure = Figure(figsize=(5 * panels, 4.5), layout="constrained")
+    batch_axes, input_axes, *exit_axes = figure.subplots(1, panels)
     for table in profile.tables:
         sizes, seconds = np.asarray(table.batch_sizes), whole_s(table)
         (line,) = batch_axes.plot(sizes, 1000 * seconds, "o-", label=name(table))
@@ -22,13 +23,14 @@ def draw(profile: Profile, path: Path) -> None:
         input_axes.axvline(knee(table), color=line.get_color(), linestyle=":")
     for axes, what in ((batch_axes, "ms per batch"), (input_axes, "ms per input")):
         axes.set(xlabel="batch size", ylabel=what, xscale="log", yscale="log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
         axes.legend()
         axes.grid(alpha=0.3, which="both")
     if profile.exits:
-        exit_axes.step(range(profile.exits.num_blocks), profile.exits.survival, where="mid")
-    else:
-        exit_axes.text(0.5, 0.5, "no data given:\nexits were not counted", ha="center", transform=exit_axes.transAxes)
-    exit_axes.set(xlabel="block", ylabel="share of inputs that enter it", ylim=(0, 1.05))
+        exit_axes[0].step(range(profile.exits.num_blocks), profile.exits.survival, where="mid")
+        exit_axes[0].set(xlabel="block", ylabel="share of inputs that enter it", ylim=(0, 1.05))
     figure.suptitle(f"{profile.model}: all blocks, no ramps")
     figure.savefig(path, dpi=110)
 
