@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cluster.commands.serve import serve
 from profiles.errors import UserError
 
 app = typer.Typer(
@@ -31,6 +32,9 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+app.command("serve")(serve)
 
 
 def main() -> None:
