@@ -50,4 +50,4 @@ def _reason(status: Any) -> str:
     messages: list[str] = [deployment.message for deployment in status.deployments.values()] + [status.message]
     lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line.split(":")[0]]
-    return (errors or lines or ["no reason was given"])[-1]
+    return (errors or lines or ["no reason was given"])[-1].removeprefix("profiles.errors.UserError: ")

@@ -136,11 +136,12 @@ def _start(http: dict[str, Any], dashboard: bool) -> None:
 
 
 def _stop() -> None:
-    """Applications end what was admitted, then Serve ends, then Ray. Its farewells are of no use to anyone."""
+    """Applications end what was admitted, then Serve ends, then Ray. What Ray prints meanwhile helps nobody."""
     import ray
     from ray import serve
 
-    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(Exception):
+    nowhere = io.StringIO()
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), contextlib.suppress(Exception):
         if ray.is_initialized():
             for name in serve.status().applications:
                 serve.delete(name)

@@ -32,7 +32,15 @@ def _well_formed(path: str) -> str:
     return path
 
 
+def _known_device(device: str) -> str:
+    kind, colon, number = device.partition(":")
+    if device != "cpu" and (kind != "cuda" or (colon and not number.isdecimal())):
+        raise ValueError(f"{device!r} must be 'cpu', 'cuda' or 'cuda:NUMBER'")
+    return device
+
+
 ImportPath = Annotated[str, AfterValidator(_well_formed)]
+Device = Annotated[str, AfterValidator(_known_device)]
 
 
 class AppConfig(BaseModel):
@@ -46,7 +54,7 @@ class AppConfig(BaseModel):
     loader: ImportPath = Field(
         "deployments.models:load", description="Function (directory, device=, dtype=) that returns a SplitModel."
     )
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Where the network computes: cpu or cuda.")
+    device: Device = Field("cpu", description="Where the network computes: cpu or cuda.")
     dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")
     exits: bool = Field(True, description="Whether inputs may leave at ramps; if not, all run to the last block.")
     max_batch: int = Field(32, ge=1, description="The most inputs that are computed together.")
@@ -72,4 +80,4 @@ def parse(arguments: dict[str, Any]) -> AppConfig:
         if first["type"] == "extra_forbidden":
             known = ", ".join(AppConfig.model_fields)
             raise UserError(f"args: there is no field {field!r}; there are: {known}") from error
-        raise UserError(f"args: {field} = {first['input']!r}: {first['msg']}") from error
+        raise UserError(f"args: {field} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}") from error

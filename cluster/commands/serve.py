@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 import urllib.request
 from pathlib import Path
@@ -12,8 +13,6 @@ import typer
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
-
-console = Console(highlight=False, soft_wrap=True)
 
 
 def serve(
@@ -44,6 +43,8 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
     from cluster.deploy import deploy
     from cluster.local import local_ray
 
+    # Bound to today's stdout: what Ray prints while it stops is led elsewhere.
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     stop = threading.Event()
     base = url(content["http_options"])
     _on_signals(_interrupt)
@@ -54,8 +55,8 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
             deploy(content, patience_s)
             status.stop()
             _on_signals(lambda *_: stop.set())
-            _announce(base)
-            _watch(base, stop)
+            _announce(console, base)
+            _watch(console, base, stop)
             _on_signals(_hurry)
             status.update("Stopping: what was admitted is answered first (Ctrl-C again: at once)")
             status.start()
@@ -90,11 +91,11 @@ def _hurry(*_: object) -> None:
     os._exit(130)
 
 
-def _announce(base: str) -> None:
+def _announce(console: Console, base: str) -> None:
     console.print(f"[bold green]ready[/] at {base}  (explained at {base}/docs)")
 
 
-def _watch(base: str, stop: threading.Event) -> None:
+def _watch(console: Console, base: str, stop: threading.Event) -> None:
     """A line that says what happens, twice a second, until `stop`."""
     with Live(console=console, transient=True, auto_refresh=False) as live:
         while not stop.wait(0.5):

@@ -16,7 +16,7 @@ def test_every_field_is_described_and_has_a_default() -> None:
     [
         ({"max_bach": 8}, "no field 'max_bach'; there are: model, "),
         ({"max_batch": 0}, "max_batch = 0: .*greater than or equal to 1"),
-        ({"device": "gpu"}, "device = 'gpu'"),
+        ({"device": "gpu"}, "device = 'gpu': 'gpu' must be 'cpu', 'cuda'"),
         ({"dtype": "int8"}, "dtype = 'int8'.*'bfloat16'"),
         ({"loader": "toy.load"}, "loader = 'toy.load'.*package.module:function"),
     ],
