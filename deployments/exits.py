@@ -1,0 +1,134 @@
+"""Who leaves at a ramp: policies are small functions, named by import path (`deployments.exits:entropy`).
+
+A policy looks at the ramp's (calibrated) logits of a whole batch, at that ramp's threshold, and at what it remembers of
+each input. It never looks at other inputs, so an input leaves at the same ramp whatever batch it travels in.
+
+- Independent policies decide from this ramp alone: `entropy`, `confidence`, `margin`.
+- Dependent ones remember earlier ramps: `patience`, `voting`. What they remember travels with each survivor.
+
+Your own: a function of this signature anywhere on the import path; if it remembers, decorate it with `remembers`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Per input: does it leave, what would it answer (logits), and what is to be remembered if it goes on."""
+
+    leaves: Tensor
+    answer: Tensor
+    memory: Tensor
+
+
+class Policy(Protocol):
+    def __call__(self, logits: Tensor, threshold: float, memory: Tensor) -> Decision: ...
+
+
+AnyPolicy = TypeVar("AnyPolicy", bound=Callable[..., Decision])
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that a policy can take; `low` may depend on the number of labels, `high` on the number of ramps."""
+
+    low: Callable[[int], float]
+    high: Callable[[int], float]
+    leaves_below: bool = False
+
+
+def takes(values: Range) -> Callable[[AnyPolicy], AnyPolicy]:
+    """Declare the values a policy can take, so that a threshold which never or always fires can be reported."""
+
+    def declare(policy: AnyPolicy) -> AnyPolicy:
+        policy.__dict__["values"] = values
+        return policy
+
+    return declare
+
+
+def remembers(width: Callable[[int], int]) -> Callable[[AnyPolicy], AnyPolicy]:
+    """Declare how many numbers a policy remembers of each input, given the number of labels. They start at 0."""
+
+    def declare(policy: AnyPolicy) -> AnyPolicy:
+        policy.__dict__["memory_width"] = width
+        return policy
+
+    return declare
+
+
+def memory_width(policy: Policy, num_labels: int) -> int:
+    """
+    >>> memory_width(entropy, 10), memory_width(patience, 10), memory_width(voting, 10)
+    (0, 2, 10)
+    """
+    width = cast(Callable[[int], int] | None, getattr(policy, "memory_width", None))
+    return width(num_labels) if width else 0
+
+
+def reach(policy: Policy, threshold: float, num_labels: int, num_ramps: int) -> str:
+    """Whether a threshold fires "never", "always" or "sometimes", as far as the policy says.
+
+    >>> reach(entropy, 0.4, num_labels=2, num_ramps=11), reach(confidence, 0.5, num_labels=2, num_ramps=11)
+    ('sometimes', 'always')
+    >>> reach(patience, 12, num_labels=2, num_ramps=11)
+    'never'
+    """
+    values = cast(Range | None, getattr(policy, "values", None))
+    if values is None:
+        return "sometimes"
+    low, high = values.low(num_labels), values.high(num_ramps)
+    always, never = (
+        (threshold > high, threshold <= low) if values.leaves_below else (threshold <= low, threshold > high)
+    )
+    return "always" if always else "never" if never else "sometimes"
+
+
+@takes(Range(low=lambda labels: 0.0, high=lambda ramps: 1.0, leaves_below=True))
+def entropy(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
+    """Leave when the normalised entropy (0 sure .. 1 clueless) is below the threshold: DeeBERT, BranchyNet."""
+    log_p = logits.log_softmax(dim=1)
+    normalised = -(log_p.exp() * log_p).sum(dim=1) / math.log(logits.shape[1])
+    return Decision(normalised < threshold, logits, memory)
+
+
+@takes(Range(low=lambda labels: 1.0 / labels, high=lambda ramps: 1.0))
+def confidence(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
+    """Leave when the most probable label has at least this probability."""
+    return Decision(logits.softmax(dim=1).amax(dim=1) >= threshold, logits, memory)
+
+
+@takes(Range(low=lambda labels: 0.0, high=lambda ramps: 1.0))
+def margin(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
+    """Leave when the two most probable labels are at least this far apart in probability."""
+    best = logits.softmax(dim=1).topk(2, dim=1).values
+    return Decision(best[:, 0] - best[:, 1] >= threshold, logits, memory)
+
+
+@takes(Range(low=lambda labels: 1.0, high=lambda ramps: float(ramps)))
+@remembers(lambda num_labels: 2)
+def patience(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
+    """Leave when this many ramps in a row gave the same label: PABEE. Remembers the label and the length of the run."""
+    label = logits.argmax(dim=1).to(memory.dtype)
+    last, run = memory.unbind(dim=1)
+    run = torch.where((run > 0) & (label == last), run + 1, 1.0)
+    return Decision(run >= threshold, logits, torch.stack((label, run), dim=1))
+
+
+@takes(Range(low=lambda labels: 1.0, high=lambda ramps: float(ramps)))
+@remembers(lambda num_labels: num_labels)
+def voting(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
+    """Leave when this many ramps have voted for one label, which is the answer. Remembers the votes of each label.
+
+    The answer's probabilities are the shares of the votes, with this ramp's own probabilities as the last voter: that
+    breaks ties in favour of what the deepest ramp believes.
+    """
+    votes = memory + torch.nn.functional.one_hot(logits.argmax(dim=1), logits.shape[1]).to(memory.dtype)
+    shares = (votes + logits.softmax(dim=1)) / (votes.sum(dim=1, keepdim=True) + 1)
+    return Decision(votes.amax(dim=1) >= threshold, shares.log(), votes)

@@ -1,0 +1,51 @@
+"""Who has left during one launch: kept on the device, told to the host in one copy."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deployments.exits import Decision
+from profiles.model import Exits
+
+_INSIDE = -1.0
+
+
+class Departures:
+    """One row an input: the block it left at (or `_INSIDE`), then the logits it answers with."""
+
+    def __init__(self, memory: Tensor, num_labels: int) -> None:
+        self.memory = memory
+        self._ledger = torch.full((len(memory), 1 + num_labels), _INSIDE, device=memory.device)
+        self._anyone_may_have_left = False
+
+    def note(self, block: int, decision: Decision, *, may_leave: bool) -> None:
+        """A ramp was looked at; only an active one lets inputs leave, but every one may be remembered."""
+        self.memory = decision.memory
+        if may_leave:
+            self._leave(block, decision.answer, decision.leaves)
+
+    def close(self, block: int, answer: Tensor) -> None:
+        """The network ends here: everybody still inside leaves."""
+        self._leave(block, answer, torch.ones_like(self._ledger[:, 0], dtype=torch.bool))
+
+    def settle(self) -> tuple[Exits, NDArray[np.int64]]:
+        """Who left, and the rows of those that stay. The only device-to-host copy of a launch, if one is needed."""
+        if not self._anyone_may_have_left:
+            return self._exits(np.empty((0, self._ledger.shape[1]), np.float32), np.empty(0, np.int64)), np.arange(
+                len(self._ledger)
+            )
+        ledger = self._ledger.cpu().numpy()
+        inside = ledger[:, 0] == _INSIDE
+        return self._exits(ledger, np.flatnonzero(~inside)), np.flatnonzero(inside)
+
+    def _leave(self, block: int, answer: Tensor, leaves: Tensor) -> None:
+        departure = torch.cat((torch.full_like(answer[:, :1], block), answer), dim=1)
+        leaves_now = (leaves & (self._ledger[:, 0] == _INSIDE)).unsqueeze(1)
+        self._ledger = torch.where(leaves_now, departure, self._ledger)
+        self._anyone_may_have_left = True
+
+    @staticmethod
+    def _exits(ledger: NDArray[np.float32], rows: NDArray[np.int64]) -> Exits:
+        left = ledger[rows]
+        return Exits(rows, left[:, 0].astype(np.int64), left[:, 1:])

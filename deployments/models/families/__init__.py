@@ -1,0 +1,25 @@
+"""Families of networks that can be cut. To add one, put a file here that defines `FAMILY`."""
+
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+from deployments.models.anatomy import Family
+from profiles.errors import UserError
+
+
+@cache
+def known() -> dict[str, Family]:
+    """Every `model_type` that a file in this folder covers."""
+    families = [import_module(f"{__name__}.{module.name}").FAMILY for module in iter_modules(__path__)]
+    return {model_type: family for family in families for model_type in family.model_types}
+
+
+def family_of(model_type: str) -> Family:
+    """
+    >>> family_of("distilbert").task
+    'text'
+    """
+    if model_type not in known():
+        raise UserError(f"model type {model_type!r} is not known; known are: {', '.join(sorted(known()))}")
+    return known()[model_type]

@@ -1,0 +1,41 @@
+"""Text encoders of BERT's idea: token embeddings, identical layers, a head on the first token."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from deployments.models.anatomy import Anatomy, Family, call_transformer_layer, pool_tokens
+
+
+def dissect(model: Any) -> Anatomy:
+    base = model.base_model
+    layers = base.transformer.layer if hasattr(base, "transformer") else base.encoder.layer
+    return Anatomy(
+        embed=_embedding(base),
+        blocks=[call_transformer_layer(layer) for layer in layers],
+        head=_head(model),
+        pool=pool_tokens,
+        pooled_widths=[2 * model.config.hidden_size] * len(layers),
+    )
+
+
+def _embedding(base: Any) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    project = getattr(base, "embeddings_project", nn.Identity())  # ELECTRA's embeddings may be narrower
+
+    def embed(arrays: Mapping[str, Tensor]) -> Tensor:
+        hidden: Tensor = project(base.embeddings(**arrays))
+        return hidden
+
+    return embed
+
+
+def _head(model: Any) -> Callable[[Tensor], Tensor]:
+    if getattr(model.base_model, "pooler", None) is not None:  # BERT
+        return lambda hidden: model.classifier(model.base_model.pooler(hidden))
+    if hasattr(model, "pre_classifier"):  # DistilBERT
+        return lambda hidden: model.classifier(model.pre_classifier(hidden[:, 0]).relu())
+    return lambda hidden: model.classifier(hidden)  # RoBERTa, ELECTRA: the head picks the first token itself
+
+
+FAMILY = Family(("bert", "roberta", "xlm-roberta", "electra", "distilbert"), "text", dissect)

@@ -1,0 +1,27 @@
+"""Residual convolutional networks: each residual layer is a block, and blocks differ in shape."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from deployments.models.anatomy import Anatomy, Family
+
+
+def dissect(model: Any) -> Anatomy:
+    base = model.base_model
+    layers = [layer for stage in base.encoder.stages for layer in stage.layers]
+    return Anatomy(
+        embed=lambda arrays: base.embedder(arrays["pixel_values"]),
+        blocks=[_without_mask(layer) for layer in layers],
+        head=lambda hidden: model.classifier(base.pooler(hidden)),
+        pool=lambda hidden, _: hidden.mean(dim=(2, 3)),
+        pooled_widths=[layer.layer[-1].convolution.out_channels for layer in layers],
+    )
+
+
+def _without_mask(layer: nn.Module) -> Callable[[Tensor, Tensor | None], Tensor]:
+    return lambda hidden, _: layer(hidden)
+
+
+FAMILY = Family(("resnet",), "image", dissect)

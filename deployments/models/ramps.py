@@ -1,0 +1,153 @@
+"""Ramps: the small heads after a block that may answer. Their weights and rules stand beside the checkpoint.
+
+`ramps.safetensors` holds the weights; `exits.json` says how they are used and what they reached, and may be edited.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from deployments.exits import Decision, Policy, memory_width
+from profiles.errors import UserError
+
+WEIGHTS = "ramps.safetensors"
+RULES = "exits.json"
+
+RampKind = Literal["light", "pooler"]
+
+
+class RampRule(BaseModel):
+    """One ramp as it stands in exits.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    block: int = Field(ge=0, description="The ramp stands after this block.")
+    threshold: float = Field(description="In the policy's own unit.")
+    temperature: float = Field(1.0, gt=0, description="Logits are divided by this before the policy sees them.")
+    survival: float | None = Field(None, ge=0, le=1, description="Measured: the share of inputs that go on after it.")
+    accuracy: float | None = Field(None, ge=0, le=1, description="Measured: of this ramp alone, over all inputs.")
+    exit_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: of the inputs that leave here.")
+    ece_before: float | None = Field(None, ge=0, description="Measured: calibration error before its temperature.")
+    ece_after: float | None = Field(None, ge=0, description="Measured: calibration error after its temperature.")
+
+
+class ExitRules(BaseModel):
+    """exits.json: how the ramps are used, and what was measured when they were made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: Literal[1] = 1
+    kind: RampKind = Field("light", description="The shape of every ramp.")
+    policy: str = Field("deployments.exits:entropy", description="Who leaves: a policy's import path.")
+    ramps: tuple[RampRule, ...] = ()
+    head_temperature: float = Field(1.0, gt=0, description="The same for the network's own head.")
+    full_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: of the full network.")
+    exit_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: with exits.")
+    mean_depth_share: float | None = Field(None, ge=0, le=1, description="Measured: blocks run per input, of all.")
+    notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="Where all this came from.")
+
+
+@dataclass(frozen=True)
+class Ramps:
+    """The ramps of one network, ready to run."""
+
+    rules: ExitRules = field(default_factory=ExitRules)
+    heads: Mapping[int, nn.Module] = field(default_factory=dict)
+    policy: Policy = field(init=False)
+    _rule_of: Mapping[int, RampRule] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "policy", policy_at(self.rules.policy))
+        object.__setattr__(self, "_rule_of", {rule.block: rule for rule in self.rules.ramps})
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return tuple(sorted(self._rule_of))
+
+    @property
+    def head_temperature(self) -> float:
+        return self.rules.head_temperature
+
+    def memory_width(self, num_labels: int) -> int:
+        return memory_width(self.policy, num_labels) if self._rule_of else 0
+
+    def observed(self, active: Collection[int]) -> frozenset[int]:
+        """The ramps that must be computed.
+
+        A dependent policy must have seen every ramp before an active one, or switching a ramp off would change what
+        happens at the others.
+        """
+        if not active or self.memory_width(num_labels=1) == 0:
+            return frozenset(active)
+        return frozenset(block for block in self.blocks if block <= max(active))
+
+    def logits(self, block: int, pooled: Tensor) -> Tensor:
+        """Calibrated, in float32 whatever the network runs in: they are what decisions are made of."""
+        logits: Tensor = self.heads[block](pooled.float())
+        return logits / self._rule_of[block].temperature
+
+    def decide(self, block: int, logits: Tensor, memory: Tensor) -> Decision:
+        return self.policy(logits, self._rule_of[block].threshold, memory)
+
+
+def make_head(kind: RampKind, width: int, num_labels: int) -> nn.Module:
+    """`light` is one linear layer on the pooled state; `pooler` is DeeBERT's: dense, tanh, linear."""
+    if kind == "light":
+        return nn.Linear(width, num_labels)
+    return nn.Sequential(nn.Linear(width, width // 2), nn.Tanh(), nn.Linear(width // 2, num_labels))
+
+
+def policy_at(path: str) -> Policy:
+    """
+    >>> policy_at("deployments.exits:margin").__name__
+    'margin'
+    """
+    module, _, name = path.partition(":")
+    try:
+        return cast(Policy, getattr(import_module(module), name))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"policy {path!r} cannot be imported ({error}); write it as module:function") from error
+
+
+def save_ramps(folder: Path, rules: ExitRules, heads: Mapping[int, nn.Module]) -> None:
+    """
+    The rules are written last: a folder that has them has the weights too.
+    """
+    tensors = {f"{block}.{name}": value for block, head in heads.items() for name, value in head.state_dict().items()}
+    save_file(tensors, folder / WEIGHTS)
+    (folder / RULES).write_text(rules.model_dump_json(indent=2) + "\n")
+
+
+def read_rules(path: Path) -> ExitRules:
+    try:
+        return ExitRules.model_validate_json(path.read_text())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path}: {where or 'file'}: {first['msg']}") from error
+
+
+def read_ramps(rules_path: Path, weights_path: Path, pooled_widths: Collection[int], num_labels: int) -> Ramps:
+    """Ramps as they stand beside a checkpoint whose blocks are pooled to these widths."""
+    rules = read_rules(rules_path)
+    widths = dict(enumerate(pooled_widths))
+    weights = load_file(weights_path)
+    heads = {}
+    for rule in rules.ramps:
+        if rule.block not in range(len(widths) - 1):
+            raise UserError(f"{rules_path}: no ramp can stand after block {rule.block} of {len(widths)} blocks")
+        head = make_head(rules.kind, widths[rule.block], num_labels)
+        prefix = f"{rule.block}."
+        own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        try:
+            head.load_state_dict(own)
+        except RuntimeError as error:
+            raise UserError(f"{weights_path}: the ramp after block {rule.block} does not fit: {error}") from error
+        heads[rule.block] = head.eval()
+    return Ramps(rules, heads)

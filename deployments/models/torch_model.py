@@ -1,0 +1,126 @@
+"""A SplitModel that runs on torch: any family, any device, any precision."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deployments.models import batches
+from deployments.models.anatomy import Anatomy
+from deployments.models.departures import Departures
+from deployments.models.encode import Encoder
+from deployments.models.ramps import Ramps
+from profiles.model import Array, Batch, Launched
+
+
+class TorchModel:
+    """A Hugging Face classifier, cut at will.
+
+    The parts in `anatomy` are the checkpoint's own modules; `ramps` are read beside them and may be none.
+    """
+
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        encoder: Encoder,
+        ramps: Ramps,
+        labels: Sequence[str],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.anatomy = anatomy
+        self.ramps = ramps
+        self.labels = tuple(labels)
+        self.device = device
+        self.dtype = dtype
+        self._encoder = encoder
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.anatomy.blocks)
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels)
+
+    @property
+    def ramp_blocks(self) -> tuple[int, ...]:
+        return self.ramps.blocks
+
+    def encode(self, inputs: Sequence[Any]) -> Batch:
+        encoded = self._encoder(inputs)
+        memory = np.zeros((len(inputs), self.ramps.memory_width(self.num_labels)), np.float32)
+        return Batch(0, encoded.arrays, memory, encoded.lengths)
+
+    def merge(self, parts: Sequence[Batch]) -> Batch:
+        return batches.merge(parts)
+
+    def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
+        return batches.select(batch, rows)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+        self._check(batch, stop, ramps)
+        hidden, present = self._enter(batch)
+        departures = Departures(self._on_device(batch.memory), self.num_labels)
+        observed = self.ramps.observed(ramps)
+        for block in range(batch.cursor, stop):
+            hidden = self.anatomy.blocks[block](hidden, _attention_mask(present))
+            if block in observed:
+                logits = self.ramps.logits(block, self.anatomy.pool(hidden, present))
+                decision = self.ramps.decide(block, logits, departures.memory)
+                departures.note(block, decision, may_leave=block in ramps)
+        if stop == self.num_blocks:
+            departures.close(stop - 1, self.anatomy.head(hidden).float() / self.ramps.head_temperature)
+        return self._settle(batch, stop, hidden, departures)
+
+    @torch.inference_mode()
+    def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
+        """What ramps are made from: what one after each block would read, and the full model's own logits."""
+        hidden, present = self._enter(batch)
+        pooled = []
+        for block in self.anatomy.blocks:
+            hidden = block(hidden, _attention_mask(present))
+            pooled.append(self.anatomy.pool(hidden, present).float())
+        return pooled, self.anatomy.head(hidden).float()
+
+    def _check(self, batch: Batch, stop: int, ramps: Collection[int]) -> None:
+        if not batch.cursor < stop <= self.num_blocks:
+            raise ValueError(f"stop = {stop} must lie in {batch.cursor + 1}..{self.num_blocks}")
+        if unknown := set(ramps) - set(self.ramp_blocks):
+            raise ValueError(f"no ramp after block {min(unknown)}; ramps are after {list(self.ramp_blocks)}")
+
+    def _enter(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Hidden states on the device, and which of their tokens are real (None: all)."""
+        arrays = {name: self._in_precision(self._on_device(array)) for name, array in batch.arrays.items()}
+        hidden = self.anatomy.embed(arrays) if batch.cursor == 0 else arrays["hidden"]
+        return hidden, self._present(batch, hidden)
+
+    def _on_device(self, array: Array) -> Tensor:
+        return torch.as_tensor(array).to(self.device, non_blocking=True)
+
+    def _in_precision(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+    def _present(self, batch: Batch, hidden: Tensor) -> Tensor | None:
+        longest = hidden.shape[1]
+        if batch.lengths is None or bool((batch.lengths == longest).all()):
+            return None
+        lengths = torch.from_numpy(batch.lengths).to(self.device, non_blocking=True)
+        return torch.arange(longest, device=self.device) < lengths.unsqueeze(1)
+
+    def _settle(self, batch: Batch, stop: int, hidden: Tensor, departures: Departures) -> Launched:
+        exits, staying = departures.settle()
+        if len(staying) == 0:
+            return Launched(exits, None)
+        after = replace(batch, cursor=stop, arrays={"hidden": hidden}, memory=departures.memory)
+        return Launched(exits, after if len(exits) == 0 else batches.select(after, staying))
+
+
+def _attention_mask(present: Tensor | None) -> Tensor | None:
+    """Which keys may be looked at, as scaled_dot_product_attention wants it: batch x heads x queries x keys."""
+    return None if present is None else present[:, None, None, :]

@@ -1,0 +1,207 @@
+"""Cut anywhere, merged in any way, left at any ramp: the answers are those of the uncut network."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.models import TorchModel
+from profiles.model import Batch, Exits
+from tests.networks import FAMILIES, TEXT, network, random_inputs, reference_logits, with_memory
+
+POLICIES = {"entropy": 0.8, "confidence": 0.6, "margin": 0.4, "patience": 2, "voting": 2}
+
+
+def run_in_splits(model: TorchModel, batch: Batch, cuts: list[int]) -> np.ndarray:
+    """Logits with exits off, in the order of the batch."""
+    after: Batch | None = batch
+    for stop in [*cuts, model.num_blocks]:
+        assert after is not None
+        launched = model.run(after, stop, ramps=())
+        after = launched.survivors
+    assert after is None
+    assert launched.exits.rows.tolist() == list(range(len(batch)))
+    return launched.exits.logits
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_pair_of_cuts_equals_the_uncut_network(name: str, padded: bool) -> None:
+    model = network(name)
+    cut_points = range(1, model.num_blocks)
+    every_cutting = [[], *[[a] for a in cut_points], *[list(pair) for pair in combinations(cut_points, 2)]]
+    for size in range(1, 10):
+        batch = model.merge(random_inputs(name, size, seed=size, padded=padded))
+        expected = reference_logits(name, batch)
+        for cuts in every_cutting:
+            assert np.abs(run_in_splits(model, batch, cuts) - expected).max() < 1e-5
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data(), name=st.sampled_from(FAMILIES), policy=st.sampled_from([None, *POLICIES]))
+def test_any_merging_gives_each_input_what_it_has_alone(data: st.DataObject, name: str, policy: str | None) -> None:
+    model = network(name, policy, [POLICIES[policy]] if policy else [])
+    inputs = [with_memory(batch, model) for batch in random_inputs(name, 6, seed=data.draw(st.integers(0, 99)))]
+    alone = [model.run(single, model.num_blocks, model.ramp_blocks).exits for single in inputs]
+    batches, groups, seen = inputs, [[row] for row in range(6)], []
+    for stop in range(1, model.num_blocks + 1):
+        inside = data.draw(st.permutations([row for rows in groups for row in rows]))
+        batches, groups = regroup(model, batches, groups, inside, data.draw(st.integers(1, 6)))
+        launched = [model.run(batch, stop, model.ramp_blocks) for batch in batches]
+        seen += check_exits(alone, [launch.exits for launch in launched], groups)
+        groups = [sorted_out(rows, launch.exits) for rows, launch in zip(groups, launched, strict=True)]
+        groups = [rows for rows in groups if rows]
+        batches = [launch.survivors for launch in launched if launch.survivors is not None]
+    assert sorted(seen) == list(range(6))
+
+
+def check_exits(alone: list[Exits], exits: list[Exits], groups: list[list[int]]) -> list[int]:
+    """Whoever left is as it is alone. Returns who left."""
+    seen = []
+    for left, rows in zip(exits, groups, strict=True):
+        for position, block, logits in zip(left.rows, left.blocks, left.logits, strict=True):
+            assert block == alone[rows[position]].blocks[0]
+            assert np.abs(logits - alone[rows[position]].logits[0]).max() < 1e-4
+            seen.append(rows[position])
+    return seen
+
+
+def sorted_out(rows: list[int], exits: Exits) -> list[int]:
+    return [row for position, row in enumerate(rows) if position not in set(exits.rows.tolist())]
+
+
+def regroup(
+    model: TorchModel, batches: list[Batch], groups: list[list[int]], order: list[int], size: int
+) -> tuple[list[Batch], list[list[int]]]:
+    """Take all batches apart, and merge their inputs in another order into batches of another size."""
+    single = {
+        row: model.select(batch, np.array([position]))
+        for batch, rows in zip(batches, groups, strict=True)
+        for position, row in enumerate(rows)
+    }
+    groups = [order[start : start + size] for start in range(0, len(order), size)]
+    return [model.merge([single[row] for row in rows]) for rows in groups], groups
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_input_leaves_where_it_leaves_alone(name: str, policy: str) -> None:
+    model = network(name, policy, [POLICIES[policy]])
+    inputs = [with_memory(batch, model) for batch in random_inputs(name, count=24, seed=3)]
+    ramps = model.ramp_blocks
+    alone = [model.run(batch, model.num_blocks, ramps).exits for batch in inputs]
+    left_at = [int(exits.blocks[0]) for exits in alone]
+    assert len(set(left_at)) > 1, "the test wants inputs that leave at different blocks"
+    for cuts in ([], [1], [2], list(range(1, model.num_blocks))):
+        blocks, logits = run_with_exits(model, model.merge(inputs), cuts, ramps)
+        assert blocks.tolist() == left_at
+        assert np.abs(logits - np.concatenate([exits.logits for exits in alone])).max() < 1e-4
+
+
+def run_with_exits(
+    model: TorchModel, batch: Batch, cuts: list[int], ramps: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each input left, and with what; survivors of a split are one batch of the next."""
+    blocks, logits = np.full(len(batch), -1), np.empty((len(batch), model.num_labels), np.float32)
+    rows, after = np.arange(len(batch)), batch
+    for stop in [*cuts, model.num_blocks]:
+        launched = model.run(after, stop, ramps)
+        left = rows[launched.exits.rows]
+        blocks[left], logits[left] = launched.exits.blocks, launched.exits.logits
+        rows = np.setdiff1d(rows, left)
+        if launched.survivors is None:
+            break
+        after = launched.survivors
+        assert len(after) == len(rows)
+    return blocks, logits
+
+
+@pytest.mark.parametrize("policy", ["patience", "voting"])
+def test_switching_a_ramp_off_changes_nothing_at_the_others(policy: str) -> None:
+    model = network("distilbert", policy, [2])
+    inputs = [with_memory(batch, model) for batch in random_inputs("distilbert", 24, seed=5)]
+    batch = model.merge(inputs)
+    everywhere, _ = run_with_exits(model, batch, [], model.ramp_blocks)
+    only_last, _ = run_with_exits(model, batch, [2], model.ramp_blocks[-1:])
+    later = everywhere > model.ramp_blocks[-2]
+    assert later.any()
+    assert not later.all()
+    assert (only_last[later] == everywhere[later]).all()
+    assert (only_last[~later] >= model.ramp_blocks[-1]).all()
+
+
+def test_no_ramp_active_means_nobody_leaves_before_the_end() -> None:
+    model = network("bert", "entropy", [2.0])
+    batch = with_memory(model.merge(random_inputs("bert", 4, seed=1)), model)
+    launched = model.run(batch, 2, ramps=())
+    assert len(launched.exits) == 0
+    assert launched.survivors is not None
+    assert launched.survivors.cursor == 2
+    assert len(launched.survivors) == 4
+
+
+def test_everybody_may_leave_early() -> None:
+    model = network("bert", "entropy", [2.0])
+    batch = with_memory(model.merge(random_inputs("bert", 4, seed=1)), model)
+    launched = model.run(batch, 2, ramps=(0,))
+    assert launched.survivors is None
+    assert launched.exits.blocks.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 0.02), (torch.bfloat16, 0.15)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_half_precision_equals_the_uncut_network(name: str, dtype: torch.dtype, bound: float) -> None:
+    model = network(name, dtype=dtype)
+    batch = model.merge(random_inputs(name, 5, seed=2))
+    expected = reference_logits(name, batch, dtype)
+    scale = np.abs(expected).max()
+    for cuts in ([], [1], [1, 2]):
+        assert np.abs(run_in_splits(model, batch, cuts) - expected).max() <= bound * scale
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_survivors_carry_no_more_padding_than_they_need(name: str) -> None:
+    model = network(name)
+    batch = model.merge(random_inputs(name, 6, seed=4))
+    after = model.run(batch, 1, ramps=()).survivors
+    assert after is not None
+    assert after.lengths is not None
+    shortest = int(after.lengths.argmin())
+    alone = model.select(after, np.array([shortest]))
+    assert alone.arrays["hidden"].shape[1] == after.lengths[shortest] < after.arrays["hidden"].shape[1]
+
+
+@pytest.mark.parametrize(
+    ("stop", "ramps", "message"),
+    [(0, (), r"stop = 0 must lie in 1..4"), (5, (), r"stop = 5"), (2, (3,), "no ramp after block 3")],
+)
+def test_a_wrong_call_names_the_value(stop: int, ramps: tuple[int, ...], message: str) -> None:
+    model = network("bert", "entropy", [0.5])
+    batch = with_memory(random_inputs("bert", 1, seed=0)[0], model)
+    with pytest.raises(ValueError, match=message):
+        model.run(batch, stop, ramps)
+
+
+def test_batches_before_different_blocks_cannot_be_merged() -> None:
+    model = network("vit")
+    first, second = random_inputs("vit", 2, seed=0)
+    later = model.run(second, 1, ramps=()).survivors
+    assert later is not None
+    with pytest.raises(ValueError, match=r"one block, got \[0, 1\]"):
+        model.merge([first, later])
+
+
+def test_one_copy_to_the_host_per_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network("distilbert", "entropy", [0.8])
+    batch = with_memory(model.merge(random_inputs("distilbert", 9, seed=6)), model)
+    copies = []
+    to_host = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copies.append(tensor.shape) or to_host(tensor))
+    for forbidden in ("item", "tolist", "__bool__", "__int__", "__float__"):
+        monkeypatch.setattr(torch.Tensor, forbidden, lambda *_: pytest.fail("a hidden copy to the host"))
+    exits = model.run(batch, 4, model.ramp_blocks).exits
+    assert isinstance(exits, Exits)
+    assert copies == [torch.Size([9, 1 + 3])]

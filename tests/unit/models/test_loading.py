@@ -1,0 +1,125 @@
+"""From a checkpoint on disk to a network, through the checkpoint's own tokenizer or image processor."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.models import load
+from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from profiles.errors import UserError
+from tests.networks import hugging_face
+
+WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
+
+
+def save_tokenizer(folder: Path) -> Any:
+    from transformers import BertTokenizer
+
+    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}, model_max_length=512)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.fixture
+def text_checkpoint(tmp_path: Path) -> Path:
+    hugging_face("bert").save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def image_checkpoint(tmp_path: Path) -> Path:
+    from transformers import ViTImageProcessor
+
+    hugging_face("vit").save_pretrained(tmp_path)
+    ViTImageProcessor(
+        do_resize=False, do_rescale=True, rescale_factor=1 / 16, image_mean=[0.5], image_std=[0.5]
+    ).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@torch.inference_mode()
+def test_texts_and_pairs_are_encoded_as_hugging_face_does(text_checkpoint: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model, tokenizer = load(text_checkpoint), AutoTokenizer.from_pretrained(text_checkpoint)
+    reference = AutoModelForSequenceClassification.from_pretrained(text_checkpoint).eval()
+    texts = ["the film is good", "dull", "not bad but not great and not dull"]
+    pairs = [("the film", "is good"), ("dull", "but great"), ("a", "a")]
+    for inputs, arguments in ((texts, [texts]), (pairs, [list(half) for half in zip(*pairs, strict=True)])):
+        expected = reference(**tokenizer(*arguments, padding=True, return_tensors="pt")).logits.numpy()
+        exits = model.run(model.encode(inputs), model.num_blocks, ()).exits
+        assert np.abs(exits.logits - expected).max() < 1e-5
+
+
+def test_long_texts_are_cut_to_what_the_network_can_read(text_checkpoint: Path) -> None:
+    model = load(text_checkpoint)
+    batch = model.encode(["good " * 100])
+    assert batch.lengths is not None
+    assert batch.lengths.tolist() == [24]
+    assert len(model.run(batch, model.num_blocks, ()).exits) == 1
+
+
+def test_images_are_encoded_with_the_checkpoints_own_processor(image_checkpoint: Path) -> None:
+    model = load(image_checkpoint)
+    image = np.arange(64).reshape(8, 8) / 4
+    for same in (image, image.tolist(), image[:, :, None]):
+        pixels = model.encode([same]).arrays["pixel_values"]
+        assert np.allclose(pixels, (image / 16 - 0.5) / 0.5)
+    assert isinstance(pixels, np.ndarray)
+
+
+@pytest.mark.parametrize("wrong", [[1.0, 2.0], [[1.0], [2.0, 3.0]], "text", [[[1, 2], [3, 4]]], [[float("nan")] * 2]])
+def test_an_image_that_is_none_says_why(image_checkpoint: Path, wrong: Any) -> None:
+    with pytest.raises(UserError, match="an image must"):
+        load(image_checkpoint).encode([wrong])
+
+
+@pytest.mark.parametrize("wrong", [3, ["one"], ("one", 2), None])
+def test_a_text_that_is_none_says_why(text_checkpoint: Path, wrong: Any) -> None:
+    with pytest.raises(UserError, match="string or a pair of strings"):
+        load(text_checkpoint).encode([wrong])
+
+
+def test_ramps_beside_the_checkpoint_are_loaded_with_it(text_checkpoint: Path) -> None:
+    assert load(text_checkpoint).ramp_blocks == ()
+    heads = {block: make_head("light", 32, 3) for block in (0, 2)}
+    save_ramps(text_checkpoint, ExitRules(ramps=tuple(RampRule(block=b, threshold=2.0) for b in heads)), heads)
+    model = load(text_checkpoint)
+    assert model.ramp_blocks == (0, 2)
+    assert model.run(model.encode(["good", "a film"]), 4, ramps=[2]).exits.blocks.tolist() == [2, 2]
+
+
+def test_half_precision_is_what_it_says(text_checkpoint: Path) -> None:
+    model = load(text_checkpoint, dtype="bfloat16")
+    after = model.run(model.encode(["good"]), 1, ()).survivors
+    assert after is not None
+    assert after.arrays["hidden"].dtype == torch.bfloat16
+
+
+def test_what_cannot_be_loaded_says_why(text_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="use one of float32, float16, bfloat16"):
+        load(text_checkpoint, dtype="int3")
+    with pytest.raises(UserError, match="device 'abacus' is not known"):
+        load(text_checkpoint, device="abacus")
+
+
+def test_a_checkpoint_without_a_trained_head_is_refused(tmp_path: Path) -> None:
+    hugging_face("bert").base_model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    with pytest.raises(UserError, match=r"has no trained classifier: classifier.bias.* fine-tune it first"):
+        load(tmp_path)
+
+
+def test_a_family_nobody_knows_lists_those_that_are(text_checkpoint: Path) -> None:
+    config = text_checkpoint / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
+    with pytest.raises(UserError, match="'gpt2' is not known; known are: bert, distilbert"):
+        load(text_checkpoint)

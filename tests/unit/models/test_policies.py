@@ -1,0 +1,114 @@
+"""Policies decide input by input, as their definitions say, and what they remember is enough."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments import exits
+from deployments.exits import Policy, memory_width, reach
+
+ALL: dict[str, Policy] = {
+    name: getattr(exits, name) for name in ("entropy", "confidence", "margin", "patience", "voting")
+}
+
+logits_of_ramps = st.lists(
+    st.lists(st.floats(-6, 6, width=32), min_size=3, max_size=3), min_size=1, max_size=8
+)  # one input's logits at each ramp
+
+
+def walk(policy: Policy, ramps: list[list[float]], threshold: float) -> int | None:
+    """The ramp at which a lone input leaves."""
+    memory = torch.zeros(1, memory_width(policy, 3))
+    for ramp, logits in enumerate(ramps):
+        decision = policy(torch.tensor([logits]), threshold, memory)
+        if decision.leaves.item():
+            return ramp
+        memory = decision.memory
+    return None
+
+
+@given(logits_of_ramps, st.floats(0, 1))
+def test_independent_policies_are_their_definitions(ramps: list[list[float]], threshold: float) -> None:
+    for logits in ramps:
+        p = np.sort(np.exp(logits) / np.exp(logits).sum())
+        value = {
+            "entropy": -(p * np.log(p)).sum() / math.log(3) < threshold,
+            "confidence": p[-1] >= threshold,
+            "margin": p[-1] - p[-2] >= threshold,
+        }
+        distance = {
+            "entropy": abs(-(p * np.log(p)).sum() / math.log(3) - threshold),
+            "confidence": abs(p[-1] - threshold),
+            "margin": abs(p[-1] - p[-2] - threshold),
+        }
+        for name, leaves in value.items():
+            if distance[name] > 1e-5:
+                assert (walk(ALL[name], [logits], threshold) == 0) == leaves
+
+
+@given(logits_of_ramps, st.integers(1, 6))
+def test_patience_leaves_at_the_first_run_of_agreeing_ramps(ramps: list[list[float]], patience: int) -> None:
+    labels = [int(np.argmax(np.float32(logits))) for logits in ramps]
+    runs = [len(set(labels[end - patience + 1 : end + 1])) == 1 for end in range(patience - 1, len(labels))]
+    expected = runs.index(True) + patience - 1 if True in runs else None
+    assert walk(exits.patience, ramps, patience) == expected
+
+
+@given(logits_of_ramps, st.integers(1, 6))
+def test_voting_leaves_when_one_label_has_the_votes(ramps: list[list[float]], votes: int) -> None:
+    labels = [int(np.argmax(np.float32(logits))) for logits in ramps]
+    enough = [max(labels[: end + 1].count(label) for label in range(3)) >= votes for end in range(len(labels))]
+    assert walk(exits.voting, ramps, votes) == (enough.index(True) if True in enough else None)
+
+
+def test_voting_answers_with_what_was_voted_not_with_the_last_ramp() -> None:
+    memory = torch.tensor([[2.0, 0.0, 1.0]])
+    decision = exits.voting(torch.tensor([[0.0, 0.0, 5.0]]), 9, memory)
+    assert decision.memory.tolist() == [[2, 0, 2]]
+    assert decision.answer.argmax() == 2  # two votes each: the deepest ramp breaks the tie
+    decision = exits.voting(torch.tensor([[0.0, 0.0, 5.0]]), 9, torch.tensor([[3.0, 0.0, 1.0]]))
+    assert decision.answer.argmax() == 0
+    assert decision.answer.exp().sum() == pytest.approx(1.0)
+
+
+@given(logits_of_ramps)
+def test_an_input_decides_alike_in_company(ramps: list[list[float]]) -> None:
+    others = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    for policy in ALL.values():
+        memory = torch.zeros(1, memory_width(policy, 3))
+        alone = policy(torch.tensor([ramps[0]]), 0.5, memory)
+        together = policy(torch.cat((torch.tensor([ramps[0]]), others)), 0.5, memory.expand(5, -1))
+        assert together.leaves[0] == alone.leaves[0]
+        assert torch.equal(together.memory[:1], alone.memory)
+
+
+@pytest.mark.parametrize(
+    ("name", "never", "sometimes", "always"),
+    [
+        ("entropy", 0.0, 0.4, 1.1),
+        ("confidence", 1.1, 0.9, 1 / 3),
+        ("margin", 1.1, 0.5, 0.0),
+        ("patience", 7, 3, 1),
+        ("voting", 7, 3, 1),
+    ],
+)
+def test_thresholds_that_never_or_always_fire_are_known(
+    name: str, never: float, sometimes: float, always: float
+) -> None:
+    random = torch.randn(200, 6, 3, generator=torch.Generator().manual_seed(1)) * 3
+    for threshold, verdict in ((never, "never"), (sometimes, "sometimes"), (always, "always")):
+        assert reach(ALL[name], threshold, num_labels=3, num_ramps=6) == verdict
+        left = {walk(ALL[name], ramps, threshold) for ramps in random.tolist()}
+        assert {"never": left == {None}, "always": left == {0}, "sometimes": len(left) > 1}[verdict]
+
+
+def test_a_policy_of_ones_own_needs_no_declaration() -> None:
+    def coin(logits: torch.Tensor, threshold: float, memory: torch.Tensor) -> exits.Decision:
+        return exits.Decision(logits[:, 0] > threshold, logits, memory)
+
+    assert memory_width(coin, 10) == 0
+    assert reach(coin, 0.5, num_labels=3, num_ramps=2) == "sometimes"

@@ -1,0 +1,81 @@
+"""Ramps and their rules stand beside a checkpoint and come back as they were."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from deployments.models.ramps import (
+    RULES,
+    WEIGHTS,
+    ExitRules,
+    RampRule,
+    Ramps,
+    make_head,
+    policy_at,
+    read_ramps,
+    save_ramps,
+)
+from profiles.errors import UserError
+
+WIDTHS = (6, 8, 8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rules = ExitRules(kind="pooler", ramps=(RampRule(block=0, threshold=0.3), RampRule(block=1, threshold=0.5)))
+    save_ramps(tmp_path, rules, {block: make_head("pooler", WIDTHS[block], 2) for block in (0, 1)})
+    return tmp_path
+
+
+def test_ramps_come_back_as_they_were(folder: Path) -> None:
+    first = read_ramps(folder / RULES, folder / WEIGHTS, WIDTHS, num_labels=2)
+    save_ramps(folder, first.rules, first.heads)
+    again = read_ramps(folder / RULES, folder / WEIGHTS, WIDTHS, num_labels=2)
+    assert again.rules == first.rules
+    assert again.blocks == (0, 1)
+    pooled = torch.randn(5, 8)
+    assert torch.equal(again.logits(1, pooled), first.logits(1, pooled))
+
+
+def test_logits_are_divided_by_the_temperature(folder: Path) -> None:
+    ramps = read_ramps(folder / RULES, folder / WEIGHTS, WIDTHS, num_labels=2)
+    text = (folder / RULES).read_text().replace('"temperature": 1.0', '"temperature": 4.0')
+    (folder / RULES).write_text(text)
+    cooler = read_ramps(folder / RULES, folder / WEIGHTS, WIDTHS, num_labels=2)
+    pooled = torch.randn(5, 6)
+    assert torch.allclose(cooler.logits(0, pooled) * 4, ramps.logits(0, pooled))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"threshold": 0.3', '"treshold": 0.3', r"exits.json: ramps.0.threshold: Field required"),
+        ('"version": 1', '"version": 2', r"exits.json: version: Input should be 1"),
+        ("entropy", "entropie", r"policy 'deployments.exits:entropie' cannot be imported"),
+        ('"block": 1', '"block": 2', r"no ramp can stand after block 2 of 3 blocks"),
+        ('"kind": "pooler"', '"kind": "light"', r"ramp after block 0 does not fit"),
+        ("{", "", r"exits.json: file: Invalid JSON"),
+    ],
+)
+def test_a_wrong_file_says_where(folder: Path, old: str, new: str, message: str) -> None:
+    path = folder / RULES
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(UserError, match=message):
+        read_ramps(path, folder / WEIGHTS, WIDTHS, num_labels=2)
+
+
+def test_only_what_is_needed_is_computed() -> None:
+    rules = ExitRules(ramps=tuple(RampRule(block=block, threshold=2) for block in (0, 1, 2)))
+    heads = {block: make_head("light", 4, 2) for block in (0, 1, 2)}
+    independent = Ramps(rules, heads)
+    assert independent.observed({1}) == {1}
+    dependent = Ramps(rules.model_copy(update={"policy": "deployments.exits:patience"}), heads)
+    assert dependent.observed({1}) == {0, 1}
+    assert dependent.observed(()) == frozenset()
+
+
+@pytest.mark.parametrize("path", ["nowhere:entropy", "deployments.exits", "deployments.exits:", ":x"])
+def test_a_policy_that_cannot_be_imported_says_how_to_write_it(path: str) -> None:
+    with pytest.raises(UserError, match="write it as module:function"):
+        policy_at(path)
