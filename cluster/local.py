@@ -9,6 +9,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,19 @@ def running_cluster() -> str | None:
     if told := os.environ.get("RAY_ADDRESS"):
         return told
     note = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray" / "ray_current_cluster"
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError):
         address = note.read_text().strip()
-        host, _, port = address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=1):
-            return address
+        return address if _listens(address) else None
     return None
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=1):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _check_alone() -> None:
@@ -102,8 +110,19 @@ def prepare_environment(folder: str) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 
 
+@dataclass(frozen=True)
+class LocalRay:
+    """A Ray that runs."""
+
+    address: str
+    folder: Path  # for small files; gone when it stops
+
+    def alive(self) -> bool:
+        return _listens(self.address)
+
+
 @contextmanager
-def local_ray(http: dict[str, Any], dashboard: bool = False) -> Iterator[None]:
+def local_ray(http: dict[str, Any], dashboard: bool = False) -> Iterator[LocalRay]:
     """Ray and Serve on this machine, until the block ends; `http` are Serve's http_options."""
     _check_alone()
     check_port(http["host"], http["port"])
@@ -111,15 +130,14 @@ def local_ray(http: dict[str, Any], dashboard: bool = False) -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="isobatch-")
     try:
         prepare_environment(folder)
-        _start(http, dashboard)
-        yield
+        yield _start(http, dashboard, Path(folder))
     finally:
         _stop()
         end_descendants()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(http: dict[str, Any], dashboard: bool) -> None:
+def _start(http: dict[str, Any], dashboard: bool, folder: Path) -> LocalRay:
     import ray
     from ray import serve
 
@@ -130,9 +148,9 @@ def _start(http: dict[str, Any], dashboard: bool) -> None:
         dashboard_host="127.0.0.1",
         log_to_driver=False,
         logging_level="ERROR",
-        _node_ip_address="127.0.0.1",
     )
     serve.start(http_options=http, logging_config={"log_level": "WARNING", "enable_access_log": False})
+    return LocalRay(ray.get_runtime_context().gcs_address, folder)
 
 
 def _stop() -> None:
@@ -140,10 +158,11 @@ def _stop() -> None:
     import ray
     from ray import serve
 
+    if not ray.is_initialized() or not _listens(ray.get_runtime_context().gcs_address):
+        return  # half started, or dead: nothing was admitted, and no call would return
     nowhere = io.StringIO()
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), contextlib.suppress(Exception):
-        if ray.is_initialized():
-            for name in serve.status().applications:
-                serve.delete(name)
-            serve.shutdown()
+        for name in serve.status().applications:
+            serve.delete(name)
+        serve.shutdown()
         ray.shutdown()

@@ -8,6 +8,7 @@ class Answer:
     """One input's label, and what happened to it on the way."""
 
     label: int
+    name: str  # what the checkpoint calls that label
     score: float  # the probability of `label`, after calibration
     exit_block: int  # the block it left after
     queued_ms: float

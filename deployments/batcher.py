@@ -30,6 +30,11 @@ class _Ticket:
     arrived_s: float
 
 
+def label_names(model: SplitModel) -> tuple[str, ...]:
+    """What the network calls its labels, if it says so; their numbers otherwise."""
+    return tuple(getattr(model, "labels", None) or map(str, range(model.num_labels)))
+
+
 class Batcher:
     """Must be used from one event loop."""
 
@@ -38,6 +43,7 @@ class Batcher:
     ) -> None:
         self._model = model
         self._ramps = ramps
+        self._names = label_names(model)
         self._max_batch = max_batch
         self._max_waiting = max_waiting
         self._clock = clock
@@ -86,7 +92,7 @@ class Batcher:
         """On the thread: replies go back to the loop at each ramp."""
         started_s = self._clock()
         for exits in run_through(self._model, self._merged(tickets), self._ramps):
-            loop.call_soon_threadsafe(_deliver, tickets, exits, started_s, self._clock())
+            loop.call_soon_threadsafe(self._deliver, tickets, exits, started_s, self._clock())
 
     def _merged(self, tickets: Sequence[_Ticket]) -> Batch:
         parts = []
@@ -95,17 +101,17 @@ class Batcher:
             parts.append(self._model.select(members[0].source, np.array([ticket.row for ticket in members])))
         return parts[0] if len(parts) == 1 else self._model.merge(parts)
 
+    def _deliver(self, tickets: Sequence[_Ticket], exits: Exits, started_s: float, now_s: float) -> None:
+        scores = exits.probabilities.max(axis=1)
+        for row, label, score, block in zip(exits.rows, exits.labels, scores, exits.blocks, strict=True):
+            ticket = tickets[row]
+            if not ticket.reply.done():
+                queued_ms, computed_ms = 1e3 * (started_s - ticket.arrived_s), 1e3 * (now_s - started_s)
+                name = self._names[label]
+                ticket.reply.set_result(Answer(int(label), name, float(score), int(block), queued_ms, computed_ms))
+
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _deliver(tickets: Sequence[_Ticket], exits: Exits, started_s: float, now_s: float) -> None:
-    scores = exits.probabilities.max(axis=1)
-    for row, label, score, block in zip(exits.rows, exits.labels, scores, exits.blocks, strict=True):
-        ticket = tickets[row]
-        if not ticket.reply.done():
-            queued_ms, computed_ms = 1e3 * (started_s - ticket.arrived_s), 1e3 * (now_s - started_s)
-            ticket.reply.set_result(Answer(int(label), float(score), int(block), queued_ms, computed_ms))
 
 
 def _fail(tickets: Sequence[_Ticket], error: Exception) -> None:

@@ -16,7 +16,8 @@ from deployments.service import Service
 class Output(BaseModel):
     """One input's label, and what happened to it on the way."""
 
-    label: int = Field(description="The class that was chosen.")
+    label: int = Field(description="The class that was chosen, from 0.")
+    name: str = Field(description="What the checkpoint calls that class.")
     score: float = Field(description="Its probability.")
     exit_block: int = Field(description="The block after which the input left, from 0.")
     queued_ms: float = Field(description="Time until its batch started.")

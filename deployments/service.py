@@ -1,6 +1,7 @@
 """What stands between HTTP and the network: check the inputs, encode them, wait for the answers, count."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -65,18 +66,15 @@ class Service:
         }
 
     def _encoded(self, inputs: object) -> Batch:
-        """One input is tried as such only when it cannot be read as a list of them: an image is a list too."""
+        """A list of texts is many. Any other list may be one input (an image, a pair of texts) or many."""
+        if inputs == []:
+            raise RefusedError(422, "'inputs' is empty: give one input or a list of them")
         if not isinstance(inputs, list):
             return self._encode([inputs])
-        if not inputs:
-            raise RefusedError(422, "'inputs' is empty: give one input or a list of them")
-        try:
-            return self._encode(inputs)
-        except RefusedError as as_list:
-            try:
+        if not all(isinstance(one, str) for one in inputs):
+            with contextlib.suppress(RefusedError):
                 return self._encode([inputs])
-            except RefusedError:
-                raise as_list from None
+        return self._encode(inputs)
 
     def _encode(self, inputs: Sequence[Any]) -> Batch:
         if len(inputs) > self.config.max_inputs:

@@ -69,10 +69,3 @@ def load(directory: str | Path, device: str, dtype: str) -> Toy:
 
 def load_slow(directory: str | Path, device: str, dtype: str) -> Toy:
     return Toy(pause_s=0.5)
-
-
-def load_torch(directory: str | Path, device: str, dtype: str) -> Toy:
-    import torch
-    import transformers
-
-    return Toy()

@@ -1,5 +1,7 @@
 """`isobatch serve`: a model behind HTTP on this machine, until Ctrl-C."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -7,12 +9,17 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from cluster.local import LocalRay
+
+INLINE = 600  # the longest example that is shown on the command line
 
 
 def serve(
@@ -49,14 +56,14 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
     base = url(content["http_options"])
     _on_signals(_interrupt)
     try:
-        with console.status("Starting Ray") as status, local_ray(content["http_options"], dashboard):
+        with console.status("Starting Ray") as status, local_ray(content["http_options"], dashboard) as ray:
             _on_signals(_interrupt)  # again: Ray put its own in place
             status.update("Starting the network")
             deploy(content, patience_s)
             status.stop()
             _on_signals(lambda *_: stop.set())
-            _announce(console, base)
-            _watch(console, base, stop)
+            _announce(console, base, content, ray.folder)
+            _watch(console, base, stop, ray)
             _on_signals(_hurry)
             status.update("Stopping: what was admitted is answered first (Ctrl-C again: at once)")
             status.start()
@@ -91,14 +98,25 @@ def _hurry(*_: object) -> None:
     os._exit(130)
 
 
-def _announce(console: Console, base: str) -> None:
+def _announce(console: Console, base: str, content: dict[str, Any], folder: Path) -> None:
+    from cluster.example import example_body
+
     console.print(f"[bold green]ready[/] at {base}  (explained at {base}/docs)")
+    if body := example_body(content):
+        if len(body) > INLINE:
+            file = folder / "example.json"
+            file.write_text(body)
+            body = f"@{file}"
+        console.print(f"try it:  curl -d '{body}' {base}/predict", markup=False)
 
 
-def _watch(console: Console, base: str, stop: threading.Event) -> None:
+def _watch(console: Console, base: str, stop: threading.Event, ray: LocalRay) -> None:
     """A line that says what happens, twice a second, until `stop`."""
     with Live(console=console, transient=True, auto_refresh=False) as live:
         while not stop.wait(0.5):
+            if not ray.alive():
+                console.print("[bold red]Ray ended unexpectedly[/]; its logs are in /tmp/ray/session_latest/logs")
+                raise typer.Exit(1)
             live.update(Text(_line(base)), refresh=True)
 
 

@@ -35,7 +35,8 @@ def directly(inputs: list[list[int]]) -> list[tuple[int, int]]:
     toy = Toy()
     found = {}
     for exits in run_through(toy, toy.encode(inputs), RAMPS):
-        found |= dict(zip(exits.rows.tolist(), zip(exits.labels.tolist(), exits.blocks.tolist(), strict=True)))
+        for row, label, block in zip(exits.rows, exits.labels, exits.blocks, strict=True):
+            found[int(row)] = (int(label), int(block))
     return [found[row] for row in range(len(inputs))]
 
 

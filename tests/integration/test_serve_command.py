@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,13 +67,20 @@ def predict(base: str, inputs: object) -> list[dict[str, float]]:
         return outputs
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_what_was_admitted_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+def to_the_group(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C: a terminal tells everybody, Ray's processes too."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize("stop", [to_the_group, subprocess.Popen.terminate])
+def test_a_signal_ends_what_was_admitted_and_leaves_no_process(
+    tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None]
+) -> None:
     with served(tmp_path, "tests.toy:load_slow") as (process, base, mark), ThreadPoolExecutor(1) as pool:
         assert any("haproxy" in line for line in marked(mark))
         slow = pool.submit(predict, base, [[4, 7], [0, 3]])  # four blocks of half a second
         time.sleep(0.7)
-        os.killpg(process.pid, number)  # as a terminal does: to the whole group
+        stop(process)
         assert [output["label"] for output in slow.result()] == [7, 3]
         assert process.wait(20) == 0
         assert marked(mark) == []
