@@ -71,14 +71,16 @@ class Batcher:
     async def _compute(self) -> None:
         """Launch batches until nobody waits."""
         loop = asyncio.get_running_loop()
-        while tickets := self._take():
-            error: Exception = RuntimeError("the network ended and some inputs had not left it. This is a bug.")
-            try:
-                await loop.run_in_executor(self._thread, self._launch, loop, tickets)
-            except Exception as raised:
-                error = raised
-            _fail(tickets, error)
-        self._computing = None
+        try:
+            while tickets := self._take():
+                error: Exception = RuntimeError("the network ended and some inputs had not left it. This is a bug.")
+                try:
+                    await loop.run_in_executor(self._thread, self._launch, loop, tickets)
+                except Exception as raised:
+                    error = raised
+                _fail(tickets, error)
+        finally:
+            self._computing = None
 
     def _take(self) -> list[_Ticket]:
         tickets: list[_Ticket] = []

@@ -1,7 +1,6 @@
 """What stands between HTTP and the network: check the inputs, encode them, wait for the answers, count."""
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -66,15 +65,24 @@ class Service:
         }
 
     def _encoded(self, inputs: object) -> Batch:
-        """A list of texts is many. Any other list may be one input (an image, a pair of texts) or many."""
+        """Texts in a list are many. Any other list may be one input (an image, a pair of texts) or many."""
         if inputs == []:
             raise RefusedError(422, "'inputs' is empty: give one input or a list of them")
         if not isinstance(inputs, list):
             return self._encode([inputs])
-        if not all(isinstance(one, str) for one in inputs):
-            with contextlib.suppress(RefusedError):
-                return self._encode([inputs])
-        return self._encode(inputs)
+        if all(isinstance(one, str) for one in inputs):
+            return self._encode(inputs)
+        try:
+            return self._encode([inputs])
+        except RefusedError as as_one:
+            return self._encode_many(inputs, as_one)
+
+    def _encode_many(self, inputs: Sequence[Any], as_one: RefusedError) -> Batch:
+        try:
+            return self._encode(inputs)
+        except RefusedError as as_many:
+            sentence = f"'inputs' is neither one input ({as_one}) nor a list of them ({as_many})"
+            raise RefusedError(422, sentence) from None
 
     def _encode(self, inputs: Sequence[Any]) -> Batch:
         if len(inputs) > self.config.max_inputs:
@@ -82,7 +90,7 @@ class Service:
         try:
             return self._model.encode(inputs)
         except (ValueError, TypeError, OverflowError) as error:
-            raise RefusedError(422, f"'inputs' cannot be read: {error}") from error
+            raise RefusedError(422, str(error)) from error
 
     def close(self) -> None:
         self._batcher.close()
