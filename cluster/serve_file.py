@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from deployments.config import parse
+from deployments.config import DEMO, named, parse
 from profiles.errors import UserError
 
 APPLICATION = "deployments.app:build"
@@ -29,6 +29,13 @@ def serve_file(target: Path | None, overrides: dict[str, object]) -> ServeFile:
     return content
 
 
+def with_demo(content: ServeFile) -> None:
+    """Put the demo where no model is named. At first use it is trained here, where its progress can be seen."""
+    for application in content["applications"]:
+        if application.get("import_path") == APPLICATION and "model" not in application["args"]:
+            application["args"]["model"] = str(named(DEMO)())
+
+
 def _read(path: Path) -> ServeFile:
     import yaml
 
@@ -46,7 +53,7 @@ def _checked(arguments: dict[str, Any]) -> dict[str, Any]:
     """Before anything starts: are the fields right, and is the directory there? Paths become absolute."""
     config = parse(arguments)
     if config.model is None:
-        return arguments
+        return {name: value for name, value in arguments.items() if name != "model"}
     directory = Path(config.model)
     if not directory.is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")

@@ -8,6 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from profiles.errors import UserError
 
+DEMO = "deployments.demo:demo_directory"
+
 
 def named(path: str) -> Callable[..., Any]:
     """The function that an import path `module:function` names.

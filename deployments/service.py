@@ -8,7 +8,7 @@ from typing import Any
 
 from deployments.answers import Answer, RefusedError
 from deployments.batcher import Batcher
-from deployments.config import AppConfig, named
+from deployments.config import DEMO, AppConfig, named
 from profiles.model import Batch, SplitModel
 
 log = logging.getLogger(__name__)
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 def directory_of(config: AppConfig) -> str:
     """Where the network lies; the demo's is trained at first use."""
-    return config.model or str(named("deployments.demo:demo_directory")())
+    return config.model or str(named(DEMO)())
 
 
 class Service:

@@ -48,21 +48,24 @@ def serve(
 def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
     """Start, serve until a signal, stop."""
     from cluster.deploy import deploy
+    from cluster.example import example_body
     from cluster.local import local_ray
+    from cluster.serve_file import with_demo
 
     # Bound to today's stdout: what Ray prints while it stops is led elsewhere.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     stop = threading.Event()
-    base = url(content["http_options"])
+    base, body = url(content["http_options"]), example_body(content)
     _on_signals(_interrupt)
     try:
+        with_demo(content)
         with console.status("Starting Ray") as status, local_ray(content["http_options"], dashboard) as ray:
             _on_signals(_interrupt)  # again: Ray put its own in place
             status.update("Starting the network")
             deploy(content, patience_s)
             status.stop()
             _on_signals(lambda *_: stop.set())
-            _announce(console, base, content, ray.folder)
+            _announce(console, base, body, ray.folder)
             _watch(console, base, stop, ray)
             _on_signals(_hurry)
             status.update("Stopping: what was admitted is answered first (Ctrl-C again: at once)")
@@ -98,11 +101,9 @@ def _hurry(*_: object) -> None:
     os._exit(130)
 
 
-def _announce(console: Console, base: str, content: dict[str, Any], folder: Path) -> None:
-    from cluster.example import example_body
-
+def _announce(console: Console, base: str, body: str | None, folder: Path) -> None:
     console.print(f"[bold green]ready[/] at {base}  (explained at {base}/docs)")
-    if body := example_body(content):
+    if body:
         if len(body) > INLINE:
             file = folder / "example.json"
             file.write_text(body)
