@@ -51,15 +51,6 @@ def _bound_port(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def check_port(host: str, port: int) -> None:
-    """One sentence when HTTP cannot be served there."""
-    try:
-        _bound_port(host, port)
-    except OSError as error:
-        reason = f"port {port} of {host} cannot be used ({error.strerror})"
-        raise UserError(f"{reason}: stop what listens there, or take another with --port") from error
-
-
 def running_cluster() -> str | None:
     """The address of a Ray cluster that `ray start` left running here, or that RAY_ADDRESS names."""
     if told := os.environ.get("RAY_ADDRESS"):
@@ -80,12 +71,18 @@ def _listens(address: str) -> bool:
         return False
 
 
-def _check_alone() -> None:
+def check_place(host: str, port: int) -> None:
+    """One sentence when a Ray of our own cannot be started here, or HTTP not be served there."""
     if address := running_cluster():
         raise UserError(
             f"a Ray cluster is already running at {address}, and 'isobatch serve' starts its own: "
             "stop it with 'ray stop', or deploy onto it with 'serve deploy FILE.yaml'"
         )
+    try:
+        _bound_port(host, port)
+    except OSError as error:
+        reason = f"port {port} of {host} cannot be used ({error.strerror})"
+        raise UserError(f"{reason}: stop what listens there, or take another with --port") from error
 
 
 def _settings(folder: str) -> dict[str, str]:
@@ -124,8 +121,6 @@ class LocalRay:
 @contextmanager
 def local_ray(http: dict[str, Any], dashboard: bool = False) -> Iterator[LocalRay]:
     """Ray and Serve on this machine, until the block ends; `http` are Serve's http_options."""
-    _check_alone()
-    check_port(http["host"], http["port"])
     adopt_orphans()
     folder = tempfile.mkdtemp(prefix="isobatch-")
     try:

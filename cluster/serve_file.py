@@ -29,11 +29,13 @@ def serve_file(target: Path | None, overrides: dict[str, object]) -> ServeFile:
     return content
 
 
-def with_demo(content: ServeFile) -> None:
-    """Put the demo where no model is named. At first use it is trained here, where its progress can be seen."""
-    for application in content["applications"]:
+def with_demo(content: ServeFile) -> ServeFile:
+    """The same with the demo where no model is named. At first use it is trained here, where its progress is seen."""
+    applications = [dict(application) for application in content["applications"]]
+    for application in applications:
         if application.get("import_path") == APPLICATION and "model" not in application["args"]:
-            application["args"]["model"] = str(named(DEMO)())
+            application["args"] = application["args"] | {"model": str(named(DEMO)())}
+    return content | {"applications": applications}
 
 
 def _read(path: Path) -> ServeFile:

@@ -49,23 +49,26 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
     """Start, serve until a signal, stop."""
     from cluster.deploy import deploy
     from cluster.example import example_body
-    from cluster.local import local_ray
+    from cluster.local import check_place, local_ray
     from cluster.serve_file import with_demo
 
     # Bound to today's stdout: what Ray prints while it stops is led elsewhere.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     stop = threading.Event()
-    base, body = url(content["http_options"]), example_body(content)
+    http = content["http_options"]
+    base = url(http)
     _on_signals(_interrupt)
+    check_place(http["host"], http["port"])
     try:
-        with_demo(content)
-        with console.status("Starting Ray") as status, local_ray(content["http_options"], dashboard) as ray:
+        complete = with_demo(content)
+        with console.status("Starting Ray") as status, local_ray(http, dashboard) as ray:
             _on_signals(_interrupt)  # again: Ray put its own in place
             status.update("Starting the network")
-            deploy(content, patience_s)
+            deploy(complete, patience_s)
             status.stop()
             _on_signals(lambda *_: stop.set())
-            _announce(console, base, body, ray.folder)
+            console.print(f"[bold green]ready[/] at {base}  (explained at {base}/docs)")
+            _show_example(console, base, example_body(content), ray.folder)
             _watch(console, base, stop, ray)
             _on_signals(_hurry)
             status.update("Stopping: what was admitted is answered first (Ctrl-C again: at once)")
@@ -101,14 +104,14 @@ def _hurry(*_: object) -> None:
     os._exit(130)
 
 
-def _announce(console: Console, base: str, body: str | None, folder: Path) -> None:
-    console.print(f"[bold green]ready[/] at {base}  (explained at {base}/docs)")
-    if body:
-        if len(body) > INLINE:
-            file = folder / "example.json"
-            file.write_text(body)
-            body = f"@{file}"
-        console.print(f"try it:  curl -d '{body}' {base}/predict", markup=False)
+def _show_example(console: Console, base: str, body: str | None, folder: Path) -> None:
+    if body is None:
+        return
+    if len(body) > INLINE:
+        file = folder / "example.json"
+        file.write_text(body)
+        body = f"@{file}"
+    console.print(f"try it:  curl -d '{body}' {base}/predict", markup=False)
 
 
 def _watch(console: Console, base: str, stop: threading.Event, ray: LocalRay) -> None:

@@ -8,31 +8,36 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local import check_port, free_port, running_cluster
+from cluster.local import check_place, free_port, running_cluster
 from cluster.processes import descendants
 from profiles.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No note of a Ray that others run on this machine."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
 
 
 def test_a_taken_port_is_named_and_another_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"port {port} of 127\.0\.0\.1 cannot be used.*--port"):
-            check_port("127.0.0.1", port)
+            check_place("127.0.0.1", port)
         assert free_port(port) != port
-    check_port("127.0.0.1", port)
+    check_place("127.0.0.1", port)
     assert free_port(port) == port
 
 
 def test_a_host_that_is_not_ours_is_named() -> None:
     with pytest.raises(UserError, match=r"port 8000 of 192\.0\.2\.77 cannot be used"):
-        check_port("192.0.2.77", 8000)
+        check_place("192.0.2.77", 8000)
 
 
 def test_a_note_of_a_cluster_counts_only_while_somebody_listens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     assert running_cluster() is None
     (tmp_path / "ray").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as gcs:
@@ -41,7 +46,8 @@ def test_a_note_of_a_cluster_counts_only_while_somebody_listens(
         assert running_cluster() == address
     assert running_cluster() is None
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert running_cluster() == "head:6379"
+    with pytest.raises(UserError, match="already running at head:6379.*'ray stop'"):
+        check_place("127.0.0.1", 8000)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
