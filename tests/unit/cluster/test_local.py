@@ -46,7 +46,7 @@ def test_a_note_of_a_cluster_counts_only_while_somebody_listens(
         assert running_cluster() == address
     assert running_cluster() is None
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    with pytest.raises(UserError, match="already running at head:6379.*'ray stop'"):
+    with pytest.raises(UserError, match=r"already running at head:6379.*'ray stop'"):
         check_place("127.0.0.1", 8000)
 
 
