@@ -42,7 +42,7 @@ def _wait_until_running(names: list[str], patience_s: float) -> None:
         if time.monotonic() > deadline_s:
             waiting = ", ".join(f"{name}: {state}" for name, state in zip(names, states, strict=True))
             raise UserError(f"not ready after {patience_s:.0f} s ({waiting}): are there enough CPUs and GPUs for it?")
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 def _reason(status: Any) -> str:
