@@ -3,16 +3,16 @@
 import time
 from typing import Any
 
+from cluster.local import LocalRay
 from cluster.serve_file import ServeFile
 from profiles.errors import UserError
 
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
-def deploy(content: ServeFile, patience_s: float) -> None:
+def deploy(ray: LocalRay, content: ServeFile, patience_s: float) -> None:
     """Return when every application runs and HTTP reaches it."""
     from pydantic import ValidationError
-    from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
     try:
@@ -21,10 +21,22 @@ def deploy(content: ServeFile, patience_s: float) -> None:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise UserError(f"the Serve file is not valid: {field} = {first['input']!r}: {first['msg']}") from error
-    client = _get_global_client()
+    client = _client(ray)
     client.deploy_apps(schema)
     _wait_until_running([application.name for application in schema.applications], patience_s)
+    ray.serving.result()
     client.wait_for_proxies_serving(wait_for_applications_running=True)
+
+
+def _client(ray: LocalRay) -> Any:
+    """A client of the Serve that starts, as soon as its controller is there."""
+    from ray.serve.context import _get_global_client
+
+    while (client := _get_global_client(raise_if_no_controller_running=False)) is None:
+        if ray.serving.done():
+            ray.serving.result()
+        time.sleep(0.02)
+    return client
 
 
 def _wait_until_running(names: list[str], patience_s: float) -> None:

@@ -8,6 +8,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,10 +110,11 @@ def prepare_environment(folder: str) -> None:
 
 @dataclass(frozen=True)
 class LocalRay:
-    """A Ray that runs."""
+    """A Ray that runs, and a Serve that starts."""
 
     address: str
     folder: Path  # for small files; gone when it stops
+    serving: Future[None]  # done when HTTP is open
 
     def alive(self) -> bool:
         return _listens(self.address)
@@ -144,8 +146,10 @@ def _start(http: dict[str, Any], dashboard: bool, folder: Path) -> LocalRay:
         log_to_driver=False,
         logging_level="ERROR",
     )
-    serve.start(http_options=http, logging_config={"log_level": "WARNING", "enable_access_log": False})
-    return LocalRay(ray.get_runtime_context().gcs_address, folder)
+    # The proxies take seconds to start, and a network to load: neither needs to wait for the other.
+    logs = {"log_level": "WARNING", "enable_access_log": False}
+    serving = ThreadPoolExecutor(1).submit(serve.start, http_options=http, logging_config=logs)
+    return LocalRay(ray.get_runtime_context().gcs_address, folder, serving)
 
 
 def _stop() -> None:

@@ -64,7 +64,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
         with console.status("Starting Ray") as status, local_ray(http, dashboard) as ray:
             _on_signals(_interrupt)  # again: Ray put its own in place
             status.update("Starting the network")
-            deploy(complete, patience_s)
+            deploy(ray, complete, patience_s)
             status.stop()
             _on_signals(lambda *_: stop.set())
             console.print(f"[bold green]ready[/] at {base}  (explained at {base}/docs)")
