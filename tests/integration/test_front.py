@@ -1,16 +1,13 @@
 """The real front: HTTP through the proxy, batches across requests, answers as the network gives them directly."""
 
-import http.client
-import json
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from deployments.split import run_through
+from tests.integration.asking import ask, predict
 from tests.toy import RAMPS, Toy
 
 
@@ -18,16 +15,6 @@ from tests.toy import RAMPS, Toy
 def front(deployed: Callable[..., str]) -> str:
     arguments = {"model": "/models/toy", "loader": "tests.toy:load", "max_inputs": 50, "max_body_bytes": 100_000}
     return deployed({"name": "isobatch", "import_path": "deployments.app:build", "args": arguments})
-
-
-def ask(base: str, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(urlsplit(base).netloc, timeout=30)
-    try:
-        connection.request(method, path, body)
-        reply = connection.getresponse()
-        return reply.status, json.loads(reply.read())
-    finally:
-        connection.close()
 
 
 def directly(inputs: list[list[int]]) -> list[tuple[int, int]]:
@@ -44,14 +31,10 @@ def test_many_clients_get_their_own_answers_in_order(front: str) -> None:
     chance = random.Random(7)
     requests = [[[chance.randrange(5), chance.randrange(10)] for _ in range(chance.randint(1, 9))] for _ in range(300)]
 
-    def post(inputs: list[list[int]]) -> tuple[int, Any]:
-        return ask(front, "POST", "/predict", json.dumps({"inputs": inputs}).encode())
-
     with ThreadPoolExecutor(32) as pool:
-        replies = list(pool.map(post, requests))
-    assert {status for status, _ in replies} == {200}
-    for inputs, (_, reply) in zip(requests, replies, strict=True):
-        assert [(output["label"], output["exit_block"]) for output in reply["outputs"]] == directly(inputs)
+        answers = list(pool.map(lambda inputs: predict(front, inputs), requests))
+    for inputs, outputs in zip(requests, answers, strict=True):
+        assert [(output["label"], output["exit_block"]) for output in outputs] == directly(inputs)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +43,7 @@ def test_many_clients_get_their_own_answers_in_order(front: str) -> None:
         (b"{", 400, "not JSON"),
         (b'{"inputs": []}', 422, "is empty"),
         (b'{"inputs": [["a", 1]]}', 422, "input 0 is ['a', 1]"),
-        (json.dumps({"inputs": [[0, 1]] * 51}).encode(), 422, "51 inputs in one request: 50 are allowed"),
+        (b'{"inputs": [%s[0, 1]]}' % (b"[0, 1]," * 50), 422, "51 inputs in one request: 50 are allowed"),
         (b" " * 100_001, 413, "100001 bytes: 100000 are allowed"),
         (b" " * 5_000_000, 413, "5000000 bytes: 100000 are allowed"),
     ],

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from cluster.local import free_port
+from tests.integration.asking import predict
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
@@ -58,13 +58,6 @@ def served(folder: Path, loader: str) -> Iterator[tuple[subprocess.Popen[str], s
             yield process, f"http://127.0.0.1:{port}", mark
         finally:
             process.kill()
-
-
-def predict(base: str, inputs: object) -> list[dict[str, float]]:
-    body = json.dumps({"inputs": inputs}).encode()
-    with urllib.request.urlopen(f"{base}/predict", body, timeout=30) as reply:
-        outputs: list[dict[str, float]] = json.load(reply)["outputs"]
-        return outputs
 
 
 def to_the_group(process: subprocess.Popen[str]) -> None:
