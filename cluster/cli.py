@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from cluster.commands.prepare import prepare
 from cluster.commands.profile import profile
+from cluster.commands.serve import serve
 from profiles.errors import UserError
 
 app = typer.Typer(
@@ -37,6 +39,7 @@ def _options(
 
 app.command("prepare")(prepare)
 app.command("profile")(profile)
+app.command("serve")(serve)
 
 
 def main() -> None:
@@ -44,7 +47,7 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)
 
 
