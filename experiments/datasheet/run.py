@@ -20,8 +20,8 @@ from profiles.shapes import bert_large, linear, resnet50
 from profiles.sweep import whole_s
 
 GAVEL, MLPERF = (
-    "gavel/isolated_throughputs_derived.csv",
-    "mlperf/inference_v4.1_closed_bert_resnet_retinanet_derived.csv",
+    "profiles/gavel/isolated_throughputs_derived.csv",
+    "profiles/mlperf/inference_v4.1_closed_bert_resnet_retinanet_derived.csv",
 )
 SQUAD_TOKENS = 176  # what remains of MLPerf's 384 once padding is dropped, as its engines do
 MLPERF_NAMES = {
