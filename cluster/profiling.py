@@ -69,13 +69,14 @@ def timed(
 ) -> list[Measured]:
     """One table per length, each with its share of the budget; after a Ctrl-C no other is begun."""
     found: list[Measured] = []
+    stopwatch = stopwatch_for(device)
     with _bar("timing", total=1.0) as advance:
         for index, each in enumerate(inputs):
             facts = facts_of(model, each.batch(1), kind, each.length, source, device)
             sweep = Sweep(
                 model,
                 each.batch,
-                stopwatch_for(device),
+                stopwatch,
                 budget_s=budget_s / len(inputs),
                 largest=largest,
                 progress=partial(_advance, advance, index, len(inputs)),

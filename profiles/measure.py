@@ -188,6 +188,7 @@ def stopwatch_for(device: str) -> Stopwatch:
     had been running. Several threads do wait, for each other.
     """
     if device.startswith("cuda"):
+        torch.cuda.set_device(device)
         return _by_events
     return partial(_by_clock, time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
 

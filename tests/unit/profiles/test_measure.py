@@ -148,3 +148,25 @@ def test_one_thread_is_timed_without_what_other_programs_take(
     launched, seconds = stopwatch_for("cpu")(run)
     assert len(launched.exits) == 2
     assert (seconds > 0.02) is waiting_counts
+
+
+def test_on_a_gpu_events_are_the_clock_and_the_allocator_knows_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None: ...
+        def synchronize(self) -> None: ...
+        def elapsed_time(self, end: "Event") -> float:
+            return 12.5
+
+    for name, answer in {"memory_allocated": 100, "max_memory_allocated": 164}.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda answer=answer: answer)
+    for name in ("synchronize", "reset_peak_memory_stats", "set_device"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_: None)
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    model = FakeModel()
+    _, seconds = stopwatch_for("cuda:0")(lambda: model.run(fake.batch_at(0, 2), 3, ()))
+    assert seconds == 0.0125
+    known = facts_of(model, fake.batch_at(0, 1), "h100", None, "measured: a fake", "cuda:0")
+    assert known.activation_bytes == (64, 64, 64)
