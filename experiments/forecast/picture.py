@@ -28,7 +28,7 @@ def draw(test: "Backtest", path: Path) -> None:
         day.plot(forecast, label="forecast", color=FORECAST, linewidth=1.2)
         bars.set(ylabel=f"inputs left of {ENTERING} at cut {cut + 1}")
         day.set_title(f"mean error {np.abs(actual - forecast).mean():.2f} inputs", fontsize="medium")
-    axes[0][0].legend()
+    axes[0][1].legend(loc="lower right")
     axes[1][0].set(xlabel=f"the first {SHOWN} windows of two minutes", xticks=range(SHOWN))
     axes[1][1].set(xlabel="all windows of the day")
     trace = test.trace
