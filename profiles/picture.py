@@ -22,12 +22,11 @@ def draw(profile: Profile, path: Path) -> None:
         input_axes.plot(sizes, 1000 * seconds / sizes, "o-", color=line.get_color(), label=f"knee at {knee(table)}")
         input_axes.axvline(knee(table), color=line.get_color(), linestyle=":")
     for axes, what in ((batch_axes, "ms per batch"), (input_axes, "ms per input")):
-        axes.set(xlabel="batch size", ylabel=what, xscale="log", yscale="log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("")
+        axes.set(xlabel="batch size", ylabel=what, ylim=(0, None))
         axes.legend()
-        axes.grid(alpha=0.3, which="both")
+        axes.grid(alpha=0.3)
+    input_axes.set_xscale("log", base=2)
+    input_axes.xaxis.set_major_formatter("{x:g}")
     if profile.exits:
         exit_axes[0].step(range(profile.exits.num_blocks), profile.exits.survival, where="mid")
         exit_axes[0].set(xlabel="block", ylabel="share of inputs that enter it", ylim=(0, 1.05))
