@@ -33,6 +33,8 @@ LEARNING_RATE = 7e-3
 
 NUM_TRAIN, NUM_CALIBRATE = 1000, 400
 COPIES = 8
+# Chosen on copies of a few hundred digits, thresholds lose more on others: this keeps them within 1 % there.
+MAX_ACCURACY_LOSS = 0.003
 
 Images = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -97,7 +99,13 @@ def make_demo(target: Path) -> None:
         with torch.random.fork_rng(devices=[]), TemporaryDirectory() as folder:
             torch.manual_seed(0)
             _save(_train(), Path(folder))
-            prepare(Path(folder), _sample(), target, Options(), {"data": "scikit-learn digits, distorted"})
+            prepare(
+                Path(folder),
+                _sample(),
+                target,
+                Options(max_accuracy_loss=MAX_ACCURACY_LOSS),
+                {"data": "scikit-learn digits, distorted"},
+            )
     finally:
         torch.set_num_threads(threads)
 

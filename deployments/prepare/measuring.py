@@ -12,7 +12,7 @@ from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.features import Features, Floats
 from deployments.prepare.sample import Indices, Sample
 from deployments.prepare.thresholds import Outcome, Replay, outcome, replay, search
-from deployments.prepare.training import Recipe, answers, train
+from deployments.prepare.training import answers, train
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Options:
     policy: str = "deployments.exits:entropy"
     ramp: RampKind = "light"
     max_accuracy_loss: float = 0.01
-    margin: float = 1.0
+    margin: float = 2.0
     seed: int = 0
 
 
@@ -46,7 +46,7 @@ class Seen:
 def make_ramps(found: Features, sample: Sample, options: Options) -> tuple[ExitRules, Mapping[int, nn.Module]]:
     """Ramps after every block but the last, and the rules by which inputs leave at them."""
     wanted, truth = _targets(found, sample)
-    heads = train(found.pooled, wanted, sample.parts.train, Recipe(kind=options.ramp, seed=options.seed))
+    heads = train(found.pooled, wanted, sample.parts.train, options.ramp, options.seed)
     calibrate = _look(heads, found, truth, sample.parts.calibrate)
     temperatures = [temperature(logits, calibrate.truth) for logits in calibrate.heads()]
     report = _look(heads, found, truth, sample.parts.report)
