@@ -32,9 +32,9 @@ BATCH = 64
 LEARNING_RATE = 7e-3
 
 NUM_TRAIN, NUM_CALIBRATE = 1000, 400
-COPIES = 8
-# Chosen on copies of a few hundred digits, thresholds lose more on others: this keeps them within 1 % there.
-MAX_ACCURACY_LOSS = 0.003
+COPIES = 2
+# Copies of one digit are no independent witnesses: half of the 1 % that may be lost is kept back for that.
+MAX_ACCURACY_LOSS = 0.005
 
 Images = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -71,7 +71,7 @@ def held_out_digits() -> tuple[Images, Labels]:
 
 
 def distort(images: Images, noise: float, random: torch.Generator) -> Images:
-    """Shift by half a pixel at most, turn by 11 degrees, scale by 15 %, and add noise (in shares of full ink)."""
+    """Shift by 0.4 pixels at most, turn by 7 degrees, scale by 10 %, and add noise (in shares of full ink)."""
     count = len(images)
 
     def uniform(most: float) -> Tensor:

@@ -47,10 +47,11 @@ def prepare(
     from deployments.prepare import checkpoint, pipeline
     from deployments.prepare.data import Columns, rows
     from deployments.prepare.measuring import Options
-    from deployments.prepare.progress import show
+    from deployments.prepare.progress import hush, show
     from deployments.prepare.report import exit_table
     from deployments.prepare.sample import draw
 
+    hush()
     path = policy if ":" in policy else f"deployments.exits:{policy}"
     policy_at(path)
     options = Options(path, ramp, share(max_accuracy_loss), seed=seed)
