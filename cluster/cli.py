@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from cluster.commands.prepare import prepare
+from cluster.commands.serve import serve
 from profiles.errors import UserError
 
 app = typer.Typer(
@@ -35,6 +37,7 @@ def _options(
 
 
 app.command("prepare")(prepare)
+app.command("serve")(serve)
 
 
 def main() -> None:
@@ -42,7 +45,7 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)
 
 

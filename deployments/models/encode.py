@@ -47,11 +47,23 @@ class ImageEncoder:
 
     processor: Any
     channels: int
+    size: tuple[int, int] | None = None  # the height and width that the network was built for, if it is for one only
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded:
         images = [self._image(value) for value in inputs]
-        pixels = self.processor(images=images, return_tensors="np", input_data_format="channels_last")["pixel_values"]
-        return Encoded({"pixel_values": np.asarray(pixels, np.float32)}, None)
+        # One by one: images of different sizes are no list until each has the network's.
+        arrays = [
+            self.processor(images=image, return_tensors="np", input_data_format="channels_last")["pixel_values"]
+            for image in images
+        ]
+        self._check_sizes([array.shape[-2:] for array in arrays])
+        return Encoded({"pixel_values": np.concatenate(arrays).astype(np.float32, copy=False)}, None)
+
+    def _check_sizes(self, sizes: Sequence[tuple[int, int]]) -> None:
+        wanted = self.size or sizes[0]
+        for position, size in enumerate(sizes):
+            if size != wanted:
+                raise UserError(f"image {position} is {size[0]} x {size[1]}, it must be {wanted[0]} x {wanted[1]}")
 
     def _image(self, value: Any) -> NDArray[np.float32]:
         try:

@@ -83,9 +83,16 @@ def _read_encoder(checkpoint: str | Path, family: Family, config: Any) -> Encode
 
     with _one_line_errors(checkpoint):
         if family.task == "image":
-            return ImageEncoder(AutoImageProcessor.from_pretrained(checkpoint), config.num_channels)
+            processor = AutoImageProcessor.from_pretrained(checkpoint)
+            return ImageEncoder(processor, config.num_channels, _image_size(config))
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, padding_side="right")
     return TextEncoder(tokenizer, min(tokenizer.model_max_length, _positions(config)))
+
+
+def _image_size(config: Any) -> tuple[int, int] | None:
+    """A vision transformer has positions for one size only; a convolutional network takes any."""
+    size = getattr(config, "image_size", None)
+    return (size, size) if isinstance(size, int) else (tuple(size) if size else None)
 
 
 def _positions(config: Any) -> int:

@@ -92,7 +92,7 @@ def _draw_accuracy(axes: Any, rules: ExitRules) -> None:
     depth = len(rules.ramps) + 1
     blocks = [rule.block + 1 for rule in rules.ramps]
     axes.plot(blocks, [rule.accuracy for rule in rules.ramps], "o-", color=EARLY, label="a ramp, of all inputs")
-    leaving = {"color": INK, "alpha": 0.3, "linewidths": 0}
+    leaving = {"color": INK, "alpha": 0.3, "linewidths": 0, "clip_on": False, "zorder": 3}
     right = [math.nan if rule.exit_accuracy is None else rule.exit_accuracy for rule in rules.ramps]
     areas = [20 + 600 * (before - after) for before, after in pairwise(_survival(rules))]
     axes.scatter(blocks, right, s=areas, **leaving)

@@ -28,7 +28,8 @@ def test_it_reads_held_out_digits(model: TorchModel) -> None:
 def test_inputs_leave_all_along_the_network_at_little_loss(rules: ExitRules) -> None:
     survival = [rule.survival or 0.0 for rule in rules.ramps]
     assert 0.2 <= survival[len(survival) // 2] <= 0.8
-    assert all(before > after for before, after in pairwise([1.0, *survival]))
+    leaving = [before - after for before, after in pairwise([1.0, *survival])]
+    assert sum(share >= 0.03 for share in leaving) >= 4
     assert (rules.full_accuracy or 0.0) >= 0.95
     assert (rules.full_accuracy or 0.0) - (rules.exit_accuracy or 0.0) <= 0.01
 

@@ -123,3 +123,11 @@ def test_a_family_nobody_knows_lists_those_that_are(text_checkpoint: Path) -> No
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
     with pytest.raises(UserError, match="'gpt2' is not known; known are: bert, distilbert"):
         load(text_checkpoint)
+
+
+def test_an_image_of_another_size_is_refused_before_it_meets_others(image_checkpoint: Path) -> None:
+    model = load(image_checkpoint)
+    with pytest.raises(UserError, match="image 1 is 8 x 7, it must be 8 x 8"):
+        model.encode([np.zeros((8, 8)), np.zeros((8, 7))])
+    with pytest.raises(UserError, match="image 0 is 6 x 6, it must be 8 x 8"):
+        model.encode([np.zeros((6, 6))])

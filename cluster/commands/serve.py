@@ -1,0 +1,137 @@
+"""`isobatch serve`: a model behind HTTP on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from cluster.local import LocalRay
+
+INLINE = 600  # the longest example that is shown on the command line
+
+
+def serve(
+    target: Annotated[
+        Path | None, typer.Argument(help="A model's directory or a Serve file (*.yaml); none: the built-in demo.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 unless the file says otherwise.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="8000 unless the file says otherwise.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where the network computes: cpu or cuda.")] = None,
+    dashboard: Annotated[bool, typer.Option(help="Start Ray's dashboard too, on 127.0.0.1 only.")] = False,
+    patience_s: Annotated[float, typer.Option(help="How long the start may take.")] = 300.0,
+) -> None:
+    """Serve a model at http://127.0.0.1:8000 on a Ray of its own, until Ctrl-C.
+
+    Example: [bold]isobatch serve[/], then
+    curl -d '{"inputs": ...}' http://127.0.0.1:8000/predict
+    """
+    from cluster.serve_file import serve_file
+
+    content = serve_file(target, {"device": device} if device else {})
+    http = content["http_options"]
+    http |= {"host": host or http["host"], "port": port or http["port"]}
+    run(content, dashboard, patience_s)
+
+
+def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
+    """Start, serve until a signal, stop."""
+    from cluster.deploy import deploy
+    from cluster.example import example_body
+    from cluster.local import check_place, local_ray
+    from cluster.serve_file import with_demo
+
+    # Bound to today's stdout: what Ray prints while it stops is led elsewhere.
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    stop = threading.Event()
+    http = content["http_options"]
+    base = url(http)
+    _on_signals(_interrupt)
+    check_place(http["host"], http["port"])
+    try:
+        complete = with_demo(content)
+        with console.status("Starting Ray") as status, local_ray(http, dashboard) as ray:
+            _on_signals(_interrupt)  # again: Ray put its own in place
+            status.update("Starting the network")
+            deploy(ray, complete, patience_s)
+            status.stop()
+            _on_signals(lambda *_: stop.set())
+            console.print(f"[bold green]ready[/] at {base}  (explained at {base}/docs)")
+            _show_example(console, base, example_body(content), ray.folder)
+            _watch(console, base, stop, ray)
+            _on_signals(_hurry)
+            status.update("Stopping: what was admitted is answered first (Ctrl-C again: at once)")
+            status.start()
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    console.print("stopped")
+
+
+def url(http: dict[str, Any]) -> str:
+    """
+    >>> url({"host": "0.0.0.0", "port": 8000})
+    'http://127.0.0.1:8000'
+    """
+    host = "127.0.0.1" if http["host"] in ("0.0.0.0", "::") else http["host"]
+    return f"http://{host}:{http['port']}"
+
+
+def _on_signals(handler: Any) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
+def _interrupt(*_: object) -> None:
+    _on_signals(_hurry)
+    raise KeyboardInterrupt
+
+
+def _hurry(*_: object) -> None:
+    from cluster.processes import end_descendants
+
+    end_descendants(patience_s=0.2)
+    os._exit(130)
+
+
+def _show_example(console: Console, base: str, body: str | None, folder: Path) -> None:
+    if body is None:
+        return
+    if len(body) > INLINE:
+        file = folder / "example.json"
+        file.write_text(body)
+        body = f"@{file}"
+    console.print(f"try it:  curl -d '{body}' {base}/predict", markup=False)
+
+
+def _watch(console: Console, base: str, stop: threading.Event, ray: LocalRay) -> None:
+    """A line that says what happens, twice a second, until `stop`."""
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+        while not stop.wait(0.5):
+            if not ray.alive():
+                console.print("[bold red]Ray ended unexpectedly[/]; its logs are in /tmp/ray/session_latest/logs")
+                raise typer.Exit(1)
+            live.update(Text(_line(base)), refresh=True)
+
+
+def _line(base: str) -> str:
+    try:
+        with urllib.request.urlopen(f"{base}/stats", timeout=2) as reply:
+            stats = json.load(reply)
+    except OSError as error:
+        return f"no answer from {base}/stats: {error}"
+    exits = {int(block): count for block, count in stats["exits"].items()}
+    inputs = sum(exits.values())
+    depth = sum((block + 1) * count for block, count in exits.items()) / inputs if inputs else 0.0
+    requests = ", ".join(f"{count} {outcome}" for outcome, count in stats["requests"].items())
+    return f"requests: {requests} | inputs: {inputs}, {depth:.1f} of {len(exits)} blocks each | Ctrl-C stops"

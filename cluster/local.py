@@ -1,0 +1,167 @@
+"""A Ray of our own on this machine: its fast settings, its start, and a stop that leaves nothing behind."""
+
+import contextlib
+import io
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.processes import adopt_orphans, end_descendants
+from profiles.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent  # where our packages are imported from
+SETTINGS = {
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
+    # A handle call over gRPC fails beyond gRPC's own 4 MiB unless told otherwise.
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 2**20),
+    # How long a stopping replica stays reachable: HAProxy, on this machine, forgets it in a fraction of a second.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
+    "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's own ports accept code to run: whoever calls them must show the token in ~/.ray.
+    "RAY_AUTH_MODE": "token",
+}
+
+
+def free_port(preferred: int, host: str = "127.0.0.1") -> int:
+    """This port if nobody listens there, or any free one."""
+    return preferred if is_free(host, preferred) else _bound_port(host, 0)
+
+
+def is_free(host: str, port: int) -> bool:
+    try:
+        return _bound_port(host, port) == port
+    except OSError:
+        return False
+
+
+def _bound_port(host: str, port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        return int(probe.getsockname()[1])
+
+
+def running_cluster() -> str | None:
+    """The address of a Ray cluster that `ray start` left running here, or that RAY_ADDRESS names."""
+    if told := os.environ.get("RAY_ADDRESS"):
+        return told
+    note = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray" / "ray_current_cluster"
+    with contextlib.suppress(OSError):
+        address = note.read_text().strip()
+        return address if _listens(address) else None
+    return None
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=1):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def check_place(host: str, port: int) -> None:
+    """One sentence when a Ray of our own cannot be started here, or HTTP not be served there."""
+    if address := running_cluster():
+        raise UserError(
+            f"a Ray cluster is already running at {address}, and 'isobatch serve' starts its own: "
+            "stop it with 'ray stop', or deploy onto it with 'serve deploy FILE.yaml'"
+        )
+    try:
+        _bound_port(host, port)
+    except OSError as error:
+        reason = f"port {port} of {host} cannot be used ({error.strerror})"
+        raise UserError(f"{reason}: stop what listens there, or take another with --port") from error
+
+
+def _settings(folder: str) -> dict[str, str]:
+    """For this process and all that Ray starts. Two of us may run side by side: nothing is at a fixed place."""
+    return SETTINGS | {
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port(8404, "0.0.0.0")),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port(9101, "0.0.0.0")),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port(8500)),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/metrics.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
+    }
+
+
+def prepare_environment(folder: str) -> None:
+    """Must come before the first import of ray.serve, which reads it. What the user has set stays."""
+    for name, value in _settings(folder).items():
+        os.environ.setdefault(name, value)
+    paths = [str(ROOT), str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+
+
+@dataclass(frozen=True)
+class LocalRay:
+    """A Ray that runs, and a Serve that starts."""
+
+    address: str
+    folder: Path  # for small files; gone when it stops
+    serving: Future[None]  # done when HTTP is open
+
+    def alive(self) -> bool:
+        return _listens(self.address)
+
+
+@contextmanager
+def local_ray(http: dict[str, Any], dashboard: bool = False) -> Iterator[LocalRay]:
+    """Ray and Serve on this machine, until the block ends; `http` are Serve's http_options."""
+    adopt_orphans()
+    folder = tempfile.mkdtemp(prefix="isobatch-")
+    try:
+        prepare_environment(folder)
+        yield _start(http, dashboard, Path(folder))
+    finally:
+        _stop()
+        end_descendants()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(http: dict[str, Any], dashboard: bool, folder: Path) -> LocalRay:
+    import ray
+    from ray import serve
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    ray.init(
+        address="local",
+        include_dashboard=dashboard,
+        dashboard_host="127.0.0.1",
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    # The proxies take seconds to start, and a network to load: neither needs to wait for the other.
+    logs = {"log_level": "WARNING", "enable_access_log": False}
+    serving = ThreadPoolExecutor(1).submit(serve.start, http_options=http, logging_config=logs)
+    return LocalRay(ray.get_runtime_context().gcs_address, folder, serving)
+
+
+def _stop() -> None:
+    """Applications end what was admitted, then Serve ends, then Ray. What Ray prints meanwhile helps nobody."""
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized() or not _listens(ray.get_runtime_context().gcs_address):
+        return  # half started, or dead: nothing was admitted, and no call would return
+    nowhere = io.StringIO()
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), contextlib.suppress(Exception):
+        for name in serve.status().applications:
+            serve.delete(name)
+        serve.shutdown()
+        ray.shutdown()

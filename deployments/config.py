@@ -1,0 +1,85 @@
+"""What a user may write under `args:` of the Serve application."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from profiles.errors import UserError
+
+DEMO = "deployments.demo:demo_directory"
+
+
+def named(path: str) -> Callable[..., Any]:
+    """The function that an import path `module:function` names.
+
+    >>> named("math:sqrt")(9.0)
+    3.0
+    """
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(import_module(module), name) if name else None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"{path!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise UserError(f"{path!r} must name a function as 'module:function'")
+    return found  # type: ignore[no-any-return]
+
+
+def _well_formed(path: str) -> str:
+    module, colon, name = path.partition(":")
+    if not (module and colon and name.isidentifier()):
+        raise ValueError(f"{path!r} must look like 'package.module:function'")
+    return path
+
+
+def _known_device(device: str) -> str:
+    kind, colon, number = device.partition(":")
+    if device != "cpu" and (kind != "cuda" or (colon and not number.isdecimal())):
+        raise ValueError(f"{device!r} must be 'cpu', 'cuda' or 'cuda:NUMBER'")
+    return device
+
+
+ImportPath = Annotated[str, AfterValidator(_well_formed)]
+Device = Annotated[str, AfterValidator(_known_device)]
+
+
+class AppConfig(BaseModel):
+    """One early-exit network behind HTTP. Every field has a default: with none given, the built-in demo is served."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str | None = Field(
+        None, description="Directory of a checkpoint made by `isobatch prepare`; none: the demo model."
+    )
+    loader: ImportPath = Field(
+        "deployments.models:load", description="Function (directory, device=, dtype=) that returns a SplitModel."
+    )
+    device: Device = Field("cpu", description="Where the network computes: cpu or cuda.")
+    dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")
+    exits: bool = Field(True, description="Whether inputs may leave at ramps; if not, all run to the last block.")
+    max_batch: int = Field(32, ge=1, description="The most inputs that are computed together.")
+    max_waiting: int = Field(4096, ge=1, description="Inputs that may wait; beyond them a request is refused (503).")
+    max_inputs: int = Field(256, ge=1, description="Inputs that one request may carry (422 beyond).")
+    max_body_bytes: int = Field(
+        16 * 2**20, ge=1, description="Size that the body of one request may have (413 beyond)."
+    )
+    drain_s: float = Field(30.0, gt=0, description="How long a stop waits for the requests that were admitted.")
+
+
+def parse(arguments: dict[str, Any]) -> AppConfig:
+    """The configuration, or one line about the first field that is wrong.
+
+    >>> parse({"max_batch": 8}).max_batch
+    8
+    """
+    try:
+        return AppConfig.model_validate(arguments)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(AppConfig.model_fields)
+            raise UserError(f"args: there is no field {field!r}; there are: {known}") from error
+        raise UserError(f"args: {field} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}") from error

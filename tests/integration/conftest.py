@@ -1,0 +1,34 @@
+"""One local Ray for the whole session, started and stopped as `isobatch serve` does it."""
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cluster.deploy import deploy
+from cluster.local import LocalRay, free_port, local_ray
+
+
+@pytest.fixture(scope="session")
+def local() -> Iterator[tuple[LocalRay, str]]:
+    """The Ray and the address of its HTTP front; nothing is deployed yet."""
+    before = dict(os.environ)
+    os.environ.pop("RAY_ADDRESS", None)
+    port = free_port(8765)
+    with local_ray({"host": "127.0.0.1", "port": port}) as ray:
+        yield ray, f"http://127.0.0.1:{port}"
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def deployed(local: tuple[LocalRay, str]) -> Callable[..., str]:
+    """Deploy what a Serve file with these `applications:` says, in place of what was there; returns the address."""
+
+    ray, address = local
+
+    def put(*applications: dict[str, object]) -> str:
+        deploy(ray, {"applications": list(applications)}, patience_s=60)
+        return address
+
+    return put

@@ -1,0 +1,59 @@
+"""A real network behind the real front: what many clients get at once is what each input gets alone, without Ray."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments.models import load
+from deployments.models.ramps import save_ramps
+from deployments.split import run_through
+from tests.integration.asking import ask, predict
+from tests.networks import hugging_face, network
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small vision transformer with random ramps, at which some inputs leave and some do not."""
+    from transformers import ViTImageProcessor
+
+    folder = tmp_path_factory.mktemp("vit")
+    hugging_face("vit").save_pretrained(folder)
+    ViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False).save_pretrained(folder)
+    ramps = network("vit", "confidence", [0.85]).ramps
+    save_ramps(folder, ramps.rules, ramps.heads)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def front(deployed: Callable[..., str], checkpoint: Path) -> str:
+    arguments = {"model": str(checkpoint)}
+    return deployed({"name": "vit", "import_path": "deployments.app:build", "args": arguments})
+
+
+def test_answers_equal_those_of_each_input_alone(front: str, checkpoint: Path) -> None:
+    images = np.random.default_rng(3).normal(size=(120, 8, 8)).tolist()
+    with ThreadPoolExecutor(16) as pool:
+        answers = [outputs[0] for outputs in pool.map(lambda image: predict(front, image), images)]
+    model = load(checkpoint)
+    for image, answer in zip(images, answers, strict=True):
+        (alone,) = list(run_through(model, model.encode([image]), model.ramp_blocks))
+        assert (answer["label"], answer["exit_block"]) == (alone.labels[0], alone.blocks[0])
+        assert answer["score"] == pytest.approx(alone.probabilities.max(), abs=1e-4)
+    assert len({answer["exit_block"] for answer in answers}) > 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        ([[0.0] * 7] * 8, "image 0 is 8 x 7, it must be 8 x 8"),
+        ("text", "an image must be an array of numbers"),
+        ([[["x"] * 8] * 8], "an image must be an array of numbers"),
+    ],
+)
+def test_what_is_no_image_is_refused(front: str, inputs: Any, sentence: str) -> None:
+    status, reply = ask(front, "POST", "/predict", {"inputs": inputs})
+    assert (status, sentence in reply["error"]) == (422, True), reply

@@ -1,0 +1,68 @@
+"""The real front: HTTP through the proxy, batches across requests, answers as the network gives them directly."""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from deployments.split import run_through
+from tests.integration.asking import ask, predict
+from tests.toy import RAMPS, Toy
+
+
+@pytest.fixture(scope="module")
+def front(deployed: Callable[..., str]) -> str:
+    arguments = {"model": "/models/toy", "loader": "tests.toy:load", "max_inputs": 50, "max_body_bytes": 100_000}
+    return deployed({"name": "isobatch", "import_path": "deployments.app:build", "args": arguments})
+
+
+def directly(inputs: list[list[int]]) -> list[tuple[int, int]]:
+    """(label, exit block) of each input, from the network alone."""
+    toy = Toy()
+    found = {}
+    for exits in run_through(toy, toy.encode(inputs), RAMPS):
+        for row, label, block in zip(exits.rows, exits.labels, exits.blocks, strict=True):
+            found[int(row)] = (int(label), int(block))
+    return [found[row] for row in range(len(inputs))]
+
+
+def test_many_clients_get_their_own_answers_in_order(front: str) -> None:
+    chance = random.Random(7)
+    requests = [[[chance.randrange(5), chance.randrange(10)] for _ in range(chance.randint(1, 9))] for _ in range(300)]
+
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(lambda inputs: predict(front, inputs), requests))
+    for inputs, outputs in zip(requests, answers, strict=True):
+        assert [(output["label"], output["exit_block"]) for output in outputs] == directly(inputs)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        (b"{", 400, "not JSON"),
+        (b'{"inputs": []}', 422, "is empty"),
+        (b'{"inputs": [["a", 1]]}', 422, "input 0 is ['a', 1]"),
+        (b'{"inputs": [%s[0, 1]]}' % (b"[0, 1]," * 50), 422, "51 inputs in one request: 50 are allowed"),
+        (b" " * 100_001, 413, "100001 bytes: 100000 are allowed"),
+        (b" " * 5_000_000, 413, "5000000 bytes: 100000 are allowed"),
+    ],
+)
+def test_what_is_wrong_is_said_through_the_proxy_too(front: str, body: bytes, status: int, sentence: str) -> None:
+    before = ask(front, "GET", "/stats")[1]["exits"]
+    found, reply = ask(front, "POST", "/predict", body)
+    assert (found, sentence in reply["error"]) == (status, True), reply
+    assert ask(front, "GET", "/stats")[1]["exits"] == before
+
+
+def test_a_failure_inside_is_a_500_and_the_next_request_is_answered(front: str) -> None:
+    status, reply = ask(front, "POST", "/predict", b'{"inputs": [[0, -1]]}')
+    assert (status, "RuntimeError" in reply["error"]) == (500, True)
+    assert ask(front, "POST", "/predict", b'{"inputs": [[0, 1]]}')[0] == 200
+
+
+def test_health_and_paths(front: str) -> None:
+    assert ask(front, "GET", "/healthz") == (200, {"status": "ok"})
+    assert ask(front, "GET", "/readyz") == (200, {"status": "ready", "model": "toy"})
+    assert ask(front, "GET", "/predict")[0] == 405
+    assert ask(front, "GET", "/nothing")[0] == 404

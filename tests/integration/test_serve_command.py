@@ -1,0 +1,98 @@
+"""`isobatch serve` as its user meets it: a process that is started, asked, and stopped by a signal."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster.local import free_port
+from tests.integration.asking import predict
+
+ROOT = Path(__file__).parents[2]
+SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
+
+
+def marked(mark: str) -> list[str]:
+    """The processes that were started with this mark in their environment, whoever is their parent now."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in environment.read_bytes():
+                found.append(environment.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode()[:100])
+        except OSError:
+            continue
+    return found
+
+
+@contextmanager
+def served(folder: Path, loader: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """The command at work: its process, its address, and the mark that all its processes bear."""
+    mark, port = f"ISOBATCH_TEST={uuid.uuid4().hex}", free_port(8123)
+    file = folder / "serve.yaml"
+    application = {"name": "isobatch", "import_path": "deployments.app:build"}
+    application |= {"args": {"model": str(folder), "loader": loader}}
+    file.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
+    environment |= dict([mark.split("=")])
+    with subprocess.Popen(
+        [*SERVE, str(file), "--port", str(port)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout
+            assert "ready at" in process.stdout.readline()
+            yield process, f"http://127.0.0.1:{port}", mark
+        finally:
+            process.kill()
+
+
+def to_the_group(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C: a terminal tells everybody, Ray's processes too."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize("stop", [to_the_group, subprocess.Popen.terminate])
+def test_a_signal_ends_what_was_admitted_and_leaves_no_process(
+    tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None]
+) -> None:
+    with served(tmp_path, "tests.toy:load_slow") as (process, base, mark), ThreadPoolExecutor(1) as pool:
+        assert any("haproxy" in line for line in marked(mark))
+        slow = pool.submit(predict, base, [[4, 7], [0, 3]])  # four blocks of half a second
+        time.sleep(0.7)
+        stop(process)
+        assert [output["label"] for output in slow.result()] == [7, 3]
+        assert process.wait(20) == 0
+        assert marked(mark) == []
+
+
+def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [*SERVE, str(tmp_path), "--port", str(port)]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert f"port {port} of 127.0.0.1 cannot be used" in result.stderr
+
+
+def test_a_cluster_that_runs_is_one_sentence(tmp_path: Path) -> None:
+    environment = os.environ | {"RAY_ADDRESS": "10.0.0.1:6379"}
+    result = subprocess.run(
+        [*SERVE, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30
+    )
+    assert result.returncode == 2
+    assert "already running at 10.0.0.1:6379" in result.stderr

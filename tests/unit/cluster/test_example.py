@@ -1,0 +1,59 @@
+"""The request shown after the start fits the checkpoint; the reason shown after a failure is the replica's own."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster import serve_file as files
+from cluster.deploy import _reason
+from cluster.example import example_body
+from cluster.serve_file import serve_file, with_demo
+
+
+def body_for(folder: Path, config: dict[str, Any]) -> Any:
+    (folder / "config.json").write_text(json.dumps(config))
+    body = example_body(serve_file(folder, {}))
+    return None if body is None else json.loads(body)["inputs"]
+
+
+def test_the_demo_is_asked_about_a_digit() -> None:
+    body = example_body(serve_file(None, {}))
+    assert body is not None
+    (image,) = json.loads(body)["inputs"]
+    assert [len(row) for row in image] == [8] * 8
+    assert max(map(max, image)) == 16
+
+
+def test_a_checkpoint_is_asked_about_what_it_reads(tmp_path: Path) -> None:
+    assert body_for(tmp_path, {"vocab_size": 10}) == ["a text to be classified"]
+    assert body_for(tmp_path, {"num_channels": 1, "image_size": 2}) == [[[0.5, 0.5], [0.5, 0.5]]]
+    (image,) = body_for(tmp_path, {"num_channels": 3})
+    assert (len(image), len(image[0]), image[0][0]) == (224, 224, [0.5, 0.5, 0.5])
+    assert body_for(tmp_path, {"model_type": "other"}) is None
+
+
+def test_the_demo_stands_where_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "DEMO", "tempfile:gettempdir")
+    content = serve_file(None, {"max_batch": 4})
+    complete = with_demo(content)
+    assert Path(complete["applications"][0]["args"].pop("model")).is_dir()
+    assert complete == content
+    named = serve_file(tmp_path, {})
+    assert with_demo(named) == named
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "reason"),
+    [
+        ("trace\n  File x\nprofiles.errors.UserError: no weights\n", "failed", "no weights"),
+        ("trace\n  File x\nOSError: disk: full\nThe replica is dead.", "failed", "OSError: disk: full"),
+        ("", "could not import", "could not import"),
+        ("", "", "no reason was given"),
+    ],
+)
+def test_the_reason_of_a_failed_start_is_what_was_raised(message: str, status: str, reason: str) -> None:
+    deployments = {"front": SimpleNamespace(message=message)}
+    assert _reason(SimpleNamespace(deployments=deployments, message=status)) == reason

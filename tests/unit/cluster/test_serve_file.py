@@ -1,0 +1,56 @@
+"""A directory, a Serve file or nothing becomes one Serve file; what is wrong is said before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.serve_file import APPLICATION, serve_file
+from profiles.errors import UserError
+
+EXAMPLE = Path(__file__).parents[3] / "cluster" / "serve.yaml"
+
+
+def test_a_directory_and_the_demo_become_one_application(tmp_path: Path) -> None:
+    content = serve_file(tmp_path, {"device": "cuda"})
+    (application,) = content["applications"]
+    assert application["import_path"] == APPLICATION
+    assert application["args"] == {"model": str(tmp_path), "device": "cuda"}
+    assert content["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    assert serve_file(None, {})["applications"][0]["args"] == {}
+
+
+def test_the_example_file_says_the_defaults() -> None:
+    example, default = serve_file(EXAMPLE, {}), serve_file(None, {})
+    assert example["http_options"] == default["http_options"]
+    assert example["applications"][0]["import_path"] == APPLICATION
+
+
+def test_applications_of_others_are_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("applications: [{name: other, import_path: 'a:b', args: {c: 1}}]\nhttp_options: {port: 9}")
+    content = serve_file(file, {"device": "cpu"})
+    assert content["applications"] == [{"name": "other", "import_path": "a:b", "args": {"c": 1}}]
+    assert content["http_options"] == {"host": "127.0.0.1", "port": 9}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: b: c", "cannot be read as YAML"),
+        ("just text", "needs a list 'applications:'"),
+        ("applications: []", "needs a list 'applications:'"),
+        (f"applications: [{{import_path: '{APPLICATION}', args: {{max_bach: 3}}}}]", "no field 'max_bach'"),
+        (f"applications: [{{import_path: '{APPLICATION}', args: {{model: /nowhere}}}}]", "'/nowhere': no such"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=sentence) as error:
+        serve_file(file, {})
+    assert "\n" not in str(error.value)
+
+
+def test_a_path_that_is_not_there_is_named() -> None:
+    with pytest.raises(UserError, match="/nowhere/at/all: no such directory or file"):
+        serve_file(Path("/nowhere/at/all"), {})

@@ -1,0 +1,33 @@
+"""Every field has a default and a description; what is wrong is named in one line."""
+
+import pytest
+
+from deployments.config import AppConfig, named, parse
+from profiles.errors import UserError
+
+
+def test_every_field_is_described_and_has_a_default() -> None:
+    AppConfig()
+    assert all(field.description and not field.is_required() for field in AppConfig.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"max_bach": 8}, "no field 'max_bach'; there are: model, "),
+        ({"max_batch": 0}, "max_batch = 0: .*greater than or equal to 1"),
+        ({"device": "gpu"}, "device = 'gpu': 'gpu' must be 'cpu', 'cuda'"),
+        ({"dtype": "int8"}, "dtype = 'int8'.*'bfloat16'"),
+        ({"loader": "toy.load"}, "loader = 'toy.load'.*package.module:function"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_value(arguments: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as error:
+        parse(arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["nowhere:load", "math:cubic_root", "math:pi", "math"])
+def test_an_import_path_that_names_no_function_is_refused(path: str) -> None:
+    with pytest.raises(UserError, match=path):
+        named(path)
