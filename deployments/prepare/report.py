@@ -45,14 +45,14 @@ def shortfall(rules: ExitRules, allowed: float) -> str | None:
     """What to say when more was lost on the inputs kept for the report than was allowed.
 
     >>> print(shortfall(ExitRules(full_accuracy=0.95, exit_accuracy=0.92, notes={"calibrated_on": 120}), 0.01))
-    3.0% were lost, not the 1.0% allowed: thresholds were chosen on only 120 inputs; give more, or allow less
+    3.0% were lost, not the 1.0% allowed: thresholds were chosen on 120 inputs; give more, or allow less
     """
     lost = (rules.full_accuracy or 0.0) - (rules.exit_accuracy or 0.0)
     if lost <= allowed:
         return None
     count = rules.notes.get("calibrated_on")
     return (
-        f"{lost:.1%} were lost, not the {allowed:.1%} allowed: thresholds were chosen on only {count} inputs; "
+        f"{lost:.1%} were lost, not the {allowed:.1%} allowed: thresholds were chosen on {count} inputs; "
         "give more, or allow less"
     )
 
