@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cluster.commands.prepare import prepare
 from cluster.commands.serve import serve
 from profiles.errors import UserError
 
@@ -35,6 +36,7 @@ def _options(
     pass
 
 
+app.command("prepare")(prepare)
 app.command("serve")(serve)
 
 

@@ -1,0 +1,88 @@
+"""`isobatch prepare`: a Hugging Face classifier becomes an early-exit one."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from profiles.errors import UserError
+
+Kind = Literal["light", "pooler"]
+
+
+def prepare(
+    model: Annotated[str, typer.Argument(help="Directory or hub id of a Hugging Face classifier.")],
+    data: Annotated[Path, typer.Option(help="Inputs, labelled or not: csv, tsv, jsonl, or npz for images.")],
+    out: Annotated[Path, typer.Option(help="Directory to write: the checkpoint, its ramps and exits.json.")],
+    ramp: Annotated[
+        Kind, typer.Option(help="light (one linear layer) or pooler (DeeBERT's: dense, tanh, linear).")
+    ] = "light",
+    policy: Annotated[
+        str, typer.Option(help="Who leaves: a name in deployments.exits or module:function.")
+    ] = "entropy",
+    max_accuracy_loss: Annotated[str, typer.Option(help="What may be lost against the full network.")] = "1%",
+    text_column: Annotated[
+        str | None, typer.Option(help="Column of the texts; found by usual names if not given.")
+    ] = None,
+    text_pair_column: Annotated[str | None, typer.Option(help="Column of the second texts of pairs.")] = None,
+    image_column: Annotated[str | None, typer.Option(help="Column of picture paths or of nested arrays.")] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="Column of the labels. A file without: the network's own predictions.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Names for the columns of a file without a header: label,title,text")
+    ] = None,
+    max_rows: Annotated[int, typer.Option(min=50, help="Use a uniform sample of at most so many rows.")] = 20_000,
+    device: Annotated[str, typer.Option(help="Where features are computed: auto, cpu, cuda:0.")] = "auto",
+    seed: Annotated[int, typer.Option(help="For the sample, its parts and the training.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False,
+) -> None:
+    """Give a classifier early exits, without touching its weights.
+
+    Example: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --max-accuracy-loss 1%[/]
+    """
+    from rich.console import Console
+
+    from deployments.models.ramps import policy_at
+    from deployments.prepare import checkpoint, pipeline
+    from deployments.prepare.data import Columns, rows
+    from deployments.prepare.measuring import Options
+    from deployments.prepare.progress import hush, show
+    from deployments.prepare.report import exit_table, shortfall
+    from deployments.prepare.sample import draw
+
+    hush()
+    path = policy if ":" in policy else f"deployments.exits:{policy}"
+    policy_at(path)
+    options = Options(path, ramp, share(max_accuracy_loss), seed=seed)
+    pipeline.check_free(out, force)
+    source = checkpoint.locate(model)
+    header = tuple(columns.split(",")) if columns else None
+    wanted = Columns(text_column, text_pair_column, image_column, label_column, header)
+    found = rows(data, wanted, images=checkpoint.reads_images(source))
+    sample = draw(show(found, f"reading {data.name}"), data, checkpoint.label_names(source), max_rows, seed)
+    console = Console()
+    if sample.labels is None:
+        console.print(
+            f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column)"
+        )
+    notes: dict[str, str | int | float] = {"checkpoint": Path(model).name, "data": data.name, "rows": len(sample)}
+    rules = pipeline.prepare(source, sample, out, options, notes, device, force)
+    console.print(exit_table(rules, len(checkpoint.label_names(source))))
+    if warning := shortfall(rules, options.max_accuracy_loss):
+        console.print(f"[yellow]{warning}[/]")
+    console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
+
+
+def share(text: str) -> float:
+    """
+    >>> share("1%"), share("0.02")
+    (0.01, 0.02)
+    """
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise UserError(f"--max-accuracy-loss {text} is no share; write it as 1% or 0.01")
+    return value

@@ -1,0 +1,1 @@
+"""Turn a Hugging Face classifier into an early-exit one, without touching its weights."""

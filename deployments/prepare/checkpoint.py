@@ -1,0 +1,73 @@
+"""The files of a Hugging Face checkpoint: which there are, what they hold, and a copy of what cannot run code."""
+
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from deployments.models.families import family_of
+from deployments.models.ramps import RULES, WEIGHTS
+from profiles.errors import UserError
+
+KEPT = (".json", ".txt", ".safetensors", ".model", ".jinja")
+
+
+def locate(checkpoint: str) -> Path:
+    """The directory of a checkpoint; one that is named by its hub id is downloaded, without pickles."""
+    folder = Path(checkpoint) if Path(checkpoint).is_dir() else _download(checkpoint)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{checkpoint}: is no checkpoint: it has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"{checkpoint}: has no *.safetensors weights; save it with save_pretrained() first")
+    return folder
+
+
+def files(folder: Path) -> list[Path]:
+    """What belongs to the checkpoint itself: nothing pickled, no hidden file, no ramps of an earlier preparation."""
+    found = (path for path in folder.iterdir() if path.is_file() and path.suffix in KEPT)
+    return sorted(path for path in found if not path.name.startswith(".") and path.name not in (RULES, WEIGHTS))
+
+
+def fingerprint(folder: Path) -> str:
+    """The same for the same contents, wherever they lie."""
+    digest = sha256()
+    for path in files(folder):
+        with path.open("rb") as file:
+            digest.update(path.name.encode())
+            while part := file.read(1 << 20):
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def reads_images(folder: Path) -> bool:
+    """Whether the network in this directory takes images, not texts."""
+    return family_of(_config(folder).model_type).task == "image"
+
+
+def label_names(folder: Path) -> list[str]:
+    names: dict[int, str] = _config(folder).id2label
+    return [names[number] for number in sorted(names)]
+
+
+def _config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: its config.json cannot be read: {str(error).strip().splitlines()[0]}") from error
+
+
+def copy(folder: Path, to: Path) -> None:
+    for path in files(folder):
+        shutil.copyfile(path, to / path.name)
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=[f"*{suffix}" for suffix in KEPT]))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{hub_id}: neither a directory nor a checkpoint that can be downloaded: {reason}") from error

@@ -1,0 +1,126 @@
+"""From features to ramps that are trained, calibrated, given thresholds, and measured on inputs kept for that alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from deployments.models.ramps import ExitRules, RampKind, RampRule, policy_at
+from deployments.prepare.calibration import calibration_error, temperature
+from deployments.prepare.features import Features, Floats
+from deployments.prepare.sample import Indices, Sample
+from deployments.prepare.thresholds import Outcome, Replay, outcome, replay, search
+from deployments.prepare.training import answers, train
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose. `margin` is how many standard errors the measured loss must keep from what is allowed."""
+
+    policy: str = "deployments.exits:entropy"
+    ramp: RampKind = "light"
+    max_accuracy_loss: float = 0.01
+    margin: float = 2.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What ramps and head say about some inputs, calibrated or not yet, and the truth about them (one-hot)."""
+
+    ramps: Tensor
+    head: Tensor
+    truth: Tensor
+
+    def temperatures(self) -> list[float]:
+        """What would make each of them honest, the head last."""
+        return [temperature(logits, self.truth) for logits in self.heads()]
+
+    def cooled(self, temperatures: Sequence[float]) -> "Seen":
+        """Calibrated: one temperature a ramp, the head's last."""
+        ramps = [logits / value for logits, value in zip(self.ramps, temperatures, strict=False)]
+        return Seen(torch.stack(ramps), self.head / temperatures[-1], self.truth)
+
+    def heads(self) -> list[Tensor]:
+        return [*self.ramps, self.head]
+
+
+def make_ramps(found: Features, sample: Sample, options: Options) -> tuple[ExitRules, Mapping[int, nn.Module]]:
+    """Ramps after every block but the last, and the rules by which inputs leave at them."""
+    wanted, truth = targets_of(found, sample)
+    heads = train(found.pooled, wanted, sample.parts.train, options.ramp, options.seed)
+    calibrate = look(heads, found, truth, sample.parts.calibrate)
+    temperatures = calibrate.temperatures()
+    report = look(heads, found, truth, sample.parts.report)
+    cool = report.cooled(temperatures)
+    chosen, reached = _choose(calibrate.cooled(temperatures), cool, options)
+    errors = [
+        (calibration_error(before, report.truth), calibration_error(after, report.truth))
+        for before, after in zip(report.heads(), cool.heads(), strict=True)
+    ]
+    return _rules(options, temperatures, chosen, reached, errors), dict(enumerate(heads))
+
+
+def targets_of(found: Features, sample: Sample) -> tuple[Floats, Tensor]:
+    """What ramps are trained towards, and what counts as right: the labels, or what the full network says."""
+    num_labels = found.logits.shape[1]
+    labels = found.logits.argmax(axis=1) if sample.labels is None else sample.labels
+    truth = np.eye(num_labels, dtype=np.float32)[labels]
+    wanted = torch.from_numpy(found.logits).softmax(dim=1).numpy() if sample.labels is None else truth
+    return wanted, torch.from_numpy(truth)
+
+
+def look(heads: list[nn.Module], found: Features, truth: Tensor, rows: Indices) -> Seen:
+    return Seen(answers(heads, found.pooled, rows), torch.from_numpy(found.logits[rows]), truth[rows])
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Thresholds at work on the inputs they are reported on."""
+
+    table: Replay
+    outcome: Outcome
+
+
+def _choose(calibrate: Seen, report: Seen, options: Options) -> tuple[list[float], Reached]:
+    policy = policy_at(options.policy)
+    num_ramps = len(calibrate.ramps)
+    depths = [(block + 1) / (num_ramps + 1) for block in range(num_ramps)]
+    table = replay(policy, calibrate.ramps, calibrate.head, calibrate.truth, depths)
+    chosen = search(table, options.max_accuracy_loss, options.margin)
+    table_there = replay(policy, report.ramps, report.head, report.truth, depths)
+    return table.candidates[chosen].tolist(), Reached(table_there, outcome(table_there, chosen))
+
+
+def _rules(
+    options: Options,
+    temperatures: list[float],
+    thresholds: list[float],
+    reached: Reached,
+    errors: list[tuple[float, float]],
+) -> ExitRules:
+    right, places = reached.table.right, reached.outcome.places
+    ramps = tuple(
+        RampRule(
+            block=ramp,
+            threshold=threshold,
+            temperature=temperatures[ramp],
+            survival=float((places > ramp).mean()),
+            accuracy=float(right[ramp].mean()),
+            exit_accuracy=float(right[ramp][places == ramp].mean()) if (places == ramp).any() else None,
+            ece_before=errors[ramp][0],
+            ece_after=errors[ramp][1],
+        )
+        for ramp, threshold in enumerate(thresholds)
+    )
+    return ExitRules(
+        kind=options.ramp,
+        policy=options.policy,
+        ramps=ramps,
+        head_temperature=temperatures[-1],
+        full_accuracy=float(right[-1].mean()),
+        exit_accuracy=float(right[places, np.arange(len(places))].mean()),
+        mean_depth_share=reached.outcome.depth,
+    )

@@ -1,0 +1,64 @@
+"""The whole of `isobatch prepare`: features, ramps, thresholds, and a directory that is still a checkpoint."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from deployments.models import load
+from deployments.models.ramps import RULES, ExitRules, save_ramps
+from deployments.prepare import checkpoint
+from deployments.prepare.features import features
+from deployments.prepare.folders import cache_directory, whole
+from deployments.prepare.measuring import Options, make_ramps
+from deployments.prepare.report import draw_exits
+from deployments.prepare.sample import Sample
+from profiles.errors import UserError
+
+PICTURE = "exits.png"
+
+
+def prepare(
+    source: Path,
+    sample: Sample,
+    out: Path,
+    options: Options,
+    notes: Mapping[str, str | int | float] | None = None,
+    device: str = "cpu",
+    force: bool = False,
+) -> ExitRules:
+    """Write `out`: the checkpoint in `source`, its ramps, their rules, and a picture of what they reach."""
+    check_free(out, force)
+    model = load(source, device)
+    if model.num_blocks < 2:
+        raise UserError(f"{source}: has {model.num_blocks} block; a ramp needs another block after it")
+    fingerprint = checkpoint.fingerprint(source)
+    found = features(model, fingerprint, sample.values, cache_directory() / "features")
+    rules, heads = make_ramps(found, sample, options)
+    rules = rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
+    with whole(out) as draft:
+        checkpoint.copy(source, draft)
+        save_ramps(draft, rules, heads)
+        draw_exits(rules, draft / PICTURE)
+    return rules
+
+
+def check_free(out: Path, force: bool) -> None:
+    """Nothing is overwritten unasked, and what isobatch did not write never."""
+    if not out.exists():
+        return
+    if not force:
+        raise UserError(f"{out}: exists already; --force replaces it")
+    if not out.is_dir() or (any(out.iterdir()) and not (out / RULES).is_file()):
+        raise UserError(f"{out}: is not a prepared model (it has no {RULES}), so --force does not replace it")
+
+
+def _provenance(sample: Sample, options: Options, fingerprint: str) -> dict[str, str | int | float]:
+    return {
+        "checkpoint_sha256": fingerprint,
+        "targets": "the network's own predictions" if sample.labels is None else "labels",
+        "trained_on": len(sample.parts.train),
+        "calibrated_on": len(sample.parts.calibrate),
+        "reported_on": len(sample.parts.report),
+        "max_accuracy_loss": options.max_accuracy_loss,
+        "margin": options.margin,
+        "seed": options.seed,
+    }

@@ -1,0 +1,103 @@
+"""Files of inputs: what is read, and what is said when they cannot be."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deployments.prepare.data import Columns, rows
+from profiles.errors import UserError
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def read(path: Path, columns: Columns | None = None) -> list[tuple[object, object]]:
+    return [(row.value, row.label) for row in rows(path, columns or Columns())]
+
+
+def test_csv_with_quotes_newlines_and_odd_line_separators(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.csv", 'id,Text,Label\n1,"so, ""good""\nindeed",1\n2,one\u0085line\u2028still,0\n')
+    assert read(path) == [('so, "good"\nindeed', "1"), ("one\u0085line\u2028still", "0")]
+
+
+def test_a_lone_quotation_mark_in_tsv_is_text(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.tsv", 'sentence\tlabel\n"tis good\t1\nbad " film\t0\n')
+    assert read(path) == [('"tis good', "1"), ('bad " film', "0")]
+
+
+def test_pairs_are_found_and_may_be_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.tsv", "index\tquestion\tsentence\tlabel\n0\twho?\the.\tentailment\n")
+    assert read(path, Columns(text="question", pair="sentence")) == [(("who?", "he."), "entailment")]
+    path = written(tmp_path, "b.csv", "sentence1,sentence2,label\na,b,0\n")
+    assert read(path) == [(("a", "b"), "0")]
+
+
+def test_a_file_without_a_header_is_given_one(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.csv", "0,bad\n1,good\n")
+    assert read(path, Columns(header=("label", "text"))) == [("bad", "0"), ("good", "1")]
+
+
+def test_json_lines_skip_blank_ones_and_may_have_no_label(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.jsonl", '{"text": "a\\u0085b", "n": 1}\n\n{"text": "c", "n": 2}\n')
+    assert read(path) == [("a\u0085b", None), ("c", None)]
+
+
+def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
+    pixels = np.arange(4, dtype=np.uint8).reshape(2, 2)
+    np.savez(tmp_path / "a.npz", images=pixels[None], labels=np.array([3]))
+    Image.fromarray(pixels).save(tmp_path / "p.png")
+    table = f'image,label\np.png,1\n"{json.dumps(pixels.tolist())}",2\n'
+    found = [
+        *rows(tmp_path / "a.npz", images=True),
+        *rows(written(tmp_path, "a.csv", table), images=True),
+        *rows(written(tmp_path, "a.jsonl", json.dumps({"image": pixels.tolist(), "label": 4})), images=True),
+    ]
+    assert [row.label for row in found] == [3, "1", "2", 4]
+    for row in found:
+        np.testing.assert_array_equal(np.asarray(row.value), pixels)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "columns", "said"),
+    [
+        ("a.xml", "", Columns(), "cannot read .xml; use .csv, .tsv, .jsonl, .npz"),
+        ("a.csv", "x,y\n1,2\n", Columns(), "no column of texts found .* it has: 'x', 'y'"),
+        ("a.csv", "text,y\n1,2\n", Columns(label="lable"), "no column 'lable'; it has: 'text', 'y'"),
+        ("a.csv", "text,label\none\n", Columns(), "row 1 has no 'label'"),
+        ("a.jsonl", '{"text": "a"}\n{"text"\n', Columns(), "not JSON"),
+        ("a.jsonl", "[1]\n", Columns(), "line 1 is no JSON object but list"),
+        ("a.npz", "no archive", Columns(), "cannot be read as .npz"),
+        ("a.csv", "image,label\nnowhere.png,1\n", Columns(image="image"), "row 1: the picture 'nowhere.png'"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_one_line(
+    tmp_path: Path, name: str, text: str, columns: Columns, said: str
+) -> None:
+    path = written(tmp_path, name, text)
+    with pytest.raises(UserError, match=said) as caught:
+        read(path, columns)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_and_one_that_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file"):
+        read(tmp_path / "none.csv")
+    (tmp_path / "binary.csv").write_bytes(b"text,label\n\xff\xfe\x00,1\n")
+    with pytest.raises(UserError, match="not UTF-8"):
+        read(tmp_path / "binary.csv")
+
+
+def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
+    """An error far down the file does not keep the first rows from being read."""
+    path = written(tmp_path, "a.jsonl", '{"text": "a"}\n' * 3 + "broken")
+    found = rows(path)
+    assert [next(found).number for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(UserError, match="not JSON"):
+        next(found)

@@ -1,0 +1,180 @@
+"""The whole of `isobatch prepare` on a tiny network: what is written is what was measured, and will be served."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cluster import cli
+from deployments.models import TorchModel, load
+from deployments.prepare.data import rows
+from deployments.prepare.sample import draw
+from tests.networks import NUM_LABELS, hugging_face
+
+WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
+COUNT = 120
+
+Run = Callable[..., int]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "isobatch" / "features"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    from transformers import BertTokenizer
+
+    folder = tmp_path / "network"
+    hugging_face("bert").save_pretrained(folder)
+    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}).save_pretrained(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+    return folder
+
+
+def reviews(path: Path, labelled: bool = True) -> Path:
+    random = np.random.default_rng(0)
+    lines = [" ".join(random.choice(WORDS, random.integers(1, 12))) for _ in range(COUNT)]
+    labels = random.integers(NUM_LABELS, size=COUNT)
+    table = [f"{text},{label}" if labelled else text for text, label in zip(lines, labels, strict=True)]
+    path.write_text("\n".join(["text,label" if labelled else "text", *table]) + "\n")
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command as a user types it: its exit code."""
+
+    def typed(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["isobatch", "prepare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return int(stopped.value.code or 0)
+
+    return typed
+
+
+def rules_in(folder: Path) -> dict[str, Any]:
+    rules: dict[str, Any] = json.loads((folder / "exits.json").read_text())
+    return rules
+
+
+@pytest.mark.parametrize("policy", ["confidence", "patience"])
+def test_what_is_written_is_what_will_be_served(run: Run, checkpoint: Path, tmp_path: Path, policy: str) -> None:
+    """The prepared network, loaded and run, leaves and answers as its exits.json says."""
+    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
+    assert run(checkpoint, "--data", data, "--out", out, "--policy", policy, "--max-accuracy-loss", "40%") == 0
+    model, rules = load(out), rules_in(out)
+    sample = draw(rows(data), data, model.labels, 20_000)
+    part = sample.parts.report
+    assert sample.labels is not None
+    exits = model.run(model.encode([sample.values[row] for row in part]), model.num_blocks, model.ramp_blocks).exits
+    assert model.ramp_blocks == (0, 1, 2)
+    for ramp in rules["ramps"]:
+        assert ramp["survival"] == pytest.approx((exits.blocks > ramp["block"]).mean())
+    assert rules["exit_accuracy"] == pytest.approx((exits.labels == sample.labels[part]).mean())
+    assert rules["mean_depth_share"] == pytest.approx((exits.blocks + 1).mean() / model.num_blocks)
+    assert rules["mean_depth_share"] < 1
+
+
+def test_the_result_is_still_the_same_checkpoint_and_holds_no_pickle(
+    run: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    out = tmp_path / "out"
+    assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", out, "--ramp", "pooler") == 0
+    assert rules_in(out)["kind"] == "pooler"
+    names = {path.name for path in out.iterdir()}
+    assert {"config.json", "model.safetensors", "ramps.safetensors", "exits.json", "exits.png"} <= names
+    assert {Path(name).suffix for name in names} <= {".json", ".safetensors", ".png", ".txt"}
+    before = hugging_face("bert").state_dict()
+    after = AutoModelForSequenceClassification.from_pretrained(out).state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_features_are_computed_once_and_the_result_is_reproducible(
+    run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = reviews(tmp_path / "a.csv")
+    assert run(checkpoint, "--data", data, "--out", tmp_path / "first") == 0
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("features were computed again")
+
+    monkeypatch.setattr(TorchModel, "features", refuse)
+    assert run(tmp_path / "first", "--data", data, "--out", tmp_path / "again") == 0
+    for name in ("exits.json", "ramps.safetensors"):
+        first, again = ((tmp_path / folder / name).read_bytes() for folder in ("first", "again"))
+        assert first == again.replace(b'"checkpoint": "first"', b'"checkpoint": "network"')
+
+
+def test_recorded_inputs_without_labels_follow_the_network(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(checkpoint, "--data", reviews(tmp_path / "a.csv", labelled=False), "--out", out) == 0
+    assert "no column of labels" in " ".join(capsys.readouterr().out.split())
+    assert rules_in(out)["full_accuracy"] == 1.0
+    assert rules_in(out)["notes"]["targets"] == "the network's own predictions"
+
+
+def test_nothing_is_replaced_unasked(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
+    assert run(checkpoint, "--data", data, "--out", out) == 0
+    assert run(checkpoint, "--data", data, "--out", out) == 2
+    assert "exists already; --force replaces it" in capsys.readouterr().err
+    assert run(checkpoint, "--data", data, "--out", out, "--force") == 0
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").touch()
+    assert run(checkpoint, "--data", data, "--out", precious, "--force") == 2
+    assert (precious / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--label-column", "lable"), "no column 'lable'; it has: 'text', 'label'"),
+        (("--policy", "entropie"), "policy 'deployments.exits:entropie' cannot be imported"),
+        (("--max-accuracy-loss", "one"), "--max-accuracy-loss one is no share; write it as 1% or 0.01"),
+        (("--data", "none.csv"), "none.csv: cannot be read: No such file or directory"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line_and_exit_code_2(
+    run: Run,
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
+    assert run(checkpoint, "--data", data, "--out", out, *arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error
+    assert "\n" not in error
+    assert not out.exists()
+
+
+def test_a_directory_that_is_no_checkpoint_and_one_with_pickles_only(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
+    (tmp_path / "empty").mkdir()
+    assert run(tmp_path / "empty", "--data", data, "--out", out) == 2
+    (checkpoint / "model.safetensors").unlink()
+    assert run(checkpoint, "--data", data, "--out", out) == 2
+    said = capsys.readouterr().err
+    assert "it has no config.json" in said
+    assert "has no *.safetensors weights" in said

@@ -1,0 +1,97 @@
+"""Training, calibration and folders: the parts that ramps are made with."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.models.ramps import RampKind
+from deployments.prepare.calibration import calibration_error, temperature
+from deployments.prepare.folders import make_room, whole
+from deployments.prepare.training import answers, train
+
+ROWS = np.arange(400)
+
+
+@pytest.fixture
+def features() -> tuple[list[np.ndarray], np.ndarray]:
+    """Two blocks of unlike width and scale; a linear rule tells the two classes apart."""
+    random = np.random.default_rng(0)
+    labels = random.integers(2, size=400)
+    blocks = [random.normal(5.0, scale, (400, width)).astype(np.float32) for width, scale in ((4, 100.0), (6, 0.01))]
+    for block, scale in zip(blocks, (100.0, 0.01), strict=True):
+        block[:, 0] += (2 * labels - 1) * scale * 3
+    return blocks, np.eye(2, dtype=np.float32)[labels]
+
+
+@pytest.mark.parametrize("kind", ["light", "pooler"])
+def test_ramps_learn_whatever_the_scale_of_their_features(
+    kind: RampKind, features: tuple[list[np.ndarray], np.ndarray]
+) -> None:
+    pooled, targets = features
+    heads = train(pooled, targets, ROWS[:300], kind)
+    logits = answers(heads, pooled, ROWS[300:])
+    right = (logits.argmax(dim=2).numpy() == targets[300:].argmax(axis=1)).mean(axis=1)
+    assert (right > 0.95).all()
+
+
+def test_training_is_reproducible_and_leaves_the_callers_randomness_alone(
+    features: tuple[list[np.ndarray], np.ndarray],
+) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first, again = (answers(train(*features, ROWS, "pooler"), features[0], ROWS) for _ in range(2))
+    assert torch.equal(first, again)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_rows_kept_for_later_do_not_touch_the_ramps(features: tuple[list[np.ndarray], np.ndarray]) -> None:
+    pooled, targets = features
+    before = answers(train(pooled, targets, ROWS[:300], "light"), pooled, ROWS)
+    spoiled = [block.copy() for block in pooled]
+    for block in spoiled:
+        block[300:] = 1e6
+    after = answers(train(spoiled, targets, ROWS[:300], "light"), pooled, ROWS)
+    assert torch.equal(before, after)
+
+
+def test_temperature_mends_logits_that_are_too_sure() -> None:
+    random = torch.Generator().manual_seed(0)
+    honest = torch.randn(4000, 3, generator=random) * 2
+    drawn = torch.multinomial(honest.softmax(dim=1), 1, generator=random).squeeze(1)
+    truth = torch.eye(3)[drawn]
+    found = temperature(honest * 4, truth)
+    assert found == pytest.approx(4.0, rel=0.1)
+    assert calibration_error(honest * 4 / found, truth) < 0.03 < calibration_error(honest * 4, truth)
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+
+    def interrupted() -> None:
+        with whole(target) as draft:
+            (draft / "half").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(tmp_path.iterdir()) == []
+    for name in ("first", "second"):
+        with whole(target) as draft:
+            (draft / name).touch()
+    assert [path.name for path in target.iterdir()] == ["second"]
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_full_cache_loses_what_was_used_longest_ago_and_stale_drafts(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "old", "oldest", ".killed")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data").write_bytes(b"x" * 100)
+        os.utime(tmp_path / name, (1e6 - age, 1e6 - age))
+    make_room(tmp_path, needed_bytes=50, limit_bytes=300, now_s=1e6 + 60)
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "old", ".killed"}
+    make_room(tmp_path, needed_bytes=50, limit_bytes=300, now_s=1e6 + 48 * 3600)
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "old"}

@@ -1,0 +1,74 @@
+"""Samples: uniform, labelled as the head numbers them, in parts that never mix."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.prepare.data import Row
+from deployments.prepare.sample import Parts, draw, label_number
+from profiles.errors import UserError
+
+FILE = Path("reviews.csv")
+NAMES = ["negative", "positive"]
+
+
+def table(count: int) -> list[Row]:
+    return [Row(number, f"text {number}", number % 2) for number in range(1, count + 1)]
+
+
+@given(count=st.integers(5, 500), seed=st.integers(0, 5))
+def test_parts_cover_everything_once(count: int, seed: int) -> None:
+    parts = Parts.of(count, seed)
+    together = np.concatenate((parts.train, parts.calibrate, parts.report))
+    assert sorted(together.tolist()) == list(range(count))
+
+
+def test_every_row_has_the_same_chance() -> None:
+    kept = Counter(value for seed in range(200) for value in draw(table(100), FILE, NAMES, 50, seed).values)
+    assert len(kept) == 100
+    assert max(kept.values()) < 2 * 100
+    assert abs(sum(kept[f"text {number}"] for number in range(1, 51)) / sum(kept.values()) - 0.5) < 0.03
+
+
+def test_a_sample_is_reproducible_and_holds_no_row_twice() -> None:
+    sample = draw(table(300), FILE, NAMES, 100, seed=1)
+    assert len(set(sample.values)) == len(sample) == 100
+    assert sample.values == draw(table(300), FILE, NAMES, 100, seed=1).values
+    assert sample.values != draw(table(300), FILE, NAMES, 100, seed=2).values
+
+
+def test_labels_stay_with_their_texts() -> None:
+    sample = draw(table(300), FILE, NAMES, 100)
+    assert sample.labels is not None
+    assert [int(str(value).split()[1]) % 2 for value in sample.values] == sample.labels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("label", "number"), [("positive", 1), ("Negative ", 0), (1, 1), ("1", 1), ("0.0", 0), (1.0, 1)]
+)
+def test_labels_by_name_or_number(label: object, number: int) -> None:
+    names = {name: number for number, name in enumerate(NAMES)}
+    assert label_number(Row(1, "", label), FILE, names, NAMES) == number
+
+
+@pytest.mark.parametrize("label", [2, -1, "neutral", "", 0.5])
+def test_labels_that_do_not_fit_the_head(label: object) -> None:
+    with pytest.raises(UserError, match=r"row 7: label .* does not fit the head; it knows negative, positive or 0..1"):
+        label_number(Row(7, "", label), FILE, {"negative": 0, "positive": 1}, NAMES)
+
+
+def test_too_few_rows_none_at_all_and_one_class_only() -> None:
+    with pytest.raises(UserError, match="has no rows; at least 50"):
+        draw([], FILE, NAMES, 100)
+    with pytest.raises(UserError, match="has 49 rows; at least 50"):
+        draw(table(49), FILE, NAMES, 100)
+    with pytest.raises(UserError, match="every label is 1"):
+        draw([Row(number, "", 1) for number in range(60)], FILE, NAMES, 100)
+
+
+def test_recorded_inputs_need_no_labels() -> None:
+    assert draw([Row(number, "", None) for number in range(60)], FILE, NAMES, 100).labels is None
