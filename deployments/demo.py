@@ -20,7 +20,8 @@ from deployments.prepare.pipeline import prepare
 from deployments.prepare.progress import show
 from deployments.prepare.sample import Parts, Sample
 
-VERSION = "1"
+# To be raised whenever something here changes what is made: a cached demo is found by it.
+VERSION = "2"
 PIXEL_MAX = 16.0
 NOISE = 0.1
 TURN, ZOOM, SHIFT = 0.12, 0.1, 0.1
@@ -32,7 +33,9 @@ BATCH = 64
 LEARNING_RATE = 7e-3
 
 NUM_TRAIN, NUM_CALIBRATE = 1000, 400
-COPIES = 8
+COPIES = 2
+# Copies of one digit are no independent witnesses: half of the 1 % that may be lost is kept back for that.
+MAX_ACCURACY_LOSS = 0.005
 
 Images = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -69,7 +72,7 @@ def held_out_digits() -> tuple[Images, Labels]:
 
 
 def distort(images: Images, noise: float, random: torch.Generator) -> Images:
-    """Shift by half a pixel at most, turn by 11 degrees, scale by 15 %, and add noise (in shares of full ink)."""
+    """Shift by 0.4 pixels at most, turn by 7 degrees, scale by 10 %, and add noise (in shares of full ink)."""
     count = len(images)
 
     def uniform(most: float) -> Tensor:
@@ -97,7 +100,13 @@ def make_demo(target: Path) -> None:
         with torch.random.fork_rng(devices=[]), TemporaryDirectory() as folder:
             torch.manual_seed(0)
             _save(_train(), Path(folder))
-            prepare(Path(folder), _sample(), target, Options(), {"data": "scikit-learn digits, distorted"})
+            prepare(
+                Path(folder),
+                _sample(),
+                target,
+                Options(max_accuracy_loss=MAX_ACCURACY_LOSS),
+                {"data": "scikit-learn digits, distorted"},
+            )
     finally:
         torch.set_num_threads(threads)
 

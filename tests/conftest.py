@@ -1,8 +1,12 @@
 """Every test is marked by its folder; unit tests may not start Ray."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Before torch is imported: threads that wait for each other make tiny networks ten times slower on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 KINDS = ("unit", "integration", "perf")
 

@@ -47,10 +47,11 @@ def prepare(
     from deployments.prepare import checkpoint, pipeline
     from deployments.prepare.data import Columns, rows
     from deployments.prepare.measuring import Options
-    from deployments.prepare.progress import show
-    from deployments.prepare.report import exit_table
+    from deployments.prepare.progress import hush, show
+    from deployments.prepare.report import exit_table, shortfall
     from deployments.prepare.sample import draw
 
+    hush()
     path = policy if ":" in policy else f"deployments.exits:{policy}"
     policy_at(path)
     options = Options(path, ramp, share(max_accuracy_loss), seed=seed)
@@ -68,6 +69,8 @@ def prepare(
     notes: dict[str, str | int | float] = {"checkpoint": Path(model).name, "data": data.name, "rows": len(sample)}
     rules = pipeline.prepare(source, sample, out, options, notes, device, force)
     console.print(exit_table(rules, len(checkpoint.label_names(source))))
+    if warning := shortfall(rules, options.max_accuracy_loss):
+        console.print(f"[yellow]{warning}[/]")
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
 
 

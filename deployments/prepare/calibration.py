@@ -11,8 +11,8 @@ def temperature(logits: Tensor, targets: Tensor) -> float:
     """The divisor of the logits under which the targets (probabilities) are most likely.
 
     >>> sure_but_half_wrong = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
-    >>> temperature(sure_but_half_wrong, torch.eye(2)) == TEMPERATURES[-1]
-    True
+    >>> temperature(sure_but_half_wrong, torch.eye(2))
+    20.0
     """
     losses = [torch.nn.functional.cross_entropy(logits / float(value), targets).item() for value in TEMPERATURES]
     return float(TEMPERATURES[int(np.argmin(losses))])

@@ -12,7 +12,7 @@ from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.features import Features, Floats
 from deployments.prepare.sample import Indices, Sample
 from deployments.prepare.thresholds import Outcome, Replay, outcome, replay, search
-from deployments.prepare.training import Recipe, answers, train
+from deployments.prepare.training import answers, train
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Options:
     policy: str = "deployments.exits:entropy"
     ramp: RampKind = "light"
     max_accuracy_loss: float = 0.01
-    margin: float = 1.0
+    margin: float = 2.0
     seed: int = 0
 
 
@@ -33,6 +33,10 @@ class Seen:
     ramps: Tensor
     head: Tensor
     truth: Tensor
+
+    def temperatures(self) -> list[float]:
+        """What would make each of them honest, the head last."""
+        return [temperature(logits, self.truth) for logits in self.heads()]
 
     def cooled(self, temperatures: Sequence[float]) -> "Seen":
         """Calibrated: one temperature a ramp, the head's last."""
@@ -45,11 +49,11 @@ class Seen:
 
 def make_ramps(found: Features, sample: Sample, options: Options) -> tuple[ExitRules, Mapping[int, nn.Module]]:
     """Ramps after every block but the last, and the rules by which inputs leave at them."""
-    wanted, truth = _targets(found, sample)
-    heads = train(found.pooled, wanted, sample.parts.train, Recipe(kind=options.ramp, seed=options.seed))
-    calibrate = _look(heads, found, truth, sample.parts.calibrate)
-    temperatures = [temperature(logits, calibrate.truth) for logits in calibrate.heads()]
-    report = _look(heads, found, truth, sample.parts.report)
+    wanted, truth = targets_of(found, sample)
+    heads = train(found.pooled, wanted, sample.parts.train, options.ramp, options.seed)
+    calibrate = look(heads, found, truth, sample.parts.calibrate)
+    temperatures = calibrate.temperatures()
+    report = look(heads, found, truth, sample.parts.report)
     cool = report.cooled(temperatures)
     chosen, reached = _choose(calibrate.cooled(temperatures), cool, options)
     errors = [
@@ -59,7 +63,7 @@ def make_ramps(found: Features, sample: Sample, options: Options) -> tuple[ExitR
     return _rules(options, temperatures, chosen, reached, errors), dict(enumerate(heads))
 
 
-def _targets(found: Features, sample: Sample) -> tuple[Floats, Tensor]:
+def targets_of(found: Features, sample: Sample) -> tuple[Floats, Tensor]:
     """What ramps are trained towards, and what counts as right: the labels, or what the full network says."""
     num_labels = found.logits.shape[1]
     labels = found.logits.argmax(axis=1) if sample.labels is None else sample.labels
@@ -68,7 +72,7 @@ def _targets(found: Features, sample: Sample) -> tuple[Floats, Tensor]:
     return wanted, torch.from_numpy(truth)
 
 
-def _look(heads: list[nn.Module], found: Features, truth: Tensor, rows: Indices) -> Seen:
+def look(heads: list[nn.Module], found: Features, truth: Tensor, rows: Indices) -> Seen:
     return Seen(answers(heads, found.pooled, rows), torch.from_numpy(found.logits[rows]), truth[rows])
 
 

@@ -103,8 +103,13 @@ def outcome(table: Replay, chosen: NDArray[np.int64]) -> Outcome:
     leaving = table.leaves[np.arange(num_ramps), chosen]
     places = np.where(leaving.any(axis=0), leaving.argmax(axis=0), num_ramps)
     loss = table.right[-1] - table.right[places, np.arange(len(places))]
-    deviation = float(loss.std() / np.sqrt(len(loss)))
+    deviation = float(_deviation(loss.mean(), (loss**2).mean(), len(loss)))
     return Outcome(places, float(table.depths[places].mean()), float(loss.mean()), deviation)
+
+
+def _deviation(mean: Any, mean_square: Any, count: int) -> Any:
+    """The standard error of a mean. One loss more than was seen is assumed: none in 50 inputs is no proof of none."""
+    return np.sqrt((np.maximum(mean_square - mean**2, 0.0) + 1 / count) / count)
 
 
 def search(table: Replay, max_loss: float, margin: float) -> NDArray[np.int64]:
@@ -152,7 +157,7 @@ def _refine(table: Replay, chosen: NDArray[np.int64], max_loss: float, margin: f
         moves = []
         for ramp in range(len(chosen)):
             lost, squared = _means(table, chosen, ramp, loss), _means(table, chosen, ramp, loss**2)
-            deviation = np.sqrt(np.maximum(squared - lost**2, 0.0) / loss.shape[1])
+            deviation = _deviation(lost, squared, loss.shape[1])
             depths = np.where(
                 lost + margin * deviation <= max_loss + ROUNDING, _means(table, chosen, ramp, depth), np.inf
             )

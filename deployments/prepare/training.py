@@ -1,6 +1,12 @@
-"""Train the ramps of all blocks at once, on features that do not change: the network's own weights are not touched."""
+"""Train a ramp after every block, on features that do not change: the network's own weights are not touched.
+
+A light ramp is a logistic regression, so L-BFGS finds the one best answer for a given penalty on large weights; the
+penalty is lowered until that no longer helps. DeeBERT's pooler has no single best answer: Adam, epoch by epoch, until
+that no longer helps. What helps is judged on a tenth of the rows, which no ramp learns from.
+"""
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,48 +18,88 @@ from deployments.models.ramps import RampKind, make_head
 from deployments.prepare.features import Floats
 from deployments.prepare.progress import show
 
+PENALTIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
+ITERATIONS = 60
+EPOCHS = 200
+EPOCHS_WITHOUT_GAIN = 6
+BATCH = 128
+LEARNING_RATE = 1e-3
+
+Rows = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
-class Recipe:
-    """How ramps are trained. The defaults are what `experiments/prepare` measured best on texts and on images."""
+class Lesson:
+    """Features (standardised) and what is to be said about them, as probabilities."""
 
-    kind: RampKind = "light"
-    epochs: int = 20
-    batch: int = 256
-    learning_rate: float = 3e-3
-    weight_decay: float = 1e-2
-    seed: int = 0
+    features: Tensor
+    targets: Tensor
+
+    def loss(self, head: nn.Module) -> Tensor:
+        return nn.functional.cross_entropy(head(self.features), self.targets)
 
 
-def train(pooled: Sequence[Floats], targets: Floats, rows: NDArray[np.int64], recipe: Recipe) -> list[nn.Module]:
-    """One head a block. `targets` are probabilities: one-hot labels, or what the network itself believes."""
+def train(pooled: Sequence[Floats], targets: Floats, rows: Rows, kind: RampKind, seed: int = 0) -> list[nn.Module]:
+    """One head a block. `targets` are one-hot labels, or what the network itself believes."""
+    judging, learning = np.split(np.random.default_rng(seed).permutation(rows), [len(rows) // 10])
+    return [_ramp(features, targets, learning, judging, kind, seed) for features in show(pooled, "ramps", len(pooled))]
+
+
+def _ramp(features: Floats, targets: Floats, learning: Rows, judging: Rows, kind: RampKind, seed: int) -> nn.Module:
+    scale = _standard(features[learning])
+    learn, judge = (Lesson(scale(features[part]), torch.from_numpy(targets[part])) for part in (learning, judging))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        heads = [make_head(recipe.kind, features.shape[1], targets.shape[1]) for features in pooled]
-    scales = [_standard(features, rows) for features in pooled]
-    optimiser = torch.optim.AdamW(
-        [weight for head in heads for weight in head.parameters()],
-        lr=recipe.learning_rate,
-        weight_decay=recipe.weight_decay,
-    )
-    steps = recipe.epochs * -(-len(rows) // recipe.batch)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    for chosen in show(_shuffled(rows, recipe), "ramps", steps):
-        wanted = torch.from_numpy(targets[chosen])
-        losses = [
-            nn.functional.cross_entropy(head(scale(features[chosen])), wanted)
-            for head, scale, features in zip(heads, scales, pooled, strict=True)
-        ]
-        optimiser.zero_grad()
-        torch.autograd.backward(losses)
-        optimiser.step()
-        schedule.step()
-    return [scale.folded_into(head.eval()) for head, scale in zip(heads, scales, strict=True)]
+        torch.manual_seed(seed)
+        head = make_head(kind, features.shape[1], targets.shape[1])
+        if kind == "light":
+            _keep_best(head, _lower_penalties(head, learn), judge, stages_without_gain=1)
+        else:
+            _keep_best(head, _epochs(head, learn), judge, EPOCHS_WITHOUT_GAIN)
+    return scale.folded_into(head.eval())
+
+
+def _keep_best(head: nn.Module, stages: Iterator[None], judge: Lesson, stages_without_gain: int) -> None:
+    best, kept, since = np.inf, head.state_dict(), 0
+    for _ in stages:
+        with torch.inference_mode():
+            loss = float(judge.loss(head))
+        since = 0 if loss < best else since + 1
+        if since == 0:
+            best, kept = loss, deepcopy(head.state_dict())
+        if since == stages_without_gain:
+            break
+    head.load_state_dict(kept)
+
+
+def _lower_penalties(head: nn.Module, learn: Lesson) -> Iterator[None]:
+    """Each stage starts from the one before, whose answer is near."""
+    for penalty in PENALTIES:
+        optimiser = torch.optim.LBFGS(head.parameters(), max_iter=ITERATIONS, line_search_fn="strong_wolfe")
+
+        def closure(optimiser: torch.optim.LBFGS = optimiser, penalty: float = penalty) -> Tensor:
+            optimiser.zero_grad()
+            weights = [parameter for parameter in head.parameters() if parameter.ndim == 2]
+            loss = learn.loss(head) + penalty * torch.stack([weight.square().sum() for weight in weights]).sum()
+            torch.autograd.backward(loss)
+            return loss.detach()
+
+        optimiser.step(closure)  # type: ignore[no-untyped-call]
+        yield
+
+
+def _epochs(head: nn.Module, learn: Lesson) -> Iterator[None]:
+    optimiser = torch.optim.AdamW(head.parameters(), lr=LEARNING_RATE)
+    for _ in range(EPOCHS):
+        for chosen in torch.split(torch.randperm(len(learn.features)), BATCH):
+            optimiser.zero_grad()
+            torch.autograd.backward(Lesson(learn.features[chosen], learn.targets[chosen]).loss(head))
+            optimiser.step()
+        yield
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Standardise features: zero mean, unit deviation over the training part."""
+    """Standardise features: zero mean, unit deviation over the rows learnt from."""
 
     mean: Tensor
     deviation: Tensor
@@ -70,26 +116,12 @@ class Scale:
         return head.requires_grad_(False)
 
 
-def _standard(features: Floats, rows: NDArray[np.int64]) -> Scale:
-    mean, square = np.zeros(features.shape[1]), np.zeros(features.shape[1])
-    for chosen in np.array_split(np.sort(rows), -(-len(rows) // 4096)):
-        part = features[chosen].astype(np.float64)
-        mean += part.sum(axis=0) / len(rows)
-        square += (part**2).sum(axis=0) / len(rows)
-    deviation = np.sqrt(np.maximum(square - mean**2, 0.0)) + 1e-6
+def _standard(features: Floats) -> Scale:
+    mean, deviation = features.mean(axis=0, dtype=np.float64), features.std(axis=0, dtype=np.float64) + 1e-6
     return Scale(torch.from_numpy(mean.astype(np.float32)), torch.from_numpy(deviation.astype(np.float32)))
 
 
-def _shuffled(rows: NDArray[np.int64], recipe: Recipe) -> Iterator[NDArray[np.int64]]:
-    random = np.random.default_rng(recipe.seed)
-    for _ in range(recipe.epochs):
-        order = random.permutation(rows)
-        for start in range(0, len(order), recipe.batch):
-            # Sorted within the batch: the disk is read in one direction.
-            yield np.sort(order[start : start + recipe.batch])
-
-
 @torch.inference_mode()
-def answers(heads: Sequence[nn.Module], pooled: Sequence[Floats], rows: NDArray[np.int64]) -> Tensor:
+def answers(heads: Sequence[nn.Module], pooled: Sequence[Floats], rows: Rows) -> Tensor:
     """The logits of every ramp for these rows: ramps x rows x labels."""
     return torch.stack([head(torch.from_numpy(features[rows])) for head, features in zip(heads, pooled, strict=True)])

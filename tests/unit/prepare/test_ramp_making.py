@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from deployments.models.ramps import RampKind
 from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.folders import make_room, whole
-from deployments.prepare.training import Recipe, answers, train
+from deployments.prepare.training import answers, train
 
 ROWS = np.arange(400)
 
@@ -27,10 +28,10 @@ def features() -> tuple[list[np.ndarray], np.ndarray]:
 
 @pytest.mark.parametrize("kind", ["light", "pooler"])
 def test_ramps_learn_whatever_the_scale_of_their_features(
-    kind: str, features: tuple[list[np.ndarray], np.ndarray]
+    kind: RampKind, features: tuple[list[np.ndarray], np.ndarray]
 ) -> None:
     pooled, targets = features
-    heads = train(pooled, targets, ROWS[:300], Recipe(kind=kind, learning_rate=3e-2, batch=64))
+    heads = train(pooled, targets, ROWS[:300], kind)
     logits = answers(heads, pooled, ROWS[300:])
     right = (logits.argmax(dim=2).numpy() == targets[300:].argmax(axis=1)).mean(axis=1)
     assert (right > 0.95).all()
@@ -42,18 +43,18 @@ def test_training_is_reproducible_and_leaves_the_callers_randomness_alone(
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    first, again = (answers(train(*features, ROWS, Recipe()), features[0], ROWS) for _ in range(2))
+    first, again = (answers(train(*features, ROWS, "pooler"), features[0], ROWS) for _ in range(2))
     assert torch.equal(first, again)
     assert torch.equal(torch.rand(3), expected)
 
 
 def test_rows_kept_for_later_do_not_touch_the_ramps(features: tuple[list[np.ndarray], np.ndarray]) -> None:
     pooled, targets = features
-    before = answers(train(pooled, targets, ROWS[:300], Recipe()), pooled, ROWS)
+    before = answers(train(pooled, targets, ROWS[:300], "light"), pooled, ROWS)
     spoiled = [block.copy() for block in pooled]
     for block in spoiled:
         block[300:] = 1e6
-    after = answers(train(spoiled, targets, ROWS[:300], Recipe()), pooled, ROWS)
+    after = answers(train(spoiled, targets, ROWS[:300], "light"), pooled, ROWS)
     assert torch.equal(before, after)
 
 
