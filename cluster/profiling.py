@@ -121,7 +121,10 @@ def source_of(device_name: str, dtype: str, threads: int, now: datetime | None =
 
 def report(profile: Profile) -> Table:
     """A row per batch size that was measured."""
-    rows = Table(title=f"{profile.model}: {profile.num_blocks} blocks, no ramps", title_justify="left")
+    rows = Table(
+        title=f"{profile.model}: {profile.num_blocks} blocks, ramps off (what they would add stands last)",
+        title_justify="left",
+    )
     for heading in ("device", "batch", "ms", "p95 ms", "ms per input", "inputs/s", "ramps ms"):
         rows.add_column(heading, justify="left" if heading == "device" else "right")
     for table in profile.tables:

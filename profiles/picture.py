@@ -30,7 +30,7 @@ def draw(profile: Profile, path: Path) -> None:
     if profile.exits:
         exit_axes[0].step(range(profile.exits.num_blocks), profile.exits.survival, where="mid")
         exit_axes[0].set(xlabel="block", ylabel="share of inputs that enter it", ylim=(0, 1.05))
-    figure.suptitle(f"{profile.model}: all blocks, no ramps")
+    figure.suptitle(f"{profile.model}: all blocks, ramps off")
     figure.savefig(path, dpi=110)
 
 

@@ -43,15 +43,15 @@ def prepare(
     """
     from rich.console import Console
 
+    from deployments.models import checkpoint
     from deployments.models.ramps import policy_at
-    from deployments.prepare import checkpoint, pipeline
+    from deployments.prepare import pipeline
     from deployments.prepare.data import Columns, rows
     from deployments.prepare.measuring import Options
-    from deployments.prepare.progress import hush, show
+    from deployments.prepare.progress import show
     from deployments.prepare.report import exit_table, shortfall
     from deployments.prepare.sample import draw
 
-    hush()
     path = policy if ":" in policy else f"deployments.exits:{policy}"
     policy_at(path)
     options = Options(path, ramp, share(max_accuracy_loss), seed=seed)

@@ -77,7 +77,7 @@ def _lengths(text: str) -> list[int]:
 
 def _inputs(network: "TorchModel", model: str, lengths: list[int]) -> "list[Inputs]":
     from cluster.profiling import images, texts
-    from deployments.prepare import checkpoint
+    from deployments.models import checkpoint
 
     folder = checkpoint.locate(model)
     if not checkpoint.reads_images(folder):
@@ -90,7 +90,7 @@ def _recorded(model: str, data: Path, max_rows: int) -> list[Any]:
     """Inputs from a file, read before anything is timed, so that a wrong one is found at once."""
     from itertools import islice
 
-    from deployments.prepare import checkpoint
+    from deployments.models import checkpoint
     from deployments.prepare.data import rows
 
     found = rows(data, images=checkpoint.reads_images(checkpoint.locate(model)))

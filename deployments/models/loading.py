@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from deployments.models.anatomy import Anatomy, Family
+from deployments.models.checkpoint import locate, read_config
 from deployments.models.encode import Encoder, ImageEncoder, TextEncoder
 from deployments.models.families import family_of
 from deployments.models.ramps import RULES, WEIGHTS, Ramps, read_ramps
@@ -24,17 +26,18 @@ def load(
 
     `family` overrides the one found by the checkpoint's `model_type`: bring your own with one small object.
     """
-    from transformers import AutoConfig
-
-    with _one_line_errors(checkpoint):
-        config = AutoConfig.from_pretrained(checkpoint)
-    family = family or family_of(config.model_type)
-    model = _read_classifier(checkpoint, family, resolve_dtype(dtype)).to(resolve_device(device)).eval()
+    place, precision = resolve_device(device), resolve_dtype(dtype)
+    folder = locate(checkpoint)
+    with _quietly(), _one_line_errors(folder):
+        config = read_config(folder)
+        family = family or family_of(config.model_type)
+        model = _read_classifier(folder, family, precision).to(place).eval()
+        encoder = _read_encoder(folder, family, config)
     anatomy = family.dissect(model)
     return TorchModel(
         anatomy,
-        _read_encoder(checkpoint, family, config),
-        _read_ramps(checkpoint, anatomy, config.num_labels, model.device),
+        encoder,
+        _read_ramps(folder, anatomy, config.num_labels, model.device),
         [config.id2label[index] for index in range(config.num_labels)],
         model.device,
         model.dtype,
@@ -63,29 +66,25 @@ def resolve_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def _read_classifier(checkpoint: str | Path, family: Family, dtype: torch.dtype) -> Any:
+def _read_classifier(folder: Path, family: Family, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
     loader = AutoModelForSequenceClassification if family.task == "text" else AutoModelForImageClassification
-    with _one_line_errors(checkpoint):
-        model, report = loader.from_pretrained(checkpoint, dtype=dtype, output_loading_info=True)
+    model, report = loader.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
-        raise UserError(
-            f"{checkpoint}: has no trained classifier: {', '.join(missing[:3])} missing; fine-tune it first"
-        )
+        raise UserError(f"{folder}: has no trained classifier: {', '.join(missing[:3])} missing; fine-tune it first")
     if model.config.num_labels < 2:
-        raise UserError(f"{checkpoint}: is no classifier: num_labels = {model.config.num_labels}, at least 2 needed")
+        raise UserError(f"{folder}: is no classifier: num_labels = {model.config.num_labels}, at least 2 needed")
     return model
 
 
-def _read_encoder(checkpoint: str | Path, family: Family, config: Any) -> Encoder:
+def _read_encoder(folder: Path, family: Family, config: Any) -> Encoder:
     from transformers import AutoImageProcessor, AutoTokenizer
 
-    with _one_line_errors(checkpoint):
-        if family.task == "image":
-            processor = AutoImageProcessor.from_pretrained(checkpoint)
-            return ImageEncoder(processor, config.num_channels, _image_size(config))
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint, padding_side="right")
+    if family.task == "image":
+        processor = AutoImageProcessor.from_pretrained(folder)
+        return ImageEncoder(processor, config.num_channels, _image_size(config))
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
     return TextEncoder(tokenizer, min(tokenizer.model_max_length, _positions(config)))
 
 
@@ -101,26 +100,37 @@ def _positions(config: Any) -> int:
     return int(config.max_position_embeddings - offset)
 
 
-def _read_ramps(checkpoint: str | Path, anatomy: Anatomy, num_labels: int, device: torch.device) -> Ramps:
-    from transformers.utils import cached_file
-
-    found = [
-        cached_file(str(checkpoint), name, _raise_exceptions_for_missing_entries=False) for name in (RULES, WEIGHTS)
-    ]
-    if found[0] is None or found[1] is None:
+def _read_ramps(folder: Path, anatomy: Anatomy, num_labels: int, device: torch.device) -> Ramps:
+    if not (folder / RULES).is_file():
         return Ramps()
-    ramps = read_ramps(Path(found[0]), Path(found[1]), anatomy.pooled_widths, num_labels)
+    ramps = read_ramps(folder / RULES, folder / WEIGHTS, anatomy.pooled_widths, num_labels)
     for head in ramps.heads.values():
         head.to(device)
     return ramps
 
 
 @contextmanager
-def _one_line_errors(checkpoint: str | Path) -> Iterator[None]:
+def _quietly() -> Iterator[None]:
+    """Keep Hugging Face's own bars and advice off the screen."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
-    except (OSError, ValueError) as error:
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _one_line_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
         if isinstance(error, UserError):
             raise
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{checkpoint}: cannot be read as a checkpoint: {reason}") from error
+        raise UserError(f"{folder}: cannot be read as a checkpoint: {reason}") from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -135,19 +136,23 @@ def read_rules(path: Path) -> ExitRules:
 
 def read_ramps(rules_path: Path, weights_path: Path, pooled_widths: Collection[int], num_labels: int) -> Ramps:
     """Ramps as they stand beside a checkpoint whose blocks are pooled to these widths."""
-    rules = read_rules(rules_path)
-    widths = dict(enumerate(pooled_widths))
-    weights = load_file(weights_path)
+    rules, widths = read_rules(rules_path), list(pooled_widths)
+    try:
+        weights = load_file(weights_path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{weights_path}: cannot be read: {error}") from error
     heads = {}
     for rule in rules.ramps:
-        if rule.block not in range(len(widths) - 1):
+        if rule.block >= len(widths) - 1:
             raise UserError(f"{rules_path}: no ramp can stand after block {rule.block} of {len(widths)} blocks")
-        head = make_head(rules.kind, widths[rule.block], num_labels)
-        prefix = f"{rule.block}."
-        own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
         try:
-            head.load_state_dict(own)
+            heads[rule.block] = _filled(make_head(rules.kind, widths[rule.block], num_labels), weights, rule.block)
         except RuntimeError as error:
             raise UserError(f"{weights_path}: the ramp after block {rule.block} does not fit: {error}") from error
-        heads[rule.block] = head.eval()
     return Ramps(rules, heads)
+
+
+def _filled(head: nn.Module, weights: Mapping[str, Tensor], block: int) -> nn.Module:
+    prefix = f"{block}."
+    head.load_state_dict({name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)})
+    return head.eval()

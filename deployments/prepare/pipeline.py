@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from deployments.models import load
+from deployments.models import checkpoint, load
 from deployments.models.ramps import RULES, ExitRules, save_ramps
-from deployments.prepare import checkpoint
 from deployments.prepare.features import features
 from deployments.prepare.folders import cache_directory, whole
 from deployments.prepare.measuring import Options, make_ramps

@@ -9,14 +9,6 @@ from rich.progress import track
 Item = TypeVar("Item")
 
 
-def hush() -> None:
-    """Keep Hugging Face's own bars and advice off the screen."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-
-
 def show(items: Iterable[Item], what: str, total: int | None = None) -> Iterable[Item]:
     console = Console(stderr=True)
     return track(items, what, total, console=console, transient=True, disable=not console.is_terminal)

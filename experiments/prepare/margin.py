@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.exits import entropy
-from deployments.models import load
-from deployments.prepare import checkpoint
+from deployments.models import checkpoint, load
 from deployments.prepare.data import rows
 from deployments.prepare.features import features
 from deployments.prepare.folders import cache_directory

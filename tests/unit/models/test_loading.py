@@ -103,12 +103,15 @@ def test_half_precision_is_what_it_says(text_checkpoint: Path) -> None:
 
 
 def test_what_cannot_be_loaded_says_why(text_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+    with pytest.raises(UserError, match="nowhere: neither a directory nor a checkpoint that can be downloaded"):
         load(tmp_path / "nowhere")
     with pytest.raises(UserError, match="use one of float32, float16, bfloat16"):
         load(text_checkpoint, dtype="int3")
     with pytest.raises(UserError, match="device 'abacus' is not known"):
         load(text_checkpoint, device="abacus")
+    (text_checkpoint / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+        load(text_checkpoint)
 
 
 def test_a_checkpoint_without_a_trained_head_is_refused(tmp_path: Path) -> None:

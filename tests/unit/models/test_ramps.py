@@ -65,6 +65,12 @@ def test_a_wrong_file_says_where(folder: Path, old: str, new: str, message: str)
         read_ramps(path, folder / WEIGHTS, WIDTHS, num_labels=2)
 
 
+def test_weights_that_are_none_say_so(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(UserError, match=r"ramps.safetensors: cannot be read"):
+        read_ramps(folder / RULES, folder / WEIGHTS, WIDTHS, num_labels=2)
+
+
 def test_only_what_is_needed_is_computed() -> None:
     rules = ExitRules(ramps=tuple(RampRule(block=block, threshold=2) for block in (0, 1, 2)))
     heads = {block: make_head("light", 4, 2) for block in (0, 1, 2)}

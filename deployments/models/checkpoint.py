@@ -12,9 +12,9 @@ from profiles.errors import UserError
 KEPT = (".json", ".txt", ".safetensors", ".model", ".jinja")
 
 
-def locate(checkpoint: str) -> Path:
+def locate(checkpoint: str | Path) -> Path:
     """The directory of a checkpoint; one that is named by its hub id is downloaded, without pickles."""
-    folder = Path(checkpoint) if Path(checkpoint).is_dir() else _download(checkpoint)
+    folder = Path(checkpoint) if Path(checkpoint).is_dir() else _download(str(checkpoint))
     if not (folder / "config.json").is_file():
         raise UserError(f"{checkpoint}: is no checkpoint: it has no config.json")
     if not any(folder.glob("*.safetensors")):
@@ -41,21 +41,21 @@ def fingerprint(folder: Path) -> str:
 
 def reads_images(folder: Path) -> bool:
     """Whether the network in this directory takes images, not texts."""
-    return family_of(_config(folder).model_type).task == "image"
+    return family_of(read_config(folder).model_type).task == "image"
 
 
 def image_size(folder: Path) -> tuple[int, int]:
     """Side and channels of the images that the network in this directory takes."""
-    config = _config(folder)
+    config = read_config(folder)
     return getattr(config, "image_size", 224), config.num_channels
 
 
 def label_names(folder: Path) -> list[str]:
-    names: dict[int, str] = _config(folder).id2label
+    names: dict[int, str] = read_config(folder).id2label
     return [names[number] for number in sorted(names)]
 
 
-def _config(folder: Path) -> Any:
+def read_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     try:
