@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cluster.commands.plan import plan
 from cluster.commands.prepare import prepare
 from cluster.commands.profile import profile
 from cluster.commands.serve import serve
@@ -37,6 +38,7 @@ def _options(
     pass
 
 
+app.command("plan")(plan)
 app.command("prepare")(prepare)
 app.command("profile")(profile)
 app.command("serve")(serve)

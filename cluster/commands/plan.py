@@ -1,0 +1,162 @@
+"""isobatch plan: which blocks run where, in how many replicas, at what batch size, and what that promises."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from optimizer import Objective, Plan, Problem, Score
+    from optimizer.baselines import Baseline
+
+
+def plan(
+    profile: Annotated[Path, typer.Option(help="What was measured: a file written by 'isobatch profile'.")],
+    devices: Annotated[str, typer.Option(help="The fleet: KIND=COUNT[@DOLLARS PER HOUR],...")],
+    slo_ms: Annotated[
+        float | None, typer.Option(help="Every answer within this time; none: however long it takes.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Inputs per second that come; none: as many as can be served.")
+    ] = None,
+    min_cost: Annotated[bool, typer.Option("--min-cost", help="The cheapest devices that sustain --rate.")] = False,
+    per_dollar: Annotated[bool, typer.Option("--per-dollar", help="The most inputs per dollar.")] = False,
+    budget: Annotated[float | None, typer.Option(help="At most so many dollars per hour.")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="No less goodput than without exits, at no more than ALPHA times its cost.")
+    ] = None,
+    slack: Annotated[float, typer.Option(help="The share of the SLO that is kept for bursts.")] = 0.2,
+    margin: Annotated[float, typer.Option(help="Hold also when this share fewer inputs leave than expected.")] = 0.0,
+    max_batch: Annotated[int, typer.Option(help="No larger batches than this.")] = 64,
+    one_machine: Annotated[bool, typer.Option("--one-machine", help="Devices share a host, not a network.")] = False,
+    side_by_side: Annotated[
+        bool, typer.Option("--side-by-side", help="Kinds of devices may serve in pipelines of their own.")
+    ] = False,
+    gap: Annotated[float, typer.Option(help="Stop when no plan can be better by more than this share.")] = 0.0,
+    evaluate: Annotated[Path | None, typer.Option(help="Score this plan instead of searching one.")] = None,
+    surprises: Annotated[bool, typer.Option("--surprises", help="What a wrong forecast would cost.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the plan; --picture '' draws none.")] = Path("plan.png"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+) -> None:
+    """Find the best plan for a profile and a fleet: exact, and in milliseconds."""
+    from rich.console import Console
+
+    from cluster.commands import plan_report
+
+    facts, objective = (
+        _question(profile, devices, one_machine, margin),
+        _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch),
+    )
+    with Console(stderr=True).status("planning"):
+        answer = _answer(facts, objective, alpha, gap, side_by_side, evaluate)
+    if out:
+        out.write_text(answer.plan.to_json() + "\n")
+    if picture and picture.name:
+        from cluster.commands.plan_picture import draw
+
+        draw(answer, picture)
+    if as_json:
+        print(json.dumps(answer.as_json(), indent=2))
+        return
+    console = Console()
+    for table in plan_report.tables(answer):
+        console.print(table)
+    if surprises:
+        console.print(plan_report.surprises(answer))
+    if picture and picture.name:
+        console.print(f"drawn in {picture}")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan, and what is to be said of it."""
+
+    facts: "Problem"
+    objective: "Objective"
+    plan: "Plan"
+    score: "Score"
+    baselines: "tuple[Baseline, ...]"
+
+    @property
+    def lanes(self) -> "list[tuple[Plan, Score]]":
+        """Every pipeline with its score."""
+        return list(zip(self.plan.lanes, self.score.lanes or (self.score,), strict=True))
+
+    def as_json(self) -> dict[str, object]:
+        """Described in docs/planner.md; fields are added, never renamed, within a schema version."""
+        score = asdict(self.score)
+        return {
+            "schema_version": 1,
+            "plan": json.loads(self.plan.to_json()),
+            "score": {**score, "latency_parts_s": self.score.latency_parts_s},
+            "baselines": [
+                {
+                    "name": each.name,
+                    "goodput_per_s": each.goodput_per_s,
+                    "cost_per_hour": each.cost_per_hour,
+                    "latency_s": each.latency_s if each.lanes else None,
+                }
+                for each in self.baselines
+            ],
+        }
+
+
+def _question(profile: Path, devices: str, one_machine: bool, margin: float) -> "Problem":
+    from optimizer import problem
+    from optimizer.sensitivity import surprised
+    from profiles.devices import fleet, links_between
+    from profiles.files import load
+
+    known, kinds = load(profile), fleet(devices)
+    if not 0 <= margin <= 1:
+        raise UserError(f"--margin {margin} must be between 0 and 1: the share of leavers that may stay")
+    worse = surprised(known.exits.survival, margin) if known.exits and margin else None
+    return problem(known, kinds, links_between(kinds, one_machine=one_machine), pessimistic=worse)
+
+
+def _objective(
+    slo_ms: float | None, rate: float | None, min_cost: bool, per_dollar: bool, budget: float | None, slack: float,
+    max_batch: int,
+) -> "Objective":  # fmt: skip
+    from optimizer import Objective
+
+    if min_cost and per_dollar:
+        raise UserError("--min-cost and --per-dollar are two goals: choose one")
+    if min_cost and rate is None:
+        raise UserError("--min-cost needs --rate: the least cost of how many inputs per second?")
+    try:
+        return Objective(
+            goal="cost" if min_cost else "goodput-per-dollar" if per_dollar else "goodput",
+            slo_s=None if slo_ms is None else slo_ms / 1e3,
+            slack=slack,
+            goodput_per_s=rate or 0.0,
+            arrivals_per_s=rate,
+            cost_per_hour=budget,
+            max_batch=max_batch,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _answer(
+    facts: "Problem", objective: "Objective", alpha: float | None, gap: float, apart: bool, file: Path | None
+) -> Answer:
+    from optimizer import evaluate, read_plan
+    from optimizer.baselines import baselines, held_to
+    from optimizer.dp import search
+    from optimizer.infeasible import reason
+    from optimizer.lanes import side_by_side
+
+    others = baselines(facts, objective)
+    if alpha is not None:
+        objective = held_to(objective, others[0], alpha)
+    find = side_by_side if apart else search
+    found = read_plan(file) if file else find(facts, objective, gap)
+    if found is None:
+        raise UserError(reason(facts, objective))
+    return Answer(facts, objective, found, evaluate(found, facts, objective), others)

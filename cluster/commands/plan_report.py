@@ -1,0 +1,114 @@
+"""A plan as tables."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from cluster.commands.plan import Answer
+    from optimizer import Placement
+    from optimizer.baselines import Baseline
+
+
+def tables(answer: "Answer") -> Iterator[Table | str]:
+    yield _splits(answer)
+    yield _promise(answer)
+    yield _baselines(answer)
+    for line in answer.score.broken:
+        yield f"[bold red]broken:[/] {line}"
+
+
+def _splits(answer: "Answer") -> Table:
+    """A row per split; splits that share a placement show its replicas once; pipelines are ruled off."""
+    table = Table("blocks", "device", "replicas", "batch", "ramps", "ms per launch", "busy", "going on", title="splits")
+    for plan, score in answer.lanes:
+        table.add_section()
+        seen: list[Placement] = []
+        for part in score.splits:
+            split, placement = part.split, plan.placement_of(part.split)
+            replicas = "(the same)" if placement in seen else str(placement.replicas)
+            seen.append(placement)
+            table.add_row(
+                _run(split.start, split.stop - 1), placement.kind, replicas, str(split.batch_size), _ramps(split.ramps),
+                f"{part.launch_s * 1e3:.2f}", f"{part.busy:.0%}", f"{part.survivors:.1%}",
+            )  # fmt: skip
+    return table
+
+
+def _ramps(ramps: tuple[int, ...]) -> str:
+    """Runs of neighbours in short.
+
+    >>> _ramps((1, 2, 3, 7)), _ramps(())
+    ('1-3, 7', 'none')
+    """
+    runs: list[list[int]] = []
+    for ramp in ramps:
+        if runs and runs[-1][-1] == ramp - 1:
+            runs[-1].append(ramp)
+        else:
+            runs.append([ramp])
+    return ", ".join(_run(run[0], run[-1]) for run in runs) or "none"
+
+
+def _run(first: int, last: int) -> str:
+    return f"{first}-{last}" if last > first else str(first)
+
+
+def _promise(answer: "Answer") -> Table:
+    score, objective = answer.score, answer.objective
+    table = Table("promise", "value", show_header=False, title="promise")
+    table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second")
+    budget = (
+        "" if objective.slo_s is None else f" of {objective.budget_s * 1e3:.1f} ms ({objective.slack:.0%} slack kept)"
+    )
+    table.add_row("latency, to the last block", f"{score.latency_s * 1e3:.1f} ms{budget}")
+    for part, seconds in score.latency_parts_s.items():
+        table.add_row(f"  {part}", f"{seconds * 1e3:.1f} ms")
+    table.add_row("cost", f"${score.cost_per_hour:,.2f} per hour")
+    if score.cost_per_hour:
+        per_dollar = score.goodput_per_s * 3600 / score.cost_per_hour
+        table.add_row("inputs per dollar", f"{per_dollar:,.0f}")
+    if answer.plan.promise and not answer.score.broken:
+        gap = answer.plan.promise.gap
+        table.add_row("best possible", "yes, proved" if gap == 0 else f"within {gap:.2%}, proved")
+    return table
+
+
+def _baselines(answer: "Answer") -> Table:
+    least = answer.objective.goal == "cost"
+    table = Table("against", "goodput", "dollars per hour", "latency", "gain", title="gain")
+    for each in answer.baselines:
+        if not each.lanes:
+            table.add_row(each.name, "-", "-", "-", "it breaks the SLO at any batch size")
+            continue
+        cost = each.cost_for(answer.objective.goodput_per_s) if least else each.cost_per_hour
+        table.add_row(
+            each.name, f"{each.goodput_per_s:,.0f}", f"{cost:,.2f}", f"{each.latency_s * 1e3:.1f} ms",
+            _gain(answer, each, cost),
+        )  # fmt: skip
+    return table
+
+
+def _gain(answer: "Answer", other: "Baseline", cost: float) -> str:
+    if answer.objective.goal == "cost":
+        if cost == float("inf"):
+            return "it cannot sustain that on this fleet"
+        return f"{1 - answer.score.cost_per_hour / cost:.0%} cheaper" if cost else "as cheap"
+    gain = f"{answer.score.goodput_per_s / other.goodput_per_s:.2f}x"
+    if answer.score.cost_per_hour and cost:
+        each = (answer.score.goodput_per_s / answer.score.cost_per_hour) / (other.goodput_per_s / cost)
+        gain += f", {each:.2f}x per dollar"
+    return gain
+
+
+def surprises(answer: "Answer") -> Table:
+    from optimizer.sensitivity import sensitivity
+
+    table = Table("leavers", "goodput", "best possible", "lost", "latency", title="if the forecast is wrong")
+    for row in sensitivity(answer.plan, answer.facts, answer.objective):
+        said = f"{-row.error:+.0%}" if row.error else "as forecast"
+        latency = f"{row.latency_s * 1e3:.1f} ms" + ("" if row.within_slo else " (late)")
+        lost = f"{max(row.lost, 0.0):.1%}"
+        table.add_row(said, f"{row.goodput_per_s:,.0f}", f"{row.best_per_s:,.0f}", lost, latency)
+    return table

@@ -1,0 +1,1 @@
+"""The planner against brute force, against its own bounds, and against the clock."""

@@ -1,0 +1,122 @@
+"""Is the planner exact, and how long does it take? Times are seconds of one core, the best of three."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from experiments.planner.bruteforce import best_value
+from experiments.planner.paper import paper
+from experiments.planner.random_problems import random_objective, random_problem
+from experiments.planner.settings import BERT_BASE, BERT_LARGE, FOUR_KINDS, ONE_KIND, RESNET50, Network, deep, evenly
+from optimizer.dp import search
+from optimizer.evaluate import evaluate
+from optimizer.lanes import side_by_side
+from optimizer.objective import Objective
+from optimizer.plan import Plan
+
+PROBLEMS = 600
+SLO = Objective(slo_s=0.1)
+PATIENT = Objective(slo_s=1.0)  # 96 blocks take longer
+GAP = 0.01
+# E3, figure 20: seconds.
+PAPER_S = {"resnet50": (1.13, 2.62), "bert_base": (0.87, 2.09), "bert_large": (1.53, 3.63)}
+NETWORKS = {"resnet50": RESNET50, "bert_base": BERT_BASE, "bert_large": BERT_LARGE}
+
+T = TypeVar("T")
+
+
+def measure() -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for name, network in NETWORKS.items():
+        figures |= _speed(name, network)
+    figures |= _large()
+    console = Console()
+    console.print(_beside_the_paper(figures))
+    console.print(_growth())
+    figures |= paper(console)
+    return figures | _exactness()
+
+
+def _speed(name: str, network: Network) -> dict[str, float]:
+    one, four = network.facts(ONE_KIND), network.facts(FOUR_KINDS)
+    s_one, _ = timed(lambda: search(one, SLO))
+    s_four, lanes = timed(lambda: side_by_side(four, SLO, GAP))
+    s_chain, chain = timed(lambda: search(four, SLO), repeat=1)
+    return {
+        f"ms_{name}_46gpus": s_one * 1e3,
+        f"ms_{name}_46gpus_4kinds": s_four * 1e3,
+        f"gap_{name}_46gpus_4kinds": gap(lanes),
+        f"ms_{name}_46gpus_4kinds_one_pipeline": s_chain * 1e3,
+        f"gap_{name}_46gpus_4kinds_one_pipeline": gap(chain),
+    }
+
+
+def _large() -> dict[str, float]:
+    facts = deep(96).facts(evenly(1000, 8))
+    seconds, plan = timed(lambda: side_by_side(facts, PATIENT, GAP))
+    return {"s_96blocks_1000gpus": seconds, "gap_1000gpus": gap(plan)}
+
+
+def _exactness() -> dict[str, float]:
+    seeds = track(range(PROBLEMS), "against brute force")
+    return {"bruteforce_problems": PROBLEMS, "bruteforce_mismatches": sum(not _agree(seed) for seed in seeds)}
+
+
+def _agree(seed: int) -> bool:
+    facts = random_problem(seed)
+    objective = random_objective(seed * 7 + seed // 4, facts)
+    plan, best = search(facts, objective), best_value(facts, objective)
+    if plan is None:
+        return best == float("inf")
+    score = evaluate(plan, facts, objective)
+    value = {
+        "goodput": 1 / score.goodput_per_s,
+        "cost": score.cost_per_hour,
+        "goodput-per-dollar": score.cost_per_hour / score.goodput_per_s,
+        "latency": score.latency_s,
+    }[objective.goal]
+    return not score.broken and gap(plan) == 0 and abs(value - best) <= 1e-8 * best + 1e-12
+
+
+def _beside_the_paper(figures: dict[str, float]) -> Table:
+    table = Table(
+        "network", "one kind", "E3", "four kinds", "E3", "proved gap", title="planning 46 GPUs (E3, figure 20)"
+    )
+    for name, (one_s, four_s) in PAPER_S.items():
+        table.add_row(
+            NETWORKS[name].name, f"{figures[f'ms_{name}_46gpus']:.0f} ms", f"{one_s:.2f} s",
+            f"{figures[f'ms_{name}_46gpus_4kinds']:.0f} ms", f"{four_s:.2f} s",
+            f"{figures[f'gap_{name}_46gpus_4kinds']:.2%}",
+        )  # fmt: skip
+    return table
+
+
+def _growth() -> Table:
+    table = Table("blocks", "kinds", "GPUs", "time", "proved gap", title="how time grows, side by side, gap 1%")
+    sizes = [(12, 1, 46), (24, 1, 46), (48, 1, 46), (96, 1, 46), (12, 2, 46), (12, 4, 46), (12, 8, 46)]
+    sizes += [(24, 4, 46), (48, 4, 46), (12, 4, 8), (12, 4, 200), (12, 4, 1000)]
+    for blocks, kinds, gpus in track(sizes, "growth"):
+        facts = deep(blocks).facts(evenly(gpus, kinds))
+        seconds, plan = timed(lambda facts=facts: side_by_side(facts, PATIENT, GAP), repeat=1)  # type: ignore[misc]
+        table.add_row(str(blocks), str(kinds), str(gpus), f"{seconds * 1e3:.0f} ms", f"{gap(plan):.2%}")
+    return table
+
+
+def timed(task: Callable[[], T], repeat: int = 3) -> tuple[float, T]:
+    """Seconds of this process, whatever else the machine does meanwhile."""
+    best = float("inf")
+    for _ in range(repeat):
+        start = time.process_time()
+        result = task()
+        best = min(best, time.process_time() - start)
+    return best, result
+
+
+def gap(plan: Plan | None) -> float:
+    assert plan is not None
+    assert plan.promise is not None
+    return plan.promise.gap

@@ -1,0 +1,64 @@
+"""Networks, exit profiles and fleets like those of E3's evaluation (SOSP'24, section 5), from datasheets alone."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from optimizer.problem import Problem, problem
+from profiles import shapes
+from profiles.datasheet import Shape, datasheet_table
+from profiles.devices import fleet, links_between
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+
+
+@dataclass(frozen=True)
+class Network:
+    """A shape, and the share of its inputs that survives to some of its blocks; straight lines between them."""
+
+    name: str
+    shape: Shape
+    survivors: tuple[tuple[float, float], ...]  # (how deep, as a share of the blocks; who is still inside)
+
+    @property
+    def exits(self) -> ExitProfile:
+        depths, shares = zip(*self.survivors, strict=True)
+        count = len(self.shape.blocks)
+        curve = np.interp(np.arange(count) / count, depths, shares)
+        return ExitProfile((1.0, *(float(share) for share in curve[1:])))
+
+    def facts(self, devices: str, dtype: str | None = None) -> Problem:
+        kinds = fleet(devices)
+        tables = tuple(datasheet_table(self.shape, device.kind, dtype=dtype) for device in kinds)
+        return problem(Profile(self.name, tables, self.exits), kinds, links_between(kinds))
+
+
+# Half of BERT's inputs are gone by the middle, and most of DistilBERT's leave right there (E3, sections 2 and 5.1).
+HALF = ((0.0, 1.0), (0.5, 0.5), (1.0, 0.2))
+EARLY = ((0.0, 1.0), (0.34, 0.9), (0.5, 0.35), (1.0, 0.25))
+BERT_BASE = Network("BERT-base", shapes.bert_base(), HALF)
+BERT_LARGE = Network("BERT-large", shapes.bert_large(), HALF)
+DISTILBERT = Network("DistilBERT", shapes.distilbert(), EARLY)
+RESNET50 = Network("ResNet-50", shapes.resnet50(), HALF)
+
+ONE_KIND = "v100=46"
+FOUR_KINDS = "v100=12,p100=12,k80=12,a6000=10"
+EIGHT_KINDS = ("v100", "p100", "k80", "t4", "a10g", "l4", "a6000", "a100")
+
+
+def deep(blocks: int) -> Network:
+    """An encoder of any depth."""
+    shape = shapes.encoder(f"{blocks} blocks", layers=blocks, hidden=768, inner=3072, length=128, vocabulary=30522)
+    return Network(shape.name, shape, HALF)
+
+
+def evenly(gpus: int, kinds: int) -> str:
+    """A fleet of so many devices of so many kinds.
+
+    >>> evenly(5, 2)
+    'v100=3,p100=2'
+    """
+    edges = [round(gpus * kind / kinds + 1e-9) for kind in range(kinds + 1)]
+    counts = sorted((after - before for before, after in pairwise(edges)), reverse=True)
+    return ",".join(f"{kind}={count}" for kind, count in zip(EIGHT_KINDS, counts, strict=False))

@@ -1,0 +1,74 @@
+"""Why there is no plan: the constraint that binds, and the nearest value that would do."""
+
+from dataclasses import replace
+from math import inf
+
+from optimizer.dp import search
+from optimizer.evaluate import evaluate, memory_bytes
+from optimizer.objective import Objective
+from optimizer.plan import Plan, Split
+from optimizer.problem import Problem
+
+
+def reason(facts: Problem, objective: Objective) -> str:
+    """One line for the user; constraints are given back one after the other until a plan exists."""
+    return (
+        _too_large(facts)
+        or _too_slow(facts, objective)
+        or _too_much(facts, objective)
+        or _too_dear(facts, objective)
+        or "each limit can be kept by itself, but not all at once: loosen the SLO, the budget or the goodput"
+    )
+
+
+def _too_large(facts: Problem) -> str | None:
+    for block in range(facts.num_blocks):
+        needs = {d: memory_bytes(Split(block, block + 1, 1), facts, d.kind) for d in facts.devices}
+        if all(needed > device.memory_bytes for device, needed in needs.items()):
+            device = max(needs, key=lambda each: each.memory_bytes - needs[each])
+            held, has = needs[device] / 1e9, device.memory_bytes / 1e9
+            return (
+                f"block {block} needs {held:.3g} GB on {device.kind}, which has {has:.3g} GB: add a larger device kind"
+            )
+    return None
+
+
+def _too_slow(facts: Problem, objective: Objective) -> str | None:
+    fastest = search(facts, replace(objective, goal="latency", slo_s=None, goodput_per_s=0.0, cost_per_hour=None))
+    if fastest is None:
+        return (
+            "the network fits on these devices only in parts, and no links lead from one part to the next: add devices"
+        )
+    needed_s = _promise(fastest, facts, objective)[1] / (1 - objective.slack)
+    if objective.slo_s is None or needed_s <= objective.slo_s:
+        return None
+    return f"{objective.slo_s * 1e3:.4g} ms SLO: the fastest plan needs {needed_s * 1e3:.4g} ms, slack included"
+
+
+def _too_much(facts: Problem, objective: Objective) -> str | None:
+    most = search(facts, replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None))
+    if most is None:
+        return None
+    sustained = _promise(most, facts, objective)[0]
+    if sustained >= objective.goodput_per_s:
+        return None
+    within = "" if objective.slo_s is None else f" within {objective.slo_s * 1e3:.4g} ms"
+    return f"{objective.goodput_per_s:.6g} per second: these devices sustain at most {sustained:.6g}{within}"
+
+
+def _too_dear(facts: Problem, objective: Objective) -> str | None:
+    if objective.cost_per_hour is None:
+        return None
+    wanted = objective.goodput_per_s or 1e-6  # any plan at all
+    arrivals = objective.arrivals_per_s or (objective.goodput_per_s or inf)
+    least = replace(objective, goal="cost", goodput_per_s=wanted, arrivals_per_s=arrivals, cost_per_hour=None)
+    cheapest = search(facts, least)
+    if cheapest is None:
+        return None
+    dollars = _promise(cheapest, facts, objective)[2]
+    return f"${objective.cost_per_hour:.4g} per hour: the cheapest plan costs ${dollars:.4g}"
+
+
+def _promise(plan: Plan, facts: Problem, objective: Objective) -> tuple[float, float, float]:
+    score = evaluate(plan, facts, objective)
+    return score.goodput_per_s, score.latency_s, score.cost_per_hour

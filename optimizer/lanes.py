@@ -1,0 +1,121 @@
+"""Pipelines side by side: kinds of devices that do better apart than in one chain each take a share of the inputs.
+
+Every block of a pipeline runs on one kind, so that a fleet of several kinds must be chained. Where links are slow or
+kinds uneven, it is better to let some kinds work beside the others:
+
+    most(S) = max( pace of the best pipeline on S,  max over T in S of pace of the best pipeline on T + most(S - T) )
+
+over sets of kinds; a kind belongs to one pipeline. Prices on all kinds at once (optimizer/bounds.py) bound the sum for
+any number of pipelines, also for ones that share a kind, so that most sets need never be looked at.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from optimizer.bounds import cut
+from optimizer.dp import least_without_exits, search
+from optimizer.graph import Graph
+from optimizer.objective import Objective
+from optimizer.plan import Plan, Promise
+from optimizer.prices import Pricing
+from optimizer.problem import Problem
+from profiles.errors import UserError
+
+Kinds = frozenset[int]
+ALL_SETS = 4  # with more kinds than this, only single ones, pairs and the whole fleet are chained
+ROUNDS = 30
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Some pipelines on kinds of their own."""
+
+    plans: tuple[Plan, ...]
+
+    @property
+    def pace(self) -> float:
+        return sum(plan.promise.goodput_per_s for plan in self.plans if plan.promise)
+
+
+def side_by_side(facts: Problem, objective: Objective, gap: float = 0.0) -> Plan | None:
+    """The pipelines with the most goodput in sum: the fastest one, with the others `beside` it."""
+    if objective.goal != "goodput" or objective.arrivals_per_s or objective.cost_per_hour is not None:
+        raise UserError("pipelines side by side are planned for goodput alone: leave out rate, budget and other goals")
+    if len(facts.devices) == 1:
+        return search(facts, objective, gap)
+    alone = replace(objective, goodput_per_s=0.0)
+    all_kinds = frozenset(range(len(facts.devices)))
+    found: dict[Kinds, Lanes] = {}
+    ceiling = np.inf
+    for kinds in _sets(len(facts.devices)):
+        if len(kinds) == 2 and np.isinf(ceiling):
+            ceiling = _ceiling(facts, alone, found, gap)
+        most = _most(found, len(facts.devices))
+        if most[all_kinds].pace * (1 + gap) >= ceiling:
+            break
+        apart = most[kinds].pace * (1 + max(gap, 1e-9))
+        here = facts.with_devices([facts.devices[kind] for kind in sorted(kinds)])
+        # What kinds can do together is bounded by the ceiling: chains need no proof of their own.
+        plan = search(here, alone, gap, below=1 / apart if apart else np.inf, prove=len(kinds) == 1)
+        if plan:
+            found[kinds] = Lanes((plan,))
+    lanes = _most(found, len(facts.devices))[all_kinds]
+    if not lanes.plans or lanes.pace * (1 + 1e-9) < objective.goodput_per_s:
+        return None
+    return _joined(lanes, ceiling)
+
+
+def _sets(kinds: int) -> Iterator[Kinds]:
+    """Small sets first: they are quickly planned, and often enough."""
+    sizes = range(1, kinds + 1) if kinds <= ALL_SETS else (1, 2, kinds)
+    for size in sizes:
+        yield from map(frozenset, combinations(range(kinds), size))
+
+
+def _most(found: dict[Kinds, Lanes], kinds: int) -> dict[Kinds, Lanes]:
+    """`most` of every set of kinds, from the pipelines found so far."""
+    most: dict[Kinds, Lanes] = {frozenset(): Lanes(())}
+    for kind in range(kinds):
+        for rest in list(most):
+            here = rest | {kind}
+            choices = [
+                Lanes((*found[taken].plans, *most[here - taken].plans)) for taken in found if kind in taken <= here
+            ]
+            most[here] = max([most[rest], *choices], key=lambda lanes: lanes.pace)
+    return most
+
+
+def _ceiling(facts: Problem, objective: Objective, found: dict[Kinds, Lanes], gap: float) -> float:
+    """What no pipelines can exceed together. Kinds are first priced by what each does alone."""
+    graph = Graph(facts, objective)
+    paces = np.array(
+        [found[each].pace if (each := frozenset({kind})) in found else 0.0 for kind in range(len(facts.devices))]
+    )
+    total = float(paces.sum())
+    shares = paces / total if total else None
+    enough = 1 / (total * (1 + gap / 2)) if total else np.inf
+    tightest = Pricing(graph.options, graph.worth, graph.at, shares=shares, rounds=ROUNDS, enough=enough).cuts()[-1]
+    bounds = [tightest.bound]
+    if min(map(min, facts.survivals)) < 1:
+        bounds.append(least_without_exits(facts, objective, tightest))
+    if bounds[-1] < bounds[0]:
+        bare = Graph(facts.without_exits, objective)
+        bounds[-1] = cut(bare.options, tightest.mu, tightest.nu, tightest.offset, bare.at)[0].bound
+    return 1 / min(bounds) if min(bounds) > 0 else np.inf
+
+
+def _joined(lanes: Lanes, ceiling: float) -> Plan:
+    first, *others = sorted(lanes.plans, key=lambda plan: plan.promise.goodput_per_s if plan.promise else 0.0)[::-1]
+    promises = [plan.promise for plan in lanes.plans if plan.promise]
+    goodput = sum(each.goodput_per_s for each in promises)
+    gap = max(0.0, float(ceiling) / goodput - 1)
+    promise = Promise(
+        goodput,
+        max(each.latency_s for each in promises),
+        sum(each.cost_per_hour for each in promises),
+        gap if gap > 1e-9 else 0.0,
+    )
+    return replace(first, promise=promise, beside=tuple(replace(each, promise=None) for each in others))

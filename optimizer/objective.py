@@ -1,0 +1,48 @@
+"""What a plan is for."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Goal = Literal["goodput", "cost", "goodput-per-dollar", "latency"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The goal, and what any plan must keep.
+
+    `goodput`: as many inputs per second as the devices sustain. `cost`: the cheapest devices for `goodput_per_s`.
+    `goodput-per-dollar`: the most inputs per dollar. `latency`: the fastest answer at full load.
+
+    >>> Objective(slo_s=0.5).budget_s
+    0.4
+    """
+
+    goal: Goal = "goodput"
+    slo_s: float | None = None
+    slack: float = 0.2  # the share of the SLO that is kept for bursts
+    goodput_per_s: float = 0.0  # at least this
+    arrivals_per_s: float | None = None  # the rate at which inputs come; None: as fast as the plan sustains
+    cost_per_hour: float | None = None  # at most this
+    max_batch: int = 64
+
+    def __post_init__(self) -> None:
+        if self.slo_s is not None and self.slo_s <= 0:
+            raise ValueError(f"slo_s = {self.slo_s} must be positive")
+        if not 0 <= self.slack < 1:
+            raise ValueError(f"slack = {self.slack} must be at least 0 and less than 1")
+        if self.goodput_per_s < 0 or (self.goal == "cost" and self.goodput_per_s == 0):
+            raise ValueError(f"goodput_per_s = {self.goodput_per_s} must be positive: the least cost of what?")
+        if self.arrivals_per_s is not None and self.arrivals_per_s <= 0:
+            raise ValueError(f"arrivals_per_s = {self.arrivals_per_s} must be positive")
+        if self.max_batch < 1:
+            raise ValueError(f"max_batch = {self.max_batch} must be at least 1")
+
+    @property
+    def budget_s(self) -> float:
+        """The latency a plan may have: the SLO less its slack."""
+        return float("inf") if self.slo_s is None else self.slo_s * (1 - self.slack)
+
+    def rate_at(self, goodput_per_s: float) -> float:
+        """How fast inputs come to a plan that sustains `goodput_per_s`: the rest is refused at the door."""
+        wanted = self.arrivals_per_s or (self.goodput_per_s if self.goal == "cost" else None)
+        return goodput_per_s if wanted is None else min(wanted, goodput_per_s)

@@ -1,0 +1,250 @@
+"""Every way to run a split, as arrays: the edges of the graph that the planner searches.
+
+An option starts before block `start` and says where it stops, on which kind, at what batch size, and whether the ramps
+inside are active. Options that another one beats in every respect are left out, which costs no exactness.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer import cost
+from optimizer.problem import Problem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Arrays of one entry per option. `load_s`, `work_s`, `barred`: a row per class of kinds a batch may come from."""
+
+    start: int
+    stop: Ints
+    kind: Ints
+    batch: Ints
+    inner: Bools  # ramps inside the split are active
+    load_s: Floats  # seconds of device per arriving input
+    work_s: Floats  # computing and travelling, for an input that stays to the end
+    fill: Floats  # arrivals, see cost.fill_arrivals
+    wait: Floats
+    memory: Floats  # bytes on the device
+    class_of: Ints  # by kind that a batch comes from
+    barred: Bools  # there is no way from that class to the option's kind
+
+    def __len__(self) -> int:
+        return len(self.stop)
+
+    def only(self, keep: Bools) -> "Options":
+        """These options, less those that are not worth keeping."""
+        each = {
+            name: getattr(self, name)[keep] for name in ("stop", "kind", "batch", "inner", "fill", "wait", "memory")
+        }
+        rows = {name: getattr(self, name)[:, keep] for name in ("load_s", "work_s", "barred")}
+        return Options(self.start, **each, **rows, class_of=self.class_of)
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Tables of one problem, evaluated once at every batch size that may occur."""
+
+    facts: Problem
+    max_batch: int
+    budget_s: float
+    timed: bool = True  # whether anybody asks how long an answer takes
+    pruned: bool = True  # leave out what another option beats
+
+    def options(self) -> list[Options]:
+        """One `Options` per block, in order."""
+        return [self._from(start) for start in range(self.facts.num_blocks)]
+
+    @cached_property
+    def _survival(self) -> Floats:
+        """Survivals that the plan must bear x blocks: the expected one, and the pessimistic one if there is one."""
+        return np.array([[*shares, 0.0] for shares in self.facts.survivals])
+
+    @cached_property
+    def _largest(self) -> Ints:
+        """By kind: nothing was measured beyond the largest batch of a table, so nothing is promised there."""
+        return np.array([min(self.max_batch, table.batch_sizes[-1]) for table in self.facts.tables])
+
+    @cached_property
+    def _batches(self) -> Ints:
+        return np.arange(1, self._largest.max() + 1)
+
+    @cached_property
+    def _releasing(self) -> Bools:
+        """Blocks whose ramp lets somebody go when every ramp before it is active. The head is no ramp."""
+        return self._leaving(self._survival[:, :-1], self._survival[:, 1:])
+
+    def _leaving(self, before: Floats, behind: Floats) -> Bools:
+        """Where fewer are behind than before, at any of the survivals; the last place is the end of the network."""
+        leaving = np.asarray((behind < before).any(axis=0))
+        leaving[-1] = False
+        return leaving
+
+    @cached_property
+    def _has_ramp(self) -> Bools:
+        return np.isin(np.arange(self.facts.num_blocks), sorted(self.facts.ramp_blocks))
+
+    @cached_property
+    def _block_s(self) -> Floats:
+        return self._dense("block_times_s")
+
+    @cached_property
+    def _ramp_s(self) -> Floats:
+        return self._dense("ramp_times_s")
+
+    @cached_property
+    def _block_and_ramp_s(self) -> Floats:
+        return self._block_s + self._ramp_s * self._releasing
+
+    @cached_property
+    def _launch_s(self) -> Floats:
+        return np.array([table.launch_s for table in self.facts.tables])[:, None, None]
+
+    def _dense(self, method: str) -> Floats:
+        """Kinds x batch sizes 0.. x blocks. Tables are linear between whole batch sizes, so these say it all."""
+        rows = [np.minimum(np.arange(self._batches[-1] + 1), largest) for largest in self._largest]
+        times = [getattr(table, method)(row) for table, row in zip(self.facts.tables, rows, strict=True)]
+        return np.stack(times)
+
+    def _from(self, start: int) -> Options:
+        """All options from one block: arrays of stops x kinds x (batch sizes x [quiet, ramps inside])."""
+        quiet = self._quiet_s(start)
+        transfer, class_of = self._transfer(start)
+        parts = [self._loads(start, quiet, transfer, shares) for shares in self._survival]
+        load, work = (np.maximum.reduce(each) for each in zip(*parts, strict=True))
+        return self._best(start, load, work, class_of)
+
+    def _loads(self, start: int, quiet: Floats, transfer: Floats, shares: Floats) -> tuple[Floats, Floats]:
+        """Load and work at one survival, with a first axis for the classes of kinds that a batch comes from."""
+        shrinking, felt = self._shrinking_s(start, shares)
+        held = cost.occupied_s(_by_stop(quiet, shrinking), transfer)
+        possible, reach = np.isfinite(held), shares[start]
+        load = cost.load_s(reach, np.where(possible, held, 0.0), np.repeat(self._batches, 2))
+        work = _by_stop(quiet, felt) + transfer if reach > 0 else np.zeros_like(held)
+        return np.where(possible, load, np.inf), np.where(possible, work, np.inf)
+
+    def _quiet_s(self, start: int) -> Floats:
+        """Kinds x batches x stops: the batch keeps its size; the ramp at the end lets the survivors of all go on."""
+        work = np.cumsum(self._block_s[:, 1:, start:], axis=2) + self._launch_s
+        leaving = self._leaving(self._survival[:, [start]], self._survival[:, start + 1 :])
+        possible = ~leaving | self._has_ramp[start:]
+        quiet: Floats = np.where(possible, work + self._ramp_s[:, 1:, start:] * leaving, np.inf)
+        return quiet
+
+    def _shrinking_s(self, start: int, shares: Floats) -> tuple[Floats, Floats]:
+        """The same when every ramp inside is active: on average, and as felt by an input that stays."""
+        shrinks = np.append(False, np.logical_or.accumulate(self._releasing[start:-1]))  # by last block of a split
+        reach, size = shares[start], self._batches[:, None]
+        if not (shrinks.any() and reach > 0):
+            never = np.full((len(self._launch_s), len(self._batches), len(shrinks)), np.inf)
+            return never, never
+        staying = shares[start:-1] / reach
+        some = cost.occupancy(size, staying)
+        again_s = self._launch_s * np.append(False, self._releasing[start:-1])  # behind each ramp
+        launch = np.cumsum(some * (self._at(start, cost.mean_size(size, staying)) + again_s), axis=2)
+        felt = np.cumsum(self._at(start, cost.felt_size(size, staying)) + again_s, axis=2)
+        launch, felt = launch + self._launch_s, felt + self._launch_s
+        return np.where(shrinks, launch, np.inf), np.where(shrinks, felt, np.inf)
+
+    def _at(self, start: int, size: Floats) -> Floats:
+        """Seconds of blocks and active ramps at fractional batch sizes (batches x blocks)."""
+        size = np.clip(size, 1, self._batches[-1])
+        low = size.astype(np.int64)
+        high = np.minimum(low + 1, self._batches[-1])
+        block = np.arange(start, self.facts.num_blocks)
+        times: Floats = self._block_and_ramp_s[:, low, block]
+        return times + (size - low) * (self._block_and_ramp_s[:, high, block] - times)
+
+    def _transfer(self, start: int) -> tuple[Floats, Ints]:
+        """Seconds by class of source x 1 x kind x batch, and the class of every source. Nothing precedes block 0."""
+        classes: dict[bytes, tuple[int, Floats]] = {}
+        class_of = []
+        for source, table in zip(self.facts.devices, self.facts.tables, strict=True):
+            size = self._batches.astype(float) * (table.hidden_bytes[start - 1] if start else 0)
+            seconds = np.stack([self._way_s(source.kind, target.kind, size, start) for target in self.facts.devices])
+            class_of.append(classes.setdefault(seconds.tobytes(), (len(classes), seconds))[0])
+        by_class = np.stack([seconds for _, seconds in classes.values()])[:, None]
+        return np.repeat(by_class, 2, axis=-1), np.array([*class_of, 0])
+
+    def _way_s(self, source: str, target: str, size: Floats, start: int) -> Floats:
+        if start == 0:
+            return size
+        link = self.facts.links.get((source, target))
+        if link is None:
+            return np.full(len(size), np.inf)
+        return np.asarray(link.transfer_s(size))  # type: ignore[arg-type]  # it serves arrays as well
+
+    def _best(self, start: int, load: Floats, work: Floats, class_of: Ints) -> Options:
+        """Those that fit and are worth a look, in flat arrays."""
+        batch, memory = np.repeat(self._batches, 2), self._memory(start)
+        fits = (memory <= self._capacity[:, None]) & (batch <= self._largest[:, None])
+        load = np.where(fits, load, np.inf)
+        keep = np.isfinite(load.min(0)) & (work.min(0) <= self.budget_s)
+        if self.pruned:
+            keep &= ~self._beaten(load, work, memory)
+        stop, kind, size = np.nonzero(keep)
+        fill = np.max([cost.fill_arrivals(reach, batch) for reach in self._survival[:, start]], axis=0)[size]
+        wait = np.max([cost.wait_arrivals(reach, batch) for reach in self._survival[:, start]], axis=0)[size]
+        load, work = load[:, stop, kind, size], work[:, stop, kind, size]
+        barred = np.isinf(load)
+        return Options(
+            start, stop + start + 1, kind, batch[size], size % 2 == 1, np.where(barred, 0.0, load),
+            np.where(barred, 0.0, work), fill, wait, memory[stop, kind, size], class_of, barred,
+        )  # fmt: skip
+
+    def _beaten(self, load: Floats, work: Floats, memory: Floats) -> Bools:
+        """Options no better than one of a smaller or equal batch, wherever the batch comes from.
+
+        Each is held against one rival only: the lightest among those before it. A smaller batch fills sooner.
+        """
+        lightest = load.min(0)
+        order = np.arange(load.shape[-1])
+        if not self.timed:  # every option meets the lightest of all
+            rival = np.broadcast_to(lightest.argmin(-1, keepdims=True), lightest.shape)
+        else:
+            best = np.minimum.accumulate(lightest, axis=-1)
+            record = np.concatenate([np.ones_like(best[..., :1], bool), best[..., 1:] < best[..., :-1]], -1)
+            rival = np.maximum.accumulate(np.where(record, order, 0), axis=-1)
+        lighter = (np.take_along_axis(load, rival[None], -1) <= load).all(0)
+        sooner = (not self.timed) | (np.take_along_axis(work, rival[None], -1) <= work).all(0)
+        leaner = self.roomy[:, None] | (np.take_along_axis(memory, rival, -1) <= memory)
+        beaten: Bools = lighter & sooner & leaner & (rival != order)
+        return beaten
+
+    @cached_property
+    def _capacity(self) -> Floats:
+        return np.array([float(device.memory_bytes) for device in self.facts.devices])
+
+    @cached_property
+    def _weights(self) -> Floats:
+        return np.array([table.memory_bytes for table in self.facts.tables], float)
+
+    @cached_property
+    def _activations(self) -> Floats:
+        empty = (0,) * self.facts.num_blocks
+        return np.array([table.activation_bytes or empty for table in self.facts.tables], float)
+
+    def _memory(self, start: int) -> Floats:
+        """Stops x kinds x batches."""
+        weights = np.cumsum(self._weights[:, start:], axis=1).T
+        largest = np.maximum.accumulate(self._activations[:, start:], axis=1).T
+        memory: Floats = weights[..., None] + largest[..., None] * np.repeat(self._batches, 2)
+        return memory
+
+    @cached_property
+    def roomy(self) -> Bools:
+        """Kinds that hold the whole network however it is cut: their splits lose nothing by sharing one placement."""
+        everything = self._weights.sum(1) + self._activations.sum(1) * self._largest
+        return np.asarray(everything <= self._capacity)
+
+
+def _by_stop(quiet: Floats, shrinking: Floats) -> Floats:
+    """Both of kinds x batches x stops, woven into 1 x stops x kinds x (batches x [quiet, shrinking])."""
+    both = np.stack([quiet, shrinking], -1).transpose(2, 0, 1, 3)
+    return both.reshape(1, *both.shape[:2], -1)

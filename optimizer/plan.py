@@ -1,0 +1,154 @@
+"""The planner's answer: which blocks run together, where, and at what batch size."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from profiles.errors import UserError
+
+SCHEMA_VERSION = 1
+STRICT = ConfigDict(extra="forbid")  # a misspelt field in a file is an error
+
+
+@dataclass(frozen=True)
+class Split:
+    """Blocks `start .. stop - 1`, run as one, on `batch_size` inputs at a time.
+
+    `ramps` are the active ramps, by the block they follow. The one after `stop - 1` lets inputs leave before the next
+    split; the others let the batch shrink on its way through this one.
+    """
+
+    start: int
+    stop: int
+    batch_size: int
+    ramps: tuple[int, ...] = ()
+
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ValueError(f"split {self.start}..{self.stop}: it must start at 0 or later and stop after its start")
+        if self.batch_size < 1:
+            raise ValueError(f"split {self.start}..{self.stop}: batch_size = {self.batch_size} must be at least 1")
+        if list(self.ramps) != sorted({ramp for ramp in self.ramps if self.start <= ramp < self.stop}):
+            raise ValueError(f"split {self.start}..{self.stop}: ramps {self.ramps} must ascend and lie inside it")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`replicas` devices of one kind that run one split or, taking turns, several."""
+
+    kind: str
+    replicas: int
+    splits: tuple[Split, ...]
+
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ValueError(f"placement on {self.kind}: replicas = {self.replicas} must be at least 1")
+        if not self.splits:
+            raise ValueError(f"placement on {self.kind}: it needs at least one split")
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the planner said of its plan. `gap`: no plan is better by more than this share (0: none is better)."""
+
+    goodput_per_s: float
+    latency_s: float
+    cost_per_hour: float
+    gap: float
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Placements whose splits cover every block once.
+
+    >>> plan = Plan((Placement("v100", 2, (Split(0, 6, 8, ramps=(5,)), Split(6, 12, 8))),))
+    >>> plan.num_blocks, plan.ramps, [split.start for split in plan.splits]
+    (12, (5,), [0, 6])
+    >>> Plan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    placements: tuple[Placement, ...]
+    promise: Promise | None = None
+    # Further pipelines, on devices of their own, each of which takes a share of the inputs; the promise is for all.
+    beside: "tuple[Plan, ...]" = ()
+
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        edges = [0, *(edge for split in self.splits for edge in (split.start, split.stop))]
+        for stop, start in list(pairwise(edges))[::2]:
+            if stop != start:
+                raise ValueError(f"the splits must cover every block once, but {start} follows {stop}")
+        if any(lane.num_blocks != self.num_blocks or lane.beside for lane in self.beside):
+            raise ValueError(f"every pipeline beside must cover {self.num_blocks} blocks, and have none beside itself")
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """In the order in which an input meets them."""
+        everywhere = (split for placement in self.placements for split in placement.splits)
+        return tuple(sorted(everywhere, key=lambda split: split.start))
+
+    @property
+    def ramps(self) -> tuple[int, ...]:
+        """The active ramps of the whole network."""
+        return tuple(ramp for split in self.splits for ramp in split.ramps)
+
+    @property
+    def num_blocks(self) -> int:
+        return max((split.stop for split in self.splits), default=0)
+
+    def placement_of(self, split: Split) -> Placement:
+        return next(placement for placement in self.placements if split in placement.splits)
+
+    def devices(self) -> dict[str, int]:
+        """How many devices of each kind it holds, with the pipelines beside it."""
+        placements = [placement for lane in self.lanes for placement in lane.placements]
+        kinds = sorted({placement.kind for placement in placements})
+        return {kind: sum(p.replicas for p in placements if p.kind == kind) for kind in kinds}
+
+    @property
+    def lanes(self) -> "tuple[Plan, ...]":
+        """Every pipeline by itself."""
+        return (replace(self, beside=()), *self.beside)
+
+    def to_json(self) -> str:
+        return json.dumps({"schema_version": SCHEMA_VERSION, **asdict(self)}, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """What is wrong with a text that is no plan is one line that names the place."""
+        try:
+            content: Mapping[str, Any] = dict(json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"this is no plan: {error}") from None
+        if content.get("schema_version") != SCHEMA_VERSION:
+            found = content.get("schema_version")
+            raise UserError(f"this plan has schema_version {found!r}, this isobatch reads {SCHEMA_VERSION}: plan again")
+        fields = {key: value for key, value in content.items() if key != "schema_version"}
+        try:
+            return TypeAdapter(cls).validate_python(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"]) or "plan"
+            raise UserError(f"{place}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def read_plan(path: Path) -> Plan:
+    try:
+        return Plan.from_json(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None

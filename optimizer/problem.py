@@ -1,0 +1,90 @@
+"""The facts of one planning problem, gathered from the profile, the fleet and the links."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from profiles.devices import Device, Link
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+from profiles.latency import LatencyTable
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network, who leaves it where, and the devices that may run it: `tables[c]` is that of `devices[c]`."""
+
+    survival: tuple[float, ...]
+    tables: tuple[LatencyTable, ...]
+    devices: tuple[Device, ...]
+    links: dict[tuple[str, str], Link]
+    pessimistic: tuple[float, ...] | None = None  # a survival at which the plan must hold as well
+
+    def __post_init__(self) -> None:
+        for table in self.tables:
+            if table.num_blocks != self.num_blocks:
+                raise UserError(
+                    f"the table of {table.kind} has {table.num_blocks} blocks, the exit profile {self.num_blocks}"
+                )
+        if self.pessimistic and any(low > high for low, high in zip(self.survival, self.pessimistic, strict=True)):
+            raise UserError("the pessimistic survival must nowhere be below the expected one")
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.survival)
+
+    @property
+    def ramp_blocks(self) -> frozenset[int]:
+        """Blocks with a ramp behind them: it takes time somewhere, or inputs were seen to leave there."""
+        before = range(self.num_blocks - 1)
+        costs = {block for block in before for table in self.tables if any(row[block] > 0 for row in table.ramp_s)}
+        leaving = {block for block in before for share in self.survivals if share[block + 1] < share[block]}
+        return frozenset(costs | leaving)
+
+    @property
+    def survivals(self) -> tuple[tuple[float, ...], ...]:
+        """All the survivals at which the plan must hold."""
+        return (self.survival,) if self.pessimistic is None else (self.survival, self.pessimistic)
+
+    @property
+    def without_exits(self) -> "Problem":
+        """The same when no ramp is active."""
+        return replace(self, survival=(1.0,) * self.num_blocks, pessimistic=None)
+
+    def surviving(self, survival: Sequence[float]) -> "Problem":
+        """The same problem when other shares of the inputs survive."""
+        return replace(self, survival=ExitProfile(tuple(survival)).survival)
+
+    def with_devices(self, devices: Sequence[Device]) -> "Problem":
+        """The same problem on other devices, of kinds that it has tables for."""
+        tables = {table.kind: table for table in self.tables}
+        return replace(self, devices=tuple(devices), tables=tuple(tables[device.kind] for device in devices))
+
+    def device(self, kind: str) -> Device:
+        found = [device for device in self.devices if device.kind == kind]
+        if not found:
+            has = ", ".join(device.kind for device in self.devices)
+            raise UserError(f"the plan uses device kind {kind!r}, the fleet has {has}")
+        return found[0]
+
+    def table(self, kind: str) -> LatencyTable:
+        return self.tables[self.devices.index(self.device(kind))]
+
+
+def problem(
+    profile: Profile,
+    devices: Sequence[Device],
+    links: Sequence[Link],
+    survival: Sequence[float] | None = None,
+    pessimistic: Sequence[float] | None = None,
+) -> Problem:
+    """Kinds that have no devices are left out; a profile without exits is planned as one that nobody leaves early."""
+    here = tuple(device for device in devices if device.count)
+    if not here:
+        raise UserError("the fleet holds no device: give at least one, as in v100=1")
+    tables = tuple(profile.table(device.kind) for device in here)
+    if survival is None:
+        survival = profile.exits.survival if profile.exits else (1.0,) * tables[0].num_blocks
+    ways = {(link.source, link.target): link for link in links}
+    worse = None if pessimistic is None else ExitProfile(tuple(pessimistic)).survival
+    return Problem(ExitProfile(tuple(survival)).survival, tables, here, ways, worse)

@@ -1,0 +1,54 @@
+"""What a plan loses when the survival turns out other than forecast (E3, figure 22)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from optimizer.dp import search
+from optimizer.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.plan import Plan
+from optimizer.problem import Problem
+
+ERRORS = (-0.5, -0.2, -0.1, 0.0, 0.1, 0.2, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """`error`: by which share fewer inputs leave than forecast (negative: more)."""
+
+    error: float
+    goodput_per_s: float  # of the plan that was made for the forecast
+    best_per_s: float  # of the plan one would have made
+    latency_s: float
+    within_slo: bool
+
+    @property
+    def lost(self) -> float:
+        """The share of the goodput that the wrong forecast costs."""
+        return 1 - self.goodput_per_s / self.best_per_s if self.best_per_s else 0.0
+
+
+def surprised(survival: Iterable[float], error: float) -> tuple[float, ...]:
+    """The survival when a share `error` of those who should leave stay.
+
+    >>> surprised((1.0, 0.5), 0.5), surprised((1.0, 0.5), -0.5)
+    ((1.0, 0.75), (1.0, 0.25))
+    """
+    return tuple(max(0.0, 1 - (1 - error) * (1 - share)) for share in survival)
+
+
+def sensitivity(
+    plan: Plan, facts: Problem, objective: Objective, errors: Iterable[float] = ERRORS
+) -> tuple[Surprise, ...]:
+    """The plan under wrong forecasts, beside the plan that a right one would have given, on the same devices."""
+    held = tuple(replace(facts.device(kind), count=count) for kind, count in plan.devices().items())
+    here = replace(facts, pessimistic=None).with_devices(held)
+    most = replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
+    return tuple(_surprise(plan, here.surviving(surprised(facts.survival, error)), most, error) for error in errors)
+
+
+def _surprise(plan: Plan, truth: Problem, objective: Objective, error: float) -> Surprise:
+    score, best = evaluate(plan, truth, objective), search(truth, objective)
+    most = evaluate(best, truth, objective).goodput_per_s if best else 0.0
+    within = score.latency_s <= objective.budget_s * (1 + 1e-9)
+    return Surprise(error, score.goodput_per_s, most, score.latency_s, within)

@@ -1,0 +1,73 @@
+"""isobatch plan, from a profile on disk to tables, JSON and a picture."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from optimizer.plan import read_plan
+from profiles.datasheet import datasheet_table
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile, save
+from profiles.shapes import distilbert
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    tables = tuple(datasheet_table(distilbert(), kind) for kind in ("v100", "k80"))
+    save(Profile("distilbert", tables, ExitProfile((1.0, 0.9, 0.8, 0.4, 0.3, 0.25))), path)
+    return path
+
+
+def run(profile: Path, *options: str) -> str:
+    asked = ["plan", "--profile", str(profile), "--devices", "v100=2,k80=3", "--slo-ms", "100", *options]
+    result = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
+    said = run(profile, "--out", str(tmp_path / "plan.json"), "--picture", str(tmp_path / "plan.png"), "--surprises")
+    for word in ("splits", "goodput", "travelling", "no exits", "yes, proved", "if the forecast is wrong"):
+        assert word in said
+    assert read_plan(tmp_path / "plan.json").num_blocks == 6
+    assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_plan_from_a_file_is_scored_as_it_was_promised(profile: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    found = json.loads(run(profile, "--json", "--picture", "", "--out", str(path)))
+    scored = json.loads(run(profile, "--json", "--picture", "", "--evaluate", str(path)))
+    assert scored["score"] == found["score"]
+    assert found["plan"]["promise"]["goodput_per_s"] == pytest.approx(found["score"]["goodput_per_s"])
+    assert {each["name"] for each in found["baselines"]} >= {"no exits"}
+
+
+def test_side_by_side_names_every_pipeline(profile: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "plan.png"
+    said = json.loads(run(profile, "--json", "--side-by-side", "--picture", str(picture)))
+    assert len(said["score"]["lanes"]) in (0, len(said["plan"]["beside"]) + 1)
+    assert picture.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--min-cost",), "--min-cost needs --rate"),
+        (("--min-cost", "--per-dollar"), "choose one"),
+        (("--slo-ms", "0.2"), "0.2 ms SLO: the fastest plan needs"),
+        (("--rate", "1e9", "--min-cost"), "these devices sustain at most"),
+        (("--slack", "1.5"), "slack = 1.5"),
+        (("--margin", "2"), "--margin 2"),
+        (("--devices", "v100=0"), "holds no device"),
+        (("--alpha", "0.01"), "per hour"),
+    ],
+)
+def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        run(profile, "--picture", "", *options)
+    assert "\n" not in str(error.value)

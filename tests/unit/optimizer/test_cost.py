@@ -1,0 +1,83 @@
+"""The beliefs, one by one, and what evaluate() makes of them on a plan that can be computed by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from optimizer.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.plan import Placement, Plan, Split
+from optimizer.problem import Problem
+from profiles.devices import Device, Link
+from profiles.errors import UserError
+from profiles.latency import LatencyTable
+
+# Two blocks of 1 ms, whatever the batch; a ramp of 0.5 ms behind the first; 0.25 ms per launch.
+TABLE = LatencyTable(
+    "a", (1, 8), ((1e-3, 1e-3), (1e-3, 1e-3)), ((5e-4, 0.0),) * 2, 2.5e-4, (1000, 0), (60, 60), "by hand"
+)
+FACTS = Problem((1.0, 0.5), (TABLE,), (Device("a", 4, 200, 2.0),), {("a", "a"): Link("a", "a", 1e6, 0.0)})
+
+
+def plan(*splits: Split, replicas: int = 1) -> Plan:
+    return Plan((Placement("a", replicas, splits),))
+
+
+def test_a_batch_that_keeps_its_size() -> None:
+    score = evaluate(plan(Split(0, 2, 4), replicas=2), FACTS)
+    assert score.goodput_per_s == pytest.approx(2 * 4 / 2.25e-3)
+    assert score.cost_per_hour == 4.0
+    assert score.latency_s == pytest.approx(2.25e-3 + (3 + 4) / score.goodput_per_s)
+    assert score.splits[0].survivors == 0.0
+
+
+def test_a_batch_that_shrinks_does_not_run_what_nobody_reaches() -> None:
+    """One input of two leaves: with batches of one, the second block is launched half the time."""
+    (split,) = evaluate(plan(Split(0, 2, 1, (0,))), FACTS).splits
+    assert split.launch_s == pytest.approx(2.5e-4 + 1e-3 + 5e-4 + 0.5 * (2.5e-4 + 1e-3))
+    assert split.felt_s == pytest.approx(2.5e-4 + 1e-3 + 5e-4 + 2.5e-4 + 1e-3)  # but whoever stays waits for it
+
+
+def test_constant_batch_halves_the_launches_of_the_second_split() -> None:
+    score = evaluate(plan(Split(0, 1, 8, (0,)), Split(1, 2, 8)), FACTS)
+    first, second = score.splits
+    assert first.load_s == pytest.approx((2.5e-4 + 1.5e-3) / 8)
+    # Eight hidden states of 1000 bytes take 8 ms on this link, longer than the launch: they set the pace.
+    assert second.load_s == pytest.approx(0.5 * 8e-3 / 8)
+    assert second.transfer_s == pytest.approx(8e-3)
+    assert first.busy + second.busy == pytest.approx(1.0)
+    assert second.fill_s == pytest.approx(7 / 0.5 / score.goodput_per_s)
+
+
+def test_a_rate_below_the_pace_fills_batches_more_slowly() -> None:
+    score = evaluate(plan(Split(0, 2, 4)), FACTS, Objective(arrivals_per_s=100.0))
+    assert score.splits[0].fill_s == pytest.approx(3 / 100)
+    assert score.latency_parts_s["filling batches"] == pytest.approx(3 / 100)
+
+
+def test_a_block_that_nobody_reaches_costs_nothing_but_a_place() -> None:
+    score = evaluate(plan(Split(0, 1, 8, (0,)), Split(1, 2, 1)), FACTS.surviving((1.0, 0.0)))
+    assert score.splits[1].load_s == pytest.approx(0.0, abs=1e-9)
+    assert score.splits[1].felt_s == score.splits[1].wait_s == 0.0
+
+
+def test_what_a_plan_breaks_is_named() -> None:
+    tight = Objective(slo_s=1e-3, goodput_per_s=1e6, cost_per_hour=1.0)
+    few = FACTS.with_devices((Device("a", 1, 100, 2.0),))
+    broken = " | ".join(evaluate(plan(Split(0, 2, 4), replicas=3), few, tight).broken)
+    for said in ("3 a are used, the fleet has 1", "GB are placed", "latency", "goodput", "$6 per hour is over the $1"):
+        assert said in broken
+
+
+def test_a_ramp_that_does_not_exist_is_named() -> None:
+    bare = replace(FACTS, tables=(replace(TABLE, ramp_s=((0.0, 0.0),) * 2),)).surviving((1.0, 1.0))
+    assert "ramp 0 is active" in evaluate(plan(Split(0, 2, 4, (0,))), bare).broken[0]
+
+
+def test_plans_that_do_not_fit_the_facts_are_the_users_to_mend() -> None:
+    with pytest.raises(UserError, match="covers 1 blocks, the network has 2"):
+        evaluate(plan(Split(0, 1, 4)), FACTS)
+    with pytest.raises(UserError, match="'b', the fleet has a"):
+        evaluate(Plan((Placement("b", 1, (Split(0, 2, 4),)),)), FACTS)
+    with pytest.raises(UserError, match="no link"):
+        evaluate(plan(Split(0, 1, 4), Split(1, 2, 4)), replace(FACTS, links={}))

@@ -1,0 +1,144 @@
+"""The search against brute force, and what must hold of any exact planner."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.planner.bruteforce import best_value
+from experiments.planner.random_problems import random_objective, random_problem
+from optimizer.baselines import baselines
+from optimizer.dp import search
+from optimizer.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.problem import Problem
+from profiles.devices import Device, Link
+from profiles.latency import LatencyTable
+
+SEEDS = st.integers(0, 10**6)
+few = settings(max_examples=12, deadline=None, derandomize=True)
+
+
+def value(facts: Problem, objective: Objective) -> float:
+    """Of the best plan, as the independent check sees it; infinite when there is none."""
+    plan = search(facts, objective)
+    if plan is None:
+        return np.inf
+    score = evaluate(plan, facts, objective)
+    assert not score.broken
+    assert plan.promise is not None
+    assert plan.promise.gap == 0.0
+    return {
+        "goodput": 1 / score.goodput_per_s,
+        "cost": score.cost_per_hour,
+        "goodput-per-dollar": score.cost_per_hour / score.goodput_per_s,
+        "latency": score.latency_s,
+    }[objective.goal]
+
+
+@few
+@given(SEEDS)
+def test_the_plan_is_the_best_of_all(seed: int) -> None:
+    facts = random_problem(seed)
+    objective = random_objective(seed, facts)
+    assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
+
+
+# Found by earlier searches: free devices, kinds whose memory holds one split but not two, activations that fit only
+# small batches, a kind without a way to another.
+@pytest.mark.parametrize("seed", [8, 47, 110, 301, 2040])
+def test_cases_that_once_failed(seed: int) -> None:
+    facts = random_problem(seed)
+    objective = random_objective(seed * 7 + seed // 4, facts)
+    assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
+
+
+def test_an_slo_that_just_fits_and_one_that_just_does_not() -> None:
+    facts = small()
+    fastest = value(facts, Objective(goal="latency"))
+    assert value(facts, Objective(slo_s=fastest / 0.8 * (1 + 1e-8))) < np.inf
+    assert value(facts, Objective(slo_s=fastest / 0.8 * (1 - 1e-6))) == np.inf
+
+
+@few
+@given(SEEDS)
+def test_more_devices_never_lower_goodput(seed: int) -> None:
+    facts, objective = goodput_problem(seed)
+    more = tuple(replace(device, count=device.count + seed % 3) for device in facts.devices)
+    assert value(facts.with_devices(more), objective) <= value(facts, objective) * (1 + 1e-8)
+
+
+@few
+@given(SEEDS)
+def test_a_looser_slo_never_lowers_goodput(seed: int) -> None:
+    facts, objective = goodput_problem(seed)
+    looser = replace(objective, slo_s=(objective.slo_s or 1.0) * 1.3)
+    assert value(facts, looser) <= value(facts, objective) * (1 + 1e-8)
+
+
+@few
+@given(SEEDS)
+def test_a_cheaper_device_never_raises_the_least_cost(seed: int) -> None:
+    facts = random_problem(seed)
+    objective = replace(random_objective(seed, facts), goal="cost", goodput_per_s=50.0, cost_per_hour=None)
+    cheaper = tuple(replace(device, price_per_hour=device.price_per_hour * 0.7) for device in facts.devices)
+    assert value(facts.with_devices(cheaper), objective) <= value(facts, objective) * (1 + 1e-8)
+
+
+@few
+@given(SEEDS, st.sampled_from([0.5, 3.0]))
+def test_times_scaled_by_x_scale_goodput_by_its_inverse(seed: int, x: float) -> None:
+    facts, objective = goodput_problem(seed)
+    slower = replace(
+        facts,
+        tables=tuple(scaled(table, x) for table in facts.tables),
+        links={
+            way: replace(link, latency_s=link.latency_s * x, bytes_per_s=link.bytes_per_s / x)
+            for way, link in facts.links.items()
+        },
+    )
+    patient = replace(objective, slo_s=None if objective.slo_s is None else objective.slo_s * x)
+    assert value(slower, patient) == pytest.approx(value(facts, objective) * x, rel=1e-6)
+
+
+@few
+@given(SEEDS)
+def test_never_worse_than_a_baseline_on_one_kind(seed: int) -> None:
+    facts, objective = goodput_problem(seed)
+    for device in facts.devices:
+        alone = facts.with_devices((device,))
+        for other in baselines(alone, objective)[:2]:
+            if other.lanes:
+                assert 1 / value(alone, objective) >= other.goodput_per_s * (1 - 1e-8)
+
+
+@few
+@given(SEEDS)
+def test_a_plan_for_a_pessimistic_end_holds_at_both(seed: int) -> None:
+    facts, objective = goodput_problem(seed)
+    worse = tuple(1 - 0.7 * (1 - share) for share in facts.survival)
+    plan = search(replace(facts, pessimistic=worse), objective)
+    if plan:
+        for survival in (facts.survival, worse):
+            assert not evaluate(plan, facts.surviving(survival), objective).broken
+
+
+def goodput_problem(seed: int) -> tuple[Problem, Objective]:
+    facts = random_problem(seed)
+    objective = random_objective(seed, facts)
+    return facts, replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None, arrivals_per_s=None)
+
+
+def scaled(table: LatencyTable, x: float) -> LatencyTable:
+    block_s, ramp_s = (tuple(tuple(t * x for t in row) for row in rows) for rows in (table.block_s, table.ramp_s))
+    return replace(table, block_s=block_s, ramp_s=ramp_s, launch_s=table.launch_s * x)
+
+
+@cache
+def small() -> Problem:
+    table = LatencyTable("a", (1, 4), ((1e-3,) * 3, (2e-3,) * 3), ((0.0,) * 3,) * 2, 0.0, (1,) * 3, (1,) * 3, "test")
+    link = Link("a", "a", 1e9, 0.0)
+    return Problem((1.0, 0.5, 0.25), (table,), (Device("a", 2, 10, 1.0),), {("a", "a"): link})

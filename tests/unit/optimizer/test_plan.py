@@ -1,0 +1,79 @@
+"""Plans as values and as files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from optimizer.plan import Placement, Plan, Promise, Split, read_plan
+from profiles.errors import UserError
+
+PLAN = Plan(
+    (
+        Placement("v100", 6, (Split(0, 3, 8, (0, 2)), Split(5, 12, 4, ()))),
+        Placement("k80", 15, (Split(3, 5, 16, (4,)),)),
+    ),
+    Promise(1000.0, 0.08, 28.5, 0.0),
+)
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(PLAN.to_json())
+    assert read_plan(path) == PLAN
+
+
+def test_splits_come_in_the_order_of_the_network_wherever_they_are_placed() -> None:
+    assert [(split.start, split.stop) for split in PLAN.splits] == [(0, 3), (3, 5), (5, 12)]
+    assert PLAN.ramps == (0, 2, 4)
+    assert PLAN.devices() == {"k80": 15, "v100": 6}
+    assert PLAN.placement_of(PLAN.splits[1]).kind == "k80"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema_version": 7}, "schema_version 7"),
+        ({"placement": []}, "placement"),
+        ({"placements": [{"kind": "v100", "replicas": 0, "splits": []}]}, "replicas = 0"),
+        (
+            {"placements": [{"kind": "v100", "replicas": 1, "splits": [{"start": 1, "stop": 2, "batch_size": 1}]}]},
+            "cover",
+        ),
+        ({"placements": [{"kind": "v100", "replicas": 1, "splits": [{"start": 0, "stop": 2}]}]}, "batch_size"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({**json.loads(PLAN.to_json()), **change}))
+    with pytest.raises(UserError, match=said) as error:
+        read_plan(path)
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "no json"])
+def test_what_is_no_plan_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(UserError, match="no plan"):
+        Plan.from_json(text)
+
+
+def test_gaps_and_overlaps_are_refused() -> None:
+    for splits in ((Split(0, 2, 1), Split(3, 4, 1)), (Split(0, 2, 1), Split(1, 4, 1))):
+        with pytest.raises(ValueError, match="cover every block once"):
+            Plan((Placement("v100", 1, splits),))
+
+
+def test_ramps_lie_inside_their_split() -> None:
+    with pytest.raises(ValueError, match=r"ramps \(3,\)"):
+        Split(0, 3, 1, (3,))
+
+
+def test_pipelines_side_by_side_survive_their_file_and_share_nothing_but_the_network() -> None:
+    beside = Plan((Placement("p100", 8, (Split(0, 12, 32),)),))
+    plan = Plan(PLAN.placements, PLAN.promise, (beside,))
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.devices() == {"k80": 15, "p100": 8, "v100": 6}
+    assert [lane.num_blocks for lane in plan.lanes] == [12, 12]
+    with pytest.raises(ValueError, match="must cover 12 blocks"):
+        Plan(PLAN.placements, None, (Plan((Placement("p100", 8, (Split(0, 11, 32),)),)),))

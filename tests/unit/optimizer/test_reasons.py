@@ -1,0 +1,62 @@
+"""When there is no plan, the error names what binds and the nearest value that would do; and that value does."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from optimizer.dp import search
+from optimizer.infeasible import reason
+from optimizer.objective import Objective
+from optimizer.problem import Problem
+from profiles.devices import Device, Link
+from profiles.latency import LatencyTable
+
+TABLE = LatencyTable(
+    "a", (1, 8), ((1e-3,) * 4, (3e-3,) * 4), ((1e-4, 1e-4, 1e-4, 0.0),) * 2, 1e-4, (100,) * 4, (50,) * 4, "by hand"
+)
+FACTS = Problem((1.0, 0.9, 0.5, 0.2), (TABLE,), (Device("a", 4, 1000, 2.0),), {("a", "a"): Link("a", "a", 1e9, 0.0)})
+
+
+def nearest(facts: Problem, objective: Objective, pattern: str) -> float:
+    assert search(facts, objective) is None
+    said = re.search(pattern, reason(facts, objective))
+    assert said, reason(facts, objective)
+    return float(said[1])
+
+
+def test_an_slo_too_tight() -> None:
+    needed_ms = nearest(FACTS, Objective(slo_s=2e-3), r"2 ms SLO: the fastest plan needs ([\d.]+) ms")
+    assert search(FACTS, Objective(slo_s=needed_ms * 1.001e-3)) is not None
+    assert search(FACTS, Objective(slo_s=needed_ms * 0.999e-3)) is None
+
+
+def test_a_goodput_too_high() -> None:
+    wanted = Objective(goal="cost", goodput_per_s=1e6, slo_s=0.1)
+    most = nearest(FACTS, wanted, r"at most ([\d.]+) within 100 ms")
+    assert search(FACTS, replace(wanted, goodput_per_s=most * 0.999)) is not None
+
+
+def test_a_budget_too_small() -> None:
+    least = nearest(FACTS, Objective(cost_per_hour=1.0), r"\$1 per hour: the cheapest plan costs \$([\d.]+)")
+    assert search(FACTS, Objective(cost_per_hour=least)) is not None
+
+
+def test_a_device_too_small() -> None:
+    small = FACTS.with_devices((Device("a", 4, 40, 2.0),))
+    assert search(small, Objective()) is None
+    assert "block 0 needs" in reason(small, Objective())
+
+
+def test_parts_that_cannot_be_joined() -> None:
+    parts = replace(FACTS.with_devices((Device("a", 4, 120, 2.0),)), links={})
+    assert search(parts, Objective()) is None
+    assert "no links" in reason(parts, Objective())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"slo_s": 0.0}, {"slack": 1.0}, {"goal": "cost"}, {"arrivals_per_s": -1.0}, {"max_batch": 0}]
+)
+def test_objectives_that_make_no_sense(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=str(next(iter(wrong))) if "goal" not in wrong else "goodput_per_s"):
+        Objective(**wrong)  # type: ignore[arg-type]
