@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal, cast
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -105,15 +106,27 @@ def make_head(kind: RampKind, width: int, num_labels: int) -> nn.Module:
 
 
 def policy_at(path: str) -> Policy:
-    """
+    """The policy of this name, tried once on two inputs and two labels: what is none is found before it is needed.
+
     >>> policy_at("deployments.exits:margin").__name__
     'margin'
     """
     module, _, name = path.partition(":")
     try:
-        return cast(Policy, getattr(import_module(module), name))
-    except (ImportError, AttributeError, ValueError) as error:
+        policy = cast(Policy, getattr(import_module(module), name))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"policy {path!r} cannot be imported ({error}); write it as module:function") from error
+    try:
+        made: object = policy(torch.zeros(2, 2), 0.5, torch.zeros(2, memory_width(policy, num_labels=2)))
+    except Exception as error:
+        raise UserError(f"policy {path!r} failed when tried on two inputs: {_one_line(error)}") from error
+    if not isinstance(made, Decision):
+        raise UserError(f"policy {path!r} must return a deployments.exits.Decision, not {type(made).__name__}")
+    return policy
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def save_ramps(folder: Path, rules: ExitRules, heads: Mapping[int, nn.Module]) -> None:
