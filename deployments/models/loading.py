@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 
 from deployments.models.anatomy import Anatomy, Family
-from deployments.models.checkpoint import locate, read_config
+from deployments.models.checkpoint import fixed_size, locate, read_config
 from deployments.models.encode import Encoder, ImageEncoder, TextEncoder
 from deployments.models.families import family_of
 from deployments.models.ramps import RULES, WEIGHTS, Ramps, read_ramps
@@ -83,15 +83,9 @@ def _read_encoder(folder: Path, family: Family, config: Any) -> Encoder:
 
     if family.task == "image":
         processor = AutoImageProcessor.from_pretrained(folder)
-        return ImageEncoder(processor, config.num_channels, _image_size(config))
+        return ImageEncoder(processor, config.num_channels, fixed_size(config))
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
     return TextEncoder(tokenizer, min(tokenizer.model_max_length, _positions(config)))
-
-
-def _image_size(config: Any) -> tuple[int, int] | None:
-    """A vision transformer has positions for one size only; a convolutional network takes any."""
-    size = getattr(config, "image_size", None)
-    return (size, size) if isinstance(size, int) else (tuple(size) if size else None)
 
 
 def _positions(config: Any) -> int:
