@@ -54,6 +54,7 @@ def test_logits_are_divided_by_the_temperature(folder: Path) -> None:
         ('"version": 1', '"version": 2', r"exits.json: version: Input should be 1"),
         ("entropy", "entropie", r"policy 'deployments.exits:entropie' cannot be imported"),
         ('"block": 1', '"block": 2', r"no ramp can stand after block 2 of 3 blocks"),
+        ('"block": 1', '"block": 0', r"ascending blocks, each once, got \[0, 0\]"),
         ('"kind": "pooler"', '"kind": "light"', r"ramp after block 0 does not fit"),
         ("{", "", r"exits.json: file: Invalid JSON"),
     ],
