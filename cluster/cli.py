@@ -8,10 +8,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cluster.commands.load import load
 from cluster.commands.plan import plan
 from cluster.commands.prepare import prepare
 from cluster.commands.profile import profile
 from cluster.commands.serve import serve
+from cluster.commands.simulate import simulate
 from profiles.errors import UserError
 
 app = typer.Typer(
@@ -38,10 +40,12 @@ def _options(
     pass
 
 
+app.command("load")(load)
 app.command("plan")(plan)
 app.command("prepare")(prepare)
 app.command("profile")(profile)
 app.command("serve")(serve)
+app.command("simulate")(simulate)
 
 
 def main() -> None:

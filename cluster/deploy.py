@@ -1,6 +1,7 @@
 """Hand a Serve file to the Serve that runs, and wait until it answers."""
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster.local import LocalRay
@@ -10,8 +11,8 @@ from profiles.errors import UserError
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
-def deploy(ray: LocalRay, content: ServeFile, patience_s: float) -> None:
-    """Return when every application runs and HTTP reaches it."""
+def deploy(ray: LocalRay, content: ServeFile, patience_s: float, tell: Callable[[str], None] = lambda _: None) -> None:
+    """Return when every application runs and HTTP reaches it. Meanwhile `tell` hears what is started."""
     from pydantic import ValidationError
     from ray.serve.schema import ServeDeploySchema
 
@@ -23,7 +24,7 @@ def deploy(ray: LocalRay, content: ServeFile, patience_s: float) -> None:
         raise UserError(f"the Serve file is not valid: {field} = {first['input']!r}: {first['msg']}") from error
     client = _client(ray)
     client.deploy_apps(schema)
-    _wait_until_running([application.name for application in schema.applications], patience_s)
+    _wait_until_running([application.name for application in schema.applications], patience_s, tell)
     ray.serving.result()
     client.wait_for_proxies_serving(wait_for_applications_running=True)
 
@@ -39,22 +40,39 @@ def _client(ray: LocalRay) -> Any:
     return client
 
 
-def _wait_until_running(names: list[str], patience_s: float) -> None:
+def _wait_until_running(names: list[str], patience_s: float, tell: Callable[[str], None]) -> None:
     from ray import serve
 
     deadline_s = time.monotonic() + patience_s
     while True:
         found = serve.status().applications
+        tell(_progress(found))
         states = [found[name].status.value if name in found else "NOT_STARTED" for name in names]
-        for name, state in zip(names, states, strict=True):
-            if state in FAILED:
-                raise UserError(f"application {name!r} did not start: {_reason(found[name])}")
+        _raise_failure(names, found)
         if all(state == "RUNNING" for state in states):
             return
         if time.monotonic() > deadline_s:
             waiting = ", ".join(f"{name}: {state}" for name, state in zip(names, states, strict=True))
             raise UserError(f"not ready after {patience_s:.0f} s ({waiting}): are there enough CPUs and GPUs for it?")
         time.sleep(0.1)
+
+
+def _raise_failure(names: Sequence[str], found: Mapping[str, Any]) -> None:
+    """A front whose splits failed knows no reason: theirs, named after it, comes first."""
+    splits = [name for name in found if name.startswith(tuple(f"{front}." for front in names))]
+    for name in [*splits, *names]:
+        if name in found and found[name].status.value in FAILED:
+            raise UserError(f"application {name!r} did not start: {_reason(found[name])}")
+
+
+def _progress(found: Mapping[str, Any]) -> str:
+    """What starts, and how many replicas of it run: a plan's splits are applications too."""
+    parts = []
+    for name, application in found.items():
+        states = [deployment.replica_states for deployment in application.deployments.values()]
+        running, wanted = sum(each.get("RUNNING", 0) for each in states), sum(sum(each.values()) for each in states)
+        parts.append(f"{name} {running}/{wanted}")
+    return f"Starting {', '.join(parts)}" if parts else "Starting"
 
 
 def _reason(status: Any) -> str:

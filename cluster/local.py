@@ -27,6 +27,8 @@ SETTINGS = {
     # How long a stopping replica stays reachable: HAProxy, on this machine, forgets it in a fraction of a second.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",
+    # Ray makes its workers yield to every other program (niceness 15): meant for batch jobs, fatal for latencies.
+    "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray's own ports accept code to run: whoever calls them must show the token in ~/.ray.
     "RAY_AUTH_MODE": "token",
@@ -116,6 +118,12 @@ class LocalRay:
     folder: Path  # for small files; gone when it stops
     serving: Future[None]  # done when HTTP is open
 
+    def resources(self) -> dict[str, float]:
+        import ray
+
+        found: dict[str, float] = ray.cluster_resources()
+        return found
+
     def alive(self) -> bool:
         return _listens(self.address)
 
@@ -161,7 +169,8 @@ def _stop() -> None:
         return  # half started, or dead: nothing was admitted, and no call would return
     nowhere = io.StringIO()
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), contextlib.suppress(Exception):
-        for name in serve.status().applications:
-            serve.delete(name)
+        for name in sorted(serve.status().applications):  # a front before its splits, which it takes along
+            if name in serve.status().applications:
+                serve.delete(name)
         serve.shutdown()
         ray.shutdown()

@@ -4,38 +4,54 @@ from pathlib import Path
 from typing import Any
 
 from deployments.config import DEMO, named, parse
+from deployments.graph import read_graph
+from deployments.keys import key_in
 from profiles.errors import UserError
 
+ROOT = Path(__file__).resolve().parent.parent
 APPLICATION = "deployments.app:build"
+PATHS = ("model", "plan", "profile")
 HTTP = {"host": "127.0.0.1", "port": 8000}
 
 ServeFile = dict[str, Any]
 
 
-def serve_file(target: Path | None, overrides: dict[str, object]) -> ServeFile:
+def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     """The Serve file for a directory, a YAML file, or (None) the built-in demo; `overrides` go into `args:`."""
     if target is not None and not target.exists():
         raise UserError(f"{target}: no such directory or file; give a model's directory or a Serve file (*.yaml)")
-    if target is None or target.is_dir():
+    root = Path()
+    if target is None and not overrides:
+        content, root = _read(ROOT / "cluster" / "demo.yaml"), ROOT
+    elif target is None or target.is_dir():
         model = {"model": str(target.resolve())} if target else {}
         application = {"name": "isobatch", "import_path": APPLICATION, "args": model}
-        content: ServeFile = {"applications": [application]}
+        content = {"applications": [application]}
     else:
         content = _read(target)
-    for application in content["applications"]:
-        if application.get("import_path") == APPLICATION:
-            application["args"] = _checked((application.get("args") or {}) | overrides)
+    for one in ours(content):
+        one["args"] = _checked((one.get("args") or {}) | overrides, root)
     content["http_options"] = HTTP | (content.get("http_options") or {})
     return content
 
 
+def ours(content: ServeFile) -> list[dict[str, Any]]:
+    """The applications that isobatch makes; a Serve file may hold others."""
+    return [application for application in content["applications"] if application.get("import_path") == APPLICATION]
+
+
+def key_variable(content: ServeFile) -> str | None:
+    """The environment variable that holds the first application's key, if it asks for one."""
+    return next((one["args"].get("api_key_variable") for one in ours(content)), None)
+
+
 def with_demo(content: ServeFile) -> ServeFile:
     """The same with the demo where no model is named. At first use it is trained here, where its progress is seen."""
-    applications = [dict(application) for application in content["applications"]]
-    for application in applications:
-        if application.get("import_path") == APPLICATION and "model" not in application["args"]:
+    complete = content | {"applications": [dict(application) for application in content["applications"]]}
+    for application in ours(complete):
+        if "model" not in application["args"]:
             application["args"] = application["args"] | {"model": str(named(DEMO)())}
-    return content | {"applications": applications}
+    return complete
 
 
 def _read(path: Path) -> ServeFile:
@@ -51,12 +67,14 @@ def _read(path: Path) -> ServeFile:
     return content  # type: ignore[no-any-return]
 
 
-def _checked(arguments: dict[str, Any]) -> dict[str, Any]:
+def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     """Before anything starts: are the fields right, and is the directory there? Paths become absolute."""
-    config = parse(arguments)
-    if config.model is None:
-        return {name: value for name, value in arguments.items() if name != "model"}
-    directory = Path(config.model)
-    if not directory.is_dir():
+    given = {name: value for name, value in arguments.items() if value is not None}
+    given |= {name: str((root / given[name]).resolve()) for name in PATHS if name in given}
+    config = parse(given)
+    if config.model and not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
-    return arguments | {"model": str(directory.resolve())}
+    key_in(config.api_key_variable)
+    if config.plan:
+        read_graph(config, "any")  # says what is wrong with the plan or its profile
+    return given

@@ -1,42 +1,99 @@
-"""The Ray Serve application: the only file that binds.
+"""The Ray Serve applications: the only file that binds.
 
 No `from __future__ import annotations` here: Serve reads the annotation of `build` to turn `args:` into an AppConfig.
 """
 
+import asyncio
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 
+from deployments import router
 from deployments.config import AppConfig
+from deployments.deployer import Deployer
+from deployments.driver import Driver
+from deployments.graph import check_depth
 from deployments.http import create_api
-from deployments.service import Service
+from deployments.in_process import in_process
+from deployments.metrics import export
+from deployments.on_serve import on_serve
+from deployments.placed import Placed, resources
+from deployments.serve_workers import DEPLOYMENT
+from deployments.service import Service, directory_of
+from optimizer.plan import Placement
+from profiles.model import SplitModel
+
+_QUIET = {"enable_access_log": False}  # it costs more than the call
 
 
 class Front:
-    """One replica: a network behind HTTP."""
+    """One replica of the front: HTTP, the dispatcher, and without a plan the network too."""
 
-    def __init__(self, config: AppConfig) -> None:
-        self._service = Service(config, clock=time.perf_counter)
+    def __init__(self, config: AppConfig, deployer: Any = None) -> None:
+        self._deployer = deployer
+        self._service = Service(config, time.perf_counter, self._connect)
+        if config.plan:
+            check_depth(config.plan, self._service.num_blocks)  # of what fails later Serve tells no reason
+
+    async def _connect(self, config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:
+        if self._deployer is None:
+            driver = await in_process(config, model, clock)
+        else:
+            self._lease = self._deployer.options(stream=True).lease.remote()
+            driver = await on_serve(config, await anext(self._lease), clock)
+        self._metrics = asyncio.create_task(export(driver))
+        return driver
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_api(self._service)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_service"):
-            self._service.close()
-
 
 def build(config: AppConfig) -> Application:
     """What `import_path: deployments.app:build` in a Serve file makes of its `args:`."""
+    deployer = None if config.plan is None else _deployer(config)
     front = serve.deployment(
         name="front",
         # Our own queue refuses with a reason; Serve's must not cut in before it.
         max_ongoing_requests=2 * config.max_waiting,
-        ray_actor_options={"num_cpus": 1, "num_gpus": 1 if config.device.startswith("cuda") else 0},
+        ray_actor_options={"num_cpus": 1, "num_gpus": 1 if config.device.startswith("cuda") and not deployer else 0},
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.1,
-        logging_config={"enable_access_log": False},
+        logging_config=_QUIET,
     )(serve.ingress()(Front))
-    return front.bind(config)
+    return front.bind(config, deployer)
+
+
+def _deployer(config: AppConfig) -> Application:
+    # Behind HAProxy an application's first deployment may have no router of its own: HTTP would bypass it. HTTP never
+    # reaches a placement (it has no route), so whoever makes its application need not know of HAProxy.
+    without_proxy = {"env_vars": {"RAY_SERVE_ENABLE_HA_PROXY": "0"}}
+    deployment = serve.deployment(
+        name="deployer",
+        max_ongoing_requests=1000,  # a lease for each front replica
+        ray_actor_options={"num_cpus": 0, "runtime_env": without_proxy},
+        graceful_shutdown_timeout_s=2 * config.drain_s,  # it goes after the fronts
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config=_QUIET,
+    )
+    return deployment(Deployer).bind(config, partial(build_placement, config))
+
+
+def build_placement(config: AppConfig, placement: Placement) -> Application:
+    """The application of one placement: as many replicas as it has devices."""
+    split = serve.deployment(
+        name=DEPLOYMENT,
+        num_replicas=placement.replicas,
+        max_ongoing_requests=16,  # the dispatcher sends two at most, from each front replica
+        ray_actor_options=resources(config, placement.kind),
+        request_router_config=RequestRouterConfig(request_router_class=router.PATH),
+        graceful_shutdown_timeout_s=config.drain_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config=_QUIET,
+    )(Placed)
+    return split.bind(config, placement.kind, directory_of(config))

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from profiles.errors import UserError
 
@@ -56,6 +56,19 @@ class AppConfig(BaseModel):
     loader: ImportPath = Field(
         "deployments.models:load", description="Function (directory, device=, dtype=) that returns a SplitModel."
     )
+    plan: str | None = Field(
+        None, description="File of `isobatch plan`: its splits run on replicas of their own; none: all in one process."
+    )
+    profile: str | None = Field(None, description="File of `isobatch profile`: what the plan was made from.")
+    backend: Literal["torch", "virtual"] = Field(
+        "torch", description="virtual: devices take the profile's time instead of computing (a rehearsal)."
+    )
+    cpus_per_replica: float = Field(
+        1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for (those of virtual devices ask for none)."
+    )
+    slo_ms: float = Field(
+        1000.0, gt=0, description="An answer's deadline, unless the request says otherwise (X-Deadline-Ms)."
+    )
     device: Device = Field("cpu", description="Where the network computes: cpu or cuda.")
     dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")
     exits: bool = Field(True, description="Whether inputs may leave at ramps; if not, all run to the last block.")
@@ -65,7 +78,20 @@ class AppConfig(BaseModel):
     max_body_bytes: int = Field(
         16 * 2**20, ge=1, description="Size that the body of one request may have (413 beyond)."
     )
+    api_key_variable: str | None = Field(
+        None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
+    )
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for the requests that were admitted.")
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if self.profile is None and (self.plan or self.backend == "virtual"):
+            which = "a plan" if self.plan else "backend: virtual"
+            raise ValueError(f"{which} needs its profile too: profile: FILE, as `isobatch profile` wrote it")
+        told = sorted(self.model_fields_set & {"device", "exits", "max_batch"}) if self.plan else []
+        if told:
+            raise ValueError(f"{told[0]} cannot be set beside a plan, which says it for each split")
+        return self
 
 
 def parse(arguments: dict[str, Any]) -> AppConfig:
@@ -82,4 +108,5 @@ def parse(arguments: dict[str, Any]) -> AppConfig:
         if first["type"] == "extra_forbidden":
             known = ", ".join(AppConfig.model_fields)
             raise UserError(f"args: there is no field {field!r}; there are: {known}") from error
-        raise UserError(f"args: {field} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}") from error
+        place = f"{field} = {first['input']!r}: " if field else ""
+        raise UserError(f"args: {place}{first['msg'].removeprefix('Value error, ')}") from error

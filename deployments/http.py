@@ -1,15 +1,19 @@
 """The HTTP side: paths, limits, and the shape of answers and errors."""
 
 import json
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
-from deployments.answers import RefusedError
+from deployments.answers import Answer, RefusedError, Step
+from deployments.keys import OPEN, is_shown
+from deployments.open_inference import routes
 from deployments.service import Service
 
 
@@ -20,13 +24,15 @@ class Output(BaseModel):
     name: str = Field(description="What the checkpoint calls that class.")
     score: float = Field(description="Its probability.")
     exit_block: int = Field(description="The block after which the input left, from 0.")
-    queued_ms: float = Field(description="Time until its batch started.")
-    computed_ms: float = Field(description="Time from there until it left.")
+    queued_ms: float = Field(description="Time spent waiting for batches to form.")
+    computed_ms: float = Field(description="Time in launches, until it left.")
+    splits: list[Step] = Field(description="The same for each launch it took part in.")
 
 
 class Predictions(BaseModel):
     model: str
     outputs: list[Output] = Field(description="In the order of the inputs.")
+    virtual: bool = Field(False, description="Nothing was computed: devices only took the time that they would.")
 
 
 class Problem(BaseModel):
@@ -51,14 +57,59 @@ _PROBLEMS = {
     400: "The body is not what was asked for.",
     413: "The body is too large.",
     422: "The inputs do not fit the network.",
-    503: "Too many inputs are waiting; try again later.",
+    503: "The deadline cannot be met with what is waiting; try again later.",
+    504: "The deadline passed before the answer was known.",
 }
 
 
-def create_api(service: Service) -> FastAPI:
+_UNKNOWN = JSONResponse(
+    {"error": "this server asks for a key: Authorization: Bearer KEY, or X-API-Key: KEY"},
+    status_code=401,
+    headers={"WWW-Authenticate": "Bearer"},
+)
+
+
+class Api(FastAPI):
+    """FastAPI, which describes and checks; but what is asked for most goes by the shortest way."""
+
+    predict: Callable[[Request], Awaitable[Response]]
+    key: bytes | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (
+            self.key
+            and scope["type"] == "http"
+            and _path(scope) not in OPEN
+            and not is_shown(self.key, scope["headers"])
+        ):
+            return await _UNKNOWN(scope, receive, send)
+        if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) != "/predict":
+            return await super().__call__(scope, receive, send)
+        try:
+            response = await self.predict(Request(scope, receive))
+        except RefusedError as refused:
+            response = _refusal(refused)
+        return await response(scope, receive, send)
+
+
+def _path(scope: Scope) -> str:
+    """Below the route prefix of the application."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def create_api(service: Service) -> Api:
     """The application that answers for `service`."""
-    api = FastAPI(title="isobatch", description=f"Early-exit inference: {service.name}")
-    api.add_exception_handler(RefusedError, _refusal)
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        await service.open()
+        yield
+        await service.close()
+
+    api = Api(title="isobatch", description=f"Early-exit inference: {service.name}", lifespan=life)
+    api.key = service.key
+    api.add_exception_handler(RefusedError, _refused)
     api.add_exception_handler(HTTPException, _no_such_path)
     responses: dict[int | str, dict[str, Any]] = {
         status: {"model": Problem, "description": text} for status, text in _PROBLEMS.items()
@@ -67,8 +118,16 @@ def create_api(service: Service) -> FastAPI:
     @api.post("/predict", response_model=Predictions, responses=responses, openapi_extra={"requestBody": _BODY})
     async def predict(request: Request) -> Response:
         """Answer one input or a list of them, in order."""
-        answers = await service.predict(_inputs(await _body(request, service.config.max_body_bytes)))
-        return JSONResponse({"model": service.name, "outputs": [asdict(answer) for answer in answers]})
+        within_s = _deadline_s(request)
+        answers = await service.predict(_inputs(await _body(request, service.config.max_body_bytes)), within_s)
+        return JSONResponse(service.heading | {"outputs": [_output(answer, service.labels) for answer in answers]})
+
+    api.predict = predict
+
+    async def body(request: Request) -> bytes:
+        return await _body(request, service.config.max_body_bytes)
+
+    api.include_router(routes(service, body, _deadline_s))
 
     @api.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -77,7 +136,9 @@ def create_api(service: Service) -> FastAPI:
 
     @api.get("/readyz")
     async def readyz() -> dict[str, str]:
-        """The network is loaded and answers."""
+        """The network is loaded, and every part of it has a replica."""
+        if missing := service.missing():
+            raise RefusedError(503, f"no replica of {', '.join(missing)} is running", retry_after_s=1)
         return {"status": "ready", "model": service.name}
 
     @api.get("/stats")
@@ -86,6 +147,33 @@ def create_api(service: Service) -> FastAPI:
         return service.stats()
 
     return api
+
+
+def _output(answer: Answer, labels: Sequence[str]) -> dict[str, Any]:
+    """As `Output` describes it."""
+    return {
+        "label": answer.label,
+        "name": labels[answer.label],
+        "score": answer.score,
+        "exit_block": answer.exit_block,
+        "queued_ms": answer.queued_ms,
+        "computed_ms": answer.computed_ms,
+        "splits": [vars(step) for step in answer.steps],
+    }
+
+
+def _deadline_s(request: Request) -> float | None:
+    """What X-Deadline-Ms asks for."""
+    told = request.headers.get("x-deadline-ms")
+    if told is None:
+        return None
+    try:
+        deadline_ms = float(told)
+    except ValueError:
+        deadline_ms = 0.0
+    if not 0 < deadline_ms < float("inf"):
+        raise RefusedError(400, f"X-Deadline-Ms is {told!r}: it must be a number of milliseconds, more than 0")
+    return deadline_ms / 1e3
 
 
 async def _body(request: Request, max_bytes: int) -> bytes:
@@ -121,8 +209,12 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number that JSON knows")
 
 
-def _refusal(_: Request, refused: Exception) -> Response:
+def _refused(_: Request, refused: Exception) -> Response:
     assert isinstance(refused, RefusedError)
+    return _refusal(refused)
+
+
+def _refusal(refused: RefusedError) -> Response:
     headers = {"Retry-After": str(refused.retry_after_s)} if refused.retry_after_s else None
     return JSONResponse({"error": refused.sentence}, status_code=refused.status, headers=headers)
 

@@ -2,14 +2,18 @@
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from deployments.answers import Answer, RefusedError
-from deployments.batcher import Batcher
 from deployments.config import DEMO, AppConfig, named
-from profiles.model import Batch, SplitModel
+from deployments.driver import Driver
+from deployments.in_process import in_process
+from deployments.keys import key_in
+from deployments.placed import load_front_model
+from deployments.tally import OUTCOMES
+from deployments.wire import Packed, pack
+from profiles.model import SplitModel
 
 log = logging.getLogger(__name__)
 
@@ -19,55 +23,99 @@ def directory_of(config: AppConfig) -> str:
     return config.model or str(named(DEMO)())
 
 
-class Service:
-    """One network, ready to answer."""
+Connect = Callable[[AppConfig, SplitModel, Callable[[], float]], Awaitable[Driver]]
 
-    def __init__(self, config: AppConfig, clock: Callable[[], float]) -> None:
+
+class Service:
+    """One network, ready to answer between `open` and `close`. `connect` makes what runs it."""
+
+    def __init__(self, config: AppConfig, clock: Callable[[], float], connect: Connect = in_process) -> None:
         directory = directory_of(config)
         self.name = directory.rstrip("/").rpartition("/")[2]
         self.config = config
-        self._model: SplitModel = named(config.loader)(directory, device=config.device, dtype=config.dtype)
-        ramps = self._model.ramp_blocks if config.exits else ()
-        self._batcher = Batcher(
-            self._model, ramps, max_batch=config.max_batch, max_waiting=config.max_waiting, clock=clock
-        )
-        self._outcomes: Counter[str] = Counter()
-        self._exits: Counter[int] = Counter()
+        self.key = key_in(config.api_key_variable)
+        self._model = load_front_model(config, directory)
+        # What the network calls its labels, if it says so; their numbers otherwise.
+        self.labels = tuple(getattr(self._model, "labels", None) or map(str, range(self._model.num_labels)))
+        # What every answer says of the network.
+        self.heading: dict[str, Any] = {"model": self.name} | ({"virtual": True} if config.backend == "virtual" else {})
+        self._clock = clock
+        self._connect = connect
 
-    async def predict(self, inputs: object) -> list[Answer]:
+    @property
+    def num_blocks(self) -> int:
+        return self._model.num_blocks
+
+    async def open(self) -> None:
+        self._driver = await self._connect(self.config, self._model, self._clock)
+
+    async def close(self) -> None:
+        """What was admitted is answered first."""
+        await self._driver.close()
+
+    @property
+    def reads_text(self) -> bool:
+        return bool(getattr(self._model, "reads_text", False))
+
+    async def predict(self, inputs: object, within_s: float | None = None) -> list[Answer]:
         """The answers to one input or to a list of them. Whatever is wrong with them is a `RefusedError`."""
+        return await self._answer(self._encoded, inputs, within_s)
+
+    async def predict_each(self, inputs: Sequence[Any], within_s: float | None = None) -> list[Answer]:
+        """The same where it is known that there are many."""
+        return await self._answer(self._encode, inputs, within_s)
+
+    async def _answer(self, encode: Callable[[Any], Packed], inputs: Any, within_s: float | None) -> list[Answer]:
+        tally, started_s = self._driver.tally, self._clock()
         try:
-            answers = await self._batcher.answer(self._encoded(inputs))
+            answers = await self._driver.answer(encode(inputs), within_s or self.config.slo_ms / 1e3)
         except RefusedError:
-            self._outcomes["refused"] += 1
+            tally.ended("refused")
             raise
         except asyncio.CancelledError:
-            self._outcomes["abandoned"] += 1
+            tally.ended("abandoned")
             raise
         except Exception as error:
-            self._outcomes["failed"] += 1
+            tally.ended("failed")
             log.exception("a batch could not be computed")
             raise RefusedError(
                 500, f"the network failed: {type(error).__name__}; the replica's log says where"
             ) from error
-        self._outcomes["answered"] += 1
-        self._exits.update(answer.exit_block for answer in answers)
+        tally.answered(answers, self._clock() - started_s)
         return answers
 
+    def missing(self) -> list[str]:
+        """The groups of replicas that have none now."""
+        return self._driver.dispatcher.empty_groups()
+
     def stats(self) -> dict[str, object]:
-        """Counts since the start: requests by outcome, inputs by the block they left after."""
-        exits = {str(block): self._exits[block] for block in range(self._model.num_blocks)}
+        """Since the start: requests by outcome, latencies, batches per split, inputs by the block they left after."""
+        tally, dispatcher = self._driver.tally, self._driver.dispatcher
+        waiting = dispatcher.waiting()
+        splits = [
+            {
+                "blocks": [stage.start, stage.stop],
+                "batch": stage.batch,
+                "ramps": sorted(stage.ramps),
+                "launches": tally.launches[stage.start].count,
+                "fill": round(tally.launches[stage.start].fill, 3),
+                "waiting": waiting.get(stage.start, 0),
+            }
+            for stage in dispatcher.route.stages
+        ]
         return {
             "model": self.name,
-            "requests": {name: self._outcomes[name] for name in ("answered", "refused", "failed", "abandoned")},
-            "waiting": self._batcher.waiting,
-            "exits": exits,
+            "requests": {name: tally.outcomes[name] for name in OUTCOMES},
+            "latency_ms": tally.latency_ms(),
+            "inside": dispatcher.inside,
+            "waiting": sum(waiting.values()),
+            "splits": splits,
+            "exits": {str(block): tally.exits[block] for block in range(self.num_blocks)},
+            "survival": tally.survival(self.num_blocks),
         }
 
-    def _encoded(self, inputs: object) -> Batch:
+    def _encoded(self, inputs: object) -> Packed:
         """Texts in a list are many. Any other list may be one input (an image, a pair of texts) or many."""
-        if inputs == []:
-            raise RefusedError(422, "'inputs' is empty: give one input or a list of them")
         if not isinstance(inputs, list):
             return self._encode([inputs])
         if all(isinstance(one, str) for one in inputs):
@@ -77,20 +125,19 @@ class Service:
         except RefusedError as as_one:
             return self._encode_many(inputs, as_one)
 
-    def _encode_many(self, inputs: Sequence[Any], as_one: RefusedError) -> Batch:
+    def _encode_many(self, inputs: Sequence[Any], as_one: RefusedError) -> Packed:
         try:
             return self._encode(inputs)
         except RefusedError as as_many:
             sentence = f"'inputs' is neither one input ({as_one}) nor a list of them ({as_many})"
             raise RefusedError(422, sentence) from None
 
-    def _encode(self, inputs: Sequence[Any]) -> Batch:
+    def _encode(self, inputs: Sequence[Any]) -> Packed:
+        if not len(inputs):
+            raise RefusedError(422, "'inputs' is empty: give one input or a list of them")
         if len(inputs) > self.config.max_inputs:
             raise RefusedError(422, f"{len(inputs)} inputs in one request: {self.config.max_inputs} are allowed")
         try:
-            return self._model.encode(inputs)
+            return pack(self._model.encode(inputs))
         except (ValueError, TypeError, OverflowError) as error:
             raise RefusedError(422, str(error)) from error
-
-    def close(self) -> None:
-        self._batcher.close()

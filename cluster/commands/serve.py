@@ -47,10 +47,11 @@ def serve(
 
 def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
     """Start, serve until a signal, stop."""
+    from cluster.capacity import check_capacity
     from cluster.deploy import deploy
     from cluster.example import example_body
     from cluster.local import check_place, local_ray
-    from cluster.serve_file import with_demo
+    from cluster.serve_file import key_variable, with_demo
 
     # Bound to today's stdout: what Ray prints while it stops is led elsewhere.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -64,12 +65,14 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
         with console.status("Starting Ray") as status, local_ray(http, dashboard) as ray:
             _on_signals(_interrupt)  # again: Ray put its own in place
             status.update("Starting the network")
-            deploy(ray, complete, patience_s)
+            check_capacity(complete, ray.resources())
+            deploy(ray, complete, patience_s, status.update)
             status.stop()
             _on_signals(lambda *_: stop.set())
             console.print(f"[bold green]ready[/] at {base}  (explained at {base}/docs)")
-            _show_example(console, base, example_body(content), ray.folder)
-            _watch(console, base, stop, ray)
+            variable = key_variable(complete)
+            _show_example(console, base, example_body(content), ray.folder, variable)
+            _watch(console, _stats_of(base, variable), stop, ray)
             _on_signals(_hurry)
             status.update("Stopping: what was admitted is answered first (Ctrl-C again: at once)")
             status.start()
@@ -104,34 +107,42 @@ def _hurry(*_: object) -> None:
     os._exit(130)
 
 
-def _show_example(console: Console, base: str, body: str | None, folder: Path) -> None:
+def _show_example(console: Console, base: str, body: str | None, folder: Path, variable: str | None) -> None:
     if body is None:
         return
     if len(body) > INLINE:
         file = folder / "example.json"
         file.write_text(body)
         body = f"@{file}"
-    console.print(f"try it:  curl -d '{body}' {base}/predict", markup=False)
+    key = f' -H "X-API-Key: ${variable}"' if variable else ""
+    console.print(f"try it:  curl{key} -d '{body}' {base}/predict", markup=False)
 
 
-def _watch(console: Console, base: str, stop: threading.Event, ray: LocalRay) -> None:
+def _stats_of(base: str, variable: str | None) -> urllib.request.Request:
+    return urllib.request.Request(f"{base}/stats", headers={"X-API-Key": os.environ[variable]} if variable else {})
+
+
+def _watch(console: Console, stats: urllib.request.Request, stop: threading.Event, ray: LocalRay) -> None:
     """A line that says what happens, twice a second, until `stop`."""
     with Live(console=console, transient=True, auto_refresh=False) as live:
         while not stop.wait(0.5):
             if not ray.alive():
                 console.print("[bold red]Ray ended unexpectedly[/]; its logs are in /tmp/ray/session_latest/logs")
                 raise typer.Exit(1)
-            live.update(Text(_line(base)), refresh=True)
+            live.update(Text(_line(stats)), refresh=True)
 
 
-def _line(base: str) -> str:
+def _line(request: urllib.request.Request) -> str:
     try:
-        with urllib.request.urlopen(f"{base}/stats", timeout=2) as reply:
+        with urllib.request.urlopen(request, timeout=2) as reply:
             stats = json.load(reply)
     except OSError as error:
-        return f"no answer from {base}/stats: {error}"
+        return f"no answer from {request.full_url}: {error}"
     exits = {int(block): count for block, count in stats["exits"].items()}
     inputs = sum(exits.values())
     depth = sum((block + 1) * count for block, count in exits.items()) / inputs if inputs else 0.0
     requests = ", ".join(f"{count} {outcome}" for outcome, count in stats["requests"].items())
-    return f"requests: {requests} | inputs: {inputs}, {depth:.1f} of {len(exits)} blocks each | Ctrl-C stops"
+    typical = f"p50 {stats['latency_ms']['p50']:.0f} ms | " if stats["latency_ms"] else ""
+    full = ", ".join(f"{split['fill']:.0%}" for split in stats["splits"])
+    done = f"inputs: {inputs}, {depth:.1f} of {len(exits)} blocks each"
+    return f"requests: {requests} | {typical}{done} | batches {full} full | Ctrl-C stops"

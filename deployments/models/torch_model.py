@@ -12,7 +12,7 @@ from torch import Tensor
 from deployments.models import batches
 from deployments.models.anatomy import Anatomy
 from deployments.models.departures import Departures
-from deployments.models.encode import Encoder
+from deployments.models.encode import Encoder, TextEncoder
 from deployments.models.ramps import Ramps
 from profiles.model import Array, Batch, Launched
 
@@ -50,6 +50,10 @@ class TorchModel:
     @property
     def ramp_blocks(self) -> tuple[int, ...]:
         return self.ramps.blocks
+
+    @property
+    def reads_text(self) -> bool:
+        return isinstance(self._encoder, TextEncoder)
 
     def encode(self, inputs: Sequence[Any]) -> Batch:
         encoded = self._encoder(inputs)

@@ -10,8 +10,8 @@ import pytest
 
 from deployments.models import load
 from deployments.models.ramps import save_ramps
-from deployments.split import run_through
 from tests.integration.asking import ask, predict
+from tests.integration.uncut import uncut
 from tests.networks import hugging_face, network
 
 
@@ -40,9 +40,9 @@ def test_answers_equal_those_of_each_input_alone(front: str, checkpoint: Path) -
         answers = [outputs[0] for outputs in pool.map(lambda image: predict(front, image), images)]
     model = load(checkpoint)
     for image, answer in zip(images, answers, strict=True):
-        (alone,) = list(run_through(model, model.encode([image]), model.ramp_blocks))
-        assert (answer["label"], answer["exit_block"]) == (alone.labels[0], alone.blocks[0])
-        assert answer["score"] == pytest.approx(alone.probabilities.max(), abs=1e-4)
+        ((label, block, score),) = uncut(model, [image])
+        assert (answer["label"], answer["exit_block"]) == (label, block)
+        assert answer["score"] == pytest.approx(score, abs=1e-4)
     assert len({answer["exit_block"] for answer in answers}) > 1
 
 

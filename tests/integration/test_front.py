@@ -6,25 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from deployments.split import run_through
 from tests.integration.asking import ask, predict
-from tests.toy import RAMPS, Toy
+from tests.integration.uncut import uncut
+from tests.toy import Toy
 
 
 @pytest.fixture(scope="module")
 def front(deployed: Callable[..., str]) -> str:
     arguments = {"model": "/models/toy", "loader": "tests.toy:load", "max_inputs": 50, "max_body_bytes": 100_000}
     return deployed({"name": "isobatch", "import_path": "deployments.app:build", "args": arguments})
-
-
-def directly(inputs: list[list[int]]) -> list[tuple[int, int]]:
-    """(label, exit block) of each input, from the network alone."""
-    toy = Toy()
-    found = {}
-    for exits in run_through(toy, toy.encode(inputs), RAMPS):
-        for row, label, block in zip(exits.rows, exits.labels, exits.blocks, strict=True):
-            found[int(row)] = (int(label), int(block))
-    return [found[row] for row in range(len(inputs))]
 
 
 def test_many_clients_get_their_own_answers_in_order(front: str) -> None:
@@ -34,7 +24,9 @@ def test_many_clients_get_their_own_answers_in_order(front: str) -> None:
     with ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(lambda inputs: predict(front, inputs), requests))
     for inputs, outputs in zip(requests, answers, strict=True):
-        assert [(output["label"], output["exit_block"]) for output in outputs] == directly(inputs)
+        assert [(output["label"], output["exit_block"]) for output in outputs] == [
+            each[:2] for each in uncut(Toy(), inputs)
+        ]
 
 
 @pytest.mark.parametrize(

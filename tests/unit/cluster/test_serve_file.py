@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cluster.serve_file import APPLICATION, serve_file
+from optimizer.plan import read_plan
 from profiles.errors import UserError
 
 EXAMPLE = Path(__file__).parents[3] / "cluster" / "serve.yaml"
@@ -16,7 +17,15 @@ def test_a_directory_and_the_demo_become_one_application(tmp_path: Path) -> None
     assert application["import_path"] == APPLICATION
     assert application["args"] == {"model": str(tmp_path), "device": "cuda"}
     assert content["http_options"] == {"host": "127.0.0.1", "port": 8000}
-    assert serve_file(None, {})["applications"][0]["args"] == {}
+    assert serve_file(None, {"device": "cpu"})["applications"][0]["args"] == {"device": "cpu"}
+
+
+def test_nothing_is_the_demo_in_two_splits_from_wherever_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (application,) = serve_file(None, {})["applications"]
+    assert len(read_plan(Path(application["args"]["plan"])).splits) == 2
 
 
 def test_the_example_file_says_the_defaults() -> None:

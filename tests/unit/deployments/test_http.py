@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from deployments.config import AppConfig
 from deployments.http import create_api
 from deployments.service import Service
+from profiles.errors import UserError
 
 
 @pytest.fixture
@@ -18,7 +19,6 @@ def client() -> Iterator[TestClient]:
     with TestClient(create_api(service)) as client:
         client.service = service
         yield client
-    service.close()
 
 
 def test_a_list_is_answered_in_order(client: TestClient) -> None:
@@ -85,3 +85,40 @@ def test_health_and_the_description_of_the_interface(client: TestClient) -> None
     assert "requestBody" in paths["/predict"]["post"]
     assert set(paths["/predict"]["post"]["responses"]) >= {"200", "400", "413", "422", "503"}
     assert client.get("/docs").status_code == 200
+
+
+def test_a_key_is_asked_for_everywhere_but_at_the_health_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_KEY", "open sesame")
+    config = AppConfig(model="/models/toy", loader="tests.toy:load", api_key_variable="TOY_KEY")
+    with TestClient(create_api(Service(config, time.perf_counter))) as client:
+        for method, path in (
+            ("POST", "/predict"),
+            ("GET", "/stats"),
+            ("GET", "/docs"),
+            ("POST", "/v2/models/toy/infer"),
+        ):
+            assert client.request(method, path).status_code == 401
+            assert client.request(method, path, headers={"X-API-Key": "open"}).status_code == 401
+        assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
+        for header in ({"X-API-Key": "open sesame"}, {"Authorization": "Bearer open sesame"}):
+            assert client.post("/predict", json={"inputs": [0, 3]}, headers=header).status_code == 200
+
+
+def test_a_key_that_is_nowhere_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="'NOT_SET': that environment variable is not set"):
+        Service(AppConfig(model="/models/toy", loader="tests.toy:load", api_key_variable="NOT_SET"), time.perf_counter)
+
+
+def test_stats_say_how_it_goes(client: TestClient) -> None:
+    client.post("/predict", json={"inputs": [[4, 7], [0, 3], [1, 1]]})
+    stats = client.get("/stats").json()
+    assert stats["survival"] == [
+        1.0,
+        pytest.approx(2 / 3, abs=1e-3),
+        pytest.approx(2 / 3, abs=1e-3),
+        pytest.approx(1 / 3, abs=1e-3),
+    ]
+    assert set(stats["latency_ms"]) == {"p50", "p95", "p99"}
+    (split,) = stats["splits"]
+    assert (split["blocks"], split["batch"], split["launches"]) == ([0, 4], 32, 1)
+    assert split["fill"] == pytest.approx(3 / 32, abs=1e-3)

@@ -1,0 +1,44 @@
+"""Does this Ray have what the plans of a Serve file need? Asked before anything waits for it in vain."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.serve_file import ServeFile, ours
+from deployments.config import AppConfig, parse
+from deployments.graph import Graph, read_graph
+from deployments.placed import resources
+from profiles.errors import UserError
+
+
+def check_capacity(content: ServeFile, has: Mapping[str, float]) -> None:
+    """`has` are Ray's resources by name. One sentence about the first that is short."""
+    for application in ours(content):
+        config = parse(application["args"])
+        if config.plan:
+            _check(config, read_graph(config, application["name"]), has)
+
+
+def _check(config: AppConfig, graph: Graph, has: Mapping[str, float]) -> None:
+    needs: Counter[str] = Counter({"CPU": 1})  # the front's own
+    for placement in graph.placements.values():
+        asked: dict[str, Any] = resources(config, placement.kind)
+        needs["CPU"] += asked.get("num_cpus", 0) * placement.replicas
+        needs["GPU"] += asked.get("num_gpus", 0) * placement.replicas
+        if (accelerator := asked.get("accelerator_type")) and f"accelerator_type:{accelerator}" not in has:
+            raise UserError(
+                f"{config.plan} runs on {placement.kind}; this Ray has {_told(has)}: plan for what is there"
+            )
+    for name, amount in needs.items():
+        if amount > has.get(name, 0) + 1e-6:
+            raise UserError(f"{config.plan} needs {amount:g} {name}s with the front; this Ray has {_told(has)}")
+
+
+def _told(has: Mapping[str, float]) -> str:
+    """
+    >>> _told({"CPU": 2.0, "memory": 1e9, "GPU": 1.0, "accelerator_type:A100": 1.0})
+    '2 CPUs, 1 GPUs (A100)'
+    """
+    kinds = [name.partition(":")[2] for name in has if name.startswith("accelerator_type:")]
+    amounts = [f"{has.get(name, 0):g} {name}s" for name in ("CPU", "GPU")]
+    return ", ".join(amounts) + (f" ({', '.join(kinds)})" if kinds else "")

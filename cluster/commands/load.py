@@ -1,0 +1,83 @@
+"""`isobatch load`: open-loop load on a server, what it answered, and a picture."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from profiles.errors import UserError
+
+DEMO_INPUTS = 256
+
+
+def load(
+    url: Annotated[str, typer.Argument(help="Where to ask, such as http://127.0.0.1:8000/predict.")],
+    rate: Annotated[float | None, typer.Option(min=0, help="Requests per second, on average.")] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="Closed loop instead: each asks again once answered.")
+    ] = None,
+    arrivals: Annotated[str, typer.Option(help="poisson, gamma, uniform, step or daynight.")] = "poisson",
+    cv: Annotated[float, typer.Option(help="Variation of the gaps between arrivals (gamma).")] = 3.0,
+    trace: Annotated[Path | None, typer.Option(help="A recorded trace to follow, scaled to --rate.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0,
+    slo_ms: Annotated[float, typer.Option(help="An answer within this time is a good one.")] = 1000.0,
+    deadline: Annotated[bool, typer.Option(help="Send the SLO as X-Deadline-Ms.")] = True,
+    bodies: Annotated[
+        Path | None, typer.Option(help="A JSON body per line, sent in turn; none: the demo's digits.")
+    ] = None,
+    connections: Annotated[int, typer.Option(min=1, help="At most.")] = 512,
+    seed: Annotated[int, typer.Option(help="The same seed, the same arrivals.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where the figures go; the picture beside it.")] = Path("load.json"),
+) -> None:
+    """Ask at a given rate, whatever the server does, and count latency from when each request was due.
+
+    Example: [bold]isobatch load http://127.0.0.1:8000/predict --rate 200[/]
+    """
+    from rich.console import Console
+
+    if (rate is None) == (clients is None):
+        raise UserError("give one of --rate (open loop) and --clients (closed loop)")
+    tools = {name: _tool(name) for name in ("load", "load_report", "workloads")}
+    headers = f"X-Deadline-Ms: {slo_ms:g}\r\n" if deadline else ""
+    source = tools["load"].Load(url, _bodies(bodies), max(connections, clients or 0), headers)
+    console = Console(soft_wrap=True)
+    with console.status(f"asking {url} for {seconds:g} s"):
+        if clients:
+            record = asyncio.run(source.by_clients(clients, seconds))
+        elif trace:
+            record = asyncio.run(source.at(tools["workloads"].trace(trace, rate, seconds, seed)))
+        else:
+            record = asyncio.run(source.at(tools["workloads"].arrivals(arrivals, rate, seconds, seed, cv)))
+    report = tools["load_report"]
+    found = report.summary(record, slo_ms)
+    report.write(found, out)
+    report.draw(record, slo_ms, out.with_suffix(".png"))
+    console.print(report.table(found, slo_ms))
+    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
+
+
+def _tool(name: str) -> Any:
+    """Experiments stand on top of the cluster and are no part of the wheel: here they are only called."""
+    try:
+        return import_module(f"experiments.{name}")
+    except ModuleNotFoundError as error:
+        raise UserError("isobatch load needs a checkout of isobatch: experiments/ is not installed") from error
+
+
+def _bodies(path: Path | None) -> list[bytes]:
+    if path is None:
+        from deployments.demo import demo_inputs
+
+        return [json.dumps({"inputs": [digit.round(1).tolist()]}).encode() for digit in demo_inputs(DEMO_INPUTS)]
+    try:
+        lines = [line.strip() for line in path.read_bytes().splitlines() if line.strip()]
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    if not lines:
+        raise UserError(f"{path} is empty: it needs a JSON body per line")
+    return lines

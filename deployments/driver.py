@@ -1,0 +1,159 @@
+"""Drive the dispatcher in real time: inputs come in, launches go out, answers come back. One event loop owns it all.
+
+What runs a launch is behind `Workers`: replicas on Ray Serve, or threads of this process.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import Context
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Protocol
+
+import numpy as np
+
+from deployments.answers import Answer, RefusedError, Step
+from deployments.dispatch.messages import Ending, Launch, Outcome, Refusal
+from deployments.dispatch.pools import Place
+from deployments.dispatcher import Dispatcher
+from deployments.split import Departed, Order, Stayed
+from deployments.tally import Tally
+from deployments.wire import Packed, take
+
+
+class Workers(Protocol):
+    def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
+        """One launch on one replica. Whatever it raises makes the launch fail, and its inputs try again."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """Somebody who waits for the answer to one ticket."""
+
+    reply: "asyncio.Future[Answer]"
+    since_s: float  # when it was admitted, or its last step ended
+    steps: list[Step] = field(default_factory=list)
+
+    def step(self, block: int, started_s: float, computed_s: float, now_s: float) -> None:
+        self.steps.append(Step(block, 1e3 * (started_s - self.since_s), 1e3 * computed_s))
+        self.since_s = now_s
+
+
+class Driver:
+    """Must be used from one event loop, with a clock that only grows."""
+
+    def __init__(self, dispatcher: Dispatcher, workers: Workers, clock: Callable[[], float]) -> None:
+        self.dispatcher = dispatcher
+        self.tally = Tally()
+        self._workers = workers
+        self._clock = clock
+        self._waiting: dict[int, _Waiting] = {}
+        self._flights: set[asyncio.Task[None]] = set()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    async def answer(self, inputs: Packed, within_s: float) -> list[Answer]:
+        """The answers to all inputs of one request, in their order. All are admitted, or none."""
+        tickets = self._admit(inputs, self._clock() + within_s)
+        replies = [self._waiting[ticket].reply for ticket in tickets]
+        self.pump()
+        try:
+            return await asyncio.gather(*replies)
+        finally:
+            for ticket in tickets:  # the client went away, or one of the inputs failed: nobody waits for the others
+                self.dispatcher.abandon(ticket)
+
+    def pump(self) -> None:
+        """Launch what can be launched, tell who has ended, and see to it that deadlines are noticed."""
+        now_s = self._clock()
+        for launch in self.dispatcher.tick(now_s):
+            room = self.dispatcher.route.at(launch.cursor).batch
+            self.tally.launched(launch.cursor, len(launch.tickets), room)
+            # A context of its own: a launch belongs to many requests, and must not pass for a part of the one that
+            # happened to complete the batch (Serve takes calls of one request for retries of each other).
+            flight = asyncio.get_running_loop().create_task(self._fly(launch, now_s), context=Context())
+            self._flights.add(flight)
+            flight.add_done_callback(self._flights.discard)
+        for ending in self.dispatcher.endings():
+            self._report(ending)
+        self._set_alarm(now_s)
+
+    async def close(self) -> None:
+        """Returns when everything admitted has ended."""
+        while self._waiting:
+            await asyncio.wait([waiting.reply for waiting in self._waiting.values()])
+            self.pump()
+        if self._alarm:
+            self._alarm.cancel()
+        await self._workers.close()
+
+    def _admit(self, inputs: Packed, deadline_s: float) -> list[int]:
+        now_s = self._clock()
+        tickets: list[int] = []
+        loop = asyncio.get_running_loop()
+        for row in range(len(inputs)):
+            ticket = self.dispatcher.admit(now_s, deadline_s, Place(inputs, row))
+            if isinstance(ticket, Refusal):
+                for admitted in tickets:
+                    self.dispatcher.abandon(admitted)
+                raise RefusedError(503, f"refused: {ticket.reason}", retry_after_s=max(1, round(ticket.retry_after_s)))
+            tickets.append(ticket)
+            self._waiting[ticket] = _Waiting(loop.create_future(), now_s)
+        return tickets
+
+    async def _fly(self, launch: Launch, started_s: float) -> None:
+        order = Order(launch.stop, launch.ramps, parts_of(launch.places))
+        try:
+            async for reply in self._workers.run(launch.replica, order):
+                if isinstance(reply, Departed):
+                    self._depart(launch, reply, started_s)
+                else:
+                    self._stay(launch, reply, started_s)
+        except Exception as error:
+            self.dispatcher.failed(launch.id, self._clock(), f"{type(error).__name__}: {error}")
+        self.pump()
+
+    def _depart(self, launch: Launch, departed: Departed, started_s: float) -> None:
+        exits, now_s = departed.exits, self._clock()
+        scores = exits.probabilities.max(axis=1)
+        for row, label, score, block in zip(exits.rows, exits.labels, scores, exits.blocks, strict=True):
+            waiting = self._waiting.get(launch.tickets[row])
+            if waiting and not waiting.reply.done():
+                waiting.step(launch.cursor, started_s, departed.computed_s, now_s)
+                waiting.reply.set_result(Answer(int(label), float(score), int(block), tuple(waiting.steps)))
+        self.dispatcher.released(launch.id, exits.rows.tolist())
+
+    def _stay(self, launch: Launch, stayed: Stayed, started_s: float) -> None:
+        now_s = self._clock()
+        for row in stayed.rows:
+            if waiting := self._waiting.get(launch.tickets[row]):
+                waiting.step(launch.cursor, started_s, stayed.computed_s, now_s)
+        places = {int(row): Place(stayed.survivors, index) for index, row in enumerate(stayed.rows)}
+        self.dispatcher.completed(launch.id, now_s, places)
+
+    def _report(self, ending: Ending) -> None:
+        waiting = self._waiting.pop(ending.id)
+        if waiting.reply.done():
+            return
+        match ending.outcome:
+            case Outcome.EXPIRED:
+                waiting.reply.set_exception(RefusedError(504, "the deadline passed before the answer was known"))
+            case Outcome.FAILED:
+                waiting.reply.set_exception(RuntimeError(ending.reason))
+            case _:
+                waiting.reply.cancel()
+
+    def _set_alarm(self, now_s: float) -> None:
+        if self._alarm:
+            self._alarm.cancel()
+        wake_s = self.dispatcher.wake_s()
+        loop = asyncio.get_running_loop()
+        self._alarm = None if wake_s is None else loop.call_later(max(0.0, wake_s - now_s), self.pump)
+
+
+def parts_of(places: Sequence[Place]) -> tuple[Packed, ...]:
+    """Neighbours that come from one batch are taken from it together."""
+    runs = [list(run) for _, run in groupby(places, key=lambda place: id(place.payload))]
+    return tuple(take(run[0].payload, np.array([place.row for place in run])) for run in runs)

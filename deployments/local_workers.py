@@ -1,0 +1,46 @@
+"""Replicas in this process: one thread each. For a machine without Ray, and for one device whose splits take turns."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from deployments.split import Departed, Order, SplitReplica, Stayed
+
+_END = object()
+
+
+class LocalWorkers:
+    """Runs each replica's launches one after another, on a thread of its own."""
+
+    def __init__(self, replicas: Mapping[str, SplitReplica]) -> None:
+        self._replicas = dict(replicas)
+        self._threads = {name: ThreadPoolExecutor(1, thread_name_prefix=name) for name in replicas}
+
+    async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
+        """What the thread yields is here as soon as it is known there."""
+        loop = asyncio.get_running_loop()
+        replies: asyncio.Queue[object] = asyncio.Queue()
+
+        def work() -> None:
+            for reply in _guarded(self._replicas[replica].run(order)):
+                loop.call_soon_threadsafe(replies.put_nowait, reply)
+
+        self._threads[replica].submit(work)
+        while (reply := await replies.get()) is not _END:
+            if isinstance(reply, Exception):
+                raise reply
+            assert isinstance(reply, Departed | Stayed)
+            yield reply
+
+    async def close(self) -> None:
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _guarded(replies: Iterator[Departed | Stayed]) -> Iterator[object]:
+    """An exception is a reply too, and the end is always told."""
+    try:
+        yield from replies
+    except Exception as error:
+        yield error
+    yield _END

@@ -1,0 +1,80 @@
+"""What runs in the application of one placement: a replica that computes on a thread, and stays reachable meanwhile."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from deployments.config import AppConfig, named
+from deployments.local_workers import LocalWorkers
+from deployments.split import Departed, Order, SplitReplica, Stayed
+from profiles.errors import UserError
+from profiles.model import SplitModel
+
+_HERE = "here"
+
+
+class Placed:
+    """One replica of a placement."""
+
+    def __init__(self, config: AppConfig, kind: str, directory: str) -> None:
+        self._workers = LocalWorkers({_HERE: SplitReplica(load_model(config, kind, directory))})
+
+    async def ping(self) -> None:
+        """Answers when the network is loaded."""
+
+    async def run_straight(self, order: Order) -> list[Departed | Stayed]:
+        """The same at once, where nothing is known before the end: a plain call costs less than a stream."""
+        return [reply async for reply in self._workers.run(_HERE, order)]
+
+    async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
+        async for reply in self._workers.run(_HERE, order):
+            yield reply
+
+
+def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
+    """The network as a device of this kind runs it."""
+    if config.backend == "virtual":
+        return _virtual(config, kind)
+    device = "cpu" if kind == "cpu" else "cuda"
+    model: SplitModel = named(config.loader)(directory, device=device, dtype=config.dtype)
+    return model
+
+
+def load_front_model(config: AppConfig, directory: str) -> SplitModel:
+    """The network as the front needs it: where there is a plan, only to encode."""
+    if config.backend == "virtual":
+        return _virtual(config, None)
+    device = "cpu" if config.plan else config.device
+    model: SplitModel = named(config.loader)(directory, device=device, dtype=config.dtype)
+    return model
+
+
+def _virtual(config: AppConfig, kind: str | None) -> SplitModel:
+    from deployments.virtual import VirtualModel
+    from profiles.files import load
+
+    assert config.profile, "This is a bug: AppConfig asks for it."
+    profile = load(Path(config.profile))
+    if profile.exits is None:
+        raise UserError(f"{config.profile} says nothing of exits: profile it with --data")
+    return VirtualModel(profile.table(kind or profile.kinds[0]), profile.exits)
+
+
+def resources(config: AppConfig, kind: str) -> dict[str, Any]:
+    """What a replica asks Ray for: a virtual device asks for next to nothing."""
+    if config.backend == "virtual":
+        return {"num_cpus": 0.01}
+    return (
+        {"num_cpus": config.cpus_per_replica}
+        if kind == "cpu"
+        else {"num_gpus": 1, "accelerator_type": accelerator(kind)}
+    )
+
+
+def accelerator(kind: str) -> str:
+    """Ray's name for a kind of device.
+
+    >>> accelerator("a100")
+    'A100'
+    """
+    return kind.upper()

@@ -1,0 +1,75 @@
+"""What has happened since the start: counts, the latest latencies, how full batches were. A plain object."""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from deployments.answers import Answer
+
+OUTCOMES = ("answered", "refused", "failed", "abandoned")
+LATEST = 2000
+QUANTILES = (50, 95, 99)
+
+
+@dataclass
+class Launches:
+    """From one block on: how many, with how many inputs, where so many would have found room."""
+
+    count: int = 0
+    inputs: int = 0
+    room: int = 0
+
+    @property
+    def fill(self) -> float:
+        """
+        >>> Launches(2, inputs=24, room=32).fill
+        0.75
+        """
+        return self.inputs / self.room if self.room else 0.0
+
+
+class Tally:
+    """Recorded where it happens, read by /stats and by the metrics."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.exits: Counter[int] = Counter()
+        self.launches: dict[int, Launches] = defaultdict(Launches)
+        self._latencies_s: deque[float] = deque(maxlen=LATEST)
+
+    def ended(self, outcome: str) -> None:
+        self.outcomes[outcome] += 1
+
+    def answered(self, answers: Sequence[Answer], took_s: float) -> None:
+        self.ended("answered")
+        self.exits.update(answer.exit_block for answer in answers)
+        self._latencies_s.append(took_s)
+
+    def launched(self, block: int, inputs: int, room: int) -> None:
+        launches = self.launches[block]
+        launches.count += 1
+        launches.inputs += inputs
+        launches.room += room
+
+    def latency_ms(self) -> dict[str, float]:
+        """Of the latest answers, from when a request was read to when its last input was answered."""
+        if not self._latencies_s:
+            return {}
+        values = 1e3 * np.percentile(self._latencies_s, QUANTILES)
+        return {f"p{quantile}": round(float(value), 2) for quantile, value in zip(QUANTILES, values, strict=True)}
+
+    def survival(self, num_blocks: int) -> list[float]:
+        """The share of answered inputs that entered each block.
+
+        >>> tally = Tally()
+        >>> tally.exits.update({0: 1, 2: 3})
+        >>> tally.survival(3)
+        [1.0, 0.75, 0.75]
+        """
+        total = self.exits.total()
+        if not total:
+            return []
+        left = np.cumsum([0, *(self.exits[block] for block in range(num_blocks - 1))])
+        return [round(float(share), 4) for share in (total - left) / total]

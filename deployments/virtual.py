@@ -1,0 +1,103 @@
+"""A device that takes the table's time instead of computing: rehearse any cluster on a laptop, in the real graph."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.latency import LatencyTable
+from profiles.model import Batch, Exits, Launched
+
+Clock = Callable[[], float]
+
+
+class VirtualModel:
+    """A SplitModel of which nothing is real but the time it takes.
+
+    An input may say after which block it is sure: `{"exit_block": 3}`; any other input gets one drawn from the profile.
+    It leaves at the first active ramp from there on. Every input carries as many bytes as the table says it would.
+    """
+
+    def __init__(
+        self,
+        table: LatencyTable,
+        exits: ExitProfile,
+        num_labels: int = 2,
+        seed: int = 0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if table.num_blocks != exits.num_blocks:
+            raise UserError(f"the table has {table.num_blocks} blocks, the exit profile {exits.num_blocks}")
+        self.labels = tuple(str(label) for label in range(num_labels))
+        self._table = table
+        self._survival = np.append(exits.survival, 0.0)
+        self._random = np.random.default_rng(seed)
+        self._sleep = sleep
+
+    @property
+    def num_blocks(self) -> int:
+        return self._table.num_blocks
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels)
+
+    @property
+    def ramp_blocks(self) -> tuple[int, ...]:
+        return tuple(range(self.num_blocks - 1))
+
+    def encode(self, inputs: Sequence[Any]) -> Batch:
+        sure_after = np.array([self._sure_after(each) for each in inputs], np.int64)
+        return Batch(0, {"sure_after": sure_after}, np.zeros((len(inputs), 0), np.float32))
+
+    def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+        self._sleep(self.seconds(batch.cursor, stop, len(batch), ramps))
+        sure_after = np.asarray(batch.arrays["sure_after"])
+        left_at = np.array([self._leaves_at(int(block), batch.cursor, stop, ramps) for block in sure_after])
+        leaving, staying = np.flatnonzero(left_at >= 0), np.flatnonzero(left_at < 0)
+        logits = np.zeros((len(leaving), self.num_labels), np.float32)
+        exits = Exits(leaving, left_at[leaving], logits)
+        return Launched(exits, self._survivors(batch, stop, staying) if len(staying) else None)
+
+    def merge(self, batches: Sequence[Batch]) -> Batch:
+        names = batches[0].arrays
+        arrays = {name: np.concatenate([batch.arrays[name] for batch in batches]) for name in names}
+        return Batch(batches[0].cursor, arrays, np.concatenate([batch.memory for batch in batches]))
+
+    def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
+        return Batch(batch.cursor, {name: a[rows] for name, a in batch.arrays.items()}, batch.memory[rows])
+
+    def seconds(self, start: int, stop: int, size: int, ramps: Collection[int]) -> float:
+        """What a launch takes on the device that is played."""
+        blocks = self._table.block_times_s(size)[start:stop].sum()
+        heads = sum(self._table.ramp_times_s(size)[ramp] for ramp in ramps if start <= ramp < stop)
+        return float(self._table.launch_s + blocks + heads)
+
+    def _sure_after(self, given: Any) -> int:
+        if isinstance(given, list) and any(each is None or isinstance(each, dict) for each in given):
+            raise UserError("a list of virtual inputs is not one of them")
+        if isinstance(given, dict) and isinstance(given.get("exit_block"), int):
+            if not 0 <= given["exit_block"] < self.num_blocks:
+                raise UserError(f"exit_block = {given['exit_block']} must lie in 0..{self.num_blocks - 1}")
+            return int(given["exit_block"])
+        # An input that is drawn u survives every block whose survival is above u.
+        return int(np.flatnonzero(self._survival[1:] <= self._random.random())[0])
+
+    def _leaves_at(self, sure_after: int, start: int, stop: int, ramps: Collection[int]) -> int:
+        """The block it leaves after during this launch, or -1."""
+        ways_out = [ramp for ramp in ramps if max(start, sure_after) <= ramp < stop]
+        if ways_out:
+            return min(ways_out)
+        return self.num_blocks - 1 if stop == self.num_blocks else -1
+
+    def _survivors(self, batch: Batch, stop: int, staying: NDArray[np.int64]) -> Batch:
+        weight = self._table.hidden_bytes[stop - 1]
+        arrays = {
+            "sure_after": np.asarray(batch.arrays["sure_after"])[staying],
+            "hidden": np.zeros((len(staying), weight), np.uint8),
+        }
+        return Batch(stop, arrays, batch.memory[staying])

@@ -1,0 +1,118 @@
+"""A batch as it travels: in host memory, rows one after another, with no padding."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from profiles.model import Array, Batch
+
+Integers = NDArray[np.int64]
+
+# numpy has no bfloat16: such arrays travel as their bits.
+_BITS = torch.int16
+
+
+@dataclass(frozen=True)
+class Packed:
+    """`arrays` have one row per token where the batch has lengths, else one per input."""
+
+    cursor: int
+    arrays: Mapping[str, NDArray[Any]]
+    memory: NDArray[np.float32]
+    lengths: Integers | None = None
+    bfloat16: frozenset[str] = field(default_factory=frozenset)  # the arrays that are bits
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    @property
+    def size_bytes(self) -> int:
+        """
+        >>> Packed(0, {"hidden": np.zeros((2, 3), np.float16)}, np.zeros((2, 1), np.float32)).size_bytes
+        20
+        """
+        return sum(array.nbytes for array in self.arrays.values()) + self.memory.nbytes
+
+
+def pack(batch: Batch) -> Packed:
+    """Whatever device it is on: padding is left behind there."""
+    if batch.lengths is None and _is_plain(batch):  # nothing to move, nothing to leave behind
+        return Packed(batch.cursor, batch.arrays, batch.memory)
+    tensors = {name: _without_padding(torch.as_tensor(array), batch.lengths) for name, array in batch.arrays.items()}
+    brain = frozenset(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16)
+    arrays = {name: (t.view(_BITS) if name in brain else t).cpu().numpy() for name, t in tensors.items()}
+    return Packed(batch.cursor, arrays, torch.as_tensor(batch.memory).cpu().numpy(), batch.lengths, brain)
+
+
+def _is_plain(batch: Batch) -> bool:
+    return all(isinstance(array, np.ndarray) for array in (batch.memory, *batch.arrays.values()))
+
+
+def unpack(parts: Sequence[Packed]) -> Batch:
+    """One batch of all parts, in order, padded to the longest input among them."""
+    first = parts[0]
+    if any(part.cursor != first.cursor for part in parts):
+        raise ValueError(f"parts must stand before one block, got {sorted({part.cursor for part in parts})}")
+    lengths = None if first.lengths is None else np.concatenate([_lengths(part) for part in parts])
+    arrays: dict[str, Array] = {}
+    for name in first.arrays:
+        rows = np.concatenate([part.arrays[name] for part in parts])
+        padded = rows if lengths is None else _with_padding(rows, lengths)
+        arrays[name] = torch.from_numpy(padded).view(torch.bfloat16) if name in first.bfloat16 else padded
+    return Batch(first.cursor, arrays, np.concatenate([part.memory for part in parts]), lengths)
+
+
+def take(packed: Packed, rows: Integers) -> Packed:
+    """The inputs at these positions."""
+    if len(rows) == len(packed) and (rows == np.arange(len(packed))).all():
+        return packed
+    lengths = None if packed.lengths is None else packed.lengths[rows]
+    where = rows if packed.lengths is None else _tokens_of(packed.lengths, rows)
+    arrays = {name: array[where] for name, array in packed.arrays.items()}
+    return Packed(packed.cursor, arrays, packed.memory[rows], lengths, packed.bfloat16)
+
+
+def _lengths(part: Packed) -> Integers:
+    if part.lengths is None:
+        raise ValueError("a part with lengths cannot be joined with one that has none")
+    return part.lengths
+
+
+def _tokens_of(lengths: Integers, rows: Integers) -> Integers:
+    """Where the tokens of these inputs are.
+
+    >>> _tokens_of(np.array([2, 1, 3]), np.array([2, 0]))
+    array([3, 4, 5, 0, 1])
+    """
+    starts = np.cumsum(lengths) - lengths
+    return _ranges(starts[rows], lengths[rows])
+
+
+def _ranges(starts: Integers, lengths: Integers) -> Integers:
+    """`starts[i] .. starts[i] + lengths[i] - 1`, one after another."""
+    before = np.cumsum(lengths) - lengths
+    ranges: Integers = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+    return ranges
+
+
+def _places(lengths: Integers, longest: int) -> Integers:
+    """Where each token stands in the padded rows, all laid one after another."""
+    return _ranges(np.arange(len(lengths)) * longest, lengths)
+
+
+def _without_padding(tensor: torch.Tensor, lengths: Integers | None) -> torch.Tensor:
+    if lengths is None:
+        return tensor
+    places = torch.from_numpy(_places(lengths, tensor.shape[1])).to(tensor.device, non_blocking=True)
+    return tensor.flatten(0, 1).index_select(0, places)
+
+
+def _with_padding(rows: NDArray[Any], lengths: Integers) -> NDArray[Any]:
+    longest = int(lengths.max(initial=0))
+    padded = np.zeros((len(lengths) * longest, *rows.shape[1:]), rows.dtype)
+    padded[_places(lengths, longest)] = rows
+    return padded.reshape(len(lengths), longest, *rows.shape[1:])

@@ -1,0 +1,112 @@
+"""What constant batches gain on one fleet, simulated: our plan beside stock, naive and serial, by batch size."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.progress import track
+
+from experiments.baselines import local, naive, oracle_per_s, serial, stock
+from experiments.planner.settings import Network
+from experiments.sustained import sustained
+from optimizer.lanes import side_by_side
+from optimizer.objective import Objective
+from optimizer.plan import Plan
+from optimizer.problem import Problem
+from profiles.errors import UserError
+
+SYSTEMS = {"isobatch": "#1b6ca8", "serial": "#7fb3d5", "early exit": "#d98c3f", "no exits": "#999999"}
+GAP = 0.01  # of the planner
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One figure of the paper: the parameters, and what the paper says."""
+
+    network: Network
+    devices: str
+    slo_s: float
+    batches: tuple[int, ...]
+    dtype: str
+    paper: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one system sustains with batches of at most so many inputs."""
+
+    system: str
+    batch: int
+    promised_per_s: float
+    goodput_per_s: float
+    share_of_oracle: float
+
+
+def measure(suite: Suite) -> list[Row]:
+    facts = suite.network.facts(suite.devices, suite.dtype)
+    cases = [(batch, system) for batch in suite.batches for system in SYSTEMS]
+    return [_row(suite, facts, *case) for case in track(cases, description=suite.devices)]
+
+
+def best(rows: Sequence[Row], system: str) -> float:
+    """The highest goodput of a system at any batch size."""
+    return max(row.goodput_per_s for row in rows if row.system == system)
+
+
+def ratio(rows: Sequence[Row], batch: int, over: str) -> float:
+    """How much more isobatch sustains at a batch size."""
+    at = {row.system: row.goodput_per_s for row in rows if row.batch == batch}
+    return at["isobatch"] / at[over]
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(asdict(rows[0])), lineterminator="\n")
+        table.writeheader()
+        table.writerows({name: _short(value) for name, value in asdict(row).items()} for row in rows)
+
+
+def draw(rows: Sequence[Row], title: str, path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4))
+    batches = sorted({row.batch for row in rows})
+    for index, (system, colour) in enumerate(SYSTEMS.items()):
+        heights = [row.goodput_per_s for row in rows if row.system == system]
+        at = [place + 0.2 * (index - 1.5) for place in range(len(batches))]
+        axes.bar(at, heights, 0.19, color=colour, label=system)
+    bound = [max(row.goodput_per_s / row.share_of_oracle for row in rows if row.batch == b) for b in batches]
+    axes.plot(range(len(batches)), bound, "k_", markersize=32, label="bound")
+    axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
+    axes.set(xlabel="largest batch", ylabel="goodput (inputs per second)", title=title)
+    axes.legend(frameon=False, fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+    plt.close(figure)
+
+
+def _row(suite: Suite, facts: Problem, batch: int, system: str) -> Row:
+    plan, here = _plan(suite, facts, batch, system)
+    found = sustained(plan, here, suite.slo_s)
+    bound = oracle_per_s(facts, suite.slo_s, batch)
+    return Row(system, batch, found.promised_per_s, found.goodput_per_s, found.goodput_per_s / bound)
+
+
+def _plan(suite: Suite, facts: Problem, batch: int, system: str) -> tuple[Plan, Problem]:
+    """A plan, and the facts that it runs under: splits that take turns on one device send nothing over a link."""
+    if system == "serial":
+        return serial(facts, batch), local(facts)
+    if system != "isobatch":
+        return (naive if system == "early exit" else stock)(facts, batch), facts
+    plan = side_by_side(facts, Objective(slo_s=suite.slo_s, max_batch=batch), GAP)
+    if plan is None:
+        raise UserError(f"no plan on {suite.devices} keeps {suite.slo_s} s at batches of {batch}")
+    return plan, facts
+
+
+def _short(value: object) -> object:
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,0 +1,204 @@
+"""Load on a live server, over plain HTTP/1.1: as cheap as Python allows, so that the server is what is measured.
+
+Open loop: a request is due when the workload says so, whether or not earlier ones were answered, and its latency counts
+from then. A slow server so cannot lighten the load that it is measured under (no coordinated omission). Closed loop
+(`by_clients`): each client asks again as soon as it is answered, to find out how much a server can do.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.errors import UserError
+
+Floats = NDArray[np.float64]
+BROKEN = 0  # the status of a request that got no answer
+_HEAD_END, _LENGTH, _LAST_CHUNK = b"\r\n\r\n", b"content-length:", b"\r\n0\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of each request: seconds since the start, and HTTP's status."""
+
+    due_s: Floats
+    sent_s: Floats
+    ended_s: Floats
+    status: NDArray[np.int64]
+
+
+class _Connection(asyncio.Protocol):
+    """One request at a time. `done(status)` is called when it is answered, or when the connection breaks."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._done: Callable[[int], None] | None = None
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def ask(self, request: bytes, done: Callable[[int], None]) -> None:
+        assert self.transport
+        self._done = done
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if not _is_whole(self._buffer):
+            return
+        status = int(self._buffer[9:12])
+        self._buffer.clear()
+        self._finish(status)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._finish(BROKEN)
+
+    def _finish(self, status: int) -> None:
+        done, self._done = self._done, None
+        if done:
+            done(status)
+
+
+def _is_whole(reply: bytes | bytearray) -> bool:
+    """Has all of an answer arrived? One that is sent in chunks ends with an empty one.
+
+    >>> _is_whole(b"HTTP/1.1 200 OK\\r\\nContent-Length: 3\\r\\n\\r\\nab")
+    False
+    >>> _is_whole(b"HTTP/1.1 200 OK\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n1\\r\\na\\r\\n0\\r\\n\\r\\n")
+    True
+    """
+    end = reply.find(_HEAD_END)
+    if end < 0:
+        return False
+    head = reply[:end].lower()
+    start = head.find(_LENGTH)
+    if start < 0:
+        return reply.endswith(_LAST_CHUNK)
+    return len(reply) >= end + len(_HEAD_END) + int(head[start + len(_LENGTH) :].split(b"\r\n", 1)[0])
+
+
+class Load:
+    """Requests to one URL over as many connections as are needed; beyond `connections` requests wait here."""
+
+    def __init__(self, url: str, bodies: Sequence[bytes], connections: int = 512, headers: str = "") -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise UserError(f"{url!r} must look like http://HOST:PORT/PATH")
+        self._place = parts.hostname, parts.port or 80
+        head = (
+            f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n{headers}"
+        )
+        self._requests = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
+        self._most = connections
+        self._open = 0
+        self._idle: list[_Connection] = []
+        self._queue: deque[int] = deque()
+        self._done: Callable[[int], None] = lambda _: None
+
+    async def at(self, due_s: Floats, patience_s: float = 10.0) -> Record:
+        """Open loop: one request at each of these times. Who has no answer `patience_s` after the last is given up."""
+        await self._connect(min(self._most, 32))
+        self._begin(due_s)
+        for index, due in enumerate(due_s):
+            if (wait_s := due - self._now()) > 0:
+                await asyncio.sleep(wait_s)
+            self._send(index)
+        return await self._end(patience_s)
+
+    async def by_clients(self, clients: int, seconds: float) -> Record:
+        """Closed loop: as many requests as `clients` can put one after another."""
+        await self._connect(clients)
+        self._begin(np.full(int(50_000 * seconds), np.nan))
+        sent = iter(range(len(self._due_s)))
+
+        def again(_: int) -> None:
+            if self._now() < seconds:
+                index = next(sent)
+                self._due_s[index] = self._now()
+                self._send(index)
+
+        self._done = again
+        for client in range(clients):
+            again(client)
+        await asyncio.sleep(seconds)
+        record = await self._end(patience_s=10.0)
+        used = ~np.isnan(record.due_s)
+        return Record(record.due_s[used], record.sent_s[used], record.ended_s[used], record.status[used])
+
+    async def _connect(self, count: int) -> None:
+        try:
+            await asyncio.gather(*(self._one_more() for _ in range(count)))
+        except OSError as error:
+            raise UserError(f"nobody answers at {self._place[0]}:{self._place[1]}: {error}") from error
+
+    async def _one_more(self) -> None:
+        self._open += 1
+        _, connection = await asyncio.get_running_loop().create_connection(_Connection, *self._place)
+        self._release(connection)
+
+    async def _try_one_more(self) -> None:
+        """While load runs, a server that takes no more connections is just slow: who waits goes on waiting."""
+        try:
+            await self._one_more()
+        except OSError:
+            self._open -= 1
+
+    def _begin(self, due_s: Floats) -> None:
+        self._due_s = np.array(due_s, np.float64)
+        self._sent_s, self._ended_s = np.full(len(due_s), np.nan), np.full(len(due_s), np.nan)
+        self._status = np.full(len(due_s), BROKEN)
+        self._background: set[asyncio.Task[None]] = set()
+        self._pending = 0
+        self._started_s = time.perf_counter()
+
+    async def _end(self, patience_s: float) -> Record:
+        until_s = self._now() + patience_s
+        while self._pending and self._now() < until_s:
+            await asyncio.sleep(0.01)
+        self._done = lambda _: None
+        for connection in self._idle:
+            if connection.transport:
+                connection.transport.close()
+        return Record(self._due_s, self._sent_s, self._ended_s, self._status)
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._started_s
+
+    def _send(self, index: int) -> None:
+        self._pending += 1
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.transport:
+                return self._ask(connection, index)
+            self._open -= 1
+        self._queue.append(index)
+        if self._open < self._most:
+            task = asyncio.ensure_future(self._try_one_more())
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+        return None
+
+    def _ask(self, connection: _Connection, index: int) -> None:
+        self._sent_s[index] = self._now()
+
+        def done(status: int) -> None:
+            self._ended_s[index], self._status[index] = self._now(), status
+            self._pending -= 1
+            self._release(connection)
+            self._done(index)
+
+        connection.ask(self._requests[index % len(self._requests)], done)
+
+    def _release(self, connection: _Connection) -> None:
+        if self._queue and connection.transport:
+            self._ask(connection, self._queue.popleft())
+        else:
+            self._idle.append(connection)

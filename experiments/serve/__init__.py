@@ -1,0 +1,1 @@
+"""Claims about the serving graph, on virtual devices."""

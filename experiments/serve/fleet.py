@@ -1,0 +1,78 @@
+"""Virtual fleets to serve: a network of eight blocks, on devices that take 10 ms for half of it, whatever the batch."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from optimizer.evaluate import evaluate
+from optimizer.plan import Placement, Plan, Split
+from optimizer.problem import Problem, problem
+from profiles.devices import Device, links_between
+from profiles.exits import ExitProfile
+from profiles.files import Profile, save
+from profiles.latency import LatencyTable
+
+BLOCKS = 8
+BATCH = 16
+PASS_S = 0.010  # of half the network, on the plain kind of device
+SURVIVAL = (1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5)
+KINDS = {"v100": 1.0, "k80": 2.0}  # how much slower than the plain kind
+
+
+@dataclass(frozen=True)
+class Part:
+    """A split up to this block on so many replicas of a kind."""
+
+    stop: int
+    replicas: int
+    kind: str = "v100"
+
+
+def plan(*parts: Part, batch: int = BATCH) -> Plan:
+    """Inputs may leave at the end of every split but the last."""
+    starts = (0, *(part.stop for part in parts))
+    splits = [Split(a, b, batch, (b - 1,) if b < BLOCKS else ()) for a, b in pairwise(starts)]
+    return Plan(tuple(Placement(part.kind, part.replicas, (split,)) for part, split in zip(parts, splits, strict=True)))
+
+
+def profile(pass_s: float = PASS_S, hidden_bytes: Sequence[int] = (4096,) * BLOCKS) -> Profile:
+    """`hidden_bytes`: what one input weighs after each block."""
+    tables = tuple(_table(kind, slower * pass_s, tuple(hidden_bytes)) for kind, slower in KINDS.items())
+    return Profile("virtual", tables, ExitProfile(SURVIVAL))
+
+
+def _table(kind: str, pass_s: float, sizes: tuple[int, ...]) -> LatencyTable:
+    row, none = (2 * pass_s / BLOCKS,) * BLOCKS, (0.0,) * BLOCKS
+    return LatencyTable(kind, (1, BATCH), (row, row), (none, none), 0.0, sizes, sizes, "made up: 10 ms a pass")
+
+
+def serve_file(folder: Path, chosen: Plan, facts: Profile | None = None, slo_ms: float = 1000.0) -> Path:
+    """What `isobatch serve` takes, with the plan and the profile beside it."""
+    (folder / "plan.json").write_text(chosen.to_json())
+    save(facts or profile(), folder / "profile.json")
+    (folder / "model").mkdir(exist_ok=True)
+    arguments: dict[str, Any] = {
+        "model": str(folder / "model"),  # nothing is in it: virtual devices compute nothing
+        "backend": "virtual",
+        "plan": str(folder / "plan.json"),
+        "profile": str(folder / "profile.json"),
+        "slo_ms": slo_ms,
+    }
+    application = {"name": "bench", "import_path": "deployments.app:build", "args": arguments}
+    file = folder / "serve.yaml"
+    file.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
+    return file
+
+
+def facts_for(facts: Profile, counts: Mapping[str, int]) -> Problem:
+    """The planner's view of so many devices of each kind."""
+    devices = [Device(kind, count, memory_bytes=10**12, price_per_hour=1.0) for kind, count in counts.items()]
+    return problem(facts, devices, links_between(devices))
+
+
+def promise_per_s(chosen: Plan, facts: Profile) -> float:
+    """What the planner's cost model says that the plan sustains."""
+    return evaluate(chosen, facts_for(facts, chosen.devices())).goodput_per_s

@@ -1,0 +1,47 @@
+"""What is asked of a server, and what is read off its answers."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from statistics import median
+
+from experiments.load import Load, Record
+from experiments.load_report import summary
+from experiments.workloads import arrivals
+
+DRAWN = json.dumps({"inputs": None}).encode()  # it leaves where the profile says
+
+
+def leaving_at(block: int, inputs: int = 1) -> bytes:
+    one = {"exit_block": block}
+    return json.dumps({"inputs": one if inputs == 1 else [one] * inputs}).encode()
+
+
+def rate(url: str, clients: int, seconds: float) -> float:
+    """Answers per second to so many clients, each of which asks again as soon as it is answered."""
+    record = asyncio.run(Load(url, [DRAWN], clients).by_clients(clients, seconds))
+    return summary(record, float("inf")).answered_per_s
+
+
+def median_ms(url: str, body: bytes, count: int) -> float:
+    """The latency of a lone request: one after another, a little apart; the first ones only warm up."""
+    record = asyncio.run(Load(url, [body]).at(arrivals("uniform", 20, (count + 10) / 20, 0)))
+    return median(_latencies_ms(record)[10:])
+
+
+def under(url: str, rate_per_s: float, seconds: float, slo_ms: float, body: bytes = DRAWN) -> Record:
+    """Open loop at this rate, every request with the SLO as its deadline."""
+    source = Load(url, [body], headers=f"X-Deadline-Ms: {slo_ms:g}\r\n")
+    return asyncio.run(source.at(arrivals("poisson", rate_per_s, seconds, seed=1)))
+
+
+def p50_ms(record: Record) -> float:
+    return median(_latencies_ms(record))
+
+
+def _latencies_ms(record: Record) -> Sequence[float]:
+    answered = record.status == 200
+    found: list[float] = (1e3 * (record.ended_s - record.due_s))[answered].tolist()
+    if not found:
+        raise RuntimeError(f"none of {len(record.status)} requests was answered")
+    return found

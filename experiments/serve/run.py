@@ -1,0 +1,105 @@
+"""Claim: constant batch on Ray Serve costs little beside the devices, and keeps what a plan promises.
+
+Every server runs through HTTP and HAProxy, on virtual devices that take their time and compute nothing; the load comes
+from this process, over loopback, on the same cores. Figures of two servers are taken in turns.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from experiments.load_report import summary
+from experiments.serve import measures, servers
+from experiments.serve.contenders import contenders
+from experiments.serve.fleet import BATCH, BLOCKS, PASS_S, Part, plan, profile, promise_per_s, serve_file
+from optimizer.plan import Plan
+from profiles.files import Profile
+
+ROUNDS, CLIENTS, SECONDS = 3, 256, 5.0
+SLO_MS = 250.0
+LONG_SLO_MS = 500.0  # long enough for two batches of 16 on slow devices, one after the other
+SLOW_S = 4 * PASS_S  # so that devices are the limit, not this machine
+MIB = 2**20
+PLANS = {
+    "1split": plan(Part(BLOCKS, 2)),
+    "2splits": plan(Part(4, 1), Part(BLOCKS, 1)),
+    "3splits": plan(Part(3, 1), Part(4, 1, "k80"), Part(BLOCKS, 1)),
+}
+console = Console(stderr=True)
+
+
+def measure() -> dict[str, float]:
+    return _front_door() | _promises() | _hops() | _ratios()
+
+
+@contextmanager
+def served(chosen: Plan, facts: Profile, slo_ms: float = SLO_MS) -> Iterator[str]:
+    with TemporaryDirectory() as folder, servers.isobatch(serve_file(Path(folder), chosen, facts, slo_ms)) as url:
+        yield url
+
+
+def _front_door() -> dict[str, float]:
+    """How many requests a second pass, and what a request waits for beside its devices."""
+    console.print("two splits of 10 ms, plain Ray Serve, LitServe")
+    two = plan(Part(4, 4), Part(BLOCKS, 2))
+    with served(two, profile(), slo_ms=5000.0) as ours, servers.ray_default() as default, servers.litserve() as lit:
+        contenders = {"ours": ours, "ray_default": default} | ({"litserve": lit} if lit else {})
+        rounds = [[measures.rate(url, CLIENTS, SECONDS) for url in contenders.values()] for _ in range(ROUNDS)]
+        rps = {name: median(each) for name, each in zip(contenders, zip(*rounds, strict=True), strict=True)}
+        lone_ms = measures.median_ms(ours, measures.leaving_at(3), count=100)
+        through = measures.under(ours, 0.3 * rps["ours"], SECONDS, 5000.0, measures.leaving_at(BLOCKS - 1))
+    figures = {f"rps_{name}": each for name, each in rps.items()}
+    figures |= {f"ratio_{name}": rps["ours"] / each for name, each in rps.items() if name != "ours"}
+    return figures | {
+        "lone_extra_ms": lone_ms - 1e3 * PASS_S,
+        "p50_extra_ms_at_30_percent": measures.p50_ms(through) - 2e3 * PASS_S,
+    }
+
+
+def _promises() -> dict[str, float]:
+    """Offered just what the plan promises, by Poisson; then, for two splits, three times as much."""
+    figures = {}
+    facts = profile(SLOW_S)
+    for name, chosen in PLANS.items():
+        console.print(f"a promise kept? {name}")
+        promised = promise_per_s(chosen, facts)
+        with served(chosen, facts) as url:
+            measures.under(url, promised / 2, 2.0, SLO_MS)  # warms up
+            kept = summary(measures.under(url, promised, 2 * SECONDS, SLO_MS), SLO_MS)
+            figures[f"promised_per_s_{name}"] = promised
+            figures[f"goodput_share_{name}"] = kept.goodput_per_s / promised
+            if name == "2splits":
+                flooded = summary(measures.under(url, 3 * promised, 2 * SECONDS, SLO_MS), SLO_MS)
+                figures["overload_share"] = flooded.goodput_per_s / kept.goodput_per_s
+                figures["refusal_p50_ms"] = flooded.refusal_p50_ms or 0.0
+    return figures
+
+
+def _hops() -> dict[str, float]:
+    """16 inputs that weigh 256 KiB after the first split and 3 MiB after the second: what each hop adds."""
+    console.print("hops")
+    weights = (256 * 1024 // BATCH,) * 2 + (3 * MIB // BATCH,) * (BLOCKS - 2)
+    with served(plan(Part(2, 1), Part(4, 1), Part(BLOCKS, 1)), profile(hidden_bytes=weights), slo_ms=5000.0) as url:
+        none, one, both = (
+            measures.median_ms(url, measures.leaving_at(block, BATCH), count=80) for block in (1, 3, BLOCKS - 1)
+        )
+    half_ms = 1e3 * PASS_S / 2  # the second split; the third takes twice as long
+    return {"hop_256kib_ms": one - none - half_ms, "hop_3mib_ms": both - one - 2 * half_ms}
+
+
+def _ratios() -> dict[str, float]:
+    """Two devices, asked for more than they can do: what comes in time."""
+    goodput, facts = {}, profile(SLOW_S)
+    for name, (chosen, promised) in contenders(facts, LONG_SLO_MS / 1e3).items():
+        console.print(f"{name}: {promised:.0f}/s promised")
+        with served(chosen, facts, LONG_SLO_MS) as url:
+            measures.under(url, promised / 2, 2.0, LONG_SLO_MS)
+            goodput[name] = summary(
+                measures.under(url, 1.1 * promised, 2 * SECONDS, LONG_SLO_MS), LONG_SLO_MS
+            ).goodput_per_s
+    figures = {f"goodput_{name}": each for name, each in goodput.items()}
+    return figures | {f"ratio_{name}": goodput["ours"] / goodput[name] for name in ("naive", "stock")}

@@ -1,0 +1,82 @@
+"""Servers to be measured: each is a program of its own, started before and ended after."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from cluster.local import SETTINGS, free_port
+from experiments.serve.ray_default import READY
+
+PATIENCE_S = 180.0
+
+
+@contextmanager
+def isobatch(serve_file: Path) -> Iterator[str]:
+    """`isobatch serve FILE`, until the block ends; yields its address."""
+    port = free_port(8210)
+    command = [sys.executable, "-m", "cluster.cli", "serve", str(serve_file), "--port", str(port)]
+    with _running(command, "ready at"):
+        yield f"http://127.0.0.1:{port}/predict"
+
+
+@contextmanager
+def ray_default() -> Iterator[str]:
+    """Plain Ray Serve with `@serve.batch`, with none of our settings but the fair share of the processor."""
+    port = free_port(8310)
+    with _running([sys.executable, "-m", "experiments.serve.ray_default", str(port)], READY):
+        yield f"http://127.0.0.1:{port}/predict"
+
+
+@contextmanager
+def litserve() -> Iterator[str | None]:
+    """LitServe, by the Python that ISOBATCH_LITSERVE names; None where it names none."""
+    python = os.environ.get("ISOBATCH_LITSERVE")
+    if not python:
+        yield None
+        return
+    port = free_port(8410)
+    stage = Path(__file__).with_name("litserve_stage.py")
+    with _running([python, str(stage), str(port)], READY):
+        yield f"http://127.0.0.1:{port}/predict"
+
+
+@contextmanager
+def _running(command: Sequence[str], ready: str) -> Iterator[None]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
+    environment["RAY_worker_niceness"] = SETTINGS["RAY_worker_niceness"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        killer = threading.Timer(PATIENCE_S, process.kill)
+        killer.start()
+        assert process.stdout
+        said = _until(ready, process.stdout)
+        killer.cancel()
+        # Whatever it says later must not fill the pipe.
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+        if ready not in said:
+            raise RuntimeError(f"{' '.join(command)} did not start: {said}")
+        try:
+            yield
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what outlives it
+
+
+def _until(ready: str, lines: IO[str]) -> str:
+    said = ""
+    for line in lines:
+        said += line
+        if ready in line:
+            break
+    return said

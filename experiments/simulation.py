@@ -1,0 +1,129 @@
+"""`isobatch simulate`, behind the command line: a configuration and a workload in, a table and a picture out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.progress import Progress
+from rich.table import Table
+
+from deployments.config import AppConfig
+from deployments.dispatch.messages import Limits
+from deployments.graph import read_graph
+from experiments.devices import Troubles
+from experiments.simulator import World, simulate
+from experiments.tally import Report
+from experiments.workloads import Floats, Ints, arrivals, exit_blocks, trace
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+
+DEPTHS = 2  # a stream of random numbers of its own
+
+
+@dataclass(frozen=True)
+class Load:
+    """What comes: a process or a trace at a mean rate, for so long."""
+
+    rate_per_s: float
+    seconds: float
+    process: str = "poisson"
+    cv: float = 3.0
+    trace: Path | None = None
+    seed: int = 0
+
+    def times_s(self) -> Floats:
+        if self.trace:
+            return trace(self.trace, self.rate_per_s, self.seconds, self.seed)
+        return arrivals(self.process, self.rate_per_s, self.seconds, self.seed, self.cv)
+
+
+def world(config: AppConfig, troubles: Troubles, front_s: float) -> World:
+    if config.plan is None or config.profile is None:
+        raise UserError("args: a simulation needs plan (of isobatch plan) and profile (of isobatch profile)")
+    graph = read_graph(config, "simulated")
+    limits = Limits(backlog=config.max_waiting)
+    return World(graph.plan, graph.facts, config.slo_ms / 1e3, limits, troubles, front_s)
+
+
+def run(here: World, load: Load) -> Report:
+    """With a progress bar: simulated time is what advances."""
+    with Progress(transient=True) as progress:
+        task = progress.add_task("simulating", total=load.seconds)
+        return simulate(
+            here, _inputs(here, load), load.seconds, load.seed, lambda at_s: progress.update(task, completed=at_s)
+        )
+
+
+def _inputs(here: World, load: Load) -> Iterator[tuple[Floats, Ints]]:
+    times_s, random = load.times_s(), np.random.default_rng([load.seed, DEPTHS])
+    profile = ExitProfile(here.facts.survival)
+    for part in np.array_split(times_s, max(1, len(times_s) >> 16)):
+        yield part, exit_blocks(profile, len(part), random)
+
+
+def tables(report: Report, here: World) -> tuple[Table, Table]:
+    return _summary(report, here), _fills(report, here)
+
+
+def _summary(report: Report, here: World) -> Table:
+    table = Table("", "", title=f"{report.tally.seconds:,.0f} s simulated", show_header=False)
+    arrived = max(1, report.arrived)
+    table.add_row("arrived", f"{report.arrived:,} ({report.arrived / report.tally.seconds:,.1f} per second)")
+    table.add_row(f"goodput (within {here.slo_s * 1e3:g} ms)", f"{report.goodput_per_s:,.1f} per second")
+    for name in ("good", "refused", "expired", "failed"):
+        count = getattr(report, name)
+        table.add_row(name, f"{count:,} ({count / arrived:.2%})")
+    table.add_row("answered late", f"{report.answered - report.good:,}")
+    for share in (0.5, 0.9, 0.99, 0.999):
+        table.add_row(f"latency p{share * 100:g}", f"{report.tally.quantile_s(share) * 1e3:,.1f} ms")
+    if promise := here.plan.promise:
+        table.add_row("cost", _cost(promise.cost_per_hour, report.goodput_per_s))
+    return table
+
+
+def _cost(dollars_per_hour: float, goodput_per_s: float) -> str:
+    each = f", ${dollars_per_hour / (goodput_per_s * 3.6e-3):,.2f} per million answers" if goodput_per_s else ""
+    return f"${dollars_per_hour:,.2f} per hour{each}"
+
+
+def _fills(report: Report, here: World) -> Table:
+    table = Table("blocks", "on", "launches", "batch", "mean fill", "busy", title="splits")
+    for lane, fills in zip(here.plan.lanes, report.fills, strict=True):
+        for split in lane.splits:
+            placement, fill = lane.placement_of(split), fills[split.start]
+            busy = fill.busy_s / (report.tally.seconds * placement.replicas)
+            table.add_row(
+                f"{split.start}..{split.stop - 1}", f"{placement.replicas} {placement.kind}", f"{fill.launches:,}",
+                str(split.batch_size), f"{fill.share:.0%}", f"{busy:.0%}",
+            )  # fmt: skip
+    return table
+
+
+def draw(report: Report, slo_s: float, path: Path) -> None:
+    """Load and goodput, latency, and what was turned away, over time."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    tally = report.tally
+    at_s = (np.arange(len(tally.arrived)) + 0.5) * tally.seconds / len(tally.arrived)
+    per_s = len(tally.arrived) / tally.seconds
+    figure, (load, latency, lost) = plt.subplots(3, 1, figsize=(9, 7), sharex=True)
+    load.plot(at_s, tally.arrived * per_s, color="#999999", label="arrive")
+    load.plot(at_s, tally.good * per_s, color="#1b6ca8", label="answered in time")
+    load.set_ylabel("inputs per second")
+    latency.axhline(slo_s * 1e3, color="#bb3333", linewidth=0.8, label="SLO")
+    latency.plot(at_s, tally.quantiles_s(0.5) * 1e3, color="#1b6ca8", label="p50")
+    latency.plot(at_s, tally.quantiles_s(0.99) * 1e3, color="#d98c3f", label="p99")
+    latency.set_ylabel("latency (ms)")
+    for name, colour in (("refused", "#d98c3f"), ("expired", "#bb3333"), ("failed", "#333333")):
+        lost.plot(at_s, getattr(tally, name) * per_s, color=colour, label=name)
+    lost.set(ylabel="inputs per second", xlabel="simulated seconds")
+    for axes in (load, latency, lost):
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    plt.close(figure)

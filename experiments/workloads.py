@@ -1,0 +1,192 @@
+"""When inputs come and how hard they are: one interface for the simulator and for load on a live system.
+
+Arrivals are ascending times in seconds from 0. Everything is drawn from a seed: the same call, the same workload.
+"""
+
+import csv
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+DAY_S = 86_400.0
+NIGHT = 0.25  # of the mean rate, at the quietest moment of a day
+STEP = 0.5  # of the mean rate, before the step; after it comes the rest
+
+
+def arrivals(process: str, rate_per_s: float, seconds: float, seed: int, cv: float = 3.0) -> Floats:
+    """Arrivals of a process at a mean rate. `cv` is the variation of the gaps (gamma only; 1 is Poisson).
+
+    >>> arrivals("uniform", rate_per_s=4, seconds=1, seed=0).tolist()
+    [0.0, 0.25, 0.5, 0.75]
+    >>> bool(abs(len(arrivals("daynight", rate_per_s=1, seconds=86_400, seed=1)) - 86_400) < 1_000)
+    True
+    """
+    if rate_per_s <= 0 or seconds <= 0:
+        raise UserError(f"a workload needs a rate and a time above 0, got {rate_per_s} per second for {seconds} s")
+    if process not in PROCESSES:
+        raise UserError(f"unknown arrival process {process!r}: choose among {', '.join(PROCESSES)}")
+    return PROCESSES[process](rate_per_s, seconds, np.random.default_rng(seed), cv)
+
+
+def _uniform(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
+    times: Floats = np.arange(np.ceil(rate * seconds)) / rate
+    return times
+
+
+def _poisson(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
+    return np.sort(random.random(random.poisson(rate * seconds))) * seconds
+
+
+def _gamma(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
+    if cv <= 0:
+        raise UserError(f"cv = {cv} must be above 0: it is the variation of the gaps, 1 is Poisson")
+    shape = 1 / cv**2
+    chunks, last_s = [], 0.0
+    while last_s < seconds:
+        gaps = random.gamma(shape, 1 / (rate * shape), int(rate * seconds) + 100)
+        chunks.append(last_s + np.cumsum(gaps))
+        last_s = float(chunks[-1][-1])
+    times = np.concatenate(chunks)
+    return times[times < seconds]
+
+
+def _step(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
+    return _following(np.array([STEP, 2 - STEP]), rate, seconds, random)
+
+
+def _daynight(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
+    """Quietest at midnight, busiest at noon."""
+    at = (np.arange(max(1, int(seconds / 60))) + 0.5) * 60
+    return _following(1 - (1 - NIGHT) * np.cos(2 * np.pi * at / DAY_S), rate, seconds, random)
+
+
+def _following(weights: Floats, rate: float, seconds: float, random: np.random.Generator) -> Floats:
+    """Poisson arrivals whose rate follows equally long stretches of these weights, at this mean rate over all."""
+    share = np.append(0.0, np.cumsum(weights) / weights.sum())
+    uniform = np.sort(random.random(random.poisson(rate * seconds)))
+    return np.interp(uniform, share, np.linspace(0.0, seconds, len(share)))
+
+
+PROCESSES: dict[str, Callable[[float, float, np.random.Generator, float], Floats]] = {
+    "poisson": _poisson,
+    "gamma": _gamma,
+    "uniform": _uniform,
+    "step": _step,
+    "daynight": _daynight,
+}
+
+
+def trace(path: Path, rate_per_s: float, seconds: float, seed: int = 0) -> Floats:
+    """Arrivals after a recorded trace, scaled to a mean rate; a trace that is too short is repeated.
+
+    Counts per second or minute keep their shape while the rate is scaled; within one count, arrivals are Poisson.
+    Arrival times keep their order of gaps: time itself is stretched until the mean rate is right.
+    """
+    if not path.exists():
+        raise UserError(f"there is no trace {path}")
+    times, counts, bin_s = _read(path)
+    if times is not None:
+        return _stretched(times, rate_per_s, seconds)
+    assert counts is not None
+    window = np.resize(counts, max(1, round(seconds / bin_s))).astype(float)
+    if not window.any():
+        raise UserError(f"{path} holds no arrival in its first {seconds:g} s")
+    return _following(window, rate_per_s, seconds, np.random.default_rng(seed))
+
+
+def _stretched(times: Floats, rate: float, seconds: float) -> Floats:
+    gaps = np.diff(times, prepend=times[0] - np.diff(times).mean())
+    needed = round(rate * seconds)
+    stretched = np.cumsum(np.resize(gaps, needed) * (1 / (rate * gaps.mean())))
+    return np.asarray(stretched[stretched < seconds])
+
+
+def _read(path: Path) -> tuple[Floats | None, Ints | None, float]:
+    """Arrival times, or counts and the seconds that each counts."""
+    if path.suffix in {".tbz2", ".bz2"}:
+        return None, _tweets(path), 1.0
+    with path.open(newline="") as file:
+        rows = csv.reader(file)
+        head = next(rows, [])
+        if "TIMESTAMP" in head:
+            column = head.index("TIMESTAMP")
+            stamps = np.array([row[column][:26] for row in rows], "datetime64[ns]")
+            return np.sort((stamps - stamps.min()).astype(float) / 1e9), None, 0.0
+        minutes = [index for index, name in enumerate(head) if name.startswith("minute_")]
+        if minutes:
+            per_function = np.array([[float(row[index] or 0) for index in minutes] for row in rows])
+            return None, per_function.sum(0).astype(np.int64), 60.0
+        if head == ["minute", "count"]:
+            return None, np.array([int(row[1]) for row in rows], np.int64), 60.0
+    raise UserError(
+        f"{path} is no trace: it needs a column TIMESTAMP, columns minute_1.., columns minute,count, "
+        f"or (a .tbz2) counts per second"
+    )
+
+
+def _tweets(path: Path) -> Ints:
+    """Counts per second, all in one line. A second without any is a gap in the record: they come at every day's end."""
+    with tarfile.open(path) as archive:
+        member = next((each for each in archive if each.isfile()), None)
+        file = archive.extractfile(member) if member else None
+        counts = np.array(file.read().split() if file else [], np.int64)
+    return counts[counts > 0]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Easy and hard inputs. `shares` are (seconds, share of easy inputs) in ascending order of time.
+
+    From one to the next the share switches, or drifts in a straight line.
+
+    >>> easy, hard = ExitProfile((1.0, 0.0)), ExitProfile((1.0, 1.0))
+    >>> mix = Mix(easy, hard, ((0.0, 1.0), (10.0, 0.0)))
+    >>> mix.easy_share(np.array([0.0, 5.0, 10.0])).tolist()
+    [1.0, 1.0, 0.0]
+    >>> Mix(easy, hard, mix.shares, drifts=True).easy_share(np.array([5.0])).tolist()
+    [0.5]
+    """
+
+    easy: ExitProfile
+    hard: ExitProfile
+    shares: tuple[tuple[float, float], ...] = ((0.0, 0.8),)
+    drifts: bool = False
+
+    def __post_init__(self) -> None:
+        if self.easy.num_blocks != self.hard.num_blocks:
+            raise UserError(f"easy inputs meet {self.easy.num_blocks} blocks, hard ones {self.hard.num_blocks}")
+        if not self.shares or any(not 0 <= share <= 1 for _, share in self.shares):
+            raise UserError(f"a mix needs shares of easy inputs between 0 and 1, got {self.shares}")
+
+    def easy_share(self, times_s: Floats) -> Floats:
+        at, share = (np.array(each) for each in zip(*self.shares, strict=True))
+        if self.drifts:
+            drifting: Floats = np.interp(times_s, at, share)
+            return drifting
+        return np.asarray(share[np.maximum(np.searchsorted(at, times_s, side="right") - 1, 0)])
+
+    def exit_blocks(self, times_s: Floats, random: np.random.Generator) -> Ints:
+        """After which block each of these arrivals is sure."""
+        is_easy = random.random(len(times_s)) < self.easy_share(times_s)
+        easy, hard = (exit_blocks(profile, len(times_s), random) for profile in (self.easy, self.hard))
+        return np.where(is_easy, easy, hard)
+
+
+def exit_blocks(profile: ExitProfile, size: int, random: np.random.Generator) -> Ints:
+    """After which block each of `size` inputs is sure: one that is drawn u survives while the survival is above u.
+
+    >>> exit_blocks(ExitProfile((1.0, 0.0)), 3, np.random.default_rng(0)).tolist()
+    [0, 0, 0]
+    """
+    ascending = np.array(profile.survival[:0:-1])
+    survived = len(ascending) - np.searchsorted(ascending, random.random(size), side="right")
+    return np.asarray(survived, np.int64)

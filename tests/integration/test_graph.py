@@ -1,0 +1,139 @@
+"""A plan as a real graph: splits in applications of their own, survivors merged between them, gone with their front."""
+
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.plan import Placement, Plan, Split
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile, save
+from profiles.latency import LatencyTable
+from tests.integration.asking import ask, predict
+from tests.toy import BLOCKS, RAMPS, left_at
+
+Put = Callable[..., str]
+
+
+def toy_profile(blocks: int = BLOCKS) -> Profile:
+    rows = ((0.001,) * blocks, (0.002,) * blocks)
+    sizes = (100,) * blocks
+    table = LatencyTable("cpu", (1, 8), rows, ((0.0,) * blocks,) * 2, 0.0005, sizes, sizes, "made up")
+    return Profile("toy", (table,), ExitProfile((1.0, 0.8, 0.8, 0.4, 0.4)[:blocks]))
+
+
+def cut_at(*cuts: int, blocks: int = BLOCKS) -> Plan:
+    """One replica for each split; a ramp wherever the toy has one."""
+    edges = (0, *cuts, blocks)
+    splits = [Split(a, b, 4, tuple(r for r in RAMPS if a <= r < b)) for a, b in pairwise(edges)]
+    return Plan(tuple(Placement("cpu", 1, (split,)) for split in splits))
+
+
+def application(folder: Path, plan: Plan, loader: str = "load") -> dict[str, Any]:
+    (folder / "plan.json").write_text(plan.to_json())
+    save(toy_profile(plan.num_blocks), folder / "profile.json")
+    arguments = {
+        "model": "/models/toy",
+        "loader": f"tests.toy:{loader}",
+        "plan": str(folder / "plan.json"),
+        "profile": str(folder / "profile.json"),
+        "cpus_per_replica": 0.1,
+        "slo_ms": 20_000,
+    }
+    return {"name": "toy", "import_path": "deployments.app:build", "args": arguments}
+
+
+def splits() -> list[str]:
+    """The applications of splits that Serve knows. Ray is imported once its environment is ready, not before."""
+    from ray import serve
+
+    return [name for name in serve.status().applications if name.startswith("toy.")]
+
+
+def eventually(holds: Callable[[], bool], within_s: float = 15.0) -> bool:
+    until_s = time.monotonic() + within_s
+    while not holds() and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return holds()
+
+
+def test_hundreds_in_flight_each_get_their_own_answer(deployed: Put, tmp_path: Path) -> None:
+    base = deployed(application(tmp_path, cut_at(2)))
+    wanted = [[block, label] for label in range(10) for block in range(4)] * 10
+    with ThreadPoolExecutor(64) as pool:
+        replies = list(pool.map(lambda pair: predict(base, [pair]), wanted))
+    for (block, label), (output,) in zip(wanted, replies, strict=True):
+        assert (output["label"], output["exit_block"]) == (label, left_at(block, RAMPS))
+        assert [step["block"] for step in output["splits"]] == ([0] if output["exit_block"] < 2 else [0, 2])
+    assert ask(base, "GET", "/readyz")[0] == 200
+
+
+def test_the_open_inference_protocol_answers_through_the_graph_too(deployed: Put, tmp_path: Path) -> None:
+    base = deployed(application(tmp_path, cut_at(2)))
+    tensor = {"name": "inputs", "shape": [2, 2], "datatype": "INT64", "data": [[3, 7], [0, 3]]}
+    status, reply = ask(base, "POST", "/v2/models/toy/infer", {"inputs": [tensor]})
+    assert (status, reply["outputs"][0]["data"]) == (200, [7, 3])
+
+
+def test_what_happens_is_told_to_prometheus(deployed: Put, tmp_path: Path) -> None:
+    import ray
+
+    base = deployed(application(tmp_path, cut_at(2)))
+    predict(base, [[3, 7], [0, 3]])
+    metrics = f"http://127.0.0.1:{ray.nodes()[0]['MetricsExportPort']}/metrics"
+
+    def told() -> bool:
+        text = urllib.request.urlopen(metrics, timeout=10).read().decode()
+        return all(f"isobatch_{name}" in text for name in ("requests", "exits", "launches", "batch_fill", "latency_ms"))
+
+    assert eventually(told, within_s=30)
+
+
+def test_a_front_is_not_ready_while_a_split_has_no_replica(deployed: Put, tmp_path: Path) -> None:
+    from ray import serve
+
+    base = deployed(application(tmp_path, cut_at(2)))
+    last = splits()[-1]
+    serve.delete(last)
+    status, reply = ask(base, "GET", "/readyz")
+    assert (status, last in reply["error"]) == (503, True)
+    assert ask(base, "GET", "/healthz")[0] == 200
+
+
+def test_another_plan_replaces_the_splits(deployed: Put, tmp_path: Path) -> None:
+    deployed(application(tmp_path, cut_at(2)))
+    before = splits()
+    base = deployed(application(tmp_path, cut_at(1, 2), "load_slow"))
+    assert [step["block"] for step in predict(base, [3, 5])[0]["splits"]] == [0, 1, 2]
+    assert eventually(lambda: len(splits()) == 3), splits()
+    assert not set(splits()) & set(before)
+
+
+def test_what_was_admitted_is_answered_before_the_splits_go(deployed: Put, tmp_path: Path) -> None:
+    from ray import serve
+
+    base = deployed(application(tmp_path, cut_at(2), "load_slow"))  # four blocks of half a second
+    with ThreadPoolExecutor(1) as pool:
+        slow: Future[list[dict[str, Any]]] = pool.submit(predict, base, [[3, 7], [0, 3]])
+        time.sleep(0.3)
+        serve.delete("toy")
+        assert [output["label"] for output in slow.result()] == [7, 3]
+    assert eventually(lambda: not splits()), splits()
+
+
+def test_a_plan_for_another_network_is_one_sentence(deployed: Put, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="covers 5 blocks, the network has 4") as error:
+        deployed(application(tmp_path, cut_at(2, blocks=5)))
+    assert "\n" not in str(error.value)
+
+
+def test_a_split_that_cannot_load_says_why(deployed: Put, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no weights here") as error:
+        deployed(application(tmp_path, cut_at(2), "load_at_the_front_only"))
+    assert "\n" not in str(error.value)

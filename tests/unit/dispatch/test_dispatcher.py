@@ -1,0 +1,300 @@
+"""The dispatcher's promises: everyone ends once, batches are full, nobody waits for nothing, broken replicas heal."""
+
+import random
+from collections import Counter
+from statistics import mean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.dispatch.messages import Launch, Limits, Outcome, Refusal
+from deployments.dispatch.pools import Place
+from deployments.dispatch.replicas import Group
+from deployments.dispatch.route import Route, Stage
+from deployments.dispatcher import Dispatcher
+from tests.unit.dispatch.world import Input, World, linear
+
+TWO_SPLITS = Route((linear(0, 6, 8, "front"), linear(6, 12, 8, "back", survival=0.5)))
+GROUPS = {"front": ["f1", "f2"], "back": ["b1"]}
+
+
+def steady(rate: float, seconds: float, depths: list[int], slack_s: float = 1.0) -> list[Input]:
+    return [Input(i / rate, depths[i % len(depths)], slack_s) for i in range(int(rate * seconds))]
+
+
+def poisson(rate: float, seconds: float, depths: list[int], slack_s: float, seed: int = 0) -> list[Input]:
+    generator, at_s, inputs = random.Random(seed), 0.0, []
+    while (at_s := at_s + generator.expovariate(rate)) < seconds:
+        inputs.append(Input(at_s, generator.choice(depths), slack_s))
+    return inputs
+
+
+def test_a_lone_input_runs_at_once_at_batch_one() -> None:
+    world = World(TWO_SPLITS, GROUPS)
+    world.arrive(Input(1.0, depth=12, slack_s=1.0))
+    world.run()
+    alone_s = sum(stage.seconds(1) for stage in TWO_SPLITS.stages)
+    assert world.outcomes == {0: Outcome.ANSWERED}
+    assert world.ended_s[0] == pytest.approx(1.0 + alone_s)
+
+
+def test_whoever_exits_is_answered_without_waiting_for_the_rest() -> None:
+    world = World(TWO_SPLITS, GROUPS)
+    world.arrive(Input(0.0, depth=3, slack_s=1.0), Input(0.0, depth=12, slack_s=1.0))
+    world.run()
+    assert world.ended_s[0] < world.ended_s[1]
+
+
+def test_under_load_every_launch_at_every_depth_is_full() -> None:
+    world = World(TWO_SPLITS, GROUPS)
+    capacity = 8 / 0.01 * 2  # two front replicas; the back one gets half as much and keeps up exactly
+    world.arrive(*steady(capacity * 0.98, 3.0, depths=[4, 12]))
+    world.run()
+    warm = [launch for launch in world.launches if launch.id > 50]
+    for cursor in (0, 6):
+        assert mean(len(launch.tickets) for launch in warm if launch.cursor == cursor) > 7.5
+    assert set(world.outcomes.values()) == {Outcome.ANSWERED}
+    assert not world.refusals
+
+
+def test_survivors_of_several_replicas_merge() -> None:
+    world = World(TWO_SPLITS, GROUPS)
+    world.arrive(*steady(1550, 1.0, depths=[4, 12]))
+    world.run()
+    sources: dict[int, str] = {}
+    merged = 0
+    for launch in world.launches:
+        if launch.cursor == 0:
+            sources.update(dict.fromkeys(launch.tickets, launch.replica))
+        else:
+            merged += len({sources[ticket] for ticket in launch.tickets}) > 1
+    assert merged > 10
+
+
+def test_splits_that_take_turns_on_one_device_run_full() -> None:
+    route = Route((linear(0, 6, 8, "gpu"), linear(6, 12, 8, "gpu", survival=0.5)))
+    world = World(route, {"gpu": ["g1"]})
+    capacity = 8 / (0.01 + 0.5 * 0.01)
+    world.arrive(*steady(capacity * 0.97, 4.0, depths=[4, 12]))
+    world.run()
+    warm = [launch for launch in world.launches if launch.id > 50]
+    assert mean(len(launch.tickets) for launch in warm) > 7.2
+    assert Counter(world.outcomes.values())[Outcome.ANSWERED] == len(world.depths)
+
+
+def test_overload_is_refused_at_the_door_and_goodput_stays() -> None:
+    def answered_in_time(rate: float) -> int:
+        world = World(TWO_SPLITS, GROUPS)
+        world.arrive(*poisson(rate, 3.0, [4, 12], slack_s=0.1))
+        world.run()
+        assert (len(world.refusals) > 100) == (rate > 1600)
+        good = [
+            t for t, o in world.outcomes.items() if o is Outcome.ANSWERED and world.ended_s[t] <= world.deadlines[t]
+        ]
+        assert len(good) >= 0.95 * len(world.outcomes), "what is admitted is answered in time"
+        return len(good)
+
+    assert answered_in_time(4800) >= 0.95 * answered_in_time(1500)
+
+
+def test_a_refusal_says_when_to_come_again() -> None:
+    dispatcher = Dispatcher(TWO_SPLITS, GROUPS, Limits(backlog=2))
+    assert dispatcher.admit(0.0, 0.001, Place("x", 0)) == Refusal(
+        "the deadline cannot be met with what is ahead", pytest.approx(1.2 * 2 * 0.01 * 0.5625 - 0.001)
+    )
+    for _ in range(2):
+        assert isinstance(dispatcher.admit(0.0, 1.0, Place("x", 0)), int)
+    full = dispatcher.admit(0.0, 1.0, Place("x", 0))
+    assert isinstance(full, Refusal)
+    assert "backlog of 2" in full.reason
+    assert full.retry_after_s > 0
+
+
+def test_an_abandoned_input_is_never_run() -> None:
+    route = Route((linear(0, 1, 1, "only", 0.01),))
+    dispatcher = Dispatcher(route, {"only": ["r"]}, Limits(ahead=0))
+    first, second, third = (dispatcher.admit(0.0, 1.0, Place(i, 0)) for i in range(3))
+    assert [launch.tickets for launch in dispatcher.tick(0.0)] == [(first,)]
+    assert isinstance(second, int)
+    dispatcher.abandon(second)
+    dispatcher.completed(0, 0.01, {})
+    assert [launch.tickets for launch in dispatcher.tick(0.01)] == [(third,)]
+    assert {ending.id: ending.outcome for ending in dispatcher.endings()} == {
+        first: Outcome.ANSWERED,
+        second: Outcome.ABANDONED,
+    }
+
+
+def test_early_answers_are_reported_while_the_launch_goes_on() -> None:
+    dispatcher = Dispatcher(TWO_SPLITS, GROUPS)
+    for _ in range(2):
+        dispatcher.admit(0.0, 1.0, Place("x", 0))
+    (launch,) = dispatcher.tick(0.0)
+    dispatcher.released(launch.id, [0])
+    assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.ANSWERED]
+    dispatcher.completed(launch.id, 0.01, {1: Place("y", 0)})
+    assert dispatcher.endings() == []
+    assert dispatcher.waiting() == {6: 1}
+
+
+def test_a_failed_launch_is_retried_elsewhere_from_what_is_still_held() -> None:
+    world = World(TWO_SPLITS, GROUPS, fails=lambda launch: launch.replica == "f1")
+    world.arrive(*steady(800, 1.0, depths=[4, 12]))
+    world.run()
+    assert set(world.outcomes.values()) == {Outcome.ANSWERED}
+    assert Counter(launch.replica for launch in world.launches)["f1"] <= 3, "a broken replica is left alone"
+
+
+def test_an_input_that_fails_again_and_again_ends_with_the_reason() -> None:
+    world = World(TWO_SPLITS, GROUPS, fails=lambda launch: launch.cursor == 6)
+    world.arrive(Input(0.0, 12, 5.0), Input(0.0, 4, 5.0))
+    world.run()
+    assert world.outcomes == {0: Outcome.FAILED, 1: Outcome.ANSWERED}
+    assert sum(launch.cursor == 6 for launch in world.launches) == 1 + Limits().retries
+
+
+def test_a_straggler_is_benched_and_comes_back_when_healthy() -> None:
+    groups = {"front": ["f1", "f2", "f3"], "back": ["b1", "b2"]}
+    world = World(TWO_SPLITS, groups, Limits(probe_every_s=0.5), slow={"f2": 5.0})
+    world.at(2.0, lambda: world.slow.clear())
+    world.arrive(*steady(1000, 4.0, depths=[4, 12]))
+    world.run()
+    share = Counter(launch.replica for launch in world.launches if launch.cursor == 0)
+    assert set(world.outcomes.values()) == {Outcome.ANSWERED}
+    assert share["f2"] < 0.75 * share["f1"]
+    last = [launch.replica for launch in world.launches if launch.cursor == 0][-60:]
+    assert last.count("f2") >= 15, "it is used again"
+
+
+def test_a_group_that_is_slow_as_a_whole_has_no_stragglers() -> None:
+    world = World(TWO_SPLITS, GROUPS, slow={"f1": 3.0, "f2": 3.0})
+    world.arrive(*steady(300, 2.0, depths=[4, 12]))
+    world.run()
+    share = Counter(launch.replica for launch in world.launches)
+    assert min(share["f1"], share["f2"]) > 0.4 * (share["f1"] + share["f2"])
+
+
+def test_a_cut_may_move_while_inputs_are_under_way() -> None:
+    world = World(TWO_SPLITS, GROUPS)
+    moved = Route((linear(0, 4, 8, "front"), linear(4, 12, 4, "back", survival=0.7)))
+    for step in range(20):
+        route = moved if step % 2 == 0 else TWO_SPLITS
+        world.at(0.05 + step * 0.05, lambda route=route: world.dispatcher.reroute(route, GROUPS))
+    world.arrive(*steady(700, 1.5, depths=[2, 5, 12]))
+    world.run()
+    assert set(world.outcomes.values()) == {Outcome.ANSWERED}
+    assert {launch.cursor for launch in world.launches} >= {0, 4, 6}
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> tuple[World, list[Input]]:
+    """Any route, any replicas, any load, and things that break."""
+    cuts = sorted(draw(st.sets(st.integers(1, 7), max_size=3)))
+    bounds = list(zip([0, *cuts], [*cuts, 8], strict=True))
+    names = draw(st.lists(st.sampled_from(["a", "b"]), min_size=len(bounds), max_size=len(bounds)))
+    stages = tuple(
+        linear(*bound, draw(st.integers(1, 5)), name, draw(st.floats(0.001, 0.05)), draw(st.floats(0, 1)))
+        for bound, name in zip(bounds, names, strict=True)
+    )
+    groups = {name: [f"{name}{i}" for i in range(draw(st.integers(1, 3)))] for name in set(names)}
+    broken = draw(st.sets(st.integers(0, 60), max_size=20))
+    limits = Limits(backlog=draw(st.integers(1, 50)), ahead=draw(st.integers(0, 2)), probe_every_s=0.1)
+    slow = {draw(st.sampled_from(groups[name])): draw(st.floats(0.2, 20)) for name in groups}
+    world = World(Route(stages), groups, limits, slow, fails=lambda launch: launch.id in broken)
+    inputs = draw(
+        st.lists(st.builds(Input, st.floats(0, 0.5), st.integers(1, 8), st.floats(0, 0.5)), min_size=1, max_size=60)
+    )
+    return world, inputs
+
+
+@settings(deadline=None, max_examples=400)
+@given(schedules(), st.data())
+def test_whatever_happens_everyone_ends_exactly_once(schedule: tuple[World, list[Input]], data: st.DataObject) -> None:
+    world, inputs = schedule
+    world.arrive(*inputs)
+    for ticket in data.draw(st.sets(st.integers(0, 59), max_size=10)):
+        world.at(data.draw(st.floats(0, 0.6)), lambda ticket=ticket: world.dispatcher.abandon(ticket))
+    for name, members in world.groups.items():
+        if len(members) > 1 and data.draw(st.booleans()):
+            fewer = {**world.groups, name: members[1:]}
+            world.at(data.draw(st.floats(0, 0.5)), lambda fewer=fewer: world.dispatcher.reroute(world.route, fewer))
+            world.at(0.6, lambda: world.dispatcher.reroute(world.route, world.groups))
+    world.run()
+    assert len(world.outcomes) + len(world.refusals) == len(inputs)
+    assert sorted(world.outcomes) == sorted(world.depths)
+    assert world.dispatcher.inside == 0
+    assert world.dispatcher.waiting() == {}
+    for ticket, outcome in world.outcomes.items():
+        if outcome is Outcome.EXPIRED:
+            assert world.ended_s[ticket] >= world.deadlines[ticket] - max(s.seconds(1) for s in world.route.stages)
+
+
+def test_wrong_routes_are_refused() -> None:
+    with pytest.raises(ValueError, match="no gap: block 4 is followed by 6"):
+        Route((linear(0, 4, 1, "a"), linear(6, 8, 1, "a")))
+    with pytest.raises(ValueError, match="start at block 0"):
+        Route((linear(1, 4, 1, "a"),))
+    with pytest.raises(ValueError, match=r"one time per size 1..2, got 1"):
+        Stage(0, 1, 2, "a", (0.1,))
+    with pytest.raises(ValueError, match="no replicas were named for group 'back'"):
+        Dispatcher(TWO_SPLITS, {"front": ["f"]})
+
+
+def test_staying_inside_past_the_last_block_is_a_bug_and_says_so() -> None:
+    dispatcher = Dispatcher(Route((linear(0, 2, 1, "a"),)), {"a": ["r"]})
+    dispatcher.admit(0.0, 1.0, Place("x", 0))
+    launch: Launch = dispatcher.tick(0.0)[0]
+    with pytest.raises(ValueError, match="ran to the last block, yet 1 inputs stayed"):
+        dispatcher.completed(launch.id, 0.1, {0: Place("y", 0)})
+
+
+def test_a_table_that_promises_too_much_does_not_let_in_what_cannot_be_answered() -> None:
+    """The device is three times slower than the route says, and four times as much comes as it can do."""
+    route = Route((linear(0, 2, 4, "a"), linear(2, 4, 4, "a")))
+    world = World(route, {"a": ["r"]}, slow={"r": 3.0})
+    world.arrive(*steady(rate=270, seconds=8.0, depths=[4], slack_s=0.5))
+    world.run()
+    later = [each for each, at_s in world.admitted_s.items() if at_s > 1.0]  # once its pace is known
+    in_time = [each for each in later if world.ended_s[each] <= world.deadlines[each]]
+    assert len(in_time) >= 0.8 * len(later)  # by the table alone it is a fifth
+    assert len(later) >= 0.9 * 7.0 * 4 / (2 * 0.03)  # and it is kept busy
+
+
+def test_launches_that_vary_make_no_straggler() -> None:
+    """Inputs that leave early make a launch short, a deep one makes it long: no replica is slow for that."""
+    draw, group, now_s, fewest = random.Random(0), Group(1, 2.0, 5.0), 0.0, 8
+    for name in range(8):
+        group.add(f"r{name}")
+    for _ in range(4000):
+        replica = draw.choice(list(group.members.values()))
+        now_s += 1.0  # long enough after the last for its start to be what counts
+        group.note(replica, now_s - draw.choice([0.1, 0.2, 0.5, 1.75]) * 0.01, 0.01, now_s)
+        fewest = min(fewest, group.working)
+    assert fewest >= 7
+
+
+def test_a_batch_that_waits_at_a_busy_replica_counts_from_when_it_can_start() -> None:
+    """Launches that take a fifth of the SLO, and more comes than can be done: all that is admitted is in time."""
+    route = Route((linear(0, 4, 8, "a", launch_s=0.02),))
+    world = World(route, {"a": ["r1", "r2", "r3", "r4"]})
+    capacity = 4 * 8 / 0.02
+    world.arrive(*poisson(1.1 * capacity, seconds=4.0, depths=[4], slack_s=0.1))
+    world.run()
+    in_time = [each for each, at_s in world.ended_s.items() if at_s <= world.deadlines[each]]
+    assert len(in_time) >= 0.98 * len(world.outcomes)
+    assert len(in_time) >= 0.95 * 4.0 * capacity
+
+
+@pytest.mark.parametrize("rate_per_s", [200, 400, 1200])
+def test_whoever_is_admitted_is_answered_in_time_when_devices_are_as_planned(rate_per_s: int) -> None:
+    """Launches that take as long for one as for sixteen, two replicas, 400 inputs per second at best."""
+    route = Route((Stage(0, 4, 16, "a", (0.08,) * 16),))
+    world = World(route, {"a": ["a1", "a2"]})
+    chance = random.Random(rate_per_s)
+    times = sorted(chance.uniform(0, 3) for _ in range(3 * rate_per_s))
+    world.arrive(*(Input(at_s, 4, 0.25) for at_s in times))
+    world.run()
+    assert all(world.ended_s[ticket] <= world.deadlines[ticket] for ticket in world.outcomes)
+    assert set(world.outcomes.values()) == {Outcome.ANSWERED}
+    assert len(world.outcomes) >= 0.9 * 3 * min(rate_per_s, 400)

@@ -1,0 +1,81 @@
+"""The load generator against a server of a few lines: open loop, counted from when a request was due."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.load import BROKEN, Load, Record
+from experiments.load_report import summary
+from profiles.errors import UserError
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+Answer = Callable[[int], tuple[float, bytes]]  # request number -> (seconds it takes, reply)
+
+
+def measured(answer: Answer, ask: Callable[[str], Any]) -> Any:
+    """What `ask` finds at a server that answers so, one request after another on each connection."""
+    count = iter(range(10_000))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (await reader.readline()).startswith(b"POST"):
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+            pause_s, reply = answer(next(count))
+            await asyncio.sleep(pause_s)
+            if not reply:
+                break
+            writer.write(reply)
+        writer.close()
+
+    async def run() -> Any:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        try:
+            return await ask(f"http://127.0.0.1:{port}/predict")
+        finally:
+            server.close()
+
+    return asyncio.run(run())
+
+
+def test_every_request_is_sent_when_it_is_due() -> None:
+    due_s = np.arange(40) / 200
+    record: Record = measured(lambda _: (0.0, OK), lambda url: Load(url, [b"{}"]).at(due_s))
+    assert (record.status == 200).all()
+    assert (record.sent_s >= due_s).all()
+    assert np.median(record.sent_s - due_s) < 0.02
+
+
+def test_a_server_that_stalls_does_not_lighten_its_load() -> None:
+    """One connection, and a first answer that takes 0.3 s: all that were due meanwhile count their wait."""
+    due_s = np.arange(20) / 100
+    record: Record = measured(lambda n: (0.3 if n == 0 else 0.0, OK), lambda url: Load(url, [b"{}"], 1).at(due_s))
+    found = summary(record, slo_ms=100)
+    assert found.outcomes == {"answered": 20}
+    assert found.latency_ms["p50"] > 150
+    assert found.good_share < 0.5
+
+
+def test_outcomes_are_told_apart() -> None:
+    refused = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
+    chunks = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+    replies = [OK, refused, chunks, b""]
+    record: Record = measured(lambda n: (0.0, replies[n]), lambda url: Load(url, [b"{}"], 1).at(np.arange(4) / 20))
+    assert record.status.tolist() == [200, 503, 200, BROKEN]
+    assert summary(record, 100).outcomes == {"answered": 2, "refused": 1, "unanswered": 1}
+
+
+def test_clients_ask_again_when_they_are_answered() -> None:
+    record: Record = measured(lambda _: (0.02, OK), lambda url: Load(url, [b"{}"], 4).by_clients(4, 0.4))
+    assert 40 <= len(record.status) <= 84  # 4 clients, 20 ms each, 0.4 s: 80 at best
+    assert (record.status == 200).all()
+
+
+def test_nobody_there_is_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"nobody answers at 127\.0\.0\.1:9"):
+        asyncio.run(Load("http://127.0.0.1:9/", [b"{}"]).at(np.zeros(1)))
+    with pytest.raises(UserError, match="must look like http://HOST:PORT"):
+        Load("localhost:8000", [b"{}"])

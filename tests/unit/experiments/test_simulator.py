@@ -1,0 +1,160 @@
+"""The simulator: what must hold whatever is simulated, and what can be worked out by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.dispatch.messages import Limits
+from experiments.baselines import naive, oracle_per_s, serial, stock
+from experiments.devices import Outage, Troubles
+from experiments.simulator import World, simulate
+from experiments.sustained import run, sustained
+from experiments.tally import Report
+from optimizer.evaluate import evaluate
+from optimizer.plan import Placement, Plan, Split
+from optimizer.problem import Problem
+from profiles.devices import Device, Link
+from profiles.errors import UserError
+from profiles.latency import LatencyTable
+
+BLOCKS = 4
+SLO_S = 0.2
+
+
+def table(kind: str, slowness: float = 1.0) -> LatencyTable:
+    """A batch of 8 takes twice as long as a lone input."""
+    return LatencyTable(
+        kind=kind,
+        batch_sizes=(1, 8),
+        block_s=((0.001 * slowness,) * BLOCKS, (0.002 * slowness,) * BLOCKS),
+        ramp_s=((0.0001,) * (BLOCKS - 1) + (0.0,),) * 2,
+        launch_s=0.0005,
+        hidden_bytes=(1000,) * BLOCKS,
+        memory_bytes=(1000,) * BLOCKS,
+        source="test",
+    )
+
+
+def facts(**counts: int) -> Problem:
+    devices = tuple(Device(kind, count, 10**9, 1.0) for kind, count in counts.items())
+    links = {(a, b): Link(a, b, bytes_per_s=1e9, latency_s=0.001) for a in counts for b in counts}
+    tables = tuple(table(kind, slowness=1.0 if kind == "fast" else 4.0) for kind in counts)
+    return Problem((1.0, 0.7, 0.5, 0.2), tables, devices, links)
+
+
+FAST = facts(fast=4)
+TWO = Plan((Placement("fast", 3, (Split(0, 2, 8, (0, 1)),)), Placement("fast", 1, (Split(2, 4, 8),))))
+
+
+def one_by_one(world: World, depths: list[int], gap_s: float = 1.0) -> Report:
+    times_s = gap_s * np.arange(len(depths), dtype=float)
+    return simulate(world, [(times_s, np.array(depths))], seconds=gap_s * len(depths))
+
+
+@pytest.mark.parametrize(
+    ("sure_after", "seconds"),
+    [
+        (0, 0.0005 + 0.001 + 0.0001),  # left at the first ramp
+        (1, 2 * (0.0005 + 0.001 + 0.0001)),  # every stop is a launch of its own
+        (2, 2 * 0.0016 + 0.001 + 1e-6 + 0.0005 + 0.002),  # a hop, then no ramp before the end
+        (3, 2 * 0.0016 + 0.001 + 1e-6 + 0.0005 + 0.002),
+    ],
+)
+def test_a_lone_input_takes_what_the_tables_and_the_link_say(sure_after: int, seconds: float) -> None:
+    report = one_by_one(World(TWO, FAST, SLO_S), [sure_after] * 5)
+    assert report.good == 5
+    assert report.tally.quantile_s(0.5) == pytest.approx(seconds, rel=0.01)
+
+
+def test_the_front_door_is_part_of_the_latency() -> None:
+    plain, slower = (one_by_one(World(TWO, FAST, SLO_S, front_s=front_s), [3] * 5) for front_s in (0.0, 0.05))
+    assert slower.tally.quantile_s(0.5) - plain.tally.quantile_s(0.5) == pytest.approx(0.05, rel=0.02)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    load=st.floats(0.1, 3.0),
+    jitter=st.sampled_from([0.0, 0.3]),
+    fail_share=st.sampled_from([0.0, 0.2]),
+    outage=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_every_input_ends_exactly_once(load: float, jitter: float, fail_share: float, outage: bool, seed: int) -> None:
+    gone = (Outage("0-fast/0", 0.05, 0.2), Outage("1-fast/0", 0.1, 0.15)) if outage else ()
+    world = World(TWO, FAST, SLO_S, Limits(backlog=200), Troubles(jitter, {"0-fast/1": 3.0}, fail_share, gone))
+    report = run(world, load * evaluate(TWO, FAST).goodput_per_s, 600, seed)
+    assert report.arrived == report.answered + report.refused + report.expired + report.failed
+    assert report.good <= report.answered
+    assert all(0 < fill.share <= 1 for fills in report.fills for fill in fills.values() if fill.launches)
+
+
+def test_a_run_is_the_same_for_the_same_seed() -> None:
+    world = World(TWO, FAST, SLO_S, troubles=Troubles(jitter=0.2, fail_share=0.05))
+    rate = 0.9 * evaluate(TWO, FAST).goodput_per_s
+    first, again, other = (run(world, rate, 2000, seed) for seed in (1, 1, 2))
+    assert np.array_equal(first.tally.good, again.tally.good)
+    assert first.fills == again.fills
+    assert first.fills != other.fills
+
+
+def test_chunks_make_no_difference() -> None:
+    times_s, depths = np.linspace(0, 1, 3000, endpoint=False), np.tile([0, 1, 2, 3], 750)
+    world = World(TWO, FAST, SLO_S)
+    whole = simulate(world, [(times_s, depths)], 1.0)
+    parts = simulate(world, zip(np.array_split(times_s, 7), np.array_split(depths, 7), strict=True), 1.0)
+    assert whole.fills == parts.fills
+
+
+def test_overload_is_refused_and_goodput_stays() -> None:
+    world = World(TWO, FAST, SLO_S)
+    pace = evaluate(TWO, FAST).goodput_per_s
+    report = run(world, 2 * pace, 6000, seed=0)
+    assert report.goodput_per_s >= 0.85 * pace
+    assert report.refused >= 0.3 * report.arrived
+
+
+def test_a_slow_replica_hurts_less_than_its_share() -> None:
+    pace = evaluate(TWO, FAST).goodput_per_s
+    slow = World(TWO, FAST, SLO_S, troubles=Troubles(slow={"0-fast/1": 8.0}))
+    report = run(slow, 0.5 * pace, 6000, seed=0)
+    assert report.good_share >= 0.95
+
+
+def test_a_replica_that_is_not_there_cannot_be_slow() -> None:
+    with pytest.raises(UserError, match="no replica 'x'"):
+        one_by_one(World(TWO, FAST, SLO_S, troubles=Troubles(slow={"x": 2.0})), [0])
+
+
+def test_pipelines_side_by_side_share_the_inputs_by_what_they_sustain() -> None:
+    mixed = facts(fast=2, slow=2)
+    plan = stock(mixed, 8)
+    report = run(World(plan, mixed, SLO_S), 0.5 * evaluate(plan, mixed).goodput_per_s, 4000, seed=0)
+    fast, slow = (fills[0].inputs for fills in report.fills)
+    paces = [evaluate(lane, mixed).goodput_per_s for lane in plan.lanes]
+    assert fast / slow == pytest.approx(paces[0] / paces[1], rel=0.15)
+    assert report.good == report.arrived
+
+
+@pytest.mark.parametrize("system", [stock, naive, serial])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_nothing_beats_the_oracle(system: object, batch: int) -> None:
+    assert callable(system)
+    plan = system(FAST, batch)
+    bound = oracle_per_s(FAST, SLO_S, batch)
+    assert evaluate(plan, FAST).goodput_per_s <= bound
+    assert sustained(plan, FAST, SLO_S, inputs=2000).goodput_per_s <= bound
+
+
+def test_the_oracle_is_what_can_be_worked_out_by_hand() -> None:
+    each_s = 2.4 * 0.002 / 8  # 1 + 0.7 + 0.5 + 0.2 blocks per input, at batch 8
+    assert oracle_per_s(FAST, SLO_S, 8) == pytest.approx(4 / each_s)
+    alone = replace(FAST, survival=(1.0,) * BLOCKS)
+    assert oracle_per_s(alone, SLO_S, 1) == pytest.approx(4 / 0.004)
+
+
+def test_what_the_planner_promises_is_sustained() -> None:
+    found = sustained(stock(FAST, 8), FAST, SLO_S, inputs=4000)
+    assert found.goodput_per_s == pytest.approx(found.promised_per_s, rel=0.1)
