@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from profiles.datasheet import Shape, datasheet_table
@@ -31,11 +32,10 @@ def tables(
     config: Any, kinds: Sequence[str], lengths: Sequence[int | None], side: int, ramps: Collection[int], dtype: str
 ) -> Iterator[LatencyTable]:
     """One per kind and length, with the ramps that the network has."""
-    for length in lengths:
+    for kind, length in product(kinds, lengths):
         shape = shape_of(config, length, side)
         has = tuple(kernels if block in ramps else () for block, kernels in enumerate(shape.ramps))
-        for kind in kinds:
-            yield datasheet_table(replace(shape, ramps=has), kind, dtype=RATES.get(dtype, dtype))
+        yield datasheet_table(replace(shape, ramps=has), kind, dtype=RATES.get(dtype, dtype))
 
 
 def _encoder(config: Any, name: str, length: int, vocabulary: int) -> Shape:

@@ -82,7 +82,7 @@ def profile(
     draw(new, picture_path(out))
     console.print(report(new))
     if derived:
-        console.print(f"from datasheets, not measured: {', '.join(name(table) for table in derived)}", highlight=False)
+        console.print(f"from datasheets, not measured: {'; '.join(name(table) for table in derived)}", highlight=False)
     for note in notes:
         console.print(note, highlight=False)
     console.print(f"written to {out}; the picture is {picture_path(out)}")

@@ -41,3 +41,4 @@ def test_a_network_that_no_shape_fits_is_told_to_be_measured() -> None:
     config: Any = SimpleNamespace(model_type="toy", width=64)
     with pytest.raises(UserError, match=r"for model type 'toy'.*: measure it"):
         shape_of(config, None)
+    assert not list(tables(config, [], [None], 224, (), "float32"))  # but only where one is asked for

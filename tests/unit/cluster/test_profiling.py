@@ -86,7 +86,7 @@ def test_another_device_is_added_to_the_same_file(checkpoint: Path, measured: tu
 
 def test_a_prepared_network_brings_its_exits_and_datasheets_fill_in(prepared: Path, tmp_path: Path) -> None:
     output = profiled(prepared, tmp_path / "p.json", "--lengths", "6", "--devices", "v100,k80,cpu")
-    assert "from datasheets, not measured: v100, 6 tokens, k80, 6 tokens" in output
+    assert "from datasheets, not measured: v100, 6 tokens; k80, 6 tokens" in output
     profile = load_profile(tmp_path / "p.json")
     assert [(table.kind, table.from_datasheet) for table in profile.tables] == [
         ("cpu", False),
