@@ -11,7 +11,7 @@ help:  ## list the targets
 
 setup: $(READY)  ## create .venv with the pinned packages (does nothing when nothing changed)
 
-# torch comes first and by its exact version: a bare 'torch' would pull gigabytes of CUDA libraries.
+# torch comes first and by its exact version, so that a CPU wheel that pip was given (--find-links) is the one that is taken.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "isobatch needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -45,10 +45,10 @@ app.command("serve")(serve)
 
 
 def main() -> None:
-    """Run a command; what the user can mend is one line and exit code 2."""
+    """Run a command; what the user can mend, a full disk among it, is one line and exit code 2."""
     try:
         app()
-    except UserError as error:
+    except (UserError, OSError) as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)
 

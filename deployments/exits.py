@@ -72,6 +72,9 @@ def memory_width(policy: Policy, num_labels: int) -> int:
     return width(num_labels) if width else 0
 
 
+USUAL = "sometimes"
+
+
 def reach(policy: Policy, threshold: float, num_labels: int, num_ramps: int) -> str:
     """Whether a threshold fires "never", "always" or "sometimes", as far as the policy says.
 
@@ -82,12 +85,12 @@ def reach(policy: Policy, threshold: float, num_labels: int, num_ramps: int) -> 
     """
     values = cast(Range | None, getattr(policy, "values", None))
     if values is None:
-        return "sometimes"
+        return USUAL
     low, high = values.low(num_labels), values.high(num_ramps)
     always, never = (
         (threshold > high, threshold <= low) if values.leaves_below else (threshold <= low, threshold > high)
     )
-    return "always" if always else "never" if never else "sometimes"
+    return "always" if always else "never" if never else USUAL
 
 
 @takes(Range(low=lambda labels: 0.0, high=lambda ramps: 1.0, leaves_below=True))

@@ -9,8 +9,10 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
@@ -27,14 +29,25 @@ def claims() -> list[str]:
 
 def machine() -> dict[str, object]:
     """What the figures were measured on."""
-    return {"system": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count()}
+    packages = {name: version(name) for name in ("numpy", "torch", "ray")}
+    return {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version(), **packages}
+
+
+def _processor() -> str:
+    """Its model, where Linux tells; its architecture elsewhere."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def write(name: str, figures: Mapping[str, float], folder: Path = RESULTS) -> Path:
     """Keep the figures beside the machine and the date that they belong to."""
     path = folder / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    result = {"figures": dict(figures), "machine": machine(), "date": datetime.now(UTC).date().isoformat()}
+    rounded = {figure: float(f"{value:.5g}") for figure, value in figures.items()}
+    result = {"figures": rounded, "machine": machine(), "date": datetime.now(UTC).date().isoformat()}
     path.write_text(json.dumps(result, indent=2) + "\n")
     return path
 

@@ -43,7 +43,10 @@ def plan(
     picture: Annotated[Path | None, typer.Option(help="Draw the plan; --picture '' draws none.")] = Path("plan.png"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
-    """Find the best plan for a profile and a fleet: exact, and in milliseconds."""
+    """Find the best plan for a profile and a fleet, and say how near to the best possible it is proved to be.
+
+    Example: [bold]isobatch plan --profile bert.json --devices v100=6,p100=8 --slo-ms 100 --out plan.json[/]
+    """
     from rich.console import Console
 
     from cluster.commands import plan_report

@@ -34,9 +34,10 @@ class Family:
 
 def pool_tokens(hidden: Tensor, present: Tensor | None) -> Tensor:
     """The first token beside the mean of all: heads read the former, early ramps learn more from the latter."""
+    hidden = hidden.float()  # in half precision the mean of many tokens would depend on how it is added up
     if present is None:
         return torch.cat((hidden[:, 0], hidden.mean(dim=1)), dim=1)
-    weights = present.to(hidden.dtype).unsqueeze(-1)
+    weights = present.float().unsqueeze(-1)
     return torch.cat((hidden[:, 0], (hidden * weights).sum(dim=1) / weights.sum(dim=1)), dim=1)
 
 

@@ -9,6 +9,7 @@ from deployments.models.families import family_of
 from deployments.models.ramps import RULES, WEIGHTS
 from profiles.errors import UserError
 
+USUAL_SIDE = 224
 KEPT = (".json", ".txt", ".safetensors", ".model", ".jinja")
 
 
@@ -45,9 +46,16 @@ def reads_images(folder: Path) -> bool:
 
 
 def image_size(folder: Path) -> tuple[int, int]:
-    """Side and channels of the images that the network in this directory takes."""
+    """Side and channels of square images that the network in this directory takes."""
     config = read_config(folder)
-    return getattr(config, "image_size", 224), config.num_channels
+    height, _ = fixed_size(config) or (USUAL_SIDE, USUAL_SIDE)
+    return height, config.num_channels
+
+
+def fixed_size(config: Any) -> tuple[int, int] | None:
+    """Height and width. A vision transformer has positions for one size only; a convolutional network takes any."""
+    size = getattr(config, "image_size", None)
+    return (size, size) if isinstance(size, int) else (tuple(size) if size else None)
 
 
 def label_names(folder: Path) -> list[str]:

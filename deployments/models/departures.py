@@ -32,9 +32,8 @@ class Departures:
     def settle(self) -> tuple[Exits, NDArray[np.int64]]:
         """Who left, and the rows of those that stay. The only device-to-host copy of a launch, if one is needed."""
         if not self._anyone_may_have_left:
-            return self._exits(np.empty((0, self._ledger.shape[1]), np.float32), np.empty(0, np.int64)), np.arange(
-                len(self._ledger)
-            )
+            nobody, everybody = np.empty(0, np.int64), np.arange(len(self._ledger))
+            return self._exits(np.empty((0, self._ledger.shape[1]), np.float32), nobody), everybody
         ledger = self._ledger.cpu().numpy()
         inside = ledger[:, 0] == _INSIDE
         return self._exits(ledger, np.flatnonzero(~inside)), np.flatnonzero(inside)

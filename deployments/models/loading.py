@@ -1,5 +1,6 @@
 """From a checkpoint (a directory or a hub id) to a network that can be cut."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,12 +10,14 @@ import torch
 from safetensors import SafetensorError
 
 from deployments.models.anatomy import Anatomy, Family
-from deployments.models.checkpoint import locate, read_config
+from deployments.models.checkpoint import fixed_size, locate, read_config
 from deployments.models.encode import Encoder, ImageEncoder, TextEncoder
 from deployments.models.families import family_of
 from deployments.models.ramps import RULES, WEIGHTS, Ramps, read_ramps
 from deployments.models.torch_model import TorchModel
 from profiles.errors import UserError
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -70,7 +73,9 @@ def _read_classifier(folder: Path, family: Family, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
     loader = AutoModelForSequenceClassification if family.task == "text" else AutoModelForImageClassification
-    model, report = loader.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    # The padding mask that the blocks are given (True: look here) is what this attention wants, and no other.
+    attention = {"attn_implementation": "sdpa"} if family.task == "text" else {}
+    model, report = loader.from_pretrained(folder, dtype=dtype, output_loading_info=True, **attention)
     if missing := sorted(report["missing_keys"]):
         raise UserError(f"{folder}: has no trained classifier: {', '.join(missing[:3])} missing; fine-tune it first")
     if model.config.num_labels < 2:
@@ -83,20 +88,14 @@ def _read_encoder(folder: Path, family: Family, config: Any) -> Encoder:
 
     if family.task == "image":
         processor = AutoImageProcessor.from_pretrained(folder)
-        return ImageEncoder(processor, config.num_channels, _image_size(config))
+        return ImageEncoder(processor, config.num_channels, fixed_size(config))
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
     return TextEncoder(tokenizer, min(tokenizer.model_max_length, _positions(config)))
 
 
-def _image_size(config: Any) -> tuple[int, int] | None:
-    """A vision transformer has positions for one size only; a convolutional network takes any."""
-    size = getattr(config, "image_size", None)
-    return (size, size) if isinstance(size, int) else (tuple(size) if size else None)
-
-
 def _positions(config: Any) -> int:
     """RoBERTa numbers its positions from behind the padding token's id, so fewer are left."""
-    offset = config.pad_token_id + 1 if "roberta" in config.model_type else 0
+    offset = (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
     return int(config.max_position_embeddings - offset)
 
 
@@ -106,6 +105,8 @@ def _read_ramps(folder: Path, anatomy: Anatomy, num_labels: int, device: torch.d
     ramps = read_ramps(folder / RULES, folder / WEIGHTS, anatomy.pooled_widths, num_labels)
     for head in ramps.heads.values():
         head.to(device)
+    for sentence in ramps.idle(num_labels):
+        log.info("%s: %s", folder / RULES, sentence)
     return ramps
 
 

@@ -9,12 +9,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from deployments.exits import Decision, Policy, memory_width
+from deployments.exits import USUAL, Decision, Policy, memory_width, reach
 from profiles.errors import UserError
 
 WEIGHTS = "ramps.safetensors"
@@ -53,6 +54,14 @@ class ExitRules(BaseModel):
     mean_depth_share: float | None = Field(None, ge=0, le=1, description="Measured: blocks run per input, of all.")
     notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="Where all this came from.")
 
+    @field_validator("ramps")
+    @classmethod
+    def _one_each(cls, ramps: tuple[RampRule, ...]) -> tuple[RampRule, ...]:
+        blocks = [rule.block for rule in ramps]
+        if blocks != sorted(set(blocks)):
+            raise ValueError(f"ramps must stand after ascending blocks, each once, got {blocks}")
+        return ramps
+
 
 @dataclass(frozen=True)
 class Ramps:
@@ -74,6 +83,15 @@ class Ramps:
     @property
     def head_temperature(self) -> float:
         return self.rules.head_temperature
+
+    def idle(self, num_labels: int) -> list[str]:
+        """What is to be said of thresholds that never or always fire: allowed, but hardly meant."""
+        reached = {
+            rule.block: reach(self.policy, rule.threshold, num_labels, len(self.blocks)) for rule in self.rules.ramps
+        }
+        return [
+            f"the ramp after block {block} {verdict} fires" for block, verdict in reached.items() if verdict != USUAL
+        ]
 
     def memory_width(self, num_labels: int) -> int:
         return memory_width(self.policy, num_labels) if self._rule_of else 0
@@ -105,21 +123,31 @@ def make_head(kind: RampKind, width: int, num_labels: int) -> nn.Module:
 
 
 def policy_at(path: str) -> Policy:
-    """
+    """The policy of this name, tried once on two inputs and two labels: what is none is found before it is needed.
+
     >>> policy_at("deployments.exits:margin").__name__
     'margin'
     """
     module, _, name = path.partition(":")
     try:
-        return cast(Policy, getattr(import_module(module), name))
-    except (ImportError, AttributeError, ValueError) as error:
+        policy = cast(Policy, getattr(import_module(module), name))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"policy {path!r} cannot be imported ({error}); write it as module:function") from error
+    try:
+        made: object = policy(torch.zeros(2, 2), 0.5, torch.zeros(2, memory_width(policy, num_labels=2)))
+    except Exception as error:
+        raise UserError(f"policy {path!r} failed when tried on two inputs: {_one_line(error)}") from error
+    if not isinstance(made, Decision):
+        raise UserError(f"policy {path!r} must return a deployments.exits.Decision, not {type(made).__name__}")
+    return policy
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def save_ramps(folder: Path, rules: ExitRules, heads: Mapping[int, nn.Module]) -> None:
-    """
-    The rules are written last: a folder that has them has the weights too.
-    """
+    """The rules are written last: a folder that has them has the weights too."""
     tensors = {f"{block}.{name}": value for block, head in heads.items() for name, value in head.state_dict().items()}
     save_file(tensors, folder / WEIGHTS)
     (folder / RULES).write_text(rules.model_dump_json(indent=2) + "\n")

@@ -11,6 +11,7 @@ from typing import IO, Any
 from zipfile import BadZipFile
 
 import numpy as np
+from numpy.typing import NDArray
 
 from profiles.errors import UserError
 
@@ -56,9 +57,21 @@ def _picked(path: Path, columns: Columns, images: bool) -> Iterator[Row]:
     chosen: Columns | None = None
     for number, record in enumerate(_records(path, columns.header), start=1):
         chosen = chosen or _choose(path, list(record), columns, images)
-        cells = [_cell(path, number, record, name) for name in (chosen.image or chosen.text, chosen.pair) if name]
-        value = _image(path, number, cells[0]) if chosen.image else cells[0] if len(cells) == 1 else tuple(cells)
-        yield Row(number, value, _cell(path, number, record, chosen.label) if chosen.label else None)
+        _check(path, number, record, chosen)
+        yield Row(
+            number,
+            _image(path, number, record, chosen.image) if chosen.image else _text(path, number, record, chosen),
+            _cell(path, number, record, chosen.label) if chosen.label else None,
+        )
+
+
+def _check(path: Path, number: int, record: Mapping[Any, Any], chosen: Columns) -> None:
+    """What would be misread: a cell without a column (csv files them under None), a label where row 1 has none."""
+    if None in record:
+        mend = "a text holds no tabs" if path.suffix == ".tsv" else "quote texts that hold commas"
+        raise UserError(f"{path}: row {number} has more cells than the header; {mend}")
+    if chosen.label is None and (label := _usual(list(record), LABEL_NAMES)):
+        raise UserError(f"{path}: row {number} has a label ({label!r}) but row 1 has none; label all rows or none")
 
 
 def _records(path: Path, header: tuple[str, ...] | None) -> Iterator[Mapping[str, Any]]:
@@ -78,10 +91,17 @@ def _json_lines(path: Path, file: IO[str]) -> Iterator[Mapping[str, Any]]:
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
-        record = json.loads(line)
+        record = _parsed(f"{path}: line {number}", line)
         if not isinstance(record, dict):
             raise UserError(f"{path}: line {number} is no JSON object but {type(record).__name__}")
         yield record
+
+
+def _parsed(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON: {error.msg} at character {error.pos + 1}") from error
 
 
 def _choose(path: Path, names: list[Any], asked: Columns, images: bool) -> Columns:
@@ -117,7 +137,8 @@ def _usual(names: Sequence[Any], usual: Sequence[str]) -> str | None:
 
 def _no_column(path: Path, what: str, names: Sequence[Any]) -> UserError:
     there = ", ".join(repr(name)[:40] for name in names[:20])
-    return UserError(f"{path}: {what}; it has: {there}. A file without a header needs --columns")
+    hint = ". A file without a header needs --columns" if path.suffix in (".csv", ".tsv") else ""
+    return UserError(f"{path}: {what}; it has: {there or 'nothing'}{hint}")
 
 
 def _cell(path: Path, number: int, record: Mapping[str, Any], name: str) -> Any:
@@ -127,12 +148,31 @@ def _cell(path: Path, number: int, record: Mapping[str, Any], name: str) -> Any:
     return cell
 
 
-def _image(path: Path, number: int, cell: Any) -> Any:
+def _text(path: Path, number: int, record: Mapping[str, Any], chosen: Columns) -> str | tuple[str, ...]:
+    names = [name for name in (chosen.text, chosen.pair) if name]
+    cells = [_cell(path, number, record, name) for name in names]
+    for name, cell in zip(names, cells, strict=True):
+        if not isinstance(cell, str):
+            raise UserError(f"{path}: row {number}: {name!r} must be a text, got {type(cell).__name__}")
+    return cells[0] if len(cells) == 1 else tuple(cells)
+
+
+def _image(path: Path, number: int, record: Mapping[str, Any], name: str) -> NDArray[Any]:
     """A nested array, as JSON or already parsed, or the path of a picture, relative to the file that names it."""
-    if not isinstance(cell, str):
-        return cell
-    if cell.lstrip().startswith("["):
-        return json.loads(cell)
+    where, cell = f"{path}: row {number}", _cell(path, number, record, name)
+    if isinstance(cell, str) and not cell.lstrip().startswith("["):
+        return _picture(path, number, cell)
+    nested = _parsed(f"{where}: {name!r}", cell) if isinstance(cell, str) else cell
+    try:
+        pixels = np.asarray(nested, np.float32)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: {name!r} must be an array of numbers: {error}") from error
+    if pixels.ndim not in (2, 3) or not np.isfinite(pixels).all():
+        raise UserError(f"{where}: {name!r} must be height x width (x channels) finite numbers, got {pixels.shape}")
+    return pixels
+
+
+def _picture(path: Path, number: int, cell: str) -> NDArray[np.uint8]:
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -147,7 +187,12 @@ def _arrays(path: Path) -> Iterator[Row]:
         if "images" not in file:
             raise _no_column(path, "no array 'images'", file.files)
         images = file["images"]
-        labels = file["labels"] if "labels" in file else [None] * len(images)
+        labels = file["labels"] if "labels" in file else np.full(images.shape[:1], None)
+    if images.ndim not in (3, 4) or images.dtype.kind not in "buif":
+        there = f"{images.dtype} {images.shape}"
+        raise UserError(f"{path}: 'images' must be numbers, count x height x width (x channels), got {there}")
+    if np.ndim(labels) != 1:
+        raise UserError(f"{path}: 'labels' must be one label an image, got the shape {np.shape(labels)}")
     if len(labels) != len(images):
         raise UserError(f"{path}: {len(images)} images but {len(labels)} labels")
     for number, (image, label) in enumerate(zip(images, labels, strict=True), start=1):
@@ -160,8 +205,6 @@ def _one_line_errors(path: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not JSON: {error}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text: {error}") from error
     except OSError as error:

@@ -19,7 +19,11 @@ def cache_directory() -> Path:
 
 @contextmanager
 def whole(target: Path) -> Iterator[Path]:
-    """Write to the directory given; it becomes `target`, replacing what is there, only when nothing went wrong."""
+    """Write to the directory given; it becomes `target`, replacing what is there, only when nothing went wrong.
+
+    Replacing takes two renames: a machine that stops between them leaves no `target`, but both directories, whole and
+    hidden, beside its place (`.NAME.*` and `.NAME.*.old`).
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     draft.chmod(0o755)

@@ -1,7 +1,9 @@
 """The whole of `isobatch prepare`: features, ramps, thresholds, and a directory that is still a checkpoint."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from deployments.models import checkpoint, load
 from deployments.models.ramps import RULES, ExitRules, save_ramps
@@ -41,13 +43,26 @@ def prepare(
 
 
 def check_free(out: Path, force: bool) -> None:
-    """Nothing is overwritten unasked, and what isobatch did not write never."""
-    if not out.exists():
-        return
-    if not force:
+    """Nothing is overwritten unasked, and what isobatch did not write never. `out` can be made: that is tried."""
+    if out.exists() and not force:
         raise UserError(f"{out}: exists already; --force replaces it")
-    if not out.is_dir() or (any(out.iterdir()) and not (out / RULES).is_file()):
+    if out.exists() and not _replaceable(out):
         raise UserError(f"{out}: is not a prepared model (it has no {RULES}), so --force does not replace it")
+    _check_place(out)
+
+
+def _replaceable(out: Path) -> bool:
+    return out.is_dir() and ((out / RULES).is_file() or not any(out.iterdir()))
+
+
+def _check_place(out: Path) -> None:
+    """Permissions alone do not say it: nobody makes a directory in /proc, and root may write anywhere else."""
+    nearest = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
+    try:
+        with TemporaryDirectory(prefix=".isobatch-", dir=nearest):
+            pass
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {nearest}: {error.strerror}") from error
 
 
 def _provenance(sample: Sample, options: Options, fingerprint: str) -> dict[str, str | int | float]:

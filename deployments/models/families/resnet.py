@@ -15,7 +15,7 @@ def dissect(model: Any) -> Anatomy:
         embed=lambda arrays: base.embedder(arrays["pixel_values"]),
         blocks=[_without_mask(layer) for layer in layers],
         head=lambda hidden: model.classifier(base.pooler(hidden)),
-        pool=lambda hidden, _: hidden.mean(dim=(2, 3)),
+        pool=lambda hidden, _: hidden.float().mean(dim=(2, 3)),
         pooled_widths=[layer.layer[-1].convolution.out_channels for layer in layers],
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.models import load
+from deployments.models import checkpoint, load
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from profiles.errors import UserError
 from tests.networks import hugging_face
@@ -126,6 +126,14 @@ def test_a_family_nobody_knows_lists_those_that_are(text_checkpoint: Path) -> No
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
     with pytest.raises(UserError, match="'gpt2' is not known; known are: bert, distilbert"):
         load(text_checkpoint)
+
+
+@pytest.mark.parametrize("size", [8, [8, 8]])
+def test_the_size_of_images_is_one_number_or_two(image_checkpoint: Path, size: Any) -> None:
+    config = image_checkpoint / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"image_size": size}))
+    assert checkpoint.image_size(image_checkpoint) == (8, 1)
+    assert load(image_checkpoint).encode([np.zeros((8, 8))]).arrays["pixel_values"].shape == (1, 1, 8, 8)
 
 
 def test_an_image_of_another_size_is_refused_before_it_meets_others(image_checkpoint: Path) -> None:

@@ -54,6 +54,7 @@ def test_logits_are_divided_by_the_temperature(folder: Path) -> None:
         ('"version": 1', '"version": 2', r"exits.json: version: Input should be 1"),
         ("entropy", "entropie", r"policy 'deployments.exits:entropie' cannot be imported"),
         ('"block": 1', '"block": 2', r"no ramp can stand after block 2 of 3 blocks"),
+        ('"block": 1', '"block": 0', r"ascending blocks, each once, got \[0, 0\]"),
         ('"kind": "pooler"', '"kind": "light"', r"ramp after block 0 does not fit"),
         ("{", "", r"exits.json: file: Invalid JSON"),
     ],
@@ -81,7 +82,20 @@ def test_only_what_is_needed_is_computed() -> None:
     assert dependent.observed(()) == frozenset()
 
 
-@pytest.mark.parametrize("path", ["nowhere:entropy", "deployments.exits", "deployments.exits:", ":x"])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("os:getcwd", "failed when tried on two inputs: TypeError"),
+        ("json:__name__", "failed when tried on two inputs: TypeError: 'str' object is not callable"),
+        ("builtins:print", "must return a deployments.exits.Decision, not NoneType"),
+    ],
+)
+def test_a_function_that_is_no_policy_is_found_at_once(path: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        policy_at(path)
+
+
+@pytest.mark.parametrize("path", [".exits:entropy", "nowhere:entropy", "deployments.exits", "deployments.exits:", ":x"])
 def test_a_policy_that_cannot_be_imported_says_how_to_write_it(path: str) -> None:
     with pytest.raises(UserError, match="write it as module:function"):
         policy_at(path)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,7 +71,31 @@ def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
         ("a.csv", "x,y\n1,2\n", Columns(), "no column of texts found .* it has: 'x', 'y'"),
         ("a.csv", "text,y\n1,2\n", Columns(label="lable"), "no column 'lable'; it has: 'text', 'y'"),
         ("a.csv", "text,label\none\n", Columns(), "row 1 has no 'label'"),
-        ("a.jsonl", '{"text": "a"}\n{"text"\n', Columns(), "not JSON"),
+        (
+            "a.csv",
+            "sentence,label\nfine,1\ngood, 1, 0\n",
+            Columns(),
+            "row 2 has more cells .* quote texts that hold commas",
+        ),
+        ("a.tsv", "text\tlabel\na\tb\t1\n", Columns(), "row 1 has more cells than the header; a text holds no tabs"),
+        ("a.jsonl", '{"text": "a"}\n{"text"\n', Columns(), "line 2 is not JSON: .* at character 9"),
+        ("a.jsonl", '{"text": "a"}\n\n{"text": 3}\n', Columns(), "row 2: 'text' must be a text, got int"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "b", "label": 1}\n', Columns(), "row 2 has a label .* but row 1 has none"),
+        ("a.jsonl", "{}\n", Columns(), r"it has: nothing$"),
+        (
+            "a.csv",
+            'image\n[[1]]\n"[[1], [2, 3]]"\n',
+            Columns(image="image"),
+            "row 2: 'image' must be an array of numbers",
+        ),
+        ("a.csv", "image\n[[1]]\n[[1]\n", Columns(image="image"), "row 2: 'image' is not JSON"),
+        (
+            "a.jsonl",
+            '{"image": "[1, 2]"}\n',
+            Columns(image="image"),
+            r"row 1: 'image' must be height x width .* got \(2,\)",
+        ),
+        ("a.jsonl", '{"image": [[NaN]]}\n', Columns(image="image"), "row 1: 'image' must be .* finite"),
         ("a.jsonl", "[1]\n", Columns(), "line 1 is no JSON object but list"),
         ("a.npz", "no archive", Columns(), "cannot be read as .npz"),
         ("a.csv", "image,label\nnowhere.png,1\n", Columns(image="image"), "row 1: the picture 'nowhere.png'"),
@@ -92,6 +117,26 @@ def test_a_missing_file_and_one_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"text,label\n\xff\xfe\x00,1\n")
     with pytest.raises(UserError, match="not UTF-8"):
         read(tmp_path / "binary.csv")
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "said"),
+    [
+        (np.float32(3), [0], r"'images' must be numbers, .* got float32 \(\)"),
+        (["a", "b"], [0, 1], r"'images' must be numbers, .* got <U1 \(2,\)"),
+        (np.zeros((2, 4, 4)), 1, r"'labels' must be one label an image, got the shape \(\)"),
+        (np.zeros((2, 4, 4)), [1], "2 images but 1 labels"),
+    ],
+)
+def test_arrays_that_are_no_images_or_labels(tmp_path: Path, images: Any, labels: Any, said: str) -> None:
+    np.savez(tmp_path / "a.npz", images=images, labels=labels)
+    with pytest.raises(UserError, match=said):
+        read(tmp_path / "a.npz")
+
+
+def test_arrays_may_have_no_labels(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4)))
+    assert [row.label for row in rows(tmp_path / "a.npz")] == [None, None]
 
 
 def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:

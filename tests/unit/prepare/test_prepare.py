@@ -1,5 +1,6 @@
 """The whole of `isobatch prepare` on a tiny network: what is written is what was measured, and will be served."""
 
+import errno
 import json
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 
 from cluster import cli
 from deployments.models import TorchModel, load
+from deployments.prepare import pipeline
 from deployments.prepare.data import rows
 from deployments.prepare.sample import draw
 from tests.networks import NUM_LABELS, hugging_face
@@ -148,6 +150,9 @@ def test_nothing_is_replaced_unasked(
         (("--label-column", "lable"), "no column 'lable'; it has: 'text', 'label'"),
         (("--policy", "entropie"), "policy 'deployments.exits:entropie' cannot be imported"),
         (("--max-accuracy-loss", "one"), "--max-accuracy-loss one is no share; write it as 1% or 0.01"),
+        (("--policy", "os:getcwd"), "policy 'os:getcwd' failed when tried on two inputs: TypeError"),
+        (("--out", "/proc/x/y"), "/proc/x/y: cannot be written: /proc: "),
+        (("--out", f"{__file__}/y"), f"{__file__}/y: cannot be written: {__file__}: Not a directory"),
         (("--data", "none.csv"), "none.csv: cannot be read: No such file or directory"),
     ],
 )
@@ -165,6 +170,21 @@ def test_what_the_user_can_mend_is_one_line_and_exit_code_2(
     assert said in error
     assert "\n" not in error
     assert not out.exists()
+
+
+def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "exits.png")
+
+    monkeypatch.setattr(pipeline, "draw_exits", full)
+    data, out = reviews(tmp_path / "a.csv"), tmp_path / "made" / "out"
+    assert run(checkpoint, "--data", data, "--out", out) == 2
+    error = capsys.readouterr().err.strip()
+    assert "No space left on device: 'exits.png'" in error
+    assert "\n" not in error
+    assert list(out.parent.iterdir()) == []
 
 
 def test_a_directory_that_is_no_checkpoint_and_one_with_pickles_only(
