@@ -1,12 +1,14 @@
 """Profile a checkpoint on this machine: what to feed it, what to call the device, and how to tell the result."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from random import Random
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from profiles.devices import CATALOGUE
+from profiles.devices import CATALOGUE, GB
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.measure import Measured, Sweep, facts_of, stopwatch_for
 from profiles.model import Batch, SplitModel
@@ -35,20 +39,28 @@ class Inputs:
 
 def texts(model: SplitModel, lengths: Sequence[int]) -> Iterator[Inputs]:
     """Invented texts of these lengths in tokens, as far as the network takes them."""
-    frame = _length(model.encode([WORD])) - 1  # tokens that surround every text
-    words = {length: " ".join([WORD] * max(length - frame, 1)) for length in lengths}
-    found = {_length(model.encode([text])): text for text in words.values()}
-    for length, text in sorted(found.items()):
-        yield Inputs(length, partial(_repeated, model, text))
+    found = {_length(one): one for one in (_text(model, length) for length in lengths)}
+    for length, one in sorted(found.items()):
+        yield Inputs(length, partial(_repeated, model, one))
+
+
+def _text(model: SplitModel, length: int) -> Batch:
+    """One text, doubled until it is long enough or the network cuts it off: no text is built that nobody reads."""
+    words, one = 1, model.encode([WORD])
+    frame = _length(one) - 1  # tokens that surround every text
+    while words + frame < length and _length(one) == words + frame:
+        words = min(2 * words, length - frame)
+        one = model.encode([" ".join([WORD] * words)])
+    return one
 
 
 def images(model: SplitModel, side: int, channels: int) -> Inputs:
     """Blank images: no device computes faster for that."""
-    return Inputs(None, partial(_repeated, model, np.zeros((side, side, channels), np.float32)))
+    return Inputs(None, partial(_repeated, model, model.encode([np.zeros((side, side, channels), np.float32)])))
 
 
-def _repeated(model: SplitModel, value: Any, size: int) -> Batch:
-    return model.encode([value] * size)
+def _repeated(model: SplitModel, one: Batch, size: int) -> Batch:
+    return model.select(one, np.zeros(size, np.int64))
 
 
 def _length(batch: Batch) -> int:
@@ -102,11 +114,70 @@ def _bar(what: str, total: float) -> Iterator[Callable[[float, str], None]]:
 def kind_of(device_name: str) -> str:
     """The catalogue's name for a device that calls itself so, or a name made from its own.
 
+    A slice of a device, or one with another memory than the catalogue's, is another kind.
+
     >>> kind_of("NVIDIA A100-SXM4-80GB"), kind_of("NVIDIA L40S"), kind_of("NVIDIA RTX A6000"), kind_of("Radeon VII")
     ('a100', 'l40s', 'a6000', 'radeon-vii')
+    >>> kind_of("NVIDIA A100-SXM4-40GB"), kind_of("NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+    ('a100-sxm4-40gb', 'h100-80gb-hbm3-mig-1g-10gb')
     """
-    words = re.findall(r"[a-z0-9]+", device_name.lower())
-    return next((word for word in words if word in CATALOGUE), "-".join(word for word in words if word != "nvidia"))
+    words: list[str] = re.findall(r"[a-z0-9]+", device_name.lower())
+    known = next((word for word in words if word in CATALOGUE), None)
+    memories_gb = {int(size) for size in re.findall(r"(\d+)gb\b", device_name.lower())}
+    if known and "mig" not in words and memories_gb <= {CATALOGUE[known].memory_bytes // GB}:
+        return known
+    return "-".join(word for word in words if word != "nvidia")
+
+
+def stranger(kind: str) -> str | None:
+    """What to say of a kind that the catalogue does not have, and so no plan can use."""
+    if kind in CATALOGUE:
+        return None
+    there = ", ".join(CATALOGUE)
+    return f"no plan can use a {kind}, whose price and memory are not known: --kind may name the nearest of {there}"
+
+
+def check_writable(out: Path) -> None:
+    """Before anything is timed: a file can be made where `out` will be."""
+    try:
+        with TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}: choose a directory that exists with --out") from None
+
+
+def sampled(found: Iterable[Any], most: int, seed: int = 0) -> list[Any]:
+    """At most so many, each with the same chance, in one pass: a sorted file is no reason for a wrong profile.
+
+    >>> sampled(range(10), 20) == list(range(10)), len(sampled(range(1000), 20)), max(sampled(range(1000), 20)) > 500
+    (True, 20, True)
+    """
+    kept: list[Any] = []
+    random = Random(seed)
+    for count, each in enumerate(found, start=1):
+        place = len(kept) if len(kept) < most else random.randrange(count)
+        if place < most:
+            kept[place : place + 1] = [each]
+    return kept
+
+
+def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int) -> ExitProfile | None:
+    """What was measured when the ramps were made: the block of each, and the share that goes on after it.
+
+    >>> exits_from_rules([(0, 0.5), (2, 0.1)], num_blocks=4)
+    ExitProfile(survival=(1.0, 0.5, 0.5, 0.1))
+    """
+    survival = [1.0]
+    going_on = dict(ramps)
+    for block in range(num_blocks - 1):
+        share = going_on.get(block, survival[-1])
+        if share is None:
+            return None
+        survival.append(share)
+    try:
+        return ExitProfile(tuple(survival))
+    except ValueError as error:
+        raise UserError(f"exits.json of this checkpoint: {error}") from None
 
 
 def source_of(device_name: str, dtype: str, threads: int, now: datetime | None = None) -> str:
@@ -127,7 +198,7 @@ def report(profile: Profile) -> Table:
     )
     for heading in ("device", "batch", "ms", "p95 ms", "ms per input", "inputs/s", "ramps ms"):
         rows.add_column(heading, justify="left" if heading == "device" else "right")
-    for table in profile.tables:
+    for table in (each for each in profile.tables if not each.from_datasheet):
         p95_s = table.launch_s + table.block_p95_times_s(table.batch_sizes).sum(axis=-1)
         ramps_s = table.ramp_times_s(table.batch_sizes).sum(axis=-1)
         for size, seconds, slow_s, ramp_s in zip(table.batch_sizes, whole_s(table), p95_s, ramps_s, strict=True):

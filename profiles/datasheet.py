@@ -47,7 +47,7 @@ class Shape:
     name: str
     blocks: tuple[Block, ...]
     ramps: tuple[tuple[Kernel, ...], ...]
-    length: int | None = None
+    length: int | None = None  # tokens per input; None where inputs have one size
     held: float = 0.0  # numbers held beside the blocks: embeddings
 
 
@@ -90,4 +90,5 @@ def datasheet_table(
             int((block.weights + extra) * BYTES[dtype]) for block, extra in zip(shape.blocks, held, strict=True)
         ),
         source=f"datasheet: {shape.name} in {dtype}",
+        length=shape.length,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from profiles.errors import UserError
 
@@ -25,8 +26,8 @@ class Device:
             raise ValueError(f"device {self.kind!r}: count = {self.count} must be 0 or more")
         if self.memory_bytes <= 0:
             raise ValueError(f"device {self.kind!r}: memory_bytes = {self.memory_bytes} must be positive")
-        if self.price_per_hour < 0:
-            raise ValueError(f"device {self.kind!r}: price_per_hour = {self.price_per_hour} must be 0 or more")
+        if not 0 <= self.price_per_hour < inf:
+            raise ValueError(f"device {self.kind!r}: price_per_hour = {self.price_per_hour} must be finite, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class Link:
     latency_s: float
 
     def __post_init__(self) -> None:
-        if self.bytes_per_s <= 0:
-            raise ValueError(f"link {self.source} -> {self.target}: bytes_per_s = {self.bytes_per_s} must be positive")
-        if self.latency_s < 0:
-            raise ValueError(f"link {self.source} -> {self.target}: latency_s = {self.latency_s} must be 0 or more")
+        name = f"link {self.source} -> {self.target}"
+        if not 0 < self.bytes_per_s < inf:
+            raise ValueError(f"{name}: bytes_per_s = {self.bytes_per_s} must be positive and finite")
+        if not 0 <= self.latency_s < inf:
+            raise ValueError(f"{name}: latency_s = {self.latency_s} must be finite, 0 or more")
 
     def transfer_s(self, size_bytes: float) -> float:
         """

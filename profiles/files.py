@@ -23,7 +23,7 @@ class Profile:
     model: str
     tables: tuple[LatencyTable, ...]
     exits: ExitProfile | None = None
-    # What the measurement says of itself: the machine, its repeatability, what went wrong.
+    # What the measurement says of itself: how steady it was, what went wrong. Each starts with its subject and a colon.
     notes: tuple[str, ...] = ()
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
@@ -46,13 +46,25 @@ class Profile:
         return tuple(dict.fromkeys(table.kind for table in self.tables))
 
     def joined_by(self, other: "Profile") -> "Profile":
-        """Both, where what was measured later replaces the same kind of device and length."""
-        if (self.model, self.num_blocks) != (other.model, other.num_blocks):
-            here, there = (f"{each.model} ({each.num_blocks} blocks)" for each in (self, other))
+        """Both, where the later replaces the same kind of device and length, but a datasheet never a measurement.
+
+        A later note replaces the earlier one on the same subject.
+        """
+        self.check_same(other.model, other.num_blocks)
+        tables = {(table.kind, table.length): table for table in self.tables}
+        for table in other.tables:
+            key = (table.kind, table.length)
+            if not table.from_datasheet or key not in tables or tables[key].from_datasheet:
+                tables.pop(key, None)  # so that what is new stands last
+                tables[key] = table
+        notes = {note.partition(": ")[0]: note for note in self.notes + other.notes}
+        return Profile(self.model, tuple(tables.values()), other.exits or self.exits, tuple(notes.values()))
+
+    def check_same(self, model: str, num_blocks: int) -> None:
+        """Refuse to be joined by the profile of another network."""
+        if (self.model, self.num_blocks) != (model, num_blocks):
+            here, there = f"{self.model} ({self.num_blocks} blocks)", f"{model} ({num_blocks} blocks)"
             raise UserError(f"cannot add a profile of {there} to one of {here}: write it to another file")
-        new = {(table.kind, table.length) for table in other.tables}
-        kept = tuple(table for table in self.tables if (table.kind, table.length) not in new)
-        return Profile(self.model, kept + other.tables, other.exits or self.exits, self.notes + other.notes)
 
     def table(self, kind: str, length: int | None = None) -> LatencyTable:
         """The table for inputs of up to `length` tokens: the shortest that is long enough (None: the longest).
@@ -64,7 +76,7 @@ class Profile:
             raise UserError(
                 f"no table for device kind {kind!r} in the profile of {self.model}: {', '.join(self.kinds)}"
             )
-        measured = [table for table in here if not table.source.startswith("datasheet")] or here
+        measured = [table for table in here if not table.from_datasheet] or here
         fitting = [table for table in measured if length is None or table.length is None or table.length >= length]
         if not fitting:
             longest = max(table.length or 0 for table in measured)

@@ -47,8 +47,11 @@ class History:
         if self._lines + 1 >= 2 * self._keep:
             self._rewrite()
             return
+        created = not self._path.exists()
         with self._path.open("ab") as file:
             _write(file, _line(window) if self._ends_whole else b"\n" + _line(window))
+        if created:
+            _sync_folder(self._path.parent)
         self._lines += 1
         self._ends_whole = True
 
@@ -58,6 +61,7 @@ class History:
         with beside.open("wb") as file:
             _write(file, b"".join(_line(window) for window in self._windows))
         beside.replace(self._path)
+        _sync_folder(self._path.parent)
         self._lines = len(self._windows)
         self._ends_whole = True
 
@@ -70,6 +74,15 @@ def _write(file: Any, content: bytes) -> None:
     file.write(content)
     file.flush()
     os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name is on disk only when its folder is."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _window(line: bytes) -> Window | None:

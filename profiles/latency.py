@@ -61,6 +61,11 @@ class LatencyTable:
     def num_blocks(self) -> int:
         return len(self.block_s[0])
 
+    @property
+    def from_datasheet(self) -> bool:
+        """Derived, not measured."""
+        return self.source.startswith("datasheet")
+
     def covers(self, batch: ArrayLike) -> bool:
         """Whether no batch is larger than the largest that was measured; beyond it, times are extrapolated."""
         return bool(np.max(batch, initial=0) <= self.batch_sizes[-1])

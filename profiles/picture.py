@@ -18,7 +18,9 @@ def draw(profile: Profile, path: Path) -> None:
     batch_axes, input_axes, *exit_axes = figure.subplots(1, panels)
     for table in profile.tables:
         sizes, seconds = np.asarray(table.batch_sizes), whole_s(table)
-        (line,) = batch_axes.plot(sizes, 1000 * seconds, "o-", label=name(table))
+        (line,) = batch_axes.plot(
+            sizes, 1000 * seconds, "o-", label=name(table) + (" (datasheet)" if table.from_datasheet else "")
+        )
         input_axes.plot(sizes, 1000 * seconds / sizes, "o-", color=line.get_color(), label=f"knee at {knee(table)}")
         input_axes.axvline(knee(table), color=line.get_color(), linestyle=":")
     for axes, what in ((batch_axes, "ms per batch"), (input_axes, "ms per input")):
@@ -39,6 +41,6 @@ def name(table: LatencyTable) -> str:
     >>> from profiles.datasheet import datasheet_table
     >>> from profiles.shapes import bert_base
     >>> name(datasheet_table(bert_base(), "v100"))
-    'v100'
+    'v100, 128 tokens'
     """
     return table.kind if table.length is None else f"{table.kind}, {table.length} tokens"

@@ -1,5 +1,6 @@
 """The shapes of well-known networks, for datasheet tables: encoders and residual networks, kernel by kernel."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 from profiles.datasheet import Block, Kernel, Shape
@@ -48,22 +49,31 @@ def encoder(
     return Shape(name, tuple(blocks), ramps, length, held=(vocabulary + length) * hidden)
 
 
-def residual(name: str, *, stages: tuple[int, ...], bottleneck: bool = True, labels: int = 1000) -> Shape:
-    """A residual network on 224 x 224 images: a stem, `stages[i]` blocks at each size, a classifier."""
-    stem = (*conv(224, 3, 64, 7, stride=2), elementwise(56 * 56 * 64, reads=4))
-    widths = [64 * 2**stage for stage in range(len(stages))]
-    grown = [64, *(width * (4 if bottleneck else 1) for width in widths)]
+def residual(
+    name: str,
+    *,
+    stages: tuple[int, ...],
+    widths: tuple[int, ...] = (64, 128, 256, 512),
+    stem: int = 64,
+    bottleneck: bool = True,
+    side: int = 224,
+    labels: int = 1000,
+) -> Shape:
+    """A residual network on square images: a stem, `stages[i]` blocks of `widths[i]` at each size, a classifier."""
+    entering = side // 4
+    first_kernels = (*conv(side, 3, stem, 7, stride=2), elementwise(entering * entering * stem, reads=4))
+    grown = [stem, *(width * (4 if bottleneck else 1) for width in widths)]
     blocks: list[Block] = []
     ramps: list[tuple[Kernel, ...]] = []
     for stage, (count, (into, out)) in enumerate(zip(stages, pairwise(grown), strict=True)):
-        side = 56 // 2**stage
+        side = entering // 2**stage
         for index in range(count):
             first = index == 0
             stride = 2 if first and stage else 1
             kernels = _residual(side * stride, into if first else out, widths[stage], out, stride, bottleneck)
             blocks.append(Block(kernels, side * side * out))
             ramps.append((elementwise(side * side * out), linear(1, out, labels), elementwise(labels)))
-    blocks[0] = Block(stem + blocks[0].kernels, blocks[0].leaving)
+    blocks[0] = Block(first_kernels + blocks[0].kernels, blocks[0].leaving)
     blocks[-1] = Block(blocks[-1].kernels + ramps[-1], labels)
     return Shape(name, tuple(blocks), (*ramps[:-1], ()))
 
@@ -99,7 +109,8 @@ def distilbert(length: int = 128, labels: int = 2) -> Shape:
 
 def vit_base(labels: int = 1000) -> Shape:
     """ViT-B/16 on 224 x 224: 196 patches and one class token (the patch projection counts as embedding)."""
-    return encoder("vit-base/16", layers=12, hidden=768, inner=3072, length=197, vocabulary=768, labels=labels)
+    shape = encoder("vit-base/16", layers=12, hidden=768, inner=3072, length=197, vocabulary=768, labels=labels)
+    return replace(shape, length=None)  # images have one size
 
 
 def resnet50(labels: int = 1000) -> Shape:

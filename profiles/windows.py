@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ Floats = NDArray[np.float64]
 
 # A window must see this many inputs to weigh as much as all that came before it.
 PRIOR_INPUTS = 20.0
+MOST = 2**53  # beyond it a float no longer tells one count from the next
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,17 @@ class Window:
     left: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.duration_s <= 0:
-            raise ValueError(f"duration_s = {self.duration_s} must be positive")
-        if self.arrived < 0:
-            raise ValueError(f"arrived = {self.arrived} must be 0 or more")
+        if not -inf < self.start_s < inf:
+            raise ValueError(f"start_s = {self.start_s} must be finite")
+        if not 0 < self.duration_s < inf:
+            raise ValueError(f"duration_s = {self.duration_s} must be positive and finite")
+        if not 0 <= self.arrived < MOST:
+            raise ValueError(f"arrived = {self.arrived} must be 0 or more, and less than 2**53")
         if not self.left:
             raise ValueError("left must have one count per block")
         for block, count in enumerate(self.left):
-            if count < 0:
-                raise ValueError(f"left[{block}] = {count} must be 0 or more")
+            if not 0 <= count < MOST:
+                raise ValueError(f"left[{block}] = {count} must be 0 or more, and less than 2**53")
 
     @property
     def answered(self) -> int:

@@ -10,6 +10,9 @@ from profiles.errors import UserError
 if TYPE_CHECKING:
     from cluster.profiling import Inputs
     from deployments.models import TorchModel
+    from deployments.prepare.data import Columns
+    from profiles.exits import ExitProfile
+    from profiles.latency import LatencyTable
 
 
 def profile(
@@ -18,12 +21,21 @@ def profile(
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
     data: Annotated[Path | None, typer.Option(help="Recorded inputs (csv, tsv, jsonl, npz): counts exits.")] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Count exits over at most so many of them.")] = 2000,
-    budget: Annotated[float, typer.Option(min=0.1, help="Seconds to spend on timing.")] = 60.0,
+    text_column: Annotated[str | None, typer.Option(help="Column of the texts, if not a usual name.")] = None,
+    text_pair_column: Annotated[str | None, typer.Option(help="Column of the second texts of pairs.")] = None,
+    image_column: Annotated[str | None, typer.Option(help="Column of picture paths or of nested arrays.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Names for the columns of a file without a header.")] = None,
+    max_rows: Annotated[int, typer.Option(min=1, help="Count exits over a sample of at most so many of them.")] = 2000,
+    budget: Annotated[
+        float, typer.Option(min=0.1, help="Seconds of timing; the first sizes are measured whatever they cost.")
+    ] = 60.0,
     lengths: Annotated[str, typer.Option(help="Tokens per text to measure at; images have one size.")] = "32,128",
     largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 64,
     threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one per CPU it asks for.")] = 1,
     kind: Annotated[str | None, typer.Option(help="Name of this kind of device, if not the catalogue's.")] = None,
+    devices: Annotated[
+        str, typer.Option(help="Add tables from the datasheets of these kinds, not measured: v100,p100,k80.")
+    ] = "",
 ) -> None:
     """Measure blocks, ramps and launches at batch sizes from 1 upwards. Ctrl-C keeps what is measured.
 
@@ -32,31 +44,45 @@ def profile(
     import torch
     from rich.console import Console
 
-    from cluster.profiling import in_batches, kind_of, picture_path, report, source_of, timed
+    from cluster.profiling import check_writable, in_batches, kind_of, picture_path, report, source_of, stranger, timed
     from deployments.models import load
+    from deployments.prepare.data import Columns
     from profiles.files import Profile, save
     from profiles.files import load as load_profile
     from profiles.measure import count_exits, device_name
-    from profiles.picture import draw
+    from profiles.picture import draw, name
 
-    tokens = _lengths(lengths)
+    tokens, others = _lengths(lengths), _kinds(devices)
+    check_writable(out)
     torch.set_num_threads(threads)
+    console = Console(soft_wrap=True)
     known = load_profile(out) if out.exists() else None
     network = load(model, device=device, dtype=dtype)
+    if known:
+        known.check_same(Path(model).name, network.num_blocks)
     where = str(network.device)
     called = device_name(where)
-    source = source_of(called, dtype, threads)
-    recorded = _recorded(model, data, max_rows) if data else []
+    here = kind or kind_of(called)
+    if warning := stranger(here):
+        console.print(warning, highlight=False)
+    header = tuple(columns.split(",")) if columns else None
+    wanted = Columns(text_column, text_pair_column, image_column, header=header)
+    recorded = _recorded(model, data, wanted, max_rows) if data else []
+    exits, told = (None, ()) if known and known.exits else _prepared_exits(network)
     inputs = _inputs(network, model, tokens)
-    measured = timed(network, inputs, kind or kind_of(called), source, where, budget, largest)
+    derived = _derived(network, model, [each for each in others if each != here], inputs, dtype)
+    measured = timed(network, inputs, here, source_of(called, dtype, threads), where, budget, largest)
     interrupted = any(each.interrupted for each in measured)
-    exits = count_exits(network, in_batches(network, recorded)) if recorded and not interrupted else None
-    notes = tuple(str(each) for each in measured)
-    new = Profile(Path(model).name, tuple(each.table for each in measured), exits, notes)
+    if data and not interrupted:
+        exits = count_exits(network, in_batches(network, recorded))
+        told = (f"exits: counted over {len(recorded)} inputs of {data.name}",)
+    notes = (*(str(each) for each in measured), *told)
+    new = Profile(Path(model).name, (*(each.table for each in measured), *derived), exits, notes)
     save(known.joined_by(new) if known else new, out)
     draw(new, picture_path(out))
-    console = Console(soft_wrap=True)
     console.print(report(new))
+    if derived:
+        console.print(f"from datasheets, not measured: {'; '.join(name(table) for table in derived)}", highlight=False)
     for note in notes:
         console.print(note, highlight=False)
     console.print(f"written to {out}; the picture is {picture_path(out)}")
@@ -75,6 +101,19 @@ def _lengths(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+def _kinds(text: str) -> list[str]:
+    """
+    >>> _kinds("V100, k80"), _kinds("")
+    (['v100', 'k80'], [])
+    """
+    from profiles.devices import known_kind
+
+    kinds = [part.strip().lower() for part in text.split(",") if part.strip()]
+    for kind in kinds:
+        known_kind(kind)
+    return kinds
+
+
 def _inputs(network: "TorchModel", model: str, lengths: list[int]) -> "list[Inputs]":
     from cluster.profiling import images, texts
     from deployments.models import checkpoint
@@ -86,15 +125,40 @@ def _inputs(network: "TorchModel", model: str, lengths: list[int]) -> "list[Inpu
     return [images(network, side, channels)]
 
 
-def _recorded(model: str, data: Path, max_rows: int) -> list[Any]:
-    """Inputs from a file, read before anything is timed, so that a wrong one is found at once."""
-    from itertools import islice
+def _derived(
+    network: "TorchModel", model: str, kinds: list[str], inputs: "list[Inputs]", dtype: str
+) -> "list[LatencyTable]":
+    """Tables from datasheets, at the lengths that are measured here."""
+    from cluster.datasheets import tables
+    from deployments.models import checkpoint
 
+    folder = checkpoint.locate(model)
+    side = checkpoint.image_size(folder)[0] if checkpoint.reads_images(folder) else 0
+    lengths = [each.length for each in inputs]
+    return list(tables(checkpoint.read_config(folder), kinds, lengths, side, network.ramp_blocks, dtype))
+
+
+def _prepared_exits(network: "TorchModel") -> "tuple[ExitProfile | None, tuple[str, ...]]":
+    """Where nothing is counted: what 'isobatch prepare' measured, and a word on where it comes from."""
+    from cluster.profiling import exits_from_rules
+
+    rules = [(rule.block, rule.survival) for rule in network.ramps.rules.ramps]
+    if not rules:
+        return None, ()
+    exits = exits_from_rules(rules, network.num_blocks)
+    if exits:
+        return exits, ("exits: as 'isobatch prepare' measured them; --data counts them over your own inputs",)
+    return None, ("exits: WARNING: not known, so a plan takes it that nobody leaves early; give --data",)
+
+
+def _recorded(model: str, data: Path, columns: "Columns", max_rows: int) -> list[Any]:
+    """A sample of a file's inputs, read before anything is timed, so that a wrong one is found at once."""
+    from cluster.profiling import sampled
     from deployments.models import checkpoint
     from deployments.prepare.data import rows
 
-    found = rows(data, images=checkpoint.reads_images(checkpoint.locate(model)))
-    values = [row.value for row in islice(found, max_rows)]
+    found = rows(data, columns, images=checkpoint.reads_images(checkpoint.locate(model)))
+    values = sampled((row.value for row in found), max_rows)
     if not values:
         raise UserError(f"{data} holds no inputs")
     return values

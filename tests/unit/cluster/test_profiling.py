@@ -1,16 +1,18 @@
 """The command on a tiny network, without a clock's worth of waiting."""
 
 from pathlib import Path
-from shutil import copy
+from shutil import copy, copytree
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.profiling import report, texts
+from cluster.profiling import exits_from_rules, kind_of, report, sampled, stranger, texts
 from deployments.models import load
+from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from profiles.errors import UserError
+from profiles.exits import ExitProfile
 from profiles.files import load as load_profile
 from tests.networks import hugging_face
 
@@ -37,6 +39,25 @@ def profiled(checkpoint: Path, out: Path, *more: str) -> str:
 
 
 @pytest.fixture(scope="module")
+def prepared(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with two ramps, of which 'isobatch prepare' wrote down how many go on."""
+    folder = Path(copytree(checkpoint, tmp_path_factory.mktemp("prepared") / "tiny-ee"))
+    rules = ExitRules(ramps=tuple(RampRule(block=block, threshold=0.5, survival=0.75 - block / 4) for block in (0, 2)))
+    save_ramps(folder, rules, {rule.block: make_head("light", 32, 3) for rule in rules.ramps})
+    return folder
+
+
+@pytest.fixture
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is wrong must be found before anything is timed."""
+
+    def timed(*_: object) -> None:
+        raise AssertionError("the clock was started")
+
+    monkeypatch.setattr("cluster.profiling.timed", timed)
+
+
+@pytest.fixture(scope="module")
 def measured(checkpoint: Path) -> tuple[Path, str]:
     out = checkpoint / "profile" / "profile.json"
     out.parent.mkdir()
@@ -53,7 +74,7 @@ def test_profile_writes_a_table_per_length_a_picture_and_says_how_steady_it_was(
     assert profile.tables[0].memory_bytes[0] > profile.tables[0].memory_bytes[1] > 0  # the embedding is in block 0
     assert out.with_suffix(".png").exists()
     assert "rounds spread by" in output
-    assert len(profile.notes) == 2
+    assert [note.partition(": ")[0] for note in profile.notes] == ["cpu, 6 tokens", "cpu, 12 tokens", "exits"]
     assert report(profile).row_count == sum(len(table.batch_sizes) for table in profile.tables)
 
 
@@ -63,6 +84,64 @@ def test_another_device_is_added_to_the_same_file(checkpoint: Path, measured: tu
     assert load_profile(out).kinds == ("cpu", "slow-cpu")
 
 
+def test_a_prepared_network_brings_its_exits_and_datasheets_fill_in(prepared: Path, tmp_path: Path) -> None:
+    output = profiled(prepared, tmp_path / "p.json", "--lengths", "6", "--devices", "v100,k80,cpu")
+    assert "from datasheets, not measured: v100, 6 tokens; k80, 6 tokens" in output
+    profile = load_profile(tmp_path / "p.json")
+    assert [(table.kind, table.from_datasheet) for table in profile.tables] == [
+        ("cpu", False),
+        ("v100", True),
+        ("k80", True),
+    ]
+    assert profile.exits == ExitProfile((1.0, 0.75, 0.75, 0.25))
+    assert "as 'isobatch prepare' measured them" in profile.notes[-1]
+    assert [seconds > 0 for seconds in profile.table("k80").ramp_s[0]] == [True, False, True, False]
+
+
+def test_exits_that_cannot_be_are_refused_and_unknown_ones_are_none() -> None:
+    with pytest.raises(UserError, match=r"exits.json of this checkpoint: survival\[2\] = 0.9"):
+        exits_from_rules([(0, 0.5), (1, 0.9)], 3)
+    assert exits_from_rules([(0, 0.5), (1, None)], 3) is None
+
+
+def test_columns_are_named_as_for_prepare(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_text("id,words\n1,the film\n2,the\n")
+    command = ("--lengths", "6", "--data", str(tmp_path / "odd.csv"), "--text-column", "words")
+    profiled(checkpoint, tmp_path / "p.json", *command)
+    assert "counted over 2 inputs of odd.csv" in load_profile(tmp_path / "p.json").notes[-1]
+
+
+def test_a_sorted_file_is_sampled_all_over() -> None:
+    found = sampled(range(10_000), 1000)
+    assert len(set(found)) == 1000
+    assert np.mean(found) == pytest.approx(5000, abs=400)  # four standard errors
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_a_place_where_nothing_can_be_written_is_found_first(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot write .*nodir.*: No such file or directory"):
+        profiled(checkpoint, tmp_path / "nodir" / "p.json")
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_another_networks_file_is_refused_first(measured: tuple[Path, str], prepared: Path) -> None:
+    with pytest.raises(UserError, match="cannot add a profile of tiny-ee"):
+        profiled(prepared, measured[0])
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_a_kind_without_datasheet_is_refused_first(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown device kind 'v1000'"):
+        profiled(checkpoint, tmp_path / "p.json", "--devices", "v1000")
+
+
+def test_a_device_that_no_plan_can_use_is_told() -> None:
+    assert stranger("a100") is None
+    assert "no plan can use a geforce-rtx-4090" in str(stranger(kind_of("NVIDIA GeForce RTX 4090")))
+    assert kind_of("Tesla V100-SXM2-32GB") == "tesla-v100-sxm2-32gb"
+
+
+@pytest.mark.usefixtures("no_clock")
 def test_a_file_without_inputs_is_found_before_anything_is_timed(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(UserError, match="holds no inputs"):
@@ -81,3 +160,14 @@ def test_invented_texts_have_the_length_that_was_asked_for(checkpoint: Path) -> 
         batch = inputs.batch(3)
         assert batch.lengths is not None
         np.testing.assert_array_equal(batch.lengths, [inputs.length] * 3)
+
+
+def test_no_longer_text_is_invented_than_the_network_can_read(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(checkpoint, device="cpu")
+    longest, encode = [0], model.encode
+    monkeypatch.setattr(model, "encode", lambda values: longest.append(len(values[0].split())) or encode(values))
+    (inputs,) = texts(model, [10**9, 24])
+    assert inputs.length == 24  # all the positions it has
+    assert max(longest) <= 2 * 24

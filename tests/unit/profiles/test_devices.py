@@ -1,3 +1,5 @@
+from math import inf, nan
+
 import pytest
 
 from profiles.devices import CATALOGUE, Link, fleet, links_between
@@ -24,6 +26,8 @@ def test_a_price_of_ones_own_beats_the_catalogue() -> None:
         ("v100", "write KIND=COUNT"),
         ("v100=-1", "count = -1 must be 0 or more"),
         ("v100=1@free", "cannot read 'v100=1@free'"),
+        ("v100=1@nan", "price_per_hour = nan must be finite"),
+        ("v100=1@inf", "price_per_hour = inf must be finite"),
         ("v100=1,v100=2", "names a kind twice"),
         (" , ", "at least one device"),
     ],
@@ -47,9 +51,13 @@ def test_inside_one_machine_the_host_bus_carries() -> None:
     assert link.bytes_per_s == CATALOGUE["a100"].host_bytes_per_s
 
 
-def test_a_link_without_rate_is_refused_with_its_value() -> None:
-    with pytest.raises(ValueError, match="bytes_per_s = 0"):
-        Link("a", "b", 0, 0)
+@pytest.mark.parametrize(
+    ("rate", "latency_s", "says"),
+    [(0, 0, "bytes_per_s = 0"), (nan, 0, "bytes_per_s = nan"), (inf, 0, "bytes_per_s = inf"), (1, nan, "_s = nan")],
+)
+def test_a_link_that_cannot_be_is_refused_with_its_value(rate: float, latency_s: float, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Link("a", "b", rate, latency_s)
 
 
 def test_every_kind_has_positive_facts_and_says_what_its_price_is() -> None:

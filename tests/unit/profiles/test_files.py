@@ -82,3 +82,16 @@ def test_measuring_again_replaces_and_another_device_adds() -> None:
     assert joined.exits == PROFILE.exits
     with pytest.raises(UserError, match="cannot add a profile of bert"):
         PROFILE.joined_by(Profile("bert", (V100,)))
+
+
+def test_a_datasheet_never_replaces_what_was_measured() -> None:
+    here = Profile("m", (replace(V100, source="measured"),))
+    assert here.joined_by(Profile("m", (V100, replace(V100, kind="k80")))).kinds == ("v100", "k80")
+    assert here.joined_by(Profile("m", (V100,))) == here
+    assert Profile("m", (V100,)).joined_by(here) == here
+
+
+def test_notes_do_not_outlive_what_they_speak_of() -> None:
+    first = Profile("m", (V100,), notes=("v100, 32 tokens: noisy", "v100, 128 tokens: fine"))
+    joined = first.joined_by(Profile("m", (V100,), notes=("v100, 32 tokens: steady",)))
+    assert set(joined.notes) == {"v100, 32 tokens: steady", "v100, 128 tokens: fine"}

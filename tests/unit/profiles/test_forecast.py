@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 
 from profiles.forecast import Forecaster
 from profiles.series import ENOUGH_FOR_ARIMA, Series
-from profiles.windows import Window
+from profiles.windows import MOST, Window
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
+counts = st.integers(0, 10**9) | st.integers(0, MOST - 1)
 windows = st.builds(
     Window,
     st.floats(0, 1e6),
     st.floats(1e-3, 1e3),
-    st.integers(0, 10**9),
-    st.tuples(*[st.integers(0, 10**9)] * 4),
+    counts,
+    st.tuples(*[counts] * 4),
 )
 
 

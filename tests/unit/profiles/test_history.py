@@ -1,7 +1,9 @@
+import os
 from pathlib import Path
+from stat import S_ISDIR
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.history import History
@@ -24,6 +26,7 @@ def test_what_was_appended_is_there_after_a_restart(tmp_path: Path) -> None:
     assert History(tmp_path / "h").windows == tuple(seen(index) for index in range(5))
 
 
+@settings(deadline=None)  # a disk takes its time
 @given(cut=st.integers(1, 60))
 def test_a_crash_in_the_middle_of_a_write_loses_that_window_only(
     tmp_path_factory: pytest.TempPathFactory, cut: int
@@ -61,3 +64,10 @@ def test_the_file_is_bounded_and_keeps_the_latest(tmp_path: Path) -> None:
 def test_a_history_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep = 0"):
         History(tmp_path / "h", keep=0)
+
+
+def test_a_new_file_is_on_disk_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bool] = []
+    monkeypatch.setattr("os.fsync", lambda opened: synced.append(S_ISDIR(os.fstat(opened).st_mode)))
+    filled(tmp_path / "h", 4, keep=2)
+    assert synced == [False, True, False, False, False, True]  # created; appended, appended; rewritten and renamed

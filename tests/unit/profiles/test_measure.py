@@ -76,6 +76,18 @@ def test_a_machine_that_slows_down_is_reported() -> None:
     assert any("not steady" in warning for warning in measured(model).warnings)
 
 
+def test_what_was_never_checked_again_is_not_called_steady() -> None:
+    hurried, patient = measured(FakeModel(), budget_s=0.1), measured(FakeModel(floor=1))
+    assert hurried.drift is None
+    assert str(hurried).endswith("no second visit: not checked again, give a larger --budget")
+    assert str(patient).endswith("steady enough to trust")
+
+
+@pytest.mark.parametrize(("floor", "says"), [(1, "cpu: 3 inputs a batch come"), (0.01, "cpu: 1 input a batch comes")])
+def test_the_knee_is_told_in_english(floor: int, says: str) -> None:
+    assert str(measured(FakeModel(floor=floor))).startswith(says)
+
+
 def test_ctrl_c_keeps_what_is_measured() -> None:
     model = FakeModel()
 

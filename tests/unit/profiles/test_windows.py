@@ -1,11 +1,13 @@
+from math import inf, nan
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.windows import PRIOR_INPUTS, Steadied, Window, merge
+from profiles.windows import MOST, PRIOR_INPUTS, Steadied, Window, merge
 
-counts = st.lists(st.integers(0, 10**6), min_size=3, max_size=3).map(tuple)
+counts = st.lists(st.integers(0, 10**6) | st.integers(0, MOST // 8), min_size=3, max_size=3).map(tuple)
 windows = st.builds(Window, st.floats(0, 1e6), st.floats(1, 1e3), st.integers(0, 10**6), counts)
 
 
@@ -67,7 +69,11 @@ def test_the_weight_of_a_window_is_n_over_n_plus_prior() -> None:
     ("fields", "says"),
     [
         ({"duration_s": 0.0}, "duration_s = 0.0"),
+        ({"start_s": inf}, "start_s = inf"),
+        ({"duration_s": nan}, "duration_s = nan"),
         ({"arrived": -1}, "arrived = -1"),
+        ({"arrived": inf}, "arrived = inf"),
+        ({"left": (2**53, 0)}, "left\\[0\\] = 9007199254740992 must be 0 or more, and less"),
         ({"left": ()}, "one count per block"),
         ({"left": (3, -2)}, "left\\[1\\] = -2"),
     ],

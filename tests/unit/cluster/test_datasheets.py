@@ -1,0 +1,44 @@
+"""Shapes from configs: those of well-known networks must come out as they were written down by hand."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import transformers
+
+from cluster.datasheets import shape_of, tables
+from profiles.errors import UserError
+from profiles.shapes import bert_base, distilbert, resnet50, vit_base
+from tests.networks import FAMILIES, TEXT, hugging_face, network
+
+
+def test_configs_of_well_known_networks_give_their_shapes() -> None:
+    assert shape_of(transformers.BertConfig(), 64).blocks == bert_base(64).blocks
+    assert shape_of(transformers.DistilBertConfig(), 64).blocks == distilbert(64).blocks
+    assert shape_of(transformers.ViTConfig(num_labels=1000), None).blocks == vit_base().blocks
+    assert shape_of(transformers.ResNetConfig(num_labels=1000), None).blocks == resnet50().blocks
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_has_a_table_with_as_many_blocks_as_it_can_be_cut_into(name: str) -> None:
+    config, length = hugging_face(name).config, 12 if name in TEXT else None
+    (table,) = tables(config, ["k80"], [length], 32, ramps=[0], dtype="float32")
+    assert table.num_blocks == network(name).num_blocks
+    assert table.length == length
+    assert table.from_datasheet
+    assert all(row[0] > 0 and not any(row[1:]) for row in table.ramp_s)  # a ramp where the network has one
+
+
+def test_half_precision_is_faster_where_the_datasheet_says_so() -> None:
+    def slowest_s(dtype: str) -> float:
+        (table,) = tables(transformers.BertConfig(), ["v100"], [128], 0, (), dtype)
+        return sum(table.block_s[-1])
+
+    assert slowest_s("bfloat16") == slowest_s("float16") < slowest_s("float32") / 4
+
+
+def test_a_network_that_no_shape_fits_is_told_to_be_measured() -> None:
+    config: Any = SimpleNamespace(model_type="toy", width=64)
+    with pytest.raises(UserError, match=r"for model type 'toy'.*: measure it"):
+        shape_of(config, None)
+    assert not list(tables(config, [], [None], 224, (), "float32"))  # but only where one is asked for
