@@ -17,7 +17,11 @@ MODULES = sorted(
 )
 
 
-@pytest.mark.parametrize("module", MODULES)
+# Run by a Python of its own, which has what ours has not.
+FOREIGN = {"experiments.serve.litserve_stage"}
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module not in FOREIGN])
 def test_the_examples_in_docstrings_run(module: str) -> None:
     assert doctest.testmod(import_module(module)).failed == 0
 
