@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from deployments.models.loading import quietly
 from deployments.prepare.folders import alone, cache_directory
 from deployments.prepare.measuring import Options
 from deployments.prepare.pipeline import prepare
@@ -97,7 +98,7 @@ def make_demo(target: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]), TemporaryDirectory() as folder:
+        with torch.random.fork_rng(devices=[]), TemporaryDirectory() as folder, quietly():
             torch.manual_seed(0)
             _save(_train(), Path(folder))
             prepare(

@@ -31,7 +31,7 @@ def load(
     """
     place, precision = resolve_device(device), resolve_dtype(dtype)
     folder = locate(checkpoint)
-    with _quietly(), _one_line_errors(folder):
+    with quietly(), _one_line_errors(folder):
         config = read_config(folder)
         family = family or family_of(config.model_type)
         model = _read_classifier(folder, family, precision).to(place).eval()
@@ -111,7 +111,7 @@ def _read_ramps(folder: Path, anatomy: Anatomy, num_labels: int, device: torch.d
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Keep Hugging Face's own bars and advice off the screen."""
     from transformers.utils import logging
 
