@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from cluster.experiment import tool
 from profiles.errors import UserError
 
 DEMO_INPUTS = 256
@@ -42,7 +42,7 @@ def load(
 
     if (rate is None) == (clients is None):
         raise UserError("give one of --rate (open loop) and --clients (closed loop)")
-    tools = {name: _tool(name) for name in ("load", "load_report", "workloads")}
+    tools = {name: tool(name, "load") for name in ("load", "load_report", "workloads")}
     headers = f"X-Deadline-Ms: {slo_ms:g}\r\n" if deadline else ""
     source = tools["load"].Load(url, _bodies(bodies), max(connections, clients or 0), headers)
     console = Console(soft_wrap=True)
@@ -59,14 +59,6 @@ def load(
     report.draw(record, slo_ms, out.with_suffix(".png"))
     console.print(report.table(found, slo_ms))
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
-
-
-def _tool(name: str) -> Any:
-    """Experiments stand on top of the cluster and are no part of the wheel: here they are only called."""
-    try:
-        return import_module(f"experiments.{name}")
-    except ModuleNotFoundError as error:
-        raise UserError("isobatch load needs a checkout of isobatch: experiments/ is not installed") from error
 
 
 def _bodies(path: Path | None) -> list[bytes]:

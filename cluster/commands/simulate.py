@@ -1,11 +1,11 @@
 """`isobatch simulate`: rehearse a plan under a load, with the dispatcher that would serve it, in virtual time."""
 
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from cluster.experiment import tool
 from profiles.errors import UserError
 
 
@@ -34,7 +34,7 @@ def simulate(
     applications = ours(serve_file(config, {}))
     if len(applications) != 1:
         raise UserError(f"{config} has {len(applications)} applications of isobatch: a simulation needs exactly one")
-    devices, simulation = _tool("devices"), _tool("simulation")
+    devices, simulation = tool("devices", "simulate"), tool("simulation", "simulate")
     troubles = devices.Troubles(jitter=jitter, fail_share=failures)
     world = simulation.world(parse(applications[0]["args"]), troubles, front_ms / 1e3)
     report = simulation.run(world, simulation.Load(rate, hours * 3600, arrivals, cv, trace, seed))
@@ -43,11 +43,3 @@ def simulate(
         console.print(table)
     simulation.draw(report, world.slo_s, out)
     console.print(f"drawn in {out}")
-
-
-def _tool(name: str) -> Any:
-    """The simulator is used by the project's own experiments as well, which are no part of an installed isobatch."""
-    try:
-        return import_module(f"experiments.{name}")
-    except ModuleNotFoundError as error:
-        raise UserError("isobatch simulate needs a checkout of isobatch: experiments/ is not installed") from error
