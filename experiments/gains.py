@@ -67,7 +67,16 @@ def write(rows: Sequence[Row], path: Path) -> None:
         table.writerows({name: _short(value) for name, value in asdict(row).items()} for row in rows)
 
 
-def draw(rows: Sequence[Row], title: str, path: Path) -> None:
+def read(path: Path) -> list[Row]:
+    """The rows that `write` wrote."""
+    with path.open(newline="") as file:
+        return [
+            Row(row.pop("system"), int(row.pop("batch")), **{name: float(value) for name, value in row.items()})
+            for row in csv.DictReader(file)
+        ]
+
+
+def draw(rows: Sequence[Row], suite: Suite, path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -82,6 +91,7 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     bound = [max(row.goodput_per_s / row.share_of_oracle for row in rows if row.batch == b) for b in batches]
     axes.plot(range(len(batches)), bound, "k_", markersize=32, label="bound")
     axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
+    title = f"{suite.network.name} on {suite.devices}, simulated, SLO {suite.slo_s * 1e3:g} ms"
     axes.set(xlabel="largest batch", ylabel="goodput (inputs per second)", title=title)
     axes.legend(frameon=False, fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     axes.spines[["top", "right"]].set_visible(False)
