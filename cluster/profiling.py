@@ -1,13 +1,12 @@
 """Profile a checkpoint on this machine: what to feed it, what to call the device, and how to tell the result."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from random import Random
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -144,21 +143,6 @@ def check_writable(out: Path) -> None:
             pass
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}: choose a directory that exists with --out") from None
-
-
-def sampled(found: Iterable[Any], most: int, seed: int = 0) -> list[Any]:
-    """At most so many, each with the same chance, in one pass: a sorted file is no reason for a wrong profile.
-
-    >>> sampled(range(10), 20) == list(range(10)), len(sampled(range(1000), 20)), max(sampled(range(1000), 20)) > 500
-    (True, 20, True)
-    """
-    kept: list[Any] = []
-    random = Random(seed)
-    for count, each in enumerate(found, start=1):
-        place = len(kept) if len(kept) < most else random.randrange(count)
-        if place < most:
-            kept[place : place + 1] = [each]
-    return kept
 
 
 def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int) -> ExitProfile | None:

@@ -153,9 +153,9 @@ def _prepared_exits(network: "TorchModel") -> "tuple[ExitProfile | None, tuple[s
 
 def _recorded(model: str, data: Path, columns: "Columns", max_rows: int) -> list[Any]:
     """A sample of a file's inputs, read before anything is timed, so that a wrong one is found at once."""
-    from cluster.profiling import sampled
     from deployments.models import checkpoint
     from deployments.prepare.data import rows
+    from deployments.prepare.sample import sampled
 
     found = rows(data, columns, images=checkpoint.reads_images(checkpoint.locate(model)))
     values = sampled((row.value for row in found), max_rows)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from deployments.prepare.data import Row
 from profiles.errors import UserError
 
 Indices = NDArray[np.int64]
+
+Item = TypeVar("Item")
 
 MIN_ROWS = 50
 
@@ -50,18 +52,27 @@ class Sample:
         return len(self.values)
 
 
-def draw(found: Iterable[Row], source: Path, label_names: Sequence[str], most: int, seed: int = 0) -> Sample:
-    """Keep at most this many rows, each with the same chance, in one pass over a file of any size."""
-    kept: list[Row] = []
+def sampled(found: Iterable[Item], most: int, seed: int = 0) -> list[Item]:
+    """At most so many, each with the same chance, in one pass: a sorted file is no reason for a wrong sample.
+
+    >>> sampled(range(10), 20) == list(range(10)), len(sampled(range(1000), 20)), max(sampled(range(1000), 20)) > 500
+    (True, 20, True)
+    """
+    kept: list[Item] = []
     random = Random(seed)
-    count = 0
-    numbers = {name.lower(): number for number, name in enumerate(label_names)}
-    for count, row in enumerate(found, start=1):
+    for count, each in enumerate(found, start=1):
         place = len(kept) if len(kept) < most else random.randrange(count)
         if place < most:
-            kept[place : place + 1] = [row]
-    if count < MIN_ROWS:
-        raise UserError(f"{source}: has {count or 'no'} rows; at least {MIN_ROWS} are needed")
+            kept[place : place + 1] = [each]
+    return kept
+
+
+def draw(found: Iterable[Row], source: Path, label_names: Sequence[str], most: int, seed: int = 0) -> Sample:
+    """Keep at most this many rows, each with the same chance, in one pass over a file of any size."""
+    kept = sampled(found, most, seed)
+    numbers = {name.lower(): number for number, name in enumerate(label_names)}
+    if len(kept) < MIN_ROWS:
+        raise UserError(f"{source}: has {len(kept) or 'no'} rows; at least {MIN_ROWS} are needed")
     labels = _labels(kept, source, numbers, label_names)
     return Sample([row.value for row in kept], labels, Parts.of(len(kept), seed))
 

@@ -8,9 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.profiling import exits_from_rules, kind_of, report, sampled, stranger, texts
+from cluster.profiling import exits_from_rules, kind_of, report, stranger, texts
 from deployments.models import load
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from deployments.prepare.sample import sampled
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import load as load_profile
