@@ -115,7 +115,7 @@ class Dispatcher:
             return Refusal("the deadline cannot be met with what is ahead", late_s)
         if len(self._tickets) >= self.limits.backlog:
             return Refusal(f"the backlog of {self.limits.backlog} inputs is full", self.expected_s(now_s))
-        ticket = Ticket(next(self._ticket_ids), deadline_s, place)
+        ticket = Ticket(next(self._ticket_ids), deadline_s, place, place)
         self._tickets[ticket.id] = ticket
         self._wait(ticket)
         self._backlog.joined()
@@ -154,14 +154,19 @@ class Dispatcher:
                 ticket.place, ticket.cursor, ticket.retries = survivors[row], flight.launch.stop, 0
                 self._wait(ticket)
 
-    def failed(self, launch_id: int, now_s: float, reason: str) -> None:
-        """A launch did not come back. Its inputs are still where they were: they try again, on another replica."""
+    def failed(self, launch_id: int, now_s: float, reason: str, *, lost: bool = False) -> None:
+        """A launch did not come back. Its inputs are still where they were: they try again, on another replica.
+
+        `lost`: they are not, because their state went with a replica. They begin again, as the inputs that came in.
+        """
         flight = self._land(launch_id)
         if group := self._groups.get(flight.stage.group):
             group.distrust(flight.replica, now_s)
         for ticket in flight.tickets:
             ticket.retries += 1
-            if ticket.retries > self.limits.retries:
+            if lost:
+                ticket.place, ticket.cursor, ticket.restarts = ticket.origin, 0, ticket.restarts + 1
+            if max(ticket.retries, ticket.restarts) > self.limits.retries:
                 self._end(ticket, Outcome.FAILED, reason)
             else:
                 self._wait(ticket)
@@ -205,7 +210,9 @@ class Dispatcher:
 
     def _launch(self, cursor: int, stage: Stage, replica: Replica, tickets: tuple[Ticket, ...], now_s: float) -> Launch:
         ids, places = tuple([ticket.id for ticket in tickets]), tuple([ticket.place for ticket in tickets])
-        launch = Launch(next(self._launch_ids), replica.name, cursor, stage.stop, self.route.ramps, ids, places)
+        launch = Launch(
+            next(self._launch_ids), replica.name, cursor, stage.stop, self.route.ramps, ids, places, self._keeps(stage)
+        )
         # What waits at a busy replica starts when that is done, not now.
         starts_s = max(now_s, replica.ends_s) if replica.running else now_s
         replica.ends_s = starts_s + stage.seconds(len(tickets))
@@ -213,6 +220,11 @@ class Dispatcher:
         self._groups[stage.group].begin(replica)
         self._backlog.begin(stage, cursor, len(tickets), flight.ends_s)
         return launch
+
+    def _keeps(self, stage: Stage) -> bool:
+        """Whether whoever survives this stage goes on where it is."""
+        after = self.route.at(stage.stop) if stage.stop < self.route.num_blocks else None
+        return after is not None and after.local and after.group == stage.group
 
     def _land(self, launch_id: int) -> _Flight:
         flight = self._flights.pop(launch_id)

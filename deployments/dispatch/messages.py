@@ -43,7 +43,10 @@ class Ending(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One batch for one replica: merge these places, then run the blocks `cursor..stop` with these ramps."""
+    """One batch for one replica: merge these places, then run the blocks `cursor..stop` with these ramps.
+
+    `keep`: whoever survives it will be needed on this very replica, so they should stay there.
+    """
 
     id: int
     replica: str
@@ -52,3 +55,4 @@ class Launch(NamedTuple):
     ramps: frozenset[int]
     tickets: tuple[int, ...]
     places: tuple[Place, ...]
+    keep: bool = False

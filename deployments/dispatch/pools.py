@@ -19,8 +19,10 @@ class Ticket:
     id: int
     deadline_s: float
     place: Place
+    origin: Place  # where it was when it came: what it begins again from if a replica takes its state along
     cursor: int = 0
-    retries: int = 0
+    retries: int = 0  # at this block
+    restarts: int = 0
     waiting: bool = False  # in a pool, not in a launch
     ended: bool = False
 

@@ -10,7 +10,8 @@ class Stage:
     """Blocks `start..stop`, run as one launch by any replica of `group`.
 
     `launch_s[n - 1]` is what a launch of n inputs is expected to take; `survival` is the share of all inputs that are
-    expected to get here.
+    expected to get here. `local`: inputs that come from an earlier stage of the same group are run by the very replica
+    that ran them there, which has kept them.
     """
 
     start: int
@@ -20,6 +21,7 @@ class Stage:
     launch_s: tuple[float, ...]
     survival: float = 1.0
     ramps: frozenset[int] = frozenset()
+    local: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
