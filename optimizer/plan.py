@@ -41,11 +41,16 @@ class Split:
 
 @dataclass(frozen=True)
 class Placement:
-    """`replicas` devices of one kind that run one split or, taking turns, several."""
+    """`replicas` devices of one kind that run one split or, taking turns, several.
+
+    In a `local` placement, what goes on from one of its splits straight to the next one stays on the replica that made
+    it: no hand-over, and the batches of the deeper split form on every replica by itself.
+    """
 
     kind: str
     replicas: int
     splits: tuple[Split, ...]
+    local: bool = False
 
     __pydantic_config__ = STRICT
 

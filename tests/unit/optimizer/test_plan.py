@@ -11,7 +11,7 @@ from profiles.errors import UserError
 PLAN = Plan(
     (
         Placement("v100", 6, (Split(0, 3, 8, (0, 2)), Split(5, 12, 4, ()))),
-        Placement("k80", 15, (Split(3, 5, 16, (4,)),)),
+        Placement("k80", 15, (Split(3, 5, 16, (4,)),), local=True),
     ),
     Promise(1000.0, 0.08, 28.5, 0.0),
 )
@@ -21,6 +21,12 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(PLAN.to_json())
     assert read_plan(path) == PLAN
+
+
+def test_a_placement_is_local_only_where_it_says_so() -> None:
+    fields = json.loads(PLAN.to_json())
+    del fields["placements"][1]["local"]
+    assert not any(placement.local for placement in Plan.from_json(json.dumps(fields)).placements)
 
 
 def test_splits_come_in_the_order_of_the_network_wherever_they_are_placed() -> None:
