@@ -39,9 +39,12 @@ class Forecast:
         """How it was made, in a few words: "arima(0,1,1) x 9, arima(1,1,1) x 3"."""
         return ", ".join(f"{method} x {count}" for method, count in Counter(self.methods).most_common())
 
-    def contradicts(self, window: Window) -> bool:
-        """Whether what was seen cannot be squared with this forecast at some block: time to plan anew."""
-        low, high = window.interval()
+    def contradicts(self, window: Window, z: float = Z) -> bool:
+        """Whether what was seen cannot be squared with this forecast at some block: time to plan anew.
+
+        With a larger `z` it takes more to be sure: for those who ask often.
+        """
+        low, high = window.interval(z)
         return bool((low > np.asarray(self.survival_high)).any() or (high < np.asarray(self.survival_low)).any())
 
 

@@ -1,9 +1,10 @@
 """What was observed: counts of who left where, per window of time, and how far they can be trusted."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ class Window:
     """Counts of one window, by one reporter or by several.
 
     `left[k]` inputs were answered after block k; whoever reached the end counts in the last block.
-    `arrived` inputs were admitted meanwhile: not the same ones, some are still on their way.
+    `arrived` inputs came meanwhile: not the same ones, some were refused and some are still on their way.
     """
 
     start_s: float
@@ -42,6 +43,11 @@ class Window:
         for block, count in enumerate(self.left):
             if not 0 <= count < MOST:
                 raise ValueError(f"left[{block}] = {count} must be 0 or more, and less than 2**53")
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> "Window":
+        """From what `asdict` made of it."""
+        return cls(**{**fields, "left": tuple(fields["left"])})
 
     @property
     def answered(self) -> int:

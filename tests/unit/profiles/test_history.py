@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profiles.errors import UserError
 from profiles.history import History
 from profiles.windows import Window
 
@@ -51,6 +52,17 @@ def test_noise_in_the_middle_is_skipped_and_counted(tmp_path: Path) -> None:
     history = History(tmp_path / "h")
     assert history.windows == (seen(0), seen(2))
     assert history.damaged == 2
+
+
+def test_a_line_without_a_version_is_of_the_first(tmp_path: Path) -> None:
+    (tmp_path / "h").write_text('{"start_s": 120.0, "duration_s": 120.0, "arrived": 1, "left": [1, 1]}\n')
+    assert History(tmp_path / "h").windows == (seen(1),)
+
+
+def test_a_file_of_another_version_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "h").write_text('{"v": 7, "from": 0}\n')
+    with pytest.raises(UserError, match=r"h is of schema version 7, this isobatch reads 1"):
+        History(tmp_path / "h")
 
 
 def test_the_file_is_bounded_and_keeps_the_latest(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""What happened, in one file that survives a crash: append-only JSON lines, bounded, no server.
+
+One process writes. A line counts only when it is whole, so a write that was cut short loses its own line and no other.
+When the file holds twice as many lines as are wanted, the older half is dropped by writing a new file beside it and
+renaming that: at every moment there is one good file. Every line says of which schema version it is.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from profiles.errors import UserError
+
+SCHEMA_VERSION = 1
+T = TypeVar("T")
+
+
+class Journal(Generic[T]):
+    """Frozen dataclasses; `read` makes one of what `asdict` made of it.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from profiles.windows import Window
+    >>> with TemporaryDirectory() as folder:
+    ...     Journal(Path(folder) / "exits.jsonl", Window.read, keep=9).append(Window(0.0, 120.0, 10, (6, 4)))
+    ...     Journal(Path(folder) / "exits.jsonl", Window.read, keep=9).entries
+    (Window(start_s=0.0, duration_s=120.0, arrived=10, left=(6, 4)),)
+    """
+
+    def __init__(self, path: Path, read: Callable[[dict[str, Any]], T], keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"keep = {keep} must be 1 or more")
+        self._path, self._read, self._keep = path, read, keep
+        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        found = [self._entry(line) for line in lines if line]
+        self._entries = [entry for entry in found if entry is not None]
+        self.damaged = len(found) - len(self._entries)  # lines that were cut short or are something else
+        self._lines = len(found)
+        self._ends_whole = not lines[-1]
+
+    @property
+    def entries(self) -> tuple[T, ...]:
+        """The latest ones, oldest first."""
+        return tuple(self._entries[-self._keep :])
+
+    def append(self, entry: T) -> None:
+        """Keep it; when this returns it is on disk."""
+        self._entries.append(entry)
+        if self._lines + 1 >= 2 * self._keep:
+            self._rewrite()
+            return
+        created = not self._path.exists()
+        with self._path.open("ab") as file:
+            _write(file, _line(entry) if self._ends_whole else b"\n" + _line(entry))
+        if created:
+            _sync_folder(self._path.parent)
+        self._lines += 1
+        self._ends_whole = True
+
+    def _rewrite(self) -> None:
+        self._entries = self._entries[-self._keep :]
+        beside = self._path.with_suffix(self._path.suffix + ".part")
+        with beside.open("wb") as file:
+            _write(file, b"".join(_line(entry) for entry in self._entries))
+        beside.replace(self._path)
+        _sync_folder(self._path.parent)
+        self._lines = len(self._entries)
+        self._ends_whole = True
+
+    def _entry(self, line: bytes) -> T | None:
+        try:
+            fields = json.loads(line)
+            version = fields.pop("v", SCHEMA_VERSION)  # the first isobatch wrote none
+        except (ValueError, TypeError, AttributeError):
+            return None
+        if version != SCHEMA_VERSION:
+            reason = f"schema version {version!r}, this isobatch reads {SCHEMA_VERSION}"
+            raise UserError(f"{self._path} is of {reason}: move it away, or use the isobatch that wrote it")
+        try:
+            return self._read(fields)
+        except (ValueError, TypeError, KeyError):
+            return None
+
+
+def _line(entry: Any) -> bytes:
+    return json.dumps({"v": SCHEMA_VERSION, **asdict(entry)}, separators=(",", ":")).encode() + b"\n"
+
+
+def _write(file: Any, content: bytes) -> None:
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name is on disk only when its folder is."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
