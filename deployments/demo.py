@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from deployments.folders import alone, cache_directory
 from deployments.models.loading import quietly
-from deployments.prepare.folders import alone, cache_directory
 from deployments.prepare.measuring import Options
 from deployments.prepare.pipeline import prepare
-from deployments.prepare.progress import show
 from deployments.prepare.sample import Parts, Sample
+from deployments.progress import show
 
 # To be raised whenever something here changes what is made: a cached demo is found by it.
 VERSION = "2"

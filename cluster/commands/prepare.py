@@ -48,9 +48,9 @@ def prepare(
     from deployments.prepare import pipeline
     from deployments.prepare.data import Columns, rows
     from deployments.prepare.measuring import Options
-    from deployments.prepare.progress import show
     from deployments.prepare.report import exit_table, shortfall
     from deployments.prepare.sample import draw
+    from deployments.progress import show
 
     path = policy if ":" in policy else f"deployments.exits:{policy}"
     policy_at(path)

@@ -1,6 +1,6 @@
 """A SplitModel that runs on torch: any family, any device, any precision."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from deployments.models.anatomy import Anatomy
 from deployments.models.departures import Departures
 from deployments.models.encode import Encoder, TextEncoder
 from deployments.models.ramps import Ramps
+from deployments.models.stretch import Passed, Stretch
 from profiles.model import Array, Batch, Launched
 
 
@@ -69,24 +70,33 @@ class TorchModel:
     @torch.inference_mode()
     def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
         self._check(batch, stop, ramps)
-        hidden, present = self._enter(batch)
+        arrays, present = self._enter(batch)
         departures = Departures(self._on_device(batch.memory), self.num_labels)
-        observed = self.ramps.observed(ramps)
-        for block in range(batch.cursor, stop):
+        observed = sorted(block for block in self.ramps.observed(ramps) if batch.cursor <= block < stop)
+        passed = self.through(Stretch(batch.cursor, stop, tuple(observed)), arrays, present)
+        for block, logits in passed.ramps.items():
+            decision = self.ramps.decide(block, logits, departures.memory)
+            departures.note(block, decision, may_leave=block in ramps)
+        if passed.head is not None:
+            departures.close(stop - 1, passed.head)
+        return self._settle(batch, stop, passed.hidden, departures)
+
+    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
+        """Compute, and decide nothing: this is what another backend does in its own way."""
+        hidden, logits = self._before(stretch.start, arrays), {}
+        for block in range(stretch.start, stretch.stop):
             hidden = self.anatomy.blocks[block](hidden, _attention_mask(present))
-            if block in observed:
-                logits = self.ramps.logits(block, self.anatomy.pool(hidden, present))
-                decision = self.ramps.decide(block, logits, departures.memory)
-                departures.note(block, decision, may_leave=block in ramps)
-        if stop == self.num_blocks:
-            departures.close(stop - 1, self.anatomy.head(hidden).float() / self.ramps.head_temperature)
-        return self._settle(batch, stop, hidden, departures)
+            if block in stretch.ramps:
+                logits[block] = self.ramps.logits(block, self.anatomy.pool(hidden, present))
+        if stretch.stop < self.num_blocks:
+            return Passed(hidden, logits, None)
+        return Passed(None, logits, self.anatomy.head(hidden).float() / self.ramps.head_temperature)
 
     @torch.inference_mode()
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         """What ramps are made from: what one after each block would read, and the full model's own logits."""
-        hidden, present = self._enter(batch)
-        pooled = []
+        arrays, present = self._enter(batch)
+        hidden, pooled = self._before(0, arrays), []
         for block in self.anatomy.blocks:
             hidden = block(hidden, _attention_mask(present))
             pooled.append(self.anatomy.pool(hidden, present).float())
@@ -98,11 +108,13 @@ class TorchModel:
         if unknown := set(ramps) - set(self.ramp_blocks):
             raise ValueError(f"no ramp after block {min(unknown)}; ramps are after {list(self.ramp_blocks)}")
 
-    def _enter(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Hidden states on the device, and which of their tokens are real (None: all)."""
+    def _enter(self, batch: Batch) -> tuple[Mapping[str, Tensor], Tensor | None]:
+        """What the next block reads, on the device, and which of its tokens are real (None: all)."""
         arrays = {name: self._in_precision(self._on_device(array)) for name, array in batch.arrays.items()}
-        hidden = self.anatomy.embed(arrays) if batch.cursor == 0 else arrays["hidden"]
-        return hidden, self._present(batch, hidden)
+        return arrays, self._present(batch, next(iter(arrays.values())).shape[1])
+
+    def _before(self, block: int, arrays: Mapping[str, Tensor]) -> Tensor:
+        return self.anatomy.embed(arrays) if block == 0 else arrays["hidden"]
 
     def _on_device(self, array: Array) -> Tensor:
         return torch.as_tensor(array).to(self.device, non_blocking=True)
@@ -110,14 +122,13 @@ class TorchModel:
     def _in_precision(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
-    def _present(self, batch: Batch, hidden: Tensor) -> Tensor | None:
-        longest = hidden.shape[1]
+    def _present(self, batch: Batch, longest: int) -> Tensor | None:
         if batch.lengths is None or bool((batch.lengths == longest).all()):
             return None
         lengths = torch.from_numpy(batch.lengths).to(self.device, non_blocking=True)
         return torch.arange(longest, device=self.device) < lengths.unsqueeze(1)
 
-    def _settle(self, batch: Batch, stop: int, hidden: Tensor, departures: Departures) -> Launched:
+    def _settle(self, batch: Batch, stop: int, hidden: Tensor | None, departures: Departures) -> Launched:
         exits, staying = departures.settle()
         if len(staying) == 0:
             return Launched(exits, None)

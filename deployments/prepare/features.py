@@ -11,9 +11,9 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from deployments.folders import alone, make_room, whole
 from deployments.models import TorchModel
-from deployments.prepare.folders import alone, make_room, whole
-from deployments.prepare.progress import show
+from deployments.progress import show
 from profiles.errors import UserError
 
 LIMIT_BYTES = 16 << 30

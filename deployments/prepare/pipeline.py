@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from deployments.folders import cache_directory, whole
 from deployments.models import checkpoint, load
 from deployments.models.ramps import RULES, ExitRules, save_ramps
 from deployments.prepare.features import features
-from deployments.prepare.folders import cache_directory, whole
 from deployments.prepare.measuring import Options, make_ramps
 from deployments.prepare.report import draw_exits
 from deployments.prepare.sample import Sample

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from deployments.models.ramps import RampKind, make_head
 from deployments.prepare.features import Floats
-from deployments.prepare.progress import show
+from deployments.progress import show
 
 PENALTIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
 ITERATIONS = 60

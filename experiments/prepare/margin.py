@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.exits import entropy
+from deployments.folders import cache_directory
 from deployments.models import checkpoint, load
 from deployments.prepare.data import rows
 from deployments.prepare.features import features
-from deployments.prepare.folders import cache_directory
 from deployments.prepare.measuring import look, targets_of
 from deployments.prepare.sample import Indices, draw
 from deployments.prepare.thresholds import Replay, outcome, replay, search

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from deployments.folders import make_room, whole
 from deployments.models.ramps import RampKind
 from deployments.prepare.calibration import calibration_error, temperature
-from deployments.prepare.folders import make_room, whole
 from deployments.prepare.training import answers, train
 
 ROWS = np.arange(400)
