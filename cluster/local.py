@@ -81,11 +81,15 @@ def check_place(host: str, port: int) -> None:
             f"a Ray cluster is already running at {address}, and 'isobatch serve' starts its own: "
             "stop it with 'ray stop', or deploy onto it with 'serve deploy FILE.yaml'"
         )
+    check_port(host, port, "--port")
+
+
+def check_port(host: str, port: int, option: str) -> None:
     try:
         _bound_port(host, port)
     except OSError as error:
         reason = f"port {port} of {host} cannot be used ({error.strerror})"
-        raise UserError(f"{reason}: stop what listens there, or take another with --port") from error
+        raise UserError(f"{reason}: stop what listens there, or take another with {option}") from error
 
 
 def _settings(folder: str) -> dict[str, str]:

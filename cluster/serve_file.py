@@ -1,5 +1,6 @@
 """What is to be served, as the standard Serve file: read from YAML, or made for a model's directory."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 APPLICATION = "deployments.app:build"
 PATHS = ("model", "plan", "profile")
 HTTP = {"host": "127.0.0.1", "port": 8000}
+GRPC_PORT = 8001
 
 ServeFile = dict[str, Any]
 
@@ -52,6 +54,27 @@ def with_demo(content: ServeFile) -> ServeFile:
         if "model" not in application["args"]:
             application["args"] = application["args"] | {"model": str(named(DEMO)())}
     return complete
+
+
+def with_grpc(content: ServeFile, host: str | None, port: int | None, is_free: Callable[[str, int], bool]) -> ServeFile:
+    """The first application of ours serves gRPC: where it was told to, or at the usual port if nobody is there.
+
+    Whoever names a port must get it: `check_port` says so later. `port` 0 switches gRPC off.
+    """
+    complete = content | {"applications": [dict(application) for application in content["applications"]]}
+    for application in ours(complete)[:1]:
+        arguments = application["args"] | ({"grpc_host": host} if host else {})
+        if port is None and "grpc_port" not in arguments:
+            port = GRPC_PORT if is_free(parse(arguments).grpc_host, GRPC_PORT) else 0
+        told = {"grpc_port": port or None} if port is not None else {}
+        application["args"] = {name: value for name, value in (arguments | told).items() if value is not None}
+    return complete
+
+
+def grpc_address(content: ServeFile) -> tuple[str, int] | None:
+    """Host and port of the first application of ours, if it serves gRPC."""
+    found = [parse(application["args"]) for application in ours(content)[:1]]
+    return next(((config.grpc_host, config.grpc_port) for config in found if config.grpc_port), None)
 
 
 def _read(path: Path) -> ServeFile:

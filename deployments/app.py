@@ -23,6 +23,7 @@ from deployments.http import create_api
 from deployments.in_process import in_process
 from deployments.metrics import export
 from deployments.on_serve import on_serve
+from deployments.open_inference.rpc import check_port
 from deployments.placed import Placed, resources
 from deployments.serve_workers import DEPLOYMENT
 from deployments.service import Service, directory_of
@@ -38,6 +39,8 @@ class Front:
     def __init__(self, config: AppConfig, deployer: Any = None) -> None:
         self._deployer = deployer
         self._service = Service(config, time.perf_counter, self._connect)
+        if config.grpc_port:
+            check_port(config.grpc_host, config.grpc_port)
         if config.plan:
             check_depth(config.plan, self._service.num_blocks)  # of what fails later Serve tells no reason
 

@@ -81,6 +81,10 @@ class AppConfig(BaseModel):
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
     )
+    grpc_port: int | None = Field(
+        None, ge=1, le=65535, description="Port of the Open Inference Protocol over gRPC; none: only HTTP."
+    )
+    grpc_host: str = Field("127.0.0.1", description="Address that gRPC listens on, on the node of each front replica.")
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for the requests that were admitted.")
 
     @model_validator(mode="after")

@@ -12,8 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from deployments.answers import Answer, RefusedError, Step
-from deployments.keys import OPEN, is_shown
-from deployments.open_inference import routes
+from deployments.deadlines import HEADER, deadline_s
+from deployments.keys import OPEN, UNKNOWN, is_shown
+from deployments.open_inference.rest import routes
+from deployments.open_inference.rpc import serving
 from deployments.service import Service
 
 
@@ -63,7 +65,7 @@ _PROBLEMS = {
 
 
 _UNKNOWN = JSONResponse(
-    {"error": "this server asks for a key: Authorization: Bearer KEY, or X-API-Key: KEY"},
+    {"error": UNKNOWN},
     status_code=401,
     headers={"WWW-Authenticate": "Bearer"},
 )
@@ -104,7 +106,8 @@ def create_api(service: Service) -> Api:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         await service.open()
-        yield
+        async with serving(service):
+            yield
         await service.close()
 
     api = Api(title="isobatch", description=f"Early-exit inference: {service.name}", lifespan=life)
@@ -163,17 +166,7 @@ def _output(answer: Answer, labels: Sequence[str]) -> dict[str, Any]:
 
 
 def _deadline_s(request: Request) -> float | None:
-    """What X-Deadline-Ms asks for."""
-    told = request.headers.get("x-deadline-ms")
-    if told is None:
-        return None
-    try:
-        deadline_ms = float(told)
-    except ValueError:
-        deadline_ms = 0.0
-    if not 0 < deadline_ms < float("inf"):
-        raise RefusedError(400, f"X-Deadline-Ms is {told!r}: it must be a number of milliseconds, more than 0")
-    return deadline_ms / 1e3
+    return deadline_s(request.headers.get(HEADER))
 
 
 async def _body(request: Request, max_bytes: int) -> bytes:

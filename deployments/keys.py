@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from profiles.errors import UserError
 
 OPEN = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})  # for load balancers
+UNKNOWN = "this server asks for a key: Authorization: Bearer KEY, or X-API-Key: KEY"
 _BEARER = b"bearer "
 
 

@@ -11,7 +11,7 @@ from deployments.driver import Driver
 from deployments.in_process import in_process
 from deployments.keys import key_in
 from deployments.placed import load_front_model
-from deployments.tally import OUTCOMES
+from deployments.tally import OUTCOMES, Tally
 from deployments.wire import Packed, pack
 from profiles.model import SplitModel
 
@@ -52,6 +52,10 @@ class Service:
     async def close(self) -> None:
         """What was admitted is answered first."""
         await self._driver.close()
+
+    @property
+    def tally(self) -> Tally:
+        return self._driver.tally
 
     @property
     def reads_text(self) -> bool:

@@ -37,6 +37,9 @@ class Tally:
         self.outcomes: Counter[str] = Counter()
         self.exits: Counter[int] = Counter()
         self.launches: dict[int, Launches] = defaultdict(Launches)
+        self.seconds: defaultdict[str, float] = defaultdict(
+            float
+        )  # of answered requests: from end to end, queued, computed
         self._latencies_s: deque[float] = deque(maxlen=LATEST)
 
     def ended(self, outcome: str) -> None:
@@ -44,7 +47,10 @@ class Tally:
 
     def answered(self, answers: Sequence[Answer], took_s: float) -> None:
         self.ended("answered")
-        self.exits.update(answer.exit_block for answer in answers)
+        self.exits.update([answer.exit_block for answer in answers])
+        self.seconds["all"] += took_s
+        self.seconds["queued"] += sum([answer.queued_ms for answer in answers]) / len(answers) / 1e3
+        self.seconds["computed"] += sum([answer.computed_ms for answer in answers]) / len(answers) / 1e3
         self._latencies_s.append(took_s)
 
     def launched(self, block: int, inputs: int, room: int) -> None:

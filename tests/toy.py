@@ -68,6 +68,10 @@ def load(directory: str | Path, device: str, dtype: str) -> Toy:
     return Toy()
 
 
+def load_leisurely(directory: str | Path, device: str, dtype: str) -> Toy:
+    return Toy(pause_s=0.1)
+
+
 def load_slow(directory: str | Path, device: str, dtype: str) -> Toy:
     return Toy(pause_s=0.5)
 

@@ -28,6 +28,9 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 unless the file says otherwise.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="8000 unless the file says otherwise.")] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="8001, if free, unless the file says otherwise; 0: no gRPC.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Where the network computes: cpu or cuda.")] = None,
     dashboard: Annotated[bool, typer.Option(help="Start Ray's dashboard too, on 127.0.0.1 only.")] = False,
     patience_s: Annotated[float, typer.Option(help="How long the start may take.")] = 300.0,
@@ -37,9 +40,10 @@ def serve(
     Example: [bold]isobatch serve[/], then
     curl -d '{"inputs": ...}' http://127.0.0.1:8000/predict
     """
-    from cluster.serve_file import serve_file
+    from cluster.local import is_free
+    from cluster.serve_file import serve_file, with_grpc
 
-    content = serve_file(target, {"device": device} if device else {})
+    content = with_grpc(serve_file(target, {"device": device} if device else {}), host, grpc_port, is_free)
     http = content["http_options"]
     http |= {"host": host or http["host"], "port": port or http["port"]}
     run(content, dashboard, patience_s)
@@ -50,8 +54,8 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
     from cluster.capacity import check_capacity
     from cluster.deploy import deploy
     from cluster.example import example_body
-    from cluster.local import check_place, local_ray
-    from cluster.serve_file import key_variable, with_demo
+    from cluster.local import check_place, check_port, local_ray
+    from cluster.serve_file import GRPC_PORT, grpc_address, key_variable, with_demo
 
     # Bound to today's stdout: what Ray prints while it stops is led elsewhere.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -60,6 +64,8 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
     base = url(http)
     _on_signals(_interrupt)
     check_place(http["host"], http["port"])
+    if grpc := grpc_address(content):
+        check_port(*grpc, "--grpc-port")
     try:
         complete = with_demo(content)
         with console.status("Starting Ray") as status, local_ray(http, dashboard) as ray:
@@ -70,6 +76,8 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
             status.stop()
             _on_signals(lambda *_: stop.set())
             console.print(f"[bold green]ready[/] at {base}  (explained at {base}/docs)")
+            told = "{}:{}".format(*grpc) if grpc else f"not served ({GRPC_PORT} is taken, or it was switched off)"
+            console.print(f"gRPC: {told}")
             variable = key_variable(complete)
             _show_example(console, base, example_body(content), ray.folder, variable)
             _watch(console, _stats_of(base, variable), stop, ray)

@@ -21,7 +21,7 @@ PATIENCE_S = 180.0
 def isobatch(serve_file: Path) -> Iterator[str]:
     """`isobatch serve FILE`, until the block ends; yields its address."""
     port = free_port(8210)
-    command = [sys.executable, "-m", "cluster.cli", "serve", str(serve_file), "--port", str(port)]
+    command = [sys.executable, "-m", "cluster.cli", "serve", str(serve_file), "--port", str(port), "--grpc-port", "0"]
     with _running(command, "ready at"):
         yield f"http://127.0.0.1:{port}/predict"
 

@@ -45,7 +45,7 @@ def served(folder: Path, loader: str) -> Iterator[tuple[subprocess.Popen[str], s
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
     environment |= dict([mark.split("=")])
     with subprocess.Popen(
-        [*SERVE, str(file), "--port", str(port)],
+        [*SERVE, str(file), "--port", str(port), "--grpc-port", "0"],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from deployments.answers import RefusedError
 from deployments.config import AppConfig
 from deployments.http import create_api
+from deployments.open_inference.tensors import HEADER, Asked, read, write
 from deployments.service import Service
-from deployments.tensors import HEADER, Asked, read, write
 
 INFER = "/v2/models/toy/infer"
 
@@ -62,9 +62,13 @@ def test_health_and_metadata(client: TestClient) -> None:
         == client.get("/v2/models/toy/versions/1/ready").status_code
         == 200
     )
-    assert client.get("/v2").json()["extensions"] == ["binary_tensor_data"]
+    assert client.get("/v2").json()["extensions"] == ["binary_tensor_data", "model_configuration", "statistics"]
     about = client.get("/v2/models/toy").json()
     assert [output["name"] for output in about["outputs"]] == ["label", "score", "exit_block", "name"]
+    assert client.get("/v2/models/toy/config").json()["max_batch_size"] == 256
+    client.post(INFER, json={"inputs": [tensor()]})
+    (statistics,) = client.get("/v2/models/toy/versions/1/stats").json()["model_stats"]
+    assert statistics["inference_stats"]["success"]["count"] == statistics["execution_count"] > 0
     assert "no model 'other'" in client.get("/v2/models/other").json()["error"]
 
 

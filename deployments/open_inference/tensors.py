@@ -1,8 +1,8 @@
-"""The Open Inference Protocol (v2) in bytes: tensors as JSON or, by the binary extension, after the JSON."""
+"""The protocol in bytes: tensors as JSON, raw after the JSON (its binary extension), or raw in a gRPC message."""
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.answers import RefusedError
+
+Values = Sequence[Any] | NDArray[Any]  # texts, or numbers
 
 HEADER = "inference-header-content-length"  # how much of a body is JSON; the tensors follow
 BYTES = "BYTES"
@@ -41,11 +43,10 @@ def read(body: bytes, header: str | None) -> Asked:
     return Asked(_values(inputs[0], raw), content.get("id"), wanted or None, binary)
 
 
-def write(asked: Asked, model: str, outputs: Mapping[str, Sequence[Any] | NDArray[Any]]) -> tuple[bytes, int | None]:
+def write(asked: Asked, model: str, outputs: Mapping[str, Values]) -> tuple[bytes, int | None]:
     """The body, and how much of it is JSON when tensors follow."""
     wanted = asked.wanted if asked.wanted is not None else dict.fromkeys(outputs, asked.binary)
-    if unknown := sorted(wanted.keys() - outputs.keys()):
-        raise RefusedError(400, f"there is no output {unknown[0]!r}; there are: {', '.join(outputs)}")
+    check_outputs(wanted, outputs)
     tensors, raw = [], b""
     for name, binary in wanted.items():
         tensor, after = _tensor(name, outputs[name], binary)
@@ -74,20 +75,29 @@ def _is_binary(output: Mapping[str, Any]) -> bool:
 
 
 def _values(tensor: Mapping[str, Any], raw: bytes) -> Sequence[Any]:
-    name, kind, shape = tensor.get("name"), tensor.get("datatype"), tensor.get("shape")
-    if kind != BYTES and kind not in _NUMBERS:
+    size = (tensor.get("parameters") or {}).get("binary_data_size")
+    if size is not None and size != len(raw):
+        raise RefusedError(
+            400, f"tensor {tensor.get('name')!r}: binary_data_size is {size}, but {len(raw)} bytes follow the JSON"
+        )
+
+    def load(kind: str) -> NDArray[Any]:
+        return _from_json(tensor["data"], kind) if size is None else from_bytes(raw, kind)
+
+    return rows(tensor.get("name"), tensor.get("datatype"), tensor.get("shape"), load)
+
+
+def rows(name: object, kind: object, shape: object, load: Callable[[str], NDArray[Any]]) -> Sequence[Any]:
+    """A tensor's values, one per input; `load` gives them flat."""
+    if not isinstance(kind, str) or (kind != BYTES and kind not in _NUMBERS):
         raise RefusedError(
             400, f"tensor {name!r}: datatype {kind!r} is not known; there are: {BYTES}, {', '.join(_NUMBERS)}"
         )
     if not (isinstance(shape, list) and shape and all(isinstance(size, int) and size >= 0 for size in shape)):
         raise RefusedError(400, f"tensor {name!r}: shape {shape!r} must be a list of sizes")
-    size = (tensor.get("parameters") or {}).get("binary_data_size")
-    if size is not None and size != len(raw):
-        raise RefusedError(400, f"tensor {name!r}: binary_data_size is {size}, but {len(raw)} bytes follow the JSON")
     try:
-        flat = _from_json(tensor["data"], kind) if size is None else _from_bytes(raw, kind)
-        rows = flat.reshape(shape[:1] if kind == BYTES and shape[1:] == [1] else shape)
-        return rows.tolist() if kind == BYTES else list(rows)
+        found = load(kind).reshape(shape[:1] if kind == BYTES and shape[1:] == [1] else shape)
+        return found.tolist() if kind == BYTES else list(found)
     except (KeyError, ValueError, TypeError, OverflowError, struct.error) as error:
         raise RefusedError(400, f"tensor {name!r} does not hold {kind} of shape {shape}: {error}") from error
 
@@ -98,7 +108,12 @@ def _from_json(data: Any, kind: str) -> NDArray[Any]:
     return np.array(data, dtype=_NUMBERS[kind]).reshape(-1)
 
 
-def _from_bytes(raw: bytes, kind: str) -> NDArray[Any]:
+def dtype_of(kind: str) -> "np.dtype[Any]":
+    return np.dtype(_NUMBERS[kind])
+
+
+def from_bytes(raw: bytes, kind: str) -> NDArray[Any]:
+    """Flat; texts each with their length before them."""
     return np.array(_texts(raw), dtype=object) if kind == BYTES else np.frombuffer(raw, _NUMBERS[kind])
 
 
@@ -119,14 +134,33 @@ def _texts(raw: bytes) -> list[str]:
     return found
 
 
-def _tensor(name: str, values: Sequence[Any] | NDArray[Any], binary: bool) -> tuple[dict[str, Any], bytes]:
+def check_outputs(wanted: Collection[str], outputs: Collection[str]) -> None:
+    if unknown := sorted(set(wanted) - set(outputs)):
+        raise RefusedError(400, f"there is no output {unknown[0]!r}; there are: {', '.join(outputs)}")
+
+
+def described(name: str, values: Values) -> dict[str, Any]:
+    """A tensor without what it holds."""
+    kind = BYTES
     if isinstance(values, np.ndarray):
         kind = next(kind for kind, code in _NUMBERS.items() if np.dtype(code) == values.dtype)
-        raw, data = values.tobytes(), values.tolist()
-    else:
-        kind, data = BYTES, list(values)
-        raw = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in data)
-    tensor: dict[str, Any] = {"name": name, "shape": [len(values)], "datatype": kind}
+    return {"name": name, "shape": [len(values)], "datatype": kind}
+
+
+def to_bytes(values: Values) -> bytes:
+    """
+    >>> to_bytes(["ab", "c"])
+    b'\\x02\\x00\\x00\\x00ab\\x01\\x00\\x00\\x00c'
+    """
+    if isinstance(values, np.ndarray):
+        return values.tobytes()
+    texts = [text.encode() for text in values]
+    return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+
+
+def _tensor(name: str, values: Values, binary: bool) -> tuple[dict[str, Any], bytes]:
+    tensor = described(name, values)
     if binary:
+        raw = to_bytes(values)
         return tensor | {"parameters": {"binary_data_size": len(raw)}}, raw
-    return tensor | {"data": data}, b""
+    return tensor | {"data": values.tolist() if isinstance(values, np.ndarray) else list(values)}, b""

@@ -1,18 +1,15 @@
-"""The paths of the Open Inference Protocol (v2) over HTTP: what Triton's clients and KServe ask for."""
+"""The protocol's paths over HTTP."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from deployments.answers import Answer, RefusedError
+from deployments.open_inference import protocol
+from deployments.open_inference.protocol import VERSION, check
+from deployments.open_inference.tensors import HEADER, read, write
 from deployments.service import Service
-from deployments.tensors import BYTES, HEADER, read, write
-
-VERSION = "1"
-_OUTPUTS = {"label": "INT64", "score": "FP32", "exit_block": "INT64", "name": BYTES}
 
 
 def routes(
@@ -24,7 +21,7 @@ def routes(
     @router.get("")
     async def server() -> dict[str, Any]:
         """What speaks here."""
-        return {"name": "isobatch", "version": VERSION, "extensions": ["binary_tensor_data"]}
+        return protocol.server()
 
     @router.get("/health/live")
     async def live() -> Response:
@@ -40,45 +37,40 @@ def routes(
     @router.get("/models/{name}/versions/{version}")
     async def metadata(name: str, version: str = VERSION) -> dict[str, Any]:
         """One tensor goes in, whose first dimension counts the inputs; what comes out has a row for each."""
-        _check(service, name, version)
-        outputs = [{"name": output, "datatype": kind, "shape": [-1]} for output, kind in _OUTPUTS.items()]
-        kind, shape = (BYTES, [-1]) if service.reads_text else ("FP32", [-1, -1, -1])
-        inputs = [{"name": "inputs", "datatype": kind, "shape": shape}]
-        return {"name": name, "versions": [VERSION], "platform": "isobatch", "inputs": inputs, "outputs": outputs}
+        check(service, name, version)
+        return protocol.metadata(service)
 
     @router.get("/models/{name}/ready")
     @router.get("/models/{name}/versions/{version}/ready")
     async def model_ready(name: str, version: str = VERSION) -> Response:
         """As above, for the one model there is."""
-        _check(service, name, version)
+        check(service, name, version)
         return await ready()
+
+    @router.get("/models/{name}/config")
+    @router.get("/models/{name}/versions/{version}/config")
+    async def configuration(name: str, version: str = VERSION) -> dict[str, Any]:
+        """As much of Triton's configuration as perf_analyzer asks for."""
+        check(service, name, version)
+        return protocol.configuration(service)
+
+    @router.get("/models/{name}/stats")
+    @router.get("/models/{name}/versions/{version}/stats")
+    async def statistics(name: str, version: str = VERSION) -> dict[str, Any]:
+        """Counts and times since the start, as Triton tells them."""
+        check(service, name, version)
+        return protocol.statistics(service)
 
     @router.post("/models/{name}/infer")
     @router.post("/models/{name}/versions/{version}/infer")
     async def infer(request: Request, name: str, version: str = VERSION) -> Response:
         """Answer every row of the one tensor; JSON, or binary where the request says so."""
-        _check(service, name, version)
+        check(service, name, version)
         asked = read(await body_of(request), request.headers.get(HEADER))
         answers = await service.predict_each(asked.values, within_s(request))
-        content, json_bytes = write(asked, name, _columns(answers, service.labels))
+        content, json_bytes = write(asked, name, protocol.columns(answers, service.labels))
         if json_bytes is None:
             return Response(content, media_type="application/json")
         return Response(content, headers={HEADER: str(json_bytes)}, media_type="application/octet-stream")
 
     return router
-
-
-def _check(service: Service, name: str, version: str) -> None:
-    if (name, version) != (service.name, VERSION):
-        raise RefusedError(
-            404, f"there is no model {name!r} in version {version!r}: this is {service.name!r}, {VERSION!r}"
-        )
-
-
-def _columns(answers: list[Answer], labels: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "label": np.array([answer.label for answer in answers], np.int64),
-        "score": np.array([answer.score for answer in answers], np.float32),
-        "exit_block": np.array([answer.exit_block for answer in answers], np.int64),
-        "name": [labels[answer.label] for answer in answers],
-    }

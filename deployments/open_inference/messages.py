@@ -1,0 +1,90 @@
+"""The protocol's gRPC messages, made when this is imported: no compiler, no generated file.
+
+What must agree with every other implementation is the service's name, and each field's number and type. A field of
+another message is repeated or not; a `map` is, on the wire, repeated pairs of key and value.
+"""
+
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+
+PACKAGE = "inference"
+SERVICE = f"{PACKAGE}.GRPCInferenceService"
+
+# A message by its fields: NUMBER NAME TYPE, the type with a star when repeated.
+_MESSAGES = {
+    "ServerLiveRequest": "",
+    "ServerLiveResponse": "1 live bool",
+    "ServerReadyRequest": "",
+    "ServerReadyResponse": "1 ready bool",
+    "ModelReadyRequest": "1 name string, 2 version string",
+    "ModelReadyResponse": "1 ready bool",
+    "ServerMetadataRequest": "",
+    "ServerMetadataResponse": "1 name string, 2 version string, 3 extensions string*",
+    "ModelMetadataRequest": "1 name string, 2 version string",
+    "ModelMetadataResponse": "1 name string, 2 versions string*, 3 platform string, "
+    "4 inputs TensorMetadata*, 5 outputs TensorMetadata*",
+    "TensorMetadata": "1 name string, 2 datatype string, 3 shape int64*",
+    "InferParameter": "1 bool_param bool, 2 int64_param int64, 3 string_param string, 4 double_param double, "
+    "5 uint64_param uint64",
+    "Parameter": "1 key string, 2 value InferParameter",
+    "InferTensorContents": "1 bool_contents bool*, 2 int_contents int32*, 3 int64_contents int64*, "
+    "4 uint_contents uint32*, 5 uint64_contents uint64*, 6 fp32_contents float*, 7 fp64_contents double*, "
+    "8 bytes_contents bytes*",
+    "Tensor": "1 name string, 2 datatype string, 3 shape int64*, 4 parameters Parameter*, "
+    "5 contents InferTensorContents",
+    "RequestedOutput": "1 name string, 2 parameters Parameter*",
+    "ModelInferRequest": "1 model_name string, 2 model_version string, 3 id string, 4 parameters Parameter*, "
+    "5 inputs Tensor*, 6 outputs RequestedOutput*, 7 raw_input_contents bytes*",
+    "ModelInferResponse": "1 model_name string, 2 model_version string, 3 id string, 4 parameters Parameter*, "
+    "5 outputs Tensor*, 6 raw_output_contents bytes*",
+    "ModelStreamInferResponse": "1 error_message string, 2 infer_response ModelInferResponse",
+    "ModelConfigRequest": "1 name string, 2 version string",
+    "ModelConfigResponse": "1 config ModelConfig",
+    "ModelConfig": "1 name string, 2 platform string, 4 max_batch_size int32, 5 input ConfiguredTensor*, "
+    "6 output ConfiguredTensor*",
+    "ConfiguredTensor": "1 name string",
+    "ModelStatisticsRequest": "1 name string, 2 version string",
+    "ModelStatisticsResponse": "1 model_stats ModelStatistics*",
+    "ModelStatistics": "1 name string, 2 version string, 3 last_inference uint64, 4 inference_count uint64, "
+    "5 execution_count uint64, 6 inference_stats InferStatistics",
+    "InferStatistics": "1 success Duration, 2 fail Duration, 3 queue Duration, 4 compute_input Duration, "
+    "5 compute_infer Duration, 6 compute_output Duration, 7 cache_hit Duration, 8 cache_miss Duration",
+    "Duration": "1 count uint64, 2 ns uint64",
+}
+
+
+def _field(text: str) -> FieldDescriptorProto:
+    number, name, kind = text.split()
+    several = kind.endswith("*")
+    kind = kind.removesuffix("*")
+    field = FieldDescriptorProto(name=name, number=int(number))
+    field.label = field.LABEL_REPEATED if several else field.LABEL_OPTIONAL
+    if kind in _MESSAGES:
+        field.type, field.type_name = field.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
+    else:
+        field.type = field.Type.Value(f"TYPE_{kind.upper()}")
+    return field
+
+
+def _file() -> FileDescriptorProto:
+    file = FileDescriptorProto(name="isobatch/inference.proto", package=PACKAGE, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        file.message_type.add(name=name).field.extend(map(_field, filter(None, fields.split(", "))))
+    return file
+
+
+# A pool of its own: a client of this protocol in the same process has messages of the same names.
+_POOL = DescriptorPool()
+_POOL.Add(_file())
+
+
+def message(name: str) -> Any:
+    """The class of one message.
+
+    >>> message("ServerLiveResponse")(live=True).SerializeToString()
+    b'\\x08\\x01'
+    """
+    return GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))

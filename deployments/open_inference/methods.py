@@ -1,0 +1,119 @@
+"""The protocol's gRPC methods: what each answers, as the fields of its response."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.answers import RefusedError
+from deployments.deadlines import HEADER, deadline_s
+from deployments.open_inference import protocol
+from deployments.open_inference.protocol import check
+from deployments.open_inference.tensors import BYTES, check_outputs, described, dtype_of, from_bytes, rows, to_bytes
+from deployments.service import Service
+
+
+@dataclass(frozen=True)
+class Call:
+    """What came beside a request."""
+
+    metadata: Mapping[str, Any]
+    left_s: float | None  # how long its client will wait
+
+
+Method = Callable[[Service, Any, Call], Awaitable[dict[str, Any]]]
+
+
+async def _live(service: Service, request: Any, call: Call) -> dict[str, Any]:
+    return {"live": True}
+
+
+async def _ready(service: Service, request: Any, call: Call) -> dict[str, Any]:
+    return {"ready": not service.missing()}
+
+
+async def _model_ready(service: Service, request: Any, call: Call) -> dict[str, Any]:
+    check(service, request.name, request.version)
+    return await _ready(service, request, call)
+
+
+async def _server(service: Service, request: Any, call: Call) -> dict[str, Any]:
+    return protocol.server()
+
+
+async def _metadata(service: Service, request: Any, call: Call) -> dict[str, Any]:
+    check(service, request.name, request.version)
+    return protocol.metadata(service)
+
+
+async def _configuration(service: Service, request: Any, call: Call) -> dict[str, Any]:
+    check(service, request.name, request.version)
+    return {"config": protocol.configuration(service)}
+
+
+async def _statistics(service: Service, request: Any, call: Call) -> dict[str, Any]:
+    """No name asks for all models, of which there is one."""
+    check(service, request.name or service.name, request.version)
+    return protocol.statistics(service)
+
+
+async def infer(service: Service, request: Any, call: Call) -> dict[str, Any]:
+    check(service, request.model_name, request.model_version)
+    answers = await service.predict_each(_values(request), _within_s(service, request, call))
+    outputs = protocol.columns(answers, service.labels)
+    wanted = [each.name for each in request.outputs] or list(outputs)
+    check_outputs(wanted, outputs)
+    return {
+        "model_name": service.name,
+        "model_version": protocol.VERSION,
+        "id": request.id,
+        "outputs": [described(name, outputs[name]) for name in wanted],
+        "raw_output_contents": [to_bytes(outputs[name]) for name in wanted],
+    }
+
+
+def _values(request: Any) -> Any:
+    if len(request.inputs) != 1:
+        raise RefusedError(400, "'inputs' must be one tensor, whose first dimension counts the inputs")
+    (tensor,), raw = request.inputs, request.raw_input_contents
+
+    def load(kind: str) -> NDArray[Any]:
+        return from_bytes(raw[0], kind) if raw else _contents(tensor.contents, kind)
+
+    return rows(tensor.name, tensor.datatype, list(tensor.shape), load)
+
+
+_FIELDS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64"}
+
+
+def _contents(contents: Any, kind: str) -> NDArray[Any]:
+    """Values one by one, in the field that holds their kind: small numbers travel as 32 bits, FP16 only raw."""
+    if kind == BYTES:
+        return np.array([text.decode() for text in contents.bytes_contents], dtype=object)
+    if kind == "FP16":
+        raise ValueError("FP16 travels in raw_input_contents only")
+    field = _FIELDS.get(kind) or ("uint" if kind.startswith("U") else "int")
+    return np.array(getattr(contents, f"{field}_contents"), dtype=dtype_of(kind))
+
+
+def _within_s(service: Service, request: Any, call: Call) -> float | None:
+    """What the metadata or the request say (Triton's `timeout`, in microseconds), within gRPC's own deadline."""
+    told_us = next((each.value.int64_param for each in request.parameters if each.key == "timeout"), 0)
+    told_s = deadline_s(call.metadata.get(HEADER)) or (told_us / 1e6 if told_us > 0 else None)
+    if call.left_s is None:
+        return told_s
+    return min(told_s or service.config.slo_ms / 1e3, call.left_s)
+
+
+METHODS: dict[str, Method] = {
+    "ServerLive": _live,
+    "ServerReady": _ready,
+    "ServerMetadata": _server,
+    "ModelReady": _model_ready,
+    "ModelMetadata": _metadata,
+    "ModelConfig": _configuration,
+    "ModelStatistics": _statistics,
+    "ModelInfer": infer,
+}

@@ -1,0 +1,88 @@
+"""What the Open Inference Protocol says of a service, in whatever way it is asked. Names are those of the protocol."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from deployments.answers import Answer, RefusedError
+from deployments.open_inference.tensors import BYTES
+from deployments.service import Service
+
+VERSION = "1"
+_EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
+_OUTPUTS = {"label": "INT64", "score": "FP32", "exit_block": "INT64", "name": BYTES}
+
+
+def server() -> dict[str, Any]:
+    return {"name": "isobatch", "version": VERSION, "extensions": _EXTENSIONS}
+
+
+def metadata(service: Service) -> dict[str, Any]:
+    """One tensor goes in, whose first dimension counts the inputs; what comes out has a row for each."""
+    kind, shape = (BYTES, [-1, 1]) if service.reads_text else ("FP32", [-1, -1, -1])
+    outputs = [{"name": output, "datatype": kind, "shape": [-1]} for output, kind in _OUTPUTS.items()]
+    return {
+        "name": service.name,
+        "versions": [VERSION],
+        "platform": "isobatch",
+        "inputs": [{"name": "inputs", "datatype": kind, "shape": shape}],
+        "outputs": outputs,
+    }
+
+
+def configuration(service: Service) -> dict[str, Any]:
+    """As much of Triton's as its tools ask for: that requests may carry several inputs."""
+    return {
+        "name": service.name,
+        "platform": "isobatch",
+        "max_batch_size": service.config.max_inputs,
+        "input": [{"name": "inputs"}],
+        "output": [{"name": name} for name in _OUTPUTS],
+    }
+
+
+def statistics(service: Service) -> dict[str, Any]:
+    """Since the start, of requests that were answered; a request's time in queues is that of its mean input."""
+    tally = service.tally
+    requests = tally.outcomes["answered"]
+
+    def took(seconds: float, count: int = requests) -> dict[str, int]:
+        return {"count": count, "ns": round(1e9 * seconds)}
+
+    nothing = took(0.0, 0)
+    model = {
+        "name": service.name,
+        "version": VERSION,
+        "inference_count": tally.exits.total(),
+        "execution_count": tally.launches[0].count,
+        "inference_stats": {
+            "success": took(tally.seconds["all"]),
+            "fail": took(0.0, tally.outcomes["failed"]),
+            "queue": took(tally.seconds["queued"]),
+            "compute_input": took(0.0),
+            "compute_infer": took(tally.seconds["computed"]),
+            "compute_output": took(0.0),
+            "cache_hit": nothing,
+            "cache_miss": nothing,
+        },
+    }
+    return {"model_stats": [model]}
+
+
+def check(service: Service, name: str, version: str = VERSION) -> None:
+    """There is one model, in one version."""
+    if (name, version or VERSION) != (service.name, VERSION):
+        raise RefusedError(
+            404, f"there is no model {name!r} in version {version!r}: this is {service.name!r}, {VERSION!r}"
+        )
+
+
+def columns(answers: Sequence[Answer], labels: Sequence[str]) -> dict[str, Any]:
+    """The outputs: a row for each answer."""
+    return {
+        "label": np.array([answer.label for answer in answers], np.int64),
+        "score": np.array([answer.score for answer in answers], np.float32),
+        "exit_block": np.array([answer.exit_block for answer in answers], np.int64),
+        "name": [labels[answer.label] for answer in answers],
+    }
