@@ -1,10 +1,11 @@
 """A directory, a Serve file or nothing becomes one Serve file; what is wrong is said before anything starts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cluster.serve_file import APPLICATION, serve_file
+from cluster.serve_file import APPLICATION, grpc_address, serve_file, with_grpc
 from optimizer.plan import read_plan
 from profiles.errors import UserError
 
@@ -63,3 +64,24 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, sentence: str) -> N
 def test_a_path_that_is_not_there_is_named() -> None:
     with pytest.raises(UserError, match="/nowhere/at/all: no such directory or file"):
         serve_file(Path("/nowhere/at/all"), {})
+
+
+@pytest.mark.parametrize(
+    ("told", "port", "free", "found"),
+    [
+        ({}, None, True, ("127.0.0.1", 8001)),
+        ({}, None, False, None),
+        ({}, 9001, False, ("127.0.0.1", 9001)),
+        ({}, 0, True, None),
+        ({"grpc_port": 9001}, None, False, ("127.0.0.1", 9001)),
+        ({"grpc_port": 9001}, 0, True, None),
+        ({"grpc_port": 9001, "grpc_host": "0.0.0.0"}, 9002, True, ("0.0.0.0", 9002)),
+    ],
+)
+def test_grpc_listens_where_it_was_told_or_where_nobody_does(
+    told: dict[str, Any], port: int | None, free: bool, found: tuple[str, int] | None
+) -> None:
+    application = {"name": "isobatch", "import_path": APPLICATION, "args": told}
+    content = with_grpc({"applications": [application]}, None, port, lambda *_: free)
+    assert grpc_address(content) == found
+    assert application["args"] == told, "what was given stays as it was"
