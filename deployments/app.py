@@ -30,7 +30,7 @@ from deployments.service import Service, directory_of
 from optimizer.plan import Placement
 from profiles.model import SplitModel
 
-_QUIET = {"enable_access_log": False}  # it costs more than the call
+_QUIET = {"enable_access_log": False, "log_level": "WARNING"}  # a line per call costs more than the call
 
 
 class Front:
