@@ -53,6 +53,7 @@ class Driver:
         self._waiting: dict[int, _Waiting] = {}
         self._flights: set[asyncio.Task[None]] = set()
         self._alarm: asyncio.TimerHandle | None = None
+        self._wake_s: float | None = None  # what the alarm is set to
 
     async def answer(self, inputs: Packed, within_s: float) -> list[Answer]:
         """The answers to all inputs of one request, in their order. All are admitted, or none."""
@@ -60,7 +61,7 @@ class Driver:
         replies = [self._waiting[ticket].reply for ticket in tickets]
         self.pump()
         try:
-            return await asyncio.gather(*replies)
+            return [await replies[0]] if len(replies) == 1 else await asyncio.gather(*replies)
         finally:
             for ticket in tickets:  # the client went away, or one of the inputs failed: nobody waits for the others
                 self.dispatcher.abandon(ticket)
@@ -146,11 +147,18 @@ class Driver:
                 waiting.reply.cancel()
 
     def _set_alarm(self, now_s: float) -> None:
+        wake_s = self.dispatcher.wake_s()
+        if wake_s == self._wake_s:
+            return
         if self._alarm:
             self._alarm.cancel()
-        wake_s = self.dispatcher.wake_s()
-        loop = asyncio.get_running_loop()
-        self._alarm = None if wake_s is None else loop.call_later(max(0.0, wake_s - now_s), self.pump)
+        self._wake_s = wake_s
+        delay_s = None if wake_s is None else max(0.0, wake_s - now_s)
+        self._alarm = None if delay_s is None else asyncio.get_running_loop().call_later(delay_s, self._wake)
+
+    def _wake(self) -> None:
+        self._wake_s = None
+        self.pump()
 
 
 def parts_of(places: Sequence[Place]) -> tuple[Packed, ...]:

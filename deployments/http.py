@@ -1,7 +1,6 @@
 """The HTTP side: paths, limits, and the shape of answers and errors."""
 
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
@@ -11,11 +10,12 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from deployments.answers import Answer, RefusedError, Step
+from deployments.answers import RefusedError, Step
 from deployments.deadlines import HEADER, deadline_s
 from deployments.keys import OPEN, UNKNOWN, is_shown
 from deployments.open_inference.rest import routes
 from deployments.open_inference.rpc import serving
+from deployments.predict import Predict, body_of
 from deployments.service import Service
 
 
@@ -74,7 +74,7 @@ _UNKNOWN = JSONResponse(
 class Api(FastAPI):
     """FastAPI, which describes and checks; but what is asked for most goes by the shortest way."""
 
-    predict: Callable[[Request], Awaitable[Response]]
+    predict: Predict
     key: bytes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,10 +88,9 @@ class Api(FastAPI):
         if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) != "/predict":
             return await super().__call__(scope, receive, send)
         try:
-            response = await self.predict(Request(scope, receive))
+            return await self.predict(scope, receive, send)
         except RefusedError as refused:
-            response = _refusal(refused)
-        return await response(scope, receive, send)
+            return await _refusal(refused)(scope, receive, send)
 
 
 def _path(scope: Scope) -> str:
@@ -118,17 +117,15 @@ def create_api(service: Service) -> Api:
         status: {"model": Problem, "description": text} for status, text in _PROBLEMS.items()
     }
 
-    @api.post("/predict", response_model=Predictions, responses=responses, openapi_extra={"requestBody": _BODY})
-    async def predict(request: Request) -> Response:
-        """Answer one input or a list of them, in order."""
-        within_s = _deadline_s(request)
-        answers = await service.predict(_inputs(await _body(request, service.config.max_body_bytes)), within_s)
-        return JSONResponse(service.heading | {"outputs": [_output(answer, service.labels) for answer in answers]})
+    api.predict = Predict(service)
 
-    api.predict = predict
+    @api.post("/predict", response_model=Predictions, responses=responses, openapi_extra={"requestBody": _BODY})
+    async def predict() -> NoReturn:
+        """Answer one input or a list of them, in order."""
+        raise AssertionError("This is a bug: the request should have gone the shortest way.")
 
     async def body(request: Request) -> bytes:
-        return await _body(request, service.config.max_body_bytes)
+        return await body_of(dict(request.scope["headers"]), request.receive, service.config.max_body_bytes)
 
     api.include_router(routes(service, body, _deadline_s))
 
@@ -152,54 +149,8 @@ def create_api(service: Service) -> Api:
     return api
 
 
-def _output(answer: Answer, labels: Sequence[str]) -> dict[str, Any]:
-    """As `Output` describes it."""
-    return {
-        "label": answer.label,
-        "name": labels[answer.label],
-        "score": answer.score,
-        "exit_block": answer.exit_block,
-        "queued_ms": answer.queued_ms,
-        "computed_ms": answer.computed_ms,
-        "splits": [vars(step) for step in answer.steps],
-    }
-
-
 def _deadline_s(request: Request) -> float | None:
     return deadline_s(request.headers.get(HEADER))
-
-
-async def _body(request: Request, max_bytes: int) -> bytes:
-    """The whole body, or 413 as soon as it is known to be too large."""
-    told = request.headers.get("content-length", "0")
-    if told.isdecimal() and int(told) > max_bytes:
-        raise RefusedError(413, f"the body has {told} bytes: {max_bytes} are allowed")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise RefusedError(413, f"the body has more than {max_bytes} bytes, which is what is allowed")
-    return bytes(body)
-
-
-def _inputs(body: bytes) -> object:
-    """
-    >>> _inputs(b'{"inputs": "a text"}')
-    'a text'
-    """
-    try:
-        content = json.loads(body, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"the body is not JSON: {error}") from error
-    if not isinstance(content, dict) or "inputs" not in content:
-        raise RefusedError(400, 'the body must be {"inputs": ...}: one input or a list of them')
-    if unknown := sorted(content.keys() - {"inputs"}):
-        raise RefusedError(400, f"{unknown[0]!r} is not known: the body has one field, 'inputs'")
-    return content["inputs"]
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number that JSON knows")
 
 
 def _refused(_: Request, refused: Exception) -> Response:

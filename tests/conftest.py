@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A slow or busy machine is no failure.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # Before torch is imported: threads that wait for each other make tiny networks ten times slower on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,0 +1,90 @@
+"""POST /predict by the shortest way, plain ASGI: what a request costs here, every request pays."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from starlette.types import Receive, Scope, Send
+
+from deployments.answers import Answer, RefusedError
+from deployments.deadlines import HEADER, deadline_s
+from deployments.service import Service
+
+_JSON = b"application/json"
+_DEADLINE = HEADER.encode()
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number that JSON knows")
+
+
+# Made once: json.loads and json.dumps make one for each call that has options.
+_decode = json.JSONDecoder(parse_constant=_no_number).decode
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+class Predict:
+    """Raises `RefusedError` for what gets no answer."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = await self._reply(dict(scope["headers"]), receive)
+        headers = [(b"content-type", _JSON), (b"content-length", b"%d" % len(reply))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": reply})
+
+    async def _reply(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        told = headers.get(_DEADLINE)
+        within_s = None if told is None else deadline_s(told.decode("latin-1"))
+        inputs = inputs_in(await body_of(headers, receive, self._service.config.max_body_bytes))
+        answers = await self._service.predict(inputs, within_s)
+        outputs = [_output(answer, self._service.labels) for answer in answers]
+        return _encode(self._service.heading | {"outputs": outputs}).encode()
+
+
+async def body_of(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
+    """The whole body, or 413 as soon as it is known to be too large."""
+    told = headers.get(b"content-length", b"0")
+    if told.isdigit() and int(told) > max_bytes:
+        raise RefusedError(413, f"the body has {int(told)} bytes: {max_bytes} are allowed")
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RefusedError(400, "the connection closed before the whole body was here")
+        body += message.get("body", b"")
+        if len(body) > max_bytes:
+            raise RefusedError(413, f"the body has more than {max_bytes} bytes, which is what is allowed")
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def inputs_in(body: bytes) -> object:
+    """
+    >>> inputs_in(b'{"inputs": "a text"}')
+    'a text'
+    """
+    try:
+        content = _decode(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(400, f"the body is not JSON: {error}") from error
+    if not isinstance(content, dict) or "inputs" not in content:
+        raise RefusedError(400, 'the body must be {"inputs": ...}: one input or a list of them')
+    if unknown := sorted(content.keys() - {"inputs"}):
+        raise RefusedError(400, f"{unknown[0]!r} is not known: the body has one field, 'inputs'")
+    return content["inputs"]
+
+
+def _output(answer: Answer, labels: Sequence[str]) -> dict[str, Any]:
+    """As `http.Output` describes it."""
+    return {
+        "label": answer.label,
+        "name": labels[answer.label],
+        "score": answer.score,
+        "exit_block": answer.exit_block,
+        "queued_ms": answer.queued_ms,
+        "computed_ms": answer.computed_ms,
+        "splits": [vars(step) for step in answer.steps],
+    }
