@@ -15,23 +15,22 @@ def check_capacity(content: ServeFile, has: Mapping[str, float]) -> None:
     """`has` are Ray's resources by name. One sentence about the first that is short."""
     for application in ours(content):
         config = parse(application["args"])
-        if config.plan:
+        if config.planned:
             _check(config, read_graph(config, application["name"]), has)
 
 
 def _check(config: AppConfig, graph: Graph, has: Mapping[str, float]) -> None:
+    plan = config.plan or "the plan"
     needs: Counter[str] = Counter({"CPU": 1})  # the front's own
     for placement in graph.placements.values():
         asked: dict[str, Any] = resources(config, placement.kind)
         needs["CPU"] += asked.get("num_cpus", 0) * placement.replicas
         needs["GPU"] += asked.get("num_gpus", 0) * placement.replicas
         if (accelerator := asked.get("accelerator_type")) and f"accelerator_type:{accelerator}" not in has:
-            raise UserError(
-                f"{config.plan} runs on {placement.kind}; this Ray has {_told(has)}: plan for what is there"
-            )
+            raise UserError(f"{plan} runs on {placement.kind}; this Ray has {_told(has)}: plan for what is there")
     for name, amount in needs.items():
         if amount > has.get(name, 0) + 1e-6:
-            raise UserError(f"{config.plan} needs {amount:g} {name}s with the front; this Ray has {_told(has)}")
+            raise UserError(f"{plan} needs {amount:g} {name}s with the front; this Ray has {_told(has)}")
 
 
 def _told(has: Mapping[str, float]) -> str:

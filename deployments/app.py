@@ -41,8 +41,8 @@ class Front:
         self._service = Service(config, time.perf_counter, self._connect)
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
-        if config.plan:
-            check_depth(config.plan, self._service.num_blocks)  # of what fails later Serve tells no reason
+        if config.planned:
+            check_depth(config, self._service.num_blocks)
 
     async def _connect(self, config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:
         if self._deployer is None:
@@ -59,7 +59,7 @@ class Front:
 
 def build(config: AppConfig) -> Application:
     """What `import_path: deployments.app:build` in a Serve file makes of its `args:`."""
-    deployer = None if config.plan is None else _deployer(config)
+    deployer = _deployer(config) if config.planned else None
     front = serve.deployment(
         name="front",
         # Our own queue refuses with a reason; Serve's must not cut in before it.

@@ -41,8 +41,16 @@ def _known_device(device: str) -> str:
     return device
 
 
+def _counted(devices: dict[str, int] | str) -> dict[str, int] | str:
+    counts = devices.values() if isinstance(devices, dict) else ()
+    if devices != "auto" and (not counts or min(counts) < 1):
+        raise ValueError("devices must be auto, or KIND: COUNT with at least one of each kind")
+    return devices
+
+
 ImportPath = Annotated[str, AfterValidator(_well_formed)]
 Device = Annotated[str, AfterValidator(_known_device)]
+Devices = Annotated[dict[str, int] | str, AfterValidator(_counted)]
 
 
 class AppConfig(BaseModel):
@@ -57,7 +65,19 @@ class AppConfig(BaseModel):
         "deployments.models:load", description="Function (directory, device=, dtype=) that returns a SplitModel."
     )
     plan: str | None = Field(
-        None, description="File of `isobatch plan`: its splits run on replicas of their own; none: all in one process."
+        None,
+        description="File of `isobatch plan`: its splits run on replicas of their own; none, and no devices: all "
+        "in one process.",
+    )
+    devices: Devices | None = Field(
+        None,
+        description="What plans may use, as KIND: COUNT, or auto: what Ray's nodes have. Without a plan's file, the "
+        "best plan for them is made at the start, within slo_ms.",
+    )
+    rate_per_s: float | None = Field(
+        None,
+        gt=0,
+        description="Inputs per second that are expected, for a plan made at the start; none: all it can do.",
     )
     profile: str | None = Field(None, description="File of `isobatch profile`: what the plan was made from.")
     backend: Literal["torch", "virtual"] = Field(
@@ -89,13 +109,20 @@ class AppConfig(BaseModel):
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        if self.profile is None and (self.plan or self.backend == "virtual"):
-            which = "a plan" if self.plan else "backend: virtual"
+        if self.profile is None and (self.planned or self.backend == "virtual"):
+            which = "a plan" if self.planned else "backend: virtual"
             raise ValueError(f"{which} needs its profile too: profile: FILE, as `isobatch profile` wrote it")
-        told = sorted(self.model_fields_set & {"device", "exits", "max_batch"}) if self.plan else []
-        if told:
+        decided = {"device", "exits"} | ({"max_batch"} if self.plan else set())
+        if self.planned and (told := sorted(self.model_fields_set & decided)):
             raise ValueError(f"{told[0]} cannot be set beside a plan, which says it for each split")
+        if self.rate_per_s and not self.devices:
+            raise ValueError("rate_per_s needs devices: it is for the plan that is made for them")
         return self
+
+    @property
+    def planned(self) -> bool:
+        """Splits run on replicas of their own."""
+        return bool(self.plan or self.devices)
 
 
 def parse(arguments: dict[str, Any]) -> AppConfig:

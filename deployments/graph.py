@@ -7,6 +7,7 @@ from pathlib import Path
 from deployments.config import AppConfig
 from deployments.dispatch.route import Route
 from deployments.planned import route_of
+from deployments.planning import first_plan
 from optimizer.plan import Placement, Plan, read_plan
 from optimizer.problem import Problem, problem
 from profiles.devices import Device, links_between
@@ -28,10 +29,9 @@ class Graph:
 
 
 def read_graph(config: AppConfig, application: str) -> Graph:
-    """From the plan and the profile that the configuration names."""
-    assert config.plan, "This is a bug: without a plan there is no graph."
-    assert config.profile, "This is a bug: AppConfig asks for it."
-    plan, profile = read_plan(Path(config.plan)), load(Path(config.profile))
+    """From the profile that the configuration names, and the plan that it names or that is made for its devices."""
+    profile = profile_of(config)
+    plan = first_plan(config, profile)
     for kind in plan.devices():
         profile.table(kind)  # says what it has, if not this one
     if plan.num_blocks != profile.num_blocks:
@@ -42,10 +42,17 @@ def read_graph(config: AppConfig, application: str) -> Graph:
     return Graph(plan, _facts(plan, profile), placements)
 
 
-def check_depth(plan: str, num_blocks: int) -> None:
-    covered = read_plan(Path(plan)).num_blocks
+def profile_of(config: AppConfig) -> Profile:
+    assert config.profile, "This is a bug: AppConfig asks for it."
+    return load(Path(config.profile))
+
+
+def check_depth(config: AppConfig, num_blocks: int) -> None:
+    """Of what fails later Serve tells no reason."""
+    path, read = (config.plan, read_plan) if config.plan else (config.profile, load)
+    covered = read(Path(path or "")).num_blocks
     if covered != num_blocks:
-        raise UserError(f"{plan} covers {covered} blocks, the network has {num_blocks}: plan from its own profile")
+        raise UserError(f"{path} covers {covered} blocks, the network has {num_blocks}: plan from its own profile")
 
 
 def _facts(plan: Plan, profile: Profile) -> Problem:

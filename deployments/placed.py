@@ -44,7 +44,7 @@ def load_front_model(config: AppConfig, directory: str) -> SplitModel:
     """The network as the front needs it: where there is a plan, only to encode."""
     if config.backend == "virtual":
         return _virtual(config, None)
-    device = "cpu" if config.plan else config.device
+    device = "cpu" if config.planned else config.device
     model: SplitModel = named(config.loader)(directory, device=device, dtype=config.dtype)
     return model
 

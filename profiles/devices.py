@@ -138,10 +138,13 @@ def _device(part: str) -> Device:
 def links_between(devices: Iterable[Device], *, one_machine: bool = False) -> tuple[Link, ...]:
     """A link for every ordered pair of kinds, the same kind included: over the network, or inside one machine.
 
+    A kind that is in no catalogue is taken to be connected as the slowest in it.
+
     >>> [f"{link.source}>{link.target}" for link in links_between(fleet("v100=1,k80=1"))]
     ['v100>v100', 'v100>k80', 'k80>v100', 'k80>k80']
     """
-    rates = {device.kind: _rate(known_kind(device.kind), one_machine) for device in devices}
+    slowest = min(CATALOGUE.values(), key=lambda kind: _rate(kind, one_machine))
+    rates = {device.kind: _rate(CATALOGUE.get(device.kind.lower(), slowest), one_machine) for device in devices}
     return tuple(Link(a, b, min(rates[a], rates[b]), HOP_S) for a in rates for b in rates)
 
 

@@ -115,6 +115,18 @@ def test_another_plan_replaces_the_splits(deployed: Put, tmp_path: Path) -> None
     assert not set(splits()) & set(before)
 
 
+def test_without_a_file_the_plan_is_made_at_the_start(deployed: Put, tmp_path: Path) -> None:
+    made = application(tmp_path, cut_at(2))
+    made["args"] |= {"plan": None, "devices": {"cpu": 2}}
+    base = deployed(made)
+    assert [output["label"] for output in predict(base, [[3, 7], [0, 3]])] == [7, 3]
+    planned = ask(base, "GET", "/stats")[1]["splits"]
+    assert (planned[0]["blocks"][0], planned[-1]["blocks"][1]) == (0, BLOCKS)
+    made["args"] |= {"slo_ms": 0.5}
+    with pytest.raises(UserError, match="SLO"):
+        deployed(made)
+
+
 def test_what_was_admitted_is_answered_before_the_splits_go(deployed: Put, tmp_path: Path) -> None:
     from ray import serve
 

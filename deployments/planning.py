@@ -1,0 +1,98 @@
+"""The plan that an application begins with: its file's, or the best one for the devices that it may use."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from deployments.config import AppConfig
+from optimizer import Objective, Plan, optimize, read_plan
+from profiles.devices import CATALOGUE, Device, links_between
+from profiles.errors import UserError
+from profiles.files import Profile
+
+log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
+UNKNOWN_BYTES = 10**15  # of a kind that is in no catalogue: whoever names it knows that the network fits
+
+Counts = Mapping[str, int]
+
+
+def first_plan(config: AppConfig, profile: Profile, has: Callable[[], Counts] | None = None) -> Plan:
+    """`has` counts the devices there are, where the configuration leaves it to the cluster."""
+    if config.plan:
+        return read_plan(Path(config.plan))
+    plan = optimize(
+        profile, devices := _devices(config, profile, has or ray_devices), links_between(devices), _goal(config)
+    )
+    log.info("planned for %s: %s", _told({device.kind: device.count for device in devices}), summary(plan))
+    return plan
+
+
+def summary(plan: Plan) -> str:
+    """
+    >>> from optimizer import Placement, Split
+    >>> summary(Plan((Placement("v100", 4, (Split(0, 6, 16, ramps=(5,)), Split(6, 12, 16))),)))
+    'blocks 0-5 at 16, 6-11 at 16 on 4 v100'
+    """
+    placements = [placement for lane in plan.lanes for placement in lane.placements]
+    parts = [
+        ", ".join(f"{split.start}-{split.stop - 1} at {split.batch_size}" for split in placement.splits)
+        + f" on {placement.replicas} {placement.kind}"
+        for placement in placements
+    ]
+    promised = f"; {plan.promise.goodput_per_s:.0f}/s in {1e3 * plan.promise.latency_s:.0f} ms" if plan.promise else ""
+    return f"blocks {'; '.join(parts)}{promised}"
+
+
+def ray_devices() -> Counts:
+    """What the nodes of the running Ray have."""
+    import ray
+
+    return devices_of(node["Resources"] for node in ray.nodes() if node["Alive"])
+
+
+def devices_of(nodes: Iterable[Mapping[str, float]]) -> Counts:
+    """Devices by kind, from the resources of each node.
+
+    >>> devices_of([{"CPU": 8.0, "GPU": 4.0, "accelerator_type:V100": 1.0}, {"CPU": 2.0}])
+    {'v100': 4, 'cpu': 10}
+    """
+    counts: dict[str, int] = {}
+    for node in nodes:
+        for name in node:
+            if name.startswith("accelerator_type:"):
+                kind = name.partition(":")[2].lower()
+                counts[kind] = counts.get(kind, 0) + int(node.get("GPU", 0))
+    return counts | {"cpu": int(sum(node.get("CPU", 0) for node in nodes))}
+
+
+def _devices(config: AppConfig, profile: Profile, has: Callable[[], Counts]) -> list[Device]:
+    """Those that the profile knows times of."""
+    if isinstance(config.devices, dict):
+        for kind in config.devices:
+            profile.table(kind)  # says what it has, if not this one
+        return [_device(kind, count) for kind, count in config.devices.items()]
+    there = dict(has())
+    # The front takes a CPU, and each replica on the CPU what it was told to.
+    there["cpu"] = int((there.get("cpu", 0) - 1) / config.cpus_per_replica) if config.cpus_per_replica else there["cpu"]
+    usable = [_device(kind, count) for kind, count in there.items() if kind in profile.kinds and count > 0]
+    if not usable:
+        raise UserError(
+            f"devices: auto: this Ray has {_told(there)}, {config.profile} has times of {', '.join(profile.kinds)}: "
+            "profile what is there, or name what to use"
+        )
+    return usable
+
+
+def _device(kind: str, count: int) -> Device:
+    known = CATALOGUE.get(kind)
+    return Device(kind, count, known.memory_bytes if known else UNKNOWN_BYTES, known.price_per_hour if known else 0.0)
+
+
+def _goal(config: AppConfig) -> Objective:
+    told: dict[str, Any] = {"max_batch": config.max_batch} if "max_batch" in config.model_fields_set else {}
+    return Objective(slo_s=config.slo_ms / 1e3, arrivals_per_s=config.rate_per_s, **told)
+
+
+def _told(counts: Counts) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "nothing"
