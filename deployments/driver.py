@@ -52,6 +52,7 @@ class Driver:
         self._clock = clock
         self._waiting: dict[int, _Waiting] = {}
         self._flights: set[asyncio.Task[None]] = set()
+        self._pumping = False  # it will be, in a moment
         self._alarm: asyncio.TimerHandle | None = None
         self._wake_s: float | None = None  # what the alarm is set to
 
@@ -67,7 +68,14 @@ class Driver:
                 self.dispatcher.abandon(ticket)
 
     def pump(self) -> None:
+        """Once for all that arrives in one turn of the event loop: the busier it is, the more goes out together."""
+        if not self._pumping:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
         """Launch what can be launched, tell who has ended, and see to it that deadlines are noticed."""
+        self._pumping = False
         now_s = self._clock()
         for launch in self.dispatcher.tick(now_s):
             room = self.dispatcher.route.at(launch.cursor).batch
@@ -85,7 +93,7 @@ class Driver:
         """Returns when everything admitted has ended."""
         while self._waiting:
             await asyncio.wait([waiting.reply for waiting in self._waiting.values()])
-            self.pump()
+            self._pump()
         if self._alarm:
             self._alarm.cancel()
         await self._workers.close()
@@ -158,7 +166,7 @@ class Driver:
 
     def _wake(self) -> None:
         self._wake_s = None
-        self.pump()
+        self._pump()
 
 
 def parts_of(places: Sequence[Place]) -> tuple[Packed, ...]:
