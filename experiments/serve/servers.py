@@ -34,13 +34,13 @@ def ray_default() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/predict"
 
 
+def litserve_python() -> str | None:
+    """The Python that has LitServe, which is no dependency of ours."""
+    return os.environ.get("ISOBATCH_LITSERVE")
+
+
 @contextmanager
-def litserve() -> Iterator[str | None]:
-    """LitServe, by the Python that ISOBATCH_LITSERVE names; None where it names none."""
-    python = os.environ.get("ISOBATCH_LITSERVE")
-    if not python:
-        yield None
-        return
+def litserve(python: str) -> Iterator[str]:
     port = free_port(8410)
     stage = Path(__file__).with_name("litserve_stage.py")
     with _running([python, str(stage), str(port)], READY):
