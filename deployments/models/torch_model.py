@@ -1,6 +1,6 @@
 """A SplitModel that runs on torch: any family, any device, any precision."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,9 @@ from deployments.models.encode import Encoder, TextEncoder
 from deployments.models.ramps import Ramps
 from deployments.models.stretch import Passed, Stretch
 from profiles.model import Array, Batch, Launched
+
+# From which keys are visible (batch x heads x queries x keys) to what blocks are given, in the hidden state's dtype.
+MaskOf = Callable[[Tensor, torch.dtype], Tensor]
 
 
 class TorchModel:
@@ -38,7 +41,7 @@ class TorchModel:
         self.labels = tuple(labels)
         self.device = device
         self.dtype = dtype
-        self._encoder = encoder
+        self.encoder = encoder
 
     @property
     def num_blocks(self) -> int:
@@ -54,10 +57,10 @@ class TorchModel:
 
     @property
     def reads_text(self) -> bool:
-        return isinstance(self._encoder, TextEncoder)
+        return isinstance(self.encoder, TextEncoder)
 
     def encode(self, inputs: Sequence[Any]) -> Batch:
-        encoded = self._encoder(inputs)
+        encoded = self.encoder(inputs)
         memory = np.zeros((len(inputs), self.ramps.memory_width(self.num_labels)), np.float32)
         return Batch(0, encoded.arrays, memory, encoded.lengths)
 
@@ -83,9 +86,16 @@ class TorchModel:
 
     def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
         """Compute, and decide nothing: this is what another backend does in its own way."""
+        return self.compute(stretch, arrays, present, lambda visible, dtype: visible)
+
+    def compute(
+        self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None, mask_of: MaskOf
+    ) -> Passed:
+        """The same on torch, whatever the backend."""
         hidden, logits = self._before(stretch.start, arrays), {}
+        mask = None if present is None else mask_of(_over_keys(present), hidden.dtype)
         for block in range(stretch.start, stretch.stop):
-            hidden = self.anatomy.blocks[block](hidden, _attention_mask(present))
+            hidden = self.anatomy.blocks[block](hidden, mask)
             if block in stretch.ramps:
                 logits[block] = self.ramps.logits(block, self.anatomy.pool(hidden, present))
         if stretch.stop < self.num_blocks:
@@ -97,8 +107,9 @@ class TorchModel:
         """What ramps are made from: what one after each block would read, and the full model's own logits."""
         arrays, present = self._enter(batch)
         hidden, pooled = self._before(0, arrays), []
+        mask = None if present is None else _over_keys(present)
         for block in self.anatomy.blocks:
-            hidden = block(hidden, _attention_mask(present))
+            hidden = block(hidden, mask)
             pooled.append(self.anatomy.pool(hidden, present).float())
         return pooled, self.anatomy.head(hidden).float()
 
@@ -125,7 +136,10 @@ class TorchModel:
     def _present(self, batch: Batch, longest: int) -> Tensor | None:
         if batch.lengths is None or bool((batch.lengths == longest).all()):
             return None
-        lengths = torch.from_numpy(batch.lengths).to(self.device, non_blocking=True)
+        return self._mask(batch.lengths, longest)
+
+    def _mask(self, of_each: NDArray[np.int64], longest: int) -> Tensor:
+        lengths = torch.from_numpy(of_each).to(self.device, non_blocking=True)
         return torch.arange(longest, device=self.device) < lengths.unsqueeze(1)
 
     def _settle(self, batch: Batch, stop: int, hidden: Tensor | None, departures: Departures) -> Launched:
@@ -136,6 +150,6 @@ class TorchModel:
         return Launched(exits, after if len(exits) == 0 else batches.select(after, staying))
 
 
-def _attention_mask(present: Tensor | None) -> Tensor | None:
+def _over_keys(present: Tensor) -> Tensor:
     """Which keys may be looked at, as scaled_dot_product_attention wants it: batch x heads x queries x keys."""
-    return None if present is None else present[:, None, None, :]
+    return present[:, None, None, :]

@@ -1,0 +1,78 @@
+"""Any torch network of the tree on ONNX Runtime. Torch serves what is not exported yet, and decides who leaves."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from deployments.folders import cache_directory
+from deployments.models.onnx_export import AFTER, HEAD, HIDDEN, PRESENT, ramp_name
+from deployments.models.onnx_pieces import Origin, Pieces
+from deployments.models.stretch import Passed, Stretch
+from deployments.models.torch_model import TorchModel
+from deployments.progress import show
+from profiles.model import Batch
+
+
+class OnnxModel(TorchModel):
+    """The same network with the same answers; a call's blocks are one graph, whatever the plan has cut."""
+
+    def __init__(self, inner: TorchModel, fingerprint: str, int8: bool = False, cache: Path | None = None) -> None:
+        super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
+        self.inner = inner
+        origin = Origin(fingerprint, inner.device, inner.dtype, int8)
+        self.pieces = Pieces(inner.compute, origin, cache or cache_directory() / "onnx")
+
+    @torch.inference_mode()
+    def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
+        """Have these pieces ready before anybody asks; the example is a batch that stands before block 0."""
+        arrays, present = self._enter(example)
+        at, wanted = 0, sorted(set(stretches))
+        for stretch in show(wanted, "exporting to ONNX"):
+            if stretch.start > at:
+                arrays = _hidden(self.inner.through(Stretch(at, stretch.start), arrays, present))
+                at = stretch.start
+            self.pieces.make(stretch, _inputs(arrays, present))
+
+    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
+        inputs = _inputs(arrays, present)
+        if session := self.pieces.get(stretch):
+            return _passed(session.run(inputs), stretch)
+        self.pieces.order(stretch, inputs)
+        return self._piecewise(stretch, arrays, present)
+
+    def _present(self, batch: Batch, longest: int) -> Tensor | None:
+        """A graph for texts always reads which tokens are real: one graph serves batches with and without padding."""
+        return None if batch.lengths is None else self._mask(batch.lengths, longest)
+
+    def _piecewise(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
+        """By the pieces that there are, and torch in between."""
+        at, logits, head = stretch.start, dict[int, Tensor](), None
+        while at < stretch.stop:
+            passed, at = self._next(stretch, at, arrays, present)
+            logits |= {block: each for block, each in passed.ramps.items() if block in stretch.ramps}
+            arrays, head = _hidden(passed), passed.head
+        return Passed(arrays.get(HIDDEN), logits, head)
+
+    def _next(
+        self, stretch: Stretch, at: int, arrays: Mapping[str, Tensor], present: Tensor | None
+    ) -> tuple[Passed, int]:
+        if found := self.pieces.within(stretch, at):
+            piece, session = found
+            return _passed(session.run(_inputs(arrays, present)), piece), piece.stop
+        one = Stretch(at, at + 1, tuple(ramp for ramp in stretch.ramps if ramp == at))
+        return self.inner.through(one, arrays, present), at + 1
+
+
+def _inputs(arrays: Mapping[str, Tensor], present: Tensor | None) -> Mapping[str, Tensor]:
+    return arrays if present is None else {**arrays, PRESENT: present}
+
+
+def _passed(given: Mapping[str, Tensor], stretch: Stretch) -> Passed:
+    ramps = {block: given[ramp_name(block)] for block in stretch.ramps}
+    return Passed(given.get(AFTER), ramps, given.get(HEAD))
+
+
+def _hidden(passed: Passed) -> Mapping[str, Tensor]:
+    return {} if passed.hidden is None else {HIDDEN: passed.hidden}

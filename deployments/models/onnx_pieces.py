@@ -1,0 +1,113 @@
+"""A network's ONNX pieces: made once per machine, kept on disk by content, shared by all replicas."""
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+
+import onnxruntime as ort
+import torch
+from torch import Tensor
+
+from deployments.folders import alone, make_room, whole
+from deployments.models.onnx_export import OPSET, Compute, export
+from deployments.models.onnx_session import Session
+from deployments.models.stretch import Stretch
+
+log = logging.getLogger(__name__)
+
+FORMAT = "1"  # to be raised whenever exporting changes what is made
+LIMIT_BYTES = 16 << 30
+MOST = 64  # sessions held by one replica: each holds the weights of its blocks
+GRAPH = "graph.onnx"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What pieces are made from: the weights by their fingerprint, where they will run, and whether in 8 bits."""
+
+    fingerprint: str
+    device: torch.device
+    dtype: torch.dtype
+    int8: bool = False
+
+    def key(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> str:
+        """The same for whatever would be made the same."""
+        reads = sorted((name, str(tensor.dtype), tensor.ndim) for name, tensor in inputs.items())
+        made_by = [FORMAT, OPSET, version("torch"), version("transformers"), ort.__version__]
+        parts = [self.fingerprint, self.device.type, self.dtype, self.int8, stretch, reads, made_by]
+        return sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+class Pieces:
+    """Stretches that are ready to run. What is not is made on a thread of its own, unless somebody waits for it."""
+
+    def __init__(self, compute: Compute, origin: Origin, cache: Path) -> None:
+        self._compute, self._origin, self._cache = compute, origin, cache
+        self._ready: dict[Stretch, Session] = {}
+        self._coming: dict[Stretch, Future[None]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="onnx")
+
+    def get(self, stretch: Stretch) -> Session | None:
+        return self._ready.get(stretch)
+
+    def within(self, wanted: Stretch, start: int) -> tuple[Stretch, Session] | None:
+        """The longest ready piece of what is wanted that begins at this block."""
+        fitting = [each for each in list(self._ready) if each.start == start and each.covers(wanted)]
+        longest = max(fitting, default=None, key=lambda each: each.stop)
+        return None if longest is None else (longest, self._ready[longest])
+
+    def make(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> None:
+        """Returns when it is ready."""
+        if stretch not in self._ready:
+            if len(self._ready) >= MOST:  # the one that was made first goes
+                self._ready.pop(next(iter(self._ready)), None)
+            self._ready[stretch] = Session(self._file(stretch, inputs), self._origin.device)
+
+    def order(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> None:
+        """Returns at once; a piece that cannot be made is tried once, and torch goes on serving it."""
+        if stretch not in self._coming:
+            example = {name: tensor[:1].clone() for name, tensor in inputs.items()}
+            self._coming[stretch] = self._thread.submit(self._try, stretch, example)
+
+    @property
+    def ordered(self) -> frozenset[Stretch]:
+        """What was asked for before it was there."""
+        return frozenset(self._coming)
+
+    def wait(self) -> None:
+        """Until all that was ordered is there, or has failed."""
+        for coming in list(self._coming.values()):
+            coming.result()
+
+    def _try(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> None:
+        try:
+            self.make(stretch, inputs)
+        except Exception:
+            log.exception("blocks %s stay on torch: they could not be exported to ONNX", stretch)
+
+    def _file(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> Path:
+        """Made by whoever comes first; the other replicas wait for it."""
+        entry = self._cache / self._origin.key(stretch, inputs)
+        with alone(entry):
+            if not entry.is_dir():
+                make_room(self._cache, 0, LIMIT_BYTES)
+                with whole(entry) as draft:
+                    export(self._compute, stretch, inputs, draft / GRAPH)
+                    if self._origin.int8:
+                        in_8_bits(draft / GRAPH)
+            entry.touch()
+        return entry / GRAPH
+
+
+def in_8_bits(graph: Path) -> None:
+    """Weights of dense layers become 8-bit integers, one scale a channel; activations are scaled as they come."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    exact = graph.with_name("exact.onnx")
+    graph.rename(exact)
+    quantize_dynamic(exact, graph, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul"])
+    exact.unlink()
