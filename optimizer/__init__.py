@@ -50,13 +50,13 @@ def optimize(
     survival: Sequence[float] | None = None,
     pessimistic: Sequence[float] | None = None,
     gap: float = 0.0,
-    side_by_side: bool = False,
+    side_by_side: bool = True,
 ) -> Plan:
     """The best plan there is. When there is none, the error names what binds and the nearest value that would do.
 
     `survival` replaces the profile's own, for a forecast. With `pessimistic`, the plan keeps its promise when that many
-    survive as well. `gap` lets the search stop when no plan can be better by more than this share. With `side_by_side`,
-    kinds of devices may serve in pipelines of their own (`Plan.beside`), where that gives more goodput.
+    survive as well. `gap` lets the search stop when no plan can be better by more than this share. Kinds of devices may
+    serve in pipelines of their own (`Plan.beside`) where that is better, unless `side_by_side` is False.
     """
     facts = problem(profile, devices, links, survival, pessimistic)
     plan = lanes.side_by_side(facts, objective, gap) if side_by_side else search(facts, objective, gap)

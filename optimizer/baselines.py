@@ -1,147 +1,136 @@
-"""What one would run without a planner, by the same costs: so that every plan can say what it gains."""
+"""What one would run without a planner, by the same costs: so that every plan can say what it gains.
 
-from collections.abc import Callable, Iterator
+Every baseline is a plan like any other: kinds side by side, each with the whole network at the batch size that suits.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from itertools import pairwise
 
 import numpy as np
 
-from optimizer import cost
-from optimizer.evaluate import evaluate
+from optimizer.evaluate import Score, evaluate
+from optimizer.goals import Worth
 from optimizer.objective import Objective
-from optimizer.options import Builder
+from optimizer.options import Builder, Floats
 from optimizer.plan import Placement, Plan, Split
-from optimizer.problem import Problem
-from profiles.devices import Device, Link
-
-FREE = 1e30  # bytes per second that never hold anybody up
-
-
-@dataclass(frozen=True)
-class Lane:
-    """All devices of one kind, each of which runs the whole network; they share the inputs with the other lanes."""
-
-    device: Device
-    load_s: float  # seconds of device per input
-    latency_s: float
-    batch_size: int
-
-    @property
-    def goodput_per_s(self) -> float:
-        return self.device.count / self.load_s
+from optimizer.problem import Problem, named
+from optimizer.spread import Planner, spread
+from profiles.errors import UserError
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Data-parallel serving: every kind that keeps the SLO is a lane, at the batch size that suits it best."""
+    """`plan` is None where no batch size keeps what is asked."""
 
     name: str
-    lanes: tuple[Lane, ...]
-
-    @property
-    def goodput_per_s(self) -> float:
-        return sum(lane.goodput_per_s for lane in self.lanes)
-
-    @property
-    def latency_s(self) -> float:
-        return max((lane.latency_s for lane in self.lanes), default=inf)
-
-    @property
-    def cost_per_hour(self) -> float:
-        return sum(lane.device.count * lane.device.price_per_hour for lane in self.lanes)
-
-    def cost_for(self, goodput_per_s: float) -> float:
-        """Dollars per hour for a goodput: whole devices, from the cheapest per input on; infinite beyond the fleet."""
-        dollars, left = 0.0, goodput_per_s
-        for lane in sorted(self.lanes, key=lambda each: each.load_s * each.device.price_per_hour):
-            used = min(lane.device.count, ceil(left * lane.load_s * (1 - 1e-12)))
-            dollars, left = dollars + used * lane.device.price_per_hour, left - used / lane.load_s
-            if left <= 1e-9 * goodput_per_s:
-                return dollars
-        return inf
+    plan: Plan | None
+    score: Score | None
 
 
 def baselines(facts: Problem, objective: Objective) -> tuple[Baseline, ...]:
     """The network without exits, with all its ramps at shrinking batches, and E3 without model parallelism."""
-    kinds: dict[str, Callable[[Problem, Objective], Iterator[Lane]]] = {
-        "no exits": _stock,
-        "early exit, shrinking batches": _naive,
-        "serial E3, one device at a time": _serial,
-    }
-    return tuple(Baseline(name, tuple(_best_lanes(facts, objective, lanes))) for name, lanes in kinds.items())
+    if objective.goal != "cost":
+        objective = replace(objective, goodput_per_s=0.0)  # what one is compared with may be slower than one wishes
+    return tuple(_baseline(name, facts, objective, planner) for name, planner in PLANNERS.items())
+
+
+def _baseline(name: str, facts: Problem, objective: Objective, planner: Planner) -> Baseline:
+    plan = spread(facts, objective, planner)
+    return Baseline(name, plan, evaluate(plan, facts, objective) if plan else None)
 
 
 def held_to(objective: Objective, stock: Baseline, alpha: float) -> Objective:
     """E3's constraints: at least the goodput of the network without exits, at no more than `alpha` times its cost."""
-    allowed = inf if objective.cost_per_hour is None else objective.cost_per_hour
-    goodput = stock.goodput_per_s if objective.goal != "cost" else objective.goodput_per_s
-    price = stock.cost_per_hour if objective.goal != "cost" else stock.cost_for(goodput)
-    dollars = min(allowed, alpha * price)
+    if stock.score is None:
+        raise UserError(
+            "--alpha: without exits these devices cannot do what is asked, so that there is no cost to compare with"
+        )
+    dollars = alpha * stock.score.cost_per_hour
     return replace(
         objective,
-        goodput_per_s=max(objective.goodput_per_s, goodput),
-        cost_per_hour=None if np.isinf(dollars) else dollars,
+        goodput_per_s=max(objective.goodput_per_s, stock.score.goodput_per_s if objective.goal != "cost" else 0.0),
+        cost_per_hour=dollars if objective.cost_per_hour is None else min(dollars, objective.cost_per_hour),
     )
 
 
-def _best_lanes(
-    facts: Problem, objective: Objective, lanes: Callable[[Problem, Objective], Iterator[Lane]]
-) -> Iterator[Lane]:
-    for device in facts.devices:
-        alone = facts.with_devices((device,))
-        fitting = [lane for lane in lanes(alone, objective) if lane.latency_s <= objective.budget_s * (1 + 1e-9)]
-        if fitting:
-            yield min(fitting, key=lambda lane: lane.load_s)
+@dataclass(frozen=True)
+class Ways:
+    """Ways to run the whole network on one kind, as arrays; `splits(i)` are those of the i-th."""
+
+    load_s: Floats
+    work_s: Floats
+    first: Floats  # the batch that fills from outside
+    splits: Callable[[int], tuple[Split, ...]]
+    local: bool
 
 
-def _stock(facts: Problem, objective: Objective) -> Iterator[Lane]:
-    return _whole(facts, objective, ())
+def _by(ways: Callable[[Problem, Objective], Ways]) -> Planner:
+    """The planner that takes the best of these ways."""
+
+    def planner(facts: Problem, objective: Objective) -> Plan | None:
+        found, worth = ways(facts, objective), Worth(facts, objective, (0,))
+        fill, wait = found.first - 1, found.first
+        values = worth.alone(0, found.load_s, found.work_s, fill, wait)
+        if not np.isfinite(values).any():
+            return None
+        best = int(values.argmin())
+        outcome = worth.outcome(found.load_s[[best]], found.work_s[best], fill[best], wait[best])
+        if outcome is None:
+            return None
+        return Plan((Placement(facts.devices[0].kind, outcome.replicas[0], found.splits(best), found.local),))
+
+    return planner
 
 
-def _naive(facts: Problem, objective: Objective) -> Iterator[Lane]:
-    f = facts.survival
-    return _whole(facts, objective, tuple(k for k in range(len(f) - 1) if f[k + 1] < f[k]))
+def _stock(facts: Problem, objective: Objective) -> Ways:
+    return _whole(facts.without_exits, objective, ())
 
 
-def _whole(facts: Problem, objective: Objective, ramps: tuple[int, ...]) -> Iterator[Lane]:
+def _naive(facts: Problem, objective: Objective) -> Ways:
+    before = zip(facts.survival, facts.survival[1:], strict=False)
+    return _whole(facts, objective, tuple(block for block, (here, behind) in enumerate(before) if behind < here))
+
+
+def _whole(facts: Problem, objective: Objective, ramps: tuple[int, ...]) -> Ways:
     """One split, at every batch size."""
-    (device,), (table,) = facts.devices, facts.tables
-    for batch in range(1, min(objective.max_batch, table.batch_sizes[-1]) + 1):
-        split = Split(0, facts.num_blocks, batch, ramps)
-        score = evaluate(Plan((Placement(device.kind, device.count, (split,)),)), facts, _at_pace(objective))
-        if not score.broken:
-            yield Lane(device, device.count / score.goodput_per_s, score.latency_s, batch)
+    here = Builder(facts, objective.max_batch, np.inf, pruned=False).starting(0)
+    here = here.only((here.stop == facts.num_blocks) & (here.inner == bool(ramps)))
+    return Ways(
+        here.load_s[0], here.work_s[0], here.batch.astype(float),
+        lambda i: (Split(0, facts.num_blocks, int(here.batch[i]), ramps),), local=False,
+    )  # fmt: skip
 
 
-def _at_pace(objective: Objective) -> Objective:
-    """Only facts can be broken; the lane has its share of the inputs, never more than it sustains."""
-    return Objective(arrivals_per_s=objective.arrivals_per_s)
+def _serial(facts: Problem, objective: Objective) -> Ways:
+    """Splits of one size in turns on every device, survivors staying there (optimizer/rounds.py), if it holds all that.
 
-
-def _serial(facts: Problem, objective: Objective) -> Iterator[Lane]:
-    """Rounds on one device: each split on all its batches before the next one begins, survivors waiting in between.
-
-    A round takes as many inputs as fill one batch of the deepest split, and lasts as long as they take in all.
+    For every batch and every block that the last split may start from: the lightest splits up to there.
     """
-    (device,) = facts.devices
-    link = Link(device.kind, device.kind, FREE, 0.0)
-    local = replace(facts, links={(device.kind, device.kind): link})
-    builder = Builder(local, objective.max_batch, inf, pruned=False)
-    if not builder.roomy.all():
-        return
-    prefix = np.full((facts.num_blocks + 1, builder.options()[0].batch.max() + 1), inf)
-    prefix[0] = 0.0
-    for here in builder.options():
-        total = prefix[here.start, here.batch] + here.load_s[0]
-        np.minimum.at(prefix, (here.stop, here.batch), total)
-        last = (here.stop == facts.num_blocks) & np.isfinite(total)
-        for load, batch in zip(total[last], here.batch[last], strict=True):
-            yield _round(device, float(load), int(batch), facts.survival[here.start], objective)
+    builder, blocks = Builder(facts, objective.max_batch, np.inf), facts.num_blocks
+    loads, arrivals = zip(*(builder.still(start) for start in range(blocks)), strict=True)
+    before = np.full((blocks + 1, len(arrivals[0])), np.inf)  # by block and batch
+    came = np.zeros(before.shape, int)
+    before[0] = 0.0 if builder.spacious[0] else np.inf
+    for start in range(blocks):
+        grown, here = before[start] + loads[start][0].T, before[start + 1 :]
+        came[start + 1 :][grown < here] = start
+        np.minimum(here, grown, out=here)
+    ends = np.stack([before[start] + loads[start][0][:, -1] for start in range(blocks)])
+    last, batch = np.nonzero(np.isfinite(ends))
+
+    def splits(i: int) -> tuple[Split, ...]:
+        edges, size = [blocks, int(last[i])], int(batch[i])
+        while edges[-1]:
+            edges.append(int(came[edges[-1], size]))
+        return tuple(named(facts, a, b, size + 1, inner=False) for b, a in pairwise(edges))[::-1]
+
+    work = np.stack(arrivals)[last, batch] * ends[last, batch]
+    return Ways(ends[last, batch], work, (batch + 1).astype(float), splits, local=True)
 
 
-def _round(device: Device, load_s: float, batch: int, reach: float, objective: Objective) -> Lane:
-    inputs = batch / reach if reach > 0 else inf
-    pace = device.count / load_s
-    waiting = (float(cost.fill_arrivals(1.0, inputs)), float(cost.wait_arrivals(1.0, inputs)))
-    latency_s = cost.latency_s(inputs * load_s, *waiting, objective.rate_at(pace), pace)
-    return Lane(device, load_s, latency_s, batch)
+PLANNERS: dict[str, Planner] = {
+    "no exits": _by(_stock),
+    "early exit, shrinking batches": _by(_naive),
+    "serial E3, one device at a time": _by(_serial),
+}

@@ -87,6 +87,19 @@ def wait_arrivals(reach: Number, batch: Number) -> Number:
     return np.divide(np.asarray(batch), reach) if reach > 0 else np.zeros(np.shape(batch))
 
 
+def others_s(arrivals: Number, load_s: Number, launch_s: Number) -> Number:
+    """Where inputs stay on their replica: how long it is at the other launches of a split, in one round of `arrivals`.
+
+    Batches form on every replica by itself, of what its own launches let through. A round is as many arrivals as fill
+    one batch of the split that takes longest to fill. Full batches come first, the deepest before the others, so that
+    an input which stays to the end is through with its round, and what fills up finds its replica free.
+
+    >>> float(others_s(16, 0.001, 0.004))
+    0.012
+    """
+    return np.maximum(arrivals * load_s - launch_s, 0.0)
+
+
 def latency_s(work_s: float, fill: float, wait: float, rate_per_s: float, pace_per_s: float) -> float:
     """Of an input that stays to the end: computing and travelling, filling batches at the rate, waiting at the pace.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from optimizer.bounds import Cut
 from optimizer.evaluate import evaluate
-from optimizer.graph import CLOSE, Graph
+from optimizer.graph import CLOSE, Found, Graph
 from optimizer.objective import Objective
 from optimizer.plan import Plan, Promise
 from optimizer.problem import Problem
@@ -25,13 +25,13 @@ def search(
 ) -> Plan | None:
     """The best plan, or None when no plan keeps what the objective asks, at a value below `below`."""
     graph = Graph(facts, objective)
-    best, bound = graph.best(below, gap, prove)
+    best, bound = _best(graph, below, gap, prove)
     bounds = [bound]
     if prove and min(map(min, facts.survivals)) < 1:
         value = best.value if best else below
         bounds.append(least_without_exits(facts, objective, graph.cuts[-1]))
         if best is None or bounds[-1] < value / (1 + gap):
-            better, bounds[-1] = Graph(facts.without_exits, objective).best(value, gap)
+            better, bounds[-1] = _best(Graph(facts.without_exits, objective), value, gap, prove)
             best = better or best
     if best is None:
         return None
@@ -39,6 +39,15 @@ def search(
     loss = max(0.0, float(best.value / min(*bounds, best.value)) - 1) if best.value else 0.0
     promise = Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, loss if loss > 2 * CLOSE else 0.0)
     return replace(best.plan, promise=promise)
+
+
+def _best(graph: Graph, below: float, gap: float, prove: bool) -> tuple[Found | None, float]:
+    """Of pipelines and of rounds, and a bound on both."""
+    found, bound = graph.best(below, gap, prove)
+    if not prove:
+        return found, bound
+    rounds = graph.local(found.value if found else below)
+    return rounds or found, min(bound, rounds.value) if rounds else bound
 
 
 def least_without_exits(facts: Problem, objective: Objective, prices: Cut) -> float:

@@ -1,11 +1,13 @@
 """What a plan does, whoever made it: every split by itself, straight from the tables, apart from the search."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from optimizer import cost
+from optimizer.limits import broken_counts, broken_facts, broken_wishes
 from optimizer.objective import Objective
 from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import Problem
@@ -23,6 +25,7 @@ class SplitScore:
     launch_s: float
     felt_s: float  # what an input that stays to the end sees of a launch
     transfer_s: float
+    stays: bool  # its inputs are on its replica already
     load_s: float
     fill_s: float
     wait_s: float
@@ -58,27 +61,32 @@ def evaluate(plan: Plan, facts: Problem, objective: Objective | None = None) -> 
     """Goodput, latency and cost of a plan, and which wishes of the objective it breaks."""
     objective = objective or Objective()
     if plan.beside:
-        return _together([evaluate(lane, facts) for lane in plan.lanes], plan, facts, objective)
+        return _together(plan, facts, objective)
     if plan.num_blocks != facts.num_blocks:
         raise UserError(f"the plan covers {plan.num_blocks} blocks, the network has {facts.num_blocks}")
     parts = list(works(plan, facts))
     pace = min(_pace(placement, parts) for placement in plan.placements)
     rate = objective.rate_at(pace)
-    splits = tuple(_score(part, plan, rate, pace) for part in parts)
+    rounds = _rounds(plan, parts)
+    splits = tuple(_score(part, plan, rate, pace, rounds[part.split]) for part in parts)
     latency_s = sum(part.felt_s + part.transfer_s + part.fill_s + part.wait_s for part in splits)
     price = sum(p.replicas * facts.device(p.kind).price_per_hour for p in plan.placements)
-    broken = (*_broken_facts(plan, facts), *_broken_wishes(pace, latency_s, price, objective))
+    broken = (*broken_facts(plan, facts), *broken_wishes(pace, latency_s, price, objective))
     return Score(splits, pace, rate, latency_s, price, broken)
 
 
-def _together(lanes: list[Score], plan: Plan, facts: Problem, objective: Objective) -> Score:
-    """Pipelines side by side, each at its own pace: their goodputs add up, and the slowest answer counts."""
-    pace = sum(lane.goodput_per_s for lane in lanes)
+def _together(plan: Plan, facts: Problem, objective: Objective) -> Score:
+    """Pipelines side by side take shares by what each sustains: goodputs add up, and the slowest answer counts."""
+    paces = [evaluate(lane, facts).goodput_per_s for lane in plan.lanes]
+    pace = sum(paces)
+    rate = objective.rate_at(pace)
+    shares = [Objective(arrivals_per_s=rate * each / pace) for each in paces]
+    lanes = [evaluate(lane, facts, share) for lane, share in zip(plan.lanes, shares, strict=True)]
     latency_s, price = max(lane.latency_s for lane in lanes), sum(lane.cost_per_hour for lane in lanes)
     broken = [line for lane in lanes for line in lane.broken]
-    broken += [*_broken_counts(plan, facts), *_broken_wishes(pace, latency_s, price, objective)]
+    broken += [*broken_counts(plan, facts), *broken_wishes(pace, latency_s, price, objective)]
     splits = tuple(split for lane in lanes for split in lane.splits)
-    return Score(splits, pace, pace, latency_s, price, tuple(broken), tuple(lanes))
+    return Score(splits, pace, rate, latency_s, price, tuple(broken), tuple(lanes))
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,7 @@ class Work:
     launch_s: float
     felt_s: float
     transfer_s: float
+    stays: bool = False  # its inputs are on its replica already
 
     @property
     def load_s(self) -> float:
@@ -101,23 +110,55 @@ class Work:
 
     @property
     def fill(self) -> float:
-        return float(cost.fill_arrivals(self.reach, self.split.batch_size))
+        return 0.0 if self.stays else float(cost.fill_arrivals(self.reach, self.split.batch_size))
 
     @property
     def wait(self) -> float:
+        return 0.0 if self.stays else self.arrivals
+
+    @property
+    def arrivals(self) -> float:
+        """At the network, between two of its launches."""
         return float(cost.wait_arrivals(self.reach, self.split.batch_size))
 
 
 def works(plan: Plan, facts: Problem) -> Iterator[Work]:
     reach, before = 1.0, None
     for split in plan.splits:
-        done = work(split, facts, plan.placement_of(split).kind, before, reach)
+        placement = plan.placement_of(split)
+        stays = placement.local and placement is before
+        source = None if before is None or stays else before.kind
+        done = replace(work(split, facts, placement.kind, source, reach), stays=stays)
         yield done
-        reach, before = done.survivors, done.kind
+        reach, before = done.survivors, placement
+
+
+def _rounds(plan: Plan, works: list[Work]) -> dict[Split, float]:
+    """Seconds that an input spends at each split while its replica is at the other launches of a round."""
+    rounds = {work.split: 0.0 for work in works}
+    for run in _runs(works):
+        placement = plan.placement_of(run[0].split)
+        arrivals = max(work.arrivals for work in run)
+        for work in run:
+            rounds[work.split] = cost.others_s(arrivals, work.load_s, work.launch_s)
+        others = [work for work in works if work.split in placement.splits and work not in run]
+        rounds[run[0].split] += arrivals * sum(work.load_s for work in others)
+    return rounds
+
+
+def _runs(works: list[Work]) -> Iterator[list[Work]]:
+    """Neighbours between which inputs stay on their replica."""
+    edges = [i for i, work in enumerate(works) if not work.stays]
+    for start, stop in pairwise([*edges, len(works)]):
+        if stop - start > 1:
+            yield works[start:stop]
 
 
 def work(split: Split, facts: Problem, kind: str, source: str | None, reach: float) -> Work:
-    """A split on `kind` that the share `reach` of all inputs enters, coming from `source` (None: from outside)."""
+    """A split on `kind` that the share `reach` of all inputs enters, coming from `source`.
+
+    Without a source nothing travels: the inputs come from outside, or stay where they are.
+    """
     inside = _inside(split, facts.survival, reach)
     launch_s, felt_s = _launch(split, facts, kind, inside)
     transfer_s = _transfer_s(split, facts, source, kind) if source else 0.0
@@ -163,41 +204,7 @@ def _pace(placement: Placement, works: list[Work]) -> float:
     return placement.replicas / loads
 
 
-def _score(work: Work, plan: Plan, rate: float, pace: float) -> SplitScore:
+def _score(work: Work, plan: Plan, rate: float, pace: float, round_s: float) -> SplitScore:
     replicas = plan.placement_of(work.split).replicas
-    busy = work.load_s * pace / replicas
-    return SplitScore(**vars(work), load_s=work.load_s, fill_s=work.fill / rate, wait_s=work.wait / pace, busy=busy)
-
-
-def memory_bytes(split: Split, facts: Problem, kind: str) -> int:
-    """What a split holds on its device: its weights, and room for the largest block's activations."""
-    table = facts.table(kind)
-    blocks = slice(split.start, split.stop)
-    return sum(table.memory_bytes[blocks]) + split.batch_size * max(table.activation_bytes[blocks], default=0)
-
-
-def _broken_counts(plan: Plan, facts: Problem) -> Iterator[str]:
-    for kind, used in plan.devices().items():
-        if used > facts.device(kind).count:
-            yield f"{used} {kind} are used, the fleet has {facts.device(kind).count}"
-
-
-def _broken_facts(plan: Plan, facts: Problem) -> Iterator[str]:
-    yield from _broken_counts(plan, facts)
-    for placement in plan.placements:
-        has = facts.device(placement.kind).memory_bytes
-        needed = sum(memory_bytes(split, facts, placement.kind) for split in placement.splits)
-        if needed > has:
-            yield f"{needed / 1e9:.2f} GB are placed on one {placement.kind}, which has {has / 1e9:.2f} GB"
-    for ramp in set(plan.ramps) - facts.ramp_blocks:
-        yield f"ramp {ramp} is active, but no ramp stands behind that block"
-
-
-def _broken_wishes(pace: float, latency_s: float, price: float, objective: Objective) -> Iterator[str]:
-    close = 1 + 1e-9
-    if latency_s > objective.budget_s * close:
-        yield f"latency {latency_s * 1e3:.4g} ms is over the budget of {objective.budget_s * 1e3:.4g} ms"
-    if pace * close < objective.goodput_per_s:
-        yield f"goodput {pace:.4g}/s is under the {objective.goodput_per_s:.4g}/s wanted"
-    if objective.cost_per_hour is not None and price > objective.cost_per_hour * close:
-        yield f"${price:.4g} per hour is over the ${objective.cost_per_hour:.4g} allowed"
+    busy, fill_s = work.load_s * pace / replicas, work.fill / rate + round_s
+    return SplitScore(**vars(work), load_s=work.load_s, fill_s=fill_s, wait_s=work.wait / pace, busy=busy)

@@ -83,6 +83,32 @@ class Worth:
                 break
         return found if found and found.value < best else None
 
+    def alone(self, kind: int, loads: Floats, work: Floats, fill: Floats, wait: Floats) -> Floats:
+        """Values of plans with one placement, on that kind: as `outcome` has it, of many at once."""
+        price, goal = float(self.prices[kind]), self.objective.goal
+        most = min(self.counts[kind], np.floor(self.allowed / price)) if price else self.counts[kind]
+        paces = self._least_paces(work, fill, wait)
+        replicas = np.maximum(1.0, np.ceil(paces * loads * (1 - CLOSE)))
+        if goal == "goodput":
+            values = loads / max(most, 1.0)
+        elif goal == "latency":
+            pace = max(most, 1.0) / loads
+            values = work + fill / np.minimum(pace, self.wanted) + wait / pace
+        else:
+            values = price * (replicas if goal == "cost" else loads)
+        return np.where(replicas <= most, values, inf)
+
+    def _least_paces(self, work: Floats, fill: Floats, wait: Floats) -> Floats:
+        """`least_pace` of many."""
+        if np.isinf(self.objective.budget_s):
+            return np.full(len(work), self.objective.goodput_per_s)
+        spare = self.objective.budget_s - work
+        pace = (fill + wait) / np.maximum(spare, CLOSE)
+        left = spare - fill / self.wanted
+        slower = np.where(left > 0, np.maximum(wait / np.where(left > 0, left, 1.0), self.wanted), inf)
+        pace = np.where(pace > self.wanted, slower, pace)
+        return np.where(spare < -CLOSE, inf, np.maximum(self.objective.goodput_per_s, pace))
+
     def _value(self, replicas: Sequence[int], pace: float, work: float, fill: float, wait: float) -> float:
         goal = self.objective.goal
         if goal == "goodput":

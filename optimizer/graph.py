@@ -13,7 +13,8 @@ from optimizer.objective import Objective
 from optimizer.options import Builder, Options
 from optimizer.plan import Placement, Plan, Split
 from optimizer.prices import Pricing
-from optimizer.problem import Problem
+from optimizer.problem import Problem, named
+from optimizer.rounds import Chain, Floats, Rounds
 
 BEAM = 48  # labels per block of the narrow sweep
 WIDE = 300  # of wider ones, as long as they help
@@ -39,7 +40,7 @@ class Graph:
     def __init__(self, facts: Problem, objective: Objective) -> None:
         self.facts, self.objective = facts, objective
         self.timed = objective.slo_s is not None or objective.goal == "latency"
-        builder = Builder(facts, objective.max_batch, objective.budget_s, self.timed)
+        self.builder = builder = Builder(facts, objective.max_batch, objective.budget_s, self.timed)
         self.columns = _columns(builder)
         self.worth = Worth(facts, objective, tuple(int(kind) for kind in self.columns.kind))
         self.options: Sequence[Options] = builder.options()
@@ -85,6 +86,33 @@ class Graph:
             value = found.value
         better, bound = self._sweep(value / (1 + gap) * (1 - CLOSE), MOST)
         return better or found, bound
+
+    def local(self, value: float) -> Found | None:
+        """A plan better than `value` that runs the whole network in rounds on every device of one kind."""
+        found = None
+        for kind in range(len(self.facts.devices)):
+            rounds = Rounds(self.builder, kind)
+
+            def worth(loads: Floats, arrivals: float, first: Floats, kind: int = kind) -> Floats:
+                return self.worth.alone(kind, loads, arrivals * loads, first - 1, first)
+
+            value, chain = rounds.best(worth, value)
+            found = self._in_rounds(kind, chain, value) if chain else found
+        return found
+
+    def _in_rounds(self, kind: int, chain: Chain, value: float) -> Found:
+        loads, first = np.zeros(len(self.worth.kind_of)), chain.splits[0][1]
+        column = self.worth.kind_of.index(kind)
+        loads[column] = chain.load_s
+        outcome = self.worth.outcome(loads, chain.work_s, first - 1, first)
+        assert outcome, "This is a bug: rounds that were found feasible are not."
+        starts = (0, *(stop for stop, _ in chain.splits))
+        splits = [
+            named(self.facts, start, stop, batch, inner=False)
+            for start, (stop, batch) in zip(starts, chain.splits, strict=False)
+        ]
+        placement = Placement(self.facts.devices[kind].kind, outcome.replicas[column], tuple(splits), local=True)
+        return Found(value, Plan((placement,)))
 
     def _first(self, value: float, widths: tuple[int, ...]) -> Found | None:
         """A good plan, by sweeps that keep few labels: the lower the limit, the fewer are needed."""
@@ -165,13 +193,9 @@ class Graph:
         return Plan(tuple(sorted(placements, key=lambda placement: placement.splits[0].start)))
 
     def _split(self, options: Options, row: int) -> Split:
-        start, stop = options.start, int(options.stop[row])
-        leaving = [any(each[k + 1] < each[k] for each in self.facts.survivals) for k in range(start, stop - 1)]
-        ramps = [start + k for k, leaves in enumerate(leaving) if leaves and options.inner[row]]
-        if stop < self.facts.num_blocks:
-            before = stop - 1 if options.inner[row] else start
-            ramps += [stop - 1] if any(each[stop] < each[before] for each in self.facts.survivals) else []
-        return Split(start, stop, int(options.batch[row]), tuple(ramps))
+        return named(
+            self.facts, options.start, int(options.stop[row]), int(options.batch[row]), bool(options.inner[row])
+        )
 
     def _rates(self, seconds: float) -> Rates:
         """At a pace of so many seconds per input."""

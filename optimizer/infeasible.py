@@ -4,7 +4,8 @@ from dataclasses import replace
 from math import inf
 
 from optimizer.dp import search
-from optimizer.evaluate import evaluate, memory_bytes
+from optimizer.evaluate import evaluate
+from optimizer.limits import memory_bytes
 from optimizer.objective import Objective
 from optimizer.plan import Plan, Split
 from optimizer.problem import Problem

@@ -11,18 +11,22 @@ any number of pipelines, also for ones that share a kind, so that most sets need
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 
 import numpy as np
 
-from optimizer.bounds import cut
+from optimizer.baselines import baselines
+from optimizer.bounds import Cut, cut
 from optimizer.dp import least_without_exits, search
+from optimizer.evaluate import evaluate
 from optimizer.graph import Graph
 from optimizer.objective import Objective
 from optimizer.plan import Plan, Promise
 from optimizer.prices import Pricing
 from optimizer.problem import Problem
-from profiles.errors import UserError
+from optimizer.rounds import Floats, Rounds
+from optimizer.spread import best_of, spread, value
 
 Kinds = frozenset[int]
 ALL_SETS = 4  # with more kinds than this, only single ones, pairs and the whole fleet are chained
@@ -41,20 +45,41 @@ class Lanes:
 
 
 def side_by_side(facts: Problem, objective: Objective, gap: float = 0.0) -> Plan | None:
-    """The pipelines with the most goodput in sum: the fastest one, with the others `beside` it."""
-    if objective.goal != "goodput" or objective.arrivals_per_s or objective.cost_per_hour is not None:
-        raise UserError("pipelines side by side are planned for goodput alone: leave out rate, budget and other goals")
+    """The best pipelines, one or several: the fastest one, with the others `beside` it."""
     if len(facts.devices) == 1:
         return search(facts, objective, gap)
+    plain = objective.arrivals_per_s is None and objective.cost_per_hour is None
+    return (
+        _most_goodput(facts, objective, gap)
+        if objective.goal == "goodput" and plain
+        else _any_goal(facts, objective, gap)
+    )
+
+
+def _any_goal(facts: Problem, objective: Objective, gap: float) -> Plan | None:
+    """One pipeline, or kinds side by side that are used up one after the other; never worse than a baseline."""
+    one = search(facts, objective, gap)
+    others = [spread(facts, objective, partial(search, gap=gap)), *(each.plan for each in baselines(facts, objective))]
+    best = best_of([one, *others], facts, objective)
+    if best is None or best is one:
+        return best
+    ceiling = _ceiling(facts, objective, {}, gap)
+    score = evaluate(best, facts, objective)
+    loss = value(best, facts, objective) / max(ceiling, 1e-300) - 1
+    return replace(best, promise=Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, max(0.0, loss)))
+
+
+def _most_goodput(facts: Problem, objective: Objective, gap: float) -> Plan | None:
+    """Of every set of kinds in turn, as long as the prices leave room for more."""
     alone = replace(objective, goodput_per_s=0.0)
     all_kinds = frozenset(range(len(facts.devices)))
     found: dict[Kinds, Lanes] = {}
-    ceiling = np.inf
+    least = 0.0
     for kinds in _sets(len(facts.devices)):
-        if len(kinds) == 2 and np.isinf(ceiling):
-            ceiling = _ceiling(facts, alone, found, gap)
+        if len(kinds) == 2 and not least:
+            least = _ceiling(facts, alone, found, gap)
         most = _most(found, len(facts.devices))
-        if most[all_kinds].pace * (1 + gap) >= ceiling:
+        if least * max(most[all_kinds].pace * (1 + gap), 1e-300) >= 1:
             break
         apart = most[kinds].pace * (1 + max(gap, 1e-9))
         here = facts.with_devices([facts.devices[kind] for kind in sorted(kinds)])
@@ -65,7 +90,7 @@ def side_by_side(facts: Problem, objective: Objective, gap: float = 0.0) -> Plan
     lanes = _most(found, len(facts.devices))[all_kinds]
     if not lanes.plans or lanes.pace * (1 + 1e-9) < objective.goodput_per_s:
         return None
-    return _joined(lanes, ceiling)
+    return _joined(lanes, 1 / least if least else np.inf)
 
 
 def _sets(kinds: int) -> Iterator[Kinds]:
@@ -89,7 +114,7 @@ def _most(found: dict[Kinds, Lanes], kinds: int) -> dict[Kinds, Lanes]:
 
 
 def _ceiling(facts: Problem, objective: Objective, found: dict[Kinds, Lanes], gap: float) -> float:
-    """What no pipelines can exceed together. Kinds are first priced by what each does alone."""
+    """A value that no pipelines undercut together. Kinds are first priced by what each does alone."""
     graph = Graph(facts, objective)
     paces = np.array(
         [found[each].pace if (each := frozenset({kind})) in found else 0.0 for kind in range(len(facts.devices))]
@@ -98,13 +123,26 @@ def _ceiling(facts: Problem, objective: Objective, found: dict[Kinds, Lanes], ga
     shares = paces / total if total else None
     enough = 1 / (total * (1 + gap / 2)) if total else np.inf
     tightest = Pricing(graph.options, graph.worth, graph.at, shares=shares, rounds=ROUNDS, enough=enough).cuts()[-1]
-    bounds = [tightest.bound]
+    bounds = [min(tightest.bound, _least_in_rounds(graph, tightest))]
     if min(map(min, facts.survivals)) < 1:
         bounds.append(least_without_exits(facts, objective, tightest))
     if bounds[-1] < bounds[0]:
         bare = Graph(facts.without_exits, objective)
-        bounds[-1] = cut(bare.options, tightest.mu, tightest.nu, tightest.offset, bare.at)[0].bound
-    return 1 / min(bounds) if min(bounds) > 0 else np.inf
+        pipelines = cut(bare.options, tightest.mu, tightest.nu, tightest.offset, bare.at)[0].bound
+        bounds[-1] = min(pipelines, _least_in_rounds(bare, tightest))
+    return max(min(bounds), 0.0)
+
+
+def _least_in_rounds(graph: Graph, by: Cut) -> float:
+    """What rounds on one kind cost at least, at these prices; the wait for their first batch is given to them."""
+    least = np.inf
+    for kind, mu in enumerate(by.mu):
+
+        def price(loads: Floats, arrivals: float, _: Floats, mu: float = float(mu)) -> Floats:
+            return mu * loads + by.nu * arrivals * loads - by.offset
+
+        least = Rounds(graph.builder, kind).best(price, least)[0]
+    return least
 
 
 def _joined(lanes: Lanes, ceiling: float) -> Plan:

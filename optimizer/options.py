@@ -59,7 +59,7 @@ class Builder:
 
     def options(self) -> list[Options]:
         """One `Options` per block, in order."""
-        return [self._from(start) for start in range(self.facts.num_blocks)]
+        return [self.starting(start) for start in range(self.facts.num_blocks)]
 
     @cached_property
     def _survival(self) -> Floats:
@@ -112,7 +112,7 @@ class Builder:
         times = [getattr(table, method)(row) for table, row in zip(self.facts.tables, rows, strict=True)]
         return np.stack(times)
 
-    def _from(self, start: int) -> Options:
+    def starting(self, start: int) -> Options:
         """All options from one block: arrays of stops x kinds x (batch sizes x [quiet, ramps inside])."""
         quiet = self._quiet_s(start)
         transfer, class_of = self._transfer(start)
@@ -136,6 +136,15 @@ class Builder:
         possible = ~leaving | self._has_ramp[start:]
         quiet: Floats = np.where(possible, work + self._ramp_s[:, 1:, start:] * leaving, np.inf)
         return quiet
+
+    def still(self, start: int) -> tuple[Floats, Floats]:
+        """Loads (kinds x batches x stops) where the batch keeps its size and nothing travels; arrivals by batch."""
+        quiet, shares = self._quiet_s(start), self._survival[:, start]
+        possible = np.isfinite(quiet) & (self._batches <= self._largest[:, None])[..., None]
+        held, size = np.where(possible, quiet, 0.0), self._batches[:, None]
+        load = np.max([cost.load_s(reach, held, size) for reach in shares], axis=0)
+        arrivals = np.max([cost.wait_arrivals(reach, self._batches) for reach in shares], axis=0)
+        return np.where(possible, load, np.inf), arrivals
 
     def _shrinking_s(self, start: int, shares: Floats) -> tuple[Floats, Floats]:
         """The same when every ramp inside is active: on average, and as felt by an input that stays."""
@@ -183,7 +192,7 @@ class Builder:
     def _best(self, start: int, load: Floats, work: Floats, class_of: Ints) -> Options:
         """Those that fit and are worth a look, in flat arrays."""
         batch, memory = np.repeat(self._batches, 2), self._memory(start)
-        fits = (memory <= self._capacity[:, None]) & (batch <= self._largest[:, None])
+        fits = (memory <= self.capacity[:, None]) & (batch <= self._largest[:, None])
         load = np.where(fits, load, np.inf)
         keep = np.isfinite(load.min(0)) & (work.min(0) <= self.budget_s)
         if self.pruned:
@@ -218,7 +227,7 @@ class Builder:
         return beaten
 
     @cached_property
-    def _capacity(self) -> Floats:
+    def capacity(self) -> Floats:
         return np.array([float(device.memory_bytes) for device in self.facts.devices])
 
     @cached_property
@@ -237,11 +246,31 @@ class Builder:
         memory: Floats = weights[..., None] + largest[..., None] * np.repeat(self._batches, 2)
         return memory
 
+    def local_memory(self, start: int) -> Floats:
+        """Kinds x batches x stops 0..: of a split in a local placement, with what waits for it and behind it."""
+        hidden = np.array([[*table.hidden_bytes[:-1], 0.0] for table in self.facts.tables])
+        waiting = hidden[:, start:] + (hidden[:, [start - 1]] if start else 0.0)
+        memory = self._memory(start)[..., ::2].transpose(1, 2, 0) + waiting[:, None] * self._batches[:, None]
+        return np.concatenate([np.full((*memory.shape[:2], start + 1), np.inf), memory], axis=2)
+
+    @cached_property
+    def least_memory(self) -> Floats:
+        """By kind: what the whole network takes without a single input."""
+        least: Floats = self._weights.sum(1)
+        return least
+
+    @cached_property
+    def spacious(self) -> Bools:
+        """Kinds that hold the whole network and all that can wait between its splits."""
+        hidden = np.array([sum(table.hidden_bytes) for table in self.facts.tables])
+        activations = self._activations.sum(1) + 2 * hidden
+        return np.asarray(self._weights.sum(1) + activations * self._largest <= self.capacity)
+
     @cached_property
     def roomy(self) -> Bools:
         """Kinds that hold the whole network however it is cut: their splits lose nothing by sharing one placement."""
         everything = self._weights.sum(1) + self._activations.sum(1) * self._largest
-        return np.asarray(everything <= self._capacity)
+        return np.asarray(everything <= self.capacity)
 
 
 def _by_stop(quiet: Floats, shrinking: Floats) -> Floats:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from optimizer.plan import Split
 from profiles.devices import Device, Link
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -69,6 +70,16 @@ class Problem:
 
     def table(self, kind: str) -> LatencyTable:
         return self.tables[self.devices.index(self.device(kind))]
+
+
+def named(facts: Problem, start: int, stop: int, batch_size: int, inner: bool) -> Split:
+    """A split with the ramps at which somebody leaves: all of them, or only the one at its end."""
+    leaving = [any(each[k + 1] < each[k] for each in facts.survivals) for k in range(start, stop - 1)]
+    ramps = [start + k for k, leaves in enumerate(leaving) if leaves and inner]
+    if stop < facts.num_blocks:
+        before = stop - 1 if inner else start
+        ramps += [stop - 1] if any(each[stop] < each[before] for each in facts.survivals) else []
+    return Split(start, stop, batch_size, tuple(ramps))
 
 
 def problem(

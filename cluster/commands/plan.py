@@ -33,8 +33,8 @@ def plan(
     margin: Annotated[float, typer.Option(help="Hold also when this share fewer inputs leave than expected.")] = 0.0,
     max_batch: Annotated[int, typer.Option(help="No larger batches than this.")] = 64,
     one_machine: Annotated[bool, typer.Option("--one-machine", help="Devices share a host, not a network.")] = False,
-    side_by_side: Annotated[
-        bool, typer.Option("--side-by-side", help="Kinds of devices may serve in pipelines of their own.")
+    one_pipeline: Annotated[
+        bool, typer.Option("--one-pipeline", help="Chain all kinds of devices: no pipelines side by side.")
     ] = False,
     gap: Annotated[float, typer.Option(help="Stop when no plan can be better by more than this share.")] = 0.0,
     evaluate: Annotated[Path | None, typer.Option(help="Score this plan instead of searching one.")] = None,
@@ -56,7 +56,7 @@ def plan(
         _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch),
     )
     with Console(stderr=True).status("planning"):
-        answer = _answer(facts, objective, alpha, gap, side_by_side, evaluate)
+        answer = _answer(facts, objective, alpha, gap, not one_pipeline, evaluate)
     if out:
         out.write_text(answer.plan.to_json() + "\n")
     if picture and picture.name:
@@ -100,9 +100,9 @@ class Answer:
             "baselines": [
                 {
                     "name": each.name,
-                    "goodput_per_s": each.goodput_per_s,
-                    "cost_per_hour": each.cost_per_hour,
-                    "latency_s": each.latency_s if each.lanes else None,
+                    "goodput_per_s": each.score.goodput_per_s if each.score else 0.0,
+                    "cost_per_hour": each.score.cost_per_hour if each.score else None,
+                    "latency_s": each.score.latency_s if each.score else None,
                 }
                 for each in self.baselines
             ],

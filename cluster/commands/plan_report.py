@@ -7,8 +7,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from cluster.commands.plan import Answer
-    from optimizer import Placement
-    from optimizer.baselines import Baseline
+    from optimizer import Placement, Score
 
 
 def tables(answer: "Answer") -> Iterator[Table | str]:
@@ -76,28 +75,24 @@ def _promise(answer: "Answer") -> Table:
 
 
 def _baselines(answer: "Answer") -> Table:
-    least = answer.objective.goal == "cost"
     table = Table("against", "goodput", "dollars per hour", "latency", "gain", title="gain")
     for each in answer.baselines:
-        if not each.lanes:
-            table.add_row(each.name, "-", "-", "-", "it breaks the SLO at any batch size")
-            continue
-        cost = each.cost_for(answer.objective.goodput_per_s) if least else each.cost_per_hour
-        table.add_row(
-            each.name, f"{each.goodput_per_s:,.0f}", f"{cost:,.2f}", f"{each.latency_s * 1e3:.1f} ms",
-            _gain(answer, each, cost),
-        )  # fmt: skip
+        if each.score:
+            latency = f"{each.score.latency_s * 1e3:.1f} ms"
+            figures = (f"{each.score.goodput_per_s:,.0f}", f"{each.score.cost_per_hour:,.2f}", latency)
+            table.add_row(each.name, *figures, _gain(answer, each.score))
+        else:
+            table.add_row(each.name, "-", "-", "-", "it cannot do that at any batch size")
     return table
 
 
-def _gain(answer: "Answer", other: "Baseline", cost: float) -> str:
+def _gain(answer: "Answer", other: "Score") -> str:
+    score = answer.score
     if answer.objective.goal == "cost":
-        if cost == float("inf"):
-            return "it cannot sustain that on this fleet"
-        return f"{1 - answer.score.cost_per_hour / cost:.0%} cheaper" if cost else "as cheap"
-    gain = f"{answer.score.goodput_per_s / other.goodput_per_s:.2f}x"
-    if answer.score.cost_per_hour and cost:
-        each = (answer.score.goodput_per_s / answer.score.cost_per_hour) / (other.goodput_per_s / cost)
+        return f"{1 - score.cost_per_hour / other.cost_per_hour:.0%} cheaper" if other.cost_per_hour else "as cheap"
+    gain = f"{score.goodput_per_s / other.goodput_per_s:.2f}x"
+    if score.cost_per_hour and other.cost_per_hour:
+        each = (score.goodput_per_s / score.cost_per_hour) / (other.goodput_per_s / other.cost_per_hour)
         gain += f", {each:.2f}x per dollar"
     return gain
 

@@ -12,7 +12,8 @@ from itertools import combinations, pairwise, product
 from math import inf
 
 from optimizer import cost
-from optimizer.evaluate import Work, memory_bytes, work
+from optimizer.evaluate import Work, work
+from optimizer.limits import memory_bytes
 from optimizer.objective import Objective
 from optimizer.plan import Split
 from optimizer.problem import Problem
@@ -24,7 +25,7 @@ Groups = tuple[tuple[int, ...], ...]
 def best_value(facts: Problem, objective: Objective) -> float:
     """The smallest value of any plan, in the units of the goal (see `_value`); infinite when there is none."""
     graphs = [facts, facts.without_exits] if min(facts.survival) < 1 else [facts]
-    return min(_best_of(graph, objective) for graph in graphs)
+    return min(min(_best_of(graph, objective), _best_local(graph, objective)) for graph in graphs)
 
 
 def _best_of(facts: Problem, objective: Objective) -> float:
@@ -52,6 +53,41 @@ def _paths(facts: Problem, objective: Objective) -> Iterator[tuple[tuple[Split, 
             edges = (0, *cuts, facts.num_blocks)
             choices = [list(_choices(a, b, facts, objective)) for a, b in pairwise(edges)]
             yield from product(*choices)
+
+
+def _best_local(facts: Problem, objective: Objective) -> float:
+    """The whole network on one kind, survivors staying where they are, batches of one size inside every split."""
+    best = inf
+    for path in _paths(facts, objective):
+        kinds = {kind for _, kind in path}
+        if len(path) > 1 and len(kinds) == 1 and not any(_shrinks(split, facts) for split, _ in path):
+            best = min(best, _best_count([split for split, _ in path], facts.device(path[0][1]), facts, objective))
+    return best
+
+
+def _shrinks(split: Split, facts: Problem) -> bool:
+    return any(ramp < split.stop - 1 for ramp in split.ramps)
+
+
+def _best_count(splits: list[Split], device: Device, facts: Problem, objective: Objective) -> float:
+    reach, load, longest, held = 1.0, 0.0, 0.0, 0
+    for before, split in zip([None, *splits], splits, strict=False):
+        here = work(split, facts, device.kind, None, reach)
+        held += memory_bytes(split, facts, device.kind)
+        if before:
+            waiting = before.batch_size + split.batch_size
+            held += waiting * facts.table(device.kind).hidden_bytes[split.start - 1]
+        load += here.load_s
+        longest = max(longest, split.batch_size / reach if reach else 0.0)
+        reach = here.survivors
+    if held > device.memory_bytes:
+        return inf
+    best, first = inf, splits[0].batch_size
+    for count in range(1, device.count + 1):
+        pace = count / load
+        latency_s = cost.latency_s(longest * load, first - 1, first, objective.rate_at(pace), pace)
+        best = min(best, _value(pace, count * device.price_per_hour, latency_s, objective))
+    return best
 
 
 def _choices(start: int, stop: int, facts: Problem, objective: Objective) -> Iterator[tuple[Split, str]]:

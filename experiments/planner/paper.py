@@ -8,7 +8,6 @@ from rich.table import Table
 
 from experiments.planner.settings import BERT_BASE, DISTILBERT, RESNET50, Network
 from optimizer.baselines import Baseline, baselines
-from optimizer.dp import search
 from optimizer.evaluate import evaluate
 from optimizer.lanes import side_by_side
 from optimizer.objective import Objective
@@ -71,14 +70,16 @@ def _gains(key: str, setting: str, facts: Problem, objective: Objective, said: s
     assert plan is not None
     pace = evaluate(plan, facts, objective).goodput_per_s
     stock, exits, _ = baselines(facts, objective)
-    return Row(key, setting, pace / exits.goodput_per_s, pace / stock.goodput_per_s, said)
+    assert exits.score
+    assert stock.score
+    return Row(key, setting, pace / exits.score.goodput_per_s, pace / stock.score.goodput_per_s, said)
 
 
 def _cost(key: str, setting: str, network: Network, devices: str, said: str) -> Row:
     """Here a gain of 2 is half the cost."""
     facts = network.facts(devices, "float32")
     objective = Objective(goal="cost", slo_s=0.1, goodput_per_s=WANTED, arrivals_per_s=WANTED, max_batch=BATCH)
-    plan = search(facts, objective, GAP)
+    plan = side_by_side(facts, objective, GAP)
     assert plan is not None
     dollars = evaluate(plan, facts, objective).cost_per_hour
     stock, exits, _ = baselines(facts, objective)
@@ -86,4 +87,5 @@ def _cost(key: str, setting: str, network: Network, devices: str, said: str) -> 
 
 
 def _dearer(other: Baseline, dollars: float) -> float:
-    return other.cost_for(WANTED) / dollars
+    assert other.score
+    return other.score.cost_per_hour / dollars

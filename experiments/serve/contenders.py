@@ -4,11 +4,11 @@ The devices are those of `fleet`: a launch takes as long for one input as for si
 pays most: small kernels, which cannot keep a device busy. Where a smaller batch takes less time, it pays less.
 """
 
-from experiments.serve.fleet import BATCH, SURVIVAL, facts_for
+from experiments.serve.fleet import BATCH, facts_for
 from optimizer import optimize
 from optimizer.baselines import Baseline, baselines
 from optimizer.objective import Objective
-from optimizer.plan import Placement, Plan, Split
+from optimizer.plan import Plan
 from profiles.devices import links_between
 from profiles.files import Profile
 
@@ -24,16 +24,12 @@ def contenders(profile: Profile, slo_s: float) -> dict[str, tuple[Plan, float]]:
     assert ours.promise, "This is a bug: a plan that was searched promises something."
     return {
         "ours": (ours, ours.promise.goodput_per_s),
-        "naive": (_whole(naive, _ramps()), naive.goodput_per_s),
-        "stock": (_whole(stock, ()), stock.goodput_per_s),
+        "naive": _contender(naive),
+        "stock": _contender(stock),
     }
 
 
-def _ramps() -> tuple[int, ...]:
-    return tuple(k for k in range(len(SURVIVAL) - 1) if SURVIVAL[k + 1] < SURVIVAL[k])
-
-
-def _whole(baseline: Baseline, ramps: tuple[int, ...]) -> Plan:
-    (lane,) = baseline.lanes
-    split = Split(0, len(SURVIVAL), lane.batch_size, ramps)
-    return Plan((Placement(lane.device.kind, lane.device.count, (split,)),))
+def _contender(baseline: Baseline) -> tuple[Plan, float]:
+    assert baseline.plan, f"no batch size of {baseline.name!r} keeps the SLO"
+    assert baseline.score
+    return baseline.plan, baseline.score.goodput_per_s

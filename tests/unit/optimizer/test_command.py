@@ -49,7 +49,7 @@ def test_a_plan_from_a_file_is_scored_as_it_was_promised(profile: Path, tmp_path
 
 def test_side_by_side_names_every_pipeline(profile: Path, tmp_path: Path) -> None:
     picture = tmp_path / "plan.png"
-    said = json.loads(run(profile, "--json", "--side-by-side", "--picture", str(picture)))
+    said = json.loads(run(profile, "--json", "--picture", str(picture)))
     assert len(said["score"]["lanes"]) in (0, len(said["plan"]["beside"]) + 1)
     assert picture.exists()
 

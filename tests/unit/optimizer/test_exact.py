@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from experiments.planner.bruteforce import best_value
 from experiments.planner.random_problems import random_objective, random_problem
-from optimizer.baselines import baselines
 from optimizer.dp import search
 from optimizer.evaluate import evaluate
 from optimizer.objective import Objective
@@ -102,17 +101,6 @@ def test_times_scaled_by_x_scale_goodput_by_its_inverse(seed: int, x: float) -> 
     )
     patient = replace(objective, slo_s=None if objective.slo_s is None else objective.slo_s * x)
     assert value(slower, patient) == pytest.approx(value(facts, objective) * x, rel=1e-6)
-
-
-@few
-@given(SEEDS)
-def test_never_worse_than_a_baseline_on_one_kind(seed: int) -> None:
-    facts, objective = goodput_problem(seed)
-    for device in facts.devices:
-        alone = facts.with_devices((device,))
-        for other in baselines(alone, objective)[:2]:
-            if other.lanes:
-                assert 1 / value(alone, objective) >= other.goodput_per_s * (1 - 1e-8)
 
 
 @few

@@ -1,20 +1,25 @@
 """Pipelines side by side, and what a wrong forecast costs."""
 
 from dataclasses import replace
+from itertools import combinations
+from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.planner.bruteforce import best_value
 from experiments.planner.random_problems import random_objective, random_problem
+from optimizer.baselines import baselines
 from optimizer.dp import search
 from optimizer.evaluate import evaluate
 from optimizer.lanes import side_by_side
 from optimizer.objective import Objective
 from optimizer.sensitivity import sensitivity
-from profiles.errors import UserError
+from optimizer.spread import value
 
 few = settings(max_examples=12, deadline=None, derandomize=True)
+many = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 @few
@@ -37,9 +42,37 @@ def test_side_by_side_is_no_worse_than_one_pipeline_and_below_its_ceiling(seed: 
         assert score.goodput_per_s * (1 + several.promise.gap) >= one.promise.goodput_per_s * (1 - 1e-8)
 
 
-def test_only_goodput_is_planned_side_by_side() -> None:
-    with pytest.raises(UserError, match="side by side"):
-        side_by_side(random_problem(1), Objective(goal="latency"))
+@few
+@given(st.integers(0, 10**6))
+def test_the_ceiling_is_above_the_best_pipelines_of_every_way_to_part_the_kinds(seed: int) -> None:
+    facts = random_problem(seed)
+    objective = Objective(slo_s=random_objective(seed, facts).slo_s, max_batch=2)
+    plan = side_by_side(facts, objective)
+    best = {
+        kinds: 1 / best_value(facts.with_devices(kinds), objective)
+        for count in range(1, len(facts.devices) + 1)
+        for kinds in combinations(facts.devices, count)
+    }
+    most = max(
+        sum(best[part] for part in parts)
+        for count in range(1, len(facts.devices) + 1)
+        for parts in combinations(best, count)
+        if sum(map(len, parts)) == len({device for part in parts for device in part})
+    )
+    goodput = plan.promise.goodput_per_s if plan and plan.promise else 0.0
+    gap = plan.promise.gap if plan and plan.promise else 0.0
+    assert goodput <= most * (1 + 1e-8)
+    assert goodput * (1 + gap) >= most * (1 - 1e-8)
+
+
+@many
+@given(st.integers(0, 10**6))
+def test_never_worse_than_a_baseline_whatever_the_goal(seed: int) -> None:
+    facts = random_problem(seed)
+    objective = random_objective(seed, facts)
+    others = [value(each.plan, facts, objective) for each in baselines(facts, objective) if each.plan]
+    plan = side_by_side(facts, objective)
+    assert (value(plan, facts, objective) if plan else inf) <= min(others, default=inf) * (1 + 1e-8) + 1e-12
 
 
 @few
