@@ -78,8 +78,7 @@ class Driver:
         self._pumping = False
         now_s = self._clock()
         for launch in self.dispatcher.tick(now_s):
-            room = self.dispatcher.route.at(launch.cursor).batch
-            self.tally.launched(launch.cursor, len(launch.tickets), room)
+            self.tally.launched(launch.cursor, len(launch.tickets), launch.room)
             # A context of its own: a launch belongs to many requests, and must not pass for a part of the one that
             # happened to complete the batch (Serve takes calls of one request for retries of each other).
             flight = asyncio.get_running_loop().create_task(self._fly(launch, now_s), context=Context())
@@ -143,16 +142,17 @@ class Driver:
         self.dispatcher.completed(launch.id, now_s, places)
 
     def _report(self, ending: Ending) -> None:
-        waiting = self._waiting.pop(ending.id)
-        if waiting.reply.done():
-            return
-        match ending.outcome:
-            case Outcome.EXPIRED:
-                waiting.reply.set_exception(RefusedError(504, "the deadline passed before the answer was known"))
-            case Outcome.FAILED:
-                waiting.reply.set_exception(RuntimeError(ending.reason))
-            case _:
-                waiting.reply.cancel()
+        for ticket in ending.tickets:
+            waiting = self._waiting.pop(ticket)
+            if waiting.reply.done():
+                continue
+            match ending.outcome:
+                case Outcome.EXPIRED:
+                    waiting.reply.set_exception(RefusedError(504, "the deadline passed before the answer was known"))
+                case Outcome.FAILED:
+                    waiting.reply.set_exception(RuntimeError(ending.reason))
+                case _:
+                    waiting.reply.cancel()
 
     def _set_alarm(self, now_s: float) -> None:
         wake_s = self.dispatcher.wake_s()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deployments.config import AppConfig
 from deployments.dispatch.route import Route
-from deployments.planned import route_of
+from deployments.planned import placements_of, route_of
 from deployments.planning import first_plan
 from optimizer.plan import Placement, Plan, read_plan
 from optimizer.problem import Problem, problem
@@ -25,7 +25,7 @@ class Graph:
 
     @property
     def route(self) -> Route:
-        return route_of(self.plan, self.facts, {placement: name for name, placement in self.placements.items()})
+        return route_of(self.plan, self.facts, list(self.placements))
 
 
 def read_graph(config: AppConfig, application: str) -> Graph:
@@ -38,7 +38,7 @@ def read_graph(config: AppConfig, application: str) -> Graph:
         raise UserError(f"{config.plan} covers {plan.num_blocks} blocks, {config.profile} has {profile.num_blocks}")
     # Another plan or configuration gets other names: the old placements finish their work beside the new ones.
     mark = sha256(f"{config.model_dump_json()} {plan.to_json()}".encode()).hexdigest()[:6]
-    placements = {f"{application}.{mark}.{index}-{p.kind}": p for index, p in enumerate(plan.placements)}
+    placements = {f"{application}.{mark}.{index}-{p.kind}": p for index, p in enumerate(placements_of(plan))}
     return Graph(plan, _facts(plan, profile), placements)
 
 

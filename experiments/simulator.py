@@ -77,7 +77,7 @@ class Simulator:
     def __init__(self, world: World, tally: Tally, random: np.random.Generator) -> None:
         self.world, self.tally = world, tally
         self.devices = Devices(world.plan, world.facts, world.troubles, random)
-        route = route_of(world.plan, world.facts, self.devices.names)
+        route = route_of(world.plan, world.facts, list(self.devices.groups))
         self.dispatcher = Dispatcher(route, self.devices.groups, world.limits)
         self.now_s = 0.0
         self.fills = {split.start: Fill(split.batch_size) for split in world.plan.splits}
@@ -129,9 +129,9 @@ class Simulator:
             self._begin(launch, now_s)
         for ending in self.dispatcher.endings():
             if ending.outcome is Outcome.EXPIRED:
-                self.tally.expired[self.tally.window(now_s)] += 1
+                self.tally.expired[self.tally.window(now_s)] += len(ending.tickets)
             elif ending.outcome is Outcome.FAILED:
-                self.tally.failed[self.tally.window(now_s)] += 1
+                self.tally.failed[self.tally.window(now_s)] += len(ending.tickets)
 
     def _begin(self, launch: Launch, now_s: float) -> None:
         flight = self.devices.begin(launch, now_s)

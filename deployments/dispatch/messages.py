@@ -20,10 +20,15 @@ class Limits:
 
     backlog: int = 4096  # inputs inside at any time
     slack: float = 0.2  # of what is expected, kept free for what is not
-    retries: int = 2  # launches after the first, per stage, when replicas fail
-    ahead: int = 1  # full batches that may wait at a busy replica
+    retries: int = 2  # launches after the first, per stage, when replicas fail; and times that an input begins again
+    ahead: int = 1  # full batches that may wait at a busy replica; more only to hide a transfer
     straggler_factor: float = 2.0  # how much slower than its peers a replica may be
     probe_every_s: float = 5.0  # how often a benched replica is given another chance
+    share: float = 1.0  # of every replica: other fronts, each with a dispatcher of its own, use the rest
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share = {self.share} must be above 0 and at most 1")
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,9 @@ class Refusal:
 
 
 class Ending(NamedTuple):
-    """What became of an admitted input."""
+    """What became of admitted inputs that ended together."""
 
-    id: int
+    tickets: tuple[int, ...]
     outcome: Outcome
     reason: str = ""
 
@@ -45,7 +50,8 @@ class Ending(NamedTuple):
 class Launch(NamedTuple):
     """One batch for one replica: merge these places, then run the blocks `cursor..stop` with these ramps.
 
-    `keep`: whoever survives it will be needed on this very replica, so they should stay there.
+    `keep`: whoever survives it will be needed on this very replica, so they should stay there. `room`: how many it
+    could have held.
     """
 
     id: int
@@ -56,3 +62,5 @@ class Launch(NamedTuple):
     tickets: tuple[int, ...]
     places: tuple[Place, ...]
     keep: bool = False
+    room: int = 0
+    group: str = ""

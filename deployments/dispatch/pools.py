@@ -1,8 +1,11 @@
 """Who waits where: inputs before each block, the earliest deadline first."""
 
-import heapq
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from deployments.dispatch.lane import Station
+    from deployments.dispatch.replicas import Replica
 
 
 class Place(NamedTuple):
@@ -12,51 +15,85 @@ class Place(NamedTuple):
     row: int
 
 
-@dataclass(slots=True)
 class Ticket:
-    """One admitted input, which exactly one outcome ends."""
+    """One admitted input, which exactly one outcome ends. Few reach more than a block: what is rare has a default."""
 
-    id: int
-    deadline_s: float
-    place: Place
-    origin: Place  # where it was when it came: what it begins again from if a replica takes its state along
-    cursor: int = 0
-    retries: int = 0  # at this block
-    restarts: int = 0
-    waiting: bool = False  # in a pool, not in a launch
-    ended: bool = False
+    cursor = 0
+    retries = 0  # at this block
+    restarts = 0
+    ended = False
+    holder: "str | None" = None  # the replica that keeps its state; none: whoever launches it can take it from anywhere
+    pool: "Pool | None" = None  # where it waits; none: in a launch
+
+    def __init__(self, id: int, deadline_s: float, place: Place) -> None:
+        self.id = id
+        self.deadline_s = deadline_s
+        self.place = place
+        self.origin = place  # what it begins again from if a replica takes its state along
+
+    def begin_again(self) -> None:
+        self.cursor, self.place, self.holder = 0, self.origin, None
+
+
+_DEADLINE = attrgetter("deadline_s")
 
 
 class Pool:
-    """The inputs that wait before one block."""
+    """Inputs that wait for the same launch: before one block of one lane and, if it keeps them, on one replica."""
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Ticket]] = []
+    def __init__(self, station: "Station", cursor: int, keeper: "Replica | None" = None) -> None:
+        self.station, self.stage, self.cursor, self.keeper = station, station.stage, cursor, keeper
         self.size = 0  # those who have not ended
-
-    def __len__(self) -> int:
-        return self.size
+        self._queue: list[Ticket] = []
+        self._debts, self._onward = station.debts(cursor)
 
     def add(self, ticket: Ticket) -> None:
-        ticket.waiting = True
-        self.size += 1
-        heapq.heappush(self._heap, (ticket.deadline_s, ticket.id, ticket))
+        queue = self._queue
+        queue.append(ticket)
+        if self.size and queue[-2].deadline_s > ticket.deadline_s:
+            queue.sort(key=_DEADLINE)  # it is sorted but for the last one: a pass
+        ticket.pool = self
+        self._count(1)
 
-    def forget(self) -> None:
-        """One of those who wait has ended. It stays in the heap until it comes up, but no longer counts."""
-        self.size -= 1
+    def add_all(self, tickets: list[Ticket]) -> None:
+        """Survivors of one launch."""
+        self._queue += tickets
+        self._queue.sort(key=_DEADLINE)
+        for ticket in tickets:
+            ticket.pool = self
+        self._count(len(tickets))
+
+    def forget(self, ticket: Ticket) -> None:
+        """One of those who wait has ended. It stays in the queue until it comes up, but no longer counts."""
+        ticket.pool = None
+        self._count(-1)
 
     def first(self) -> Ticket | None:
         """The one with the earliest deadline."""
-        while self._heap and self._heap[0][2].ended:
-            heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+        while self._queue and self._queue[0].ended:
+            del self._queue[0]
+        return self._queue[0] if self._queue else None
 
-    def take(self) -> Ticket | None:
-        """Remove the one with the earliest deadline."""
-        first = self.first()
-        if first is not None:
-            heapq.heappop(self._heap)
-            first.waiting = False
-            self.size -= 1
-        return first
+    def take(self, most: int) -> list[Ticket]:
+        """Remove up to so many, those with the earliest deadlines."""
+        queue = self._queue
+        if self.size < len(queue):
+            queue[:] = [ticket for ticket in queue if not ticket.ended]
+        taken = queue[:most]
+        del queue[:most]
+        for ticket in taken:
+            ticket.pool = None
+        self._count(-len(taken))
+        return taken
+
+    def _count(self, step: int) -> None:
+        """What waits here is owed by every group on its way."""
+        self.size += step
+        self.station.waiting += step
+        for group, each_s in self._debts:
+            group.owed_s += step * each_s
+
+    def fly(self, size: int) -> None:
+        """So many are in a launch from here (or, negative, no more): what comes after it is still owed."""
+        for group, each_s in self._onward:
+            group.owed_s += size * each_s

@@ -1,24 +1,33 @@
 """Who can run a launch: the replicas of a group, those with the least to do first, and stragglers on the bench."""
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from statistics import median
+from typing import TYPE_CHECKING
+
+from deployments.dispatch.messages import Limits
+
+if TYPE_CHECKING:
+    from deployments.dispatch.pools import Pool
 
 _KEPT = 0.9  # how much of what is known of a replica stays when a launch is added: ten launches, more or less
 _EVIDENCE = 5  # launches before a replica is judged: one whose inputs all stay to the end takes long, and rightly so
 
 
-@dataclass
+@dataclass(eq=False)
 class Replica:
     """One replica as the dispatcher sees it."""
 
     name: str
-    running: int = 0
+    queue: deque[float] = field(default_factory=deque)  # what each launch there is expected to take, the running first
     taken_s: float = 0.0  # by its last launches
     expected_s: float = 0.0  # of them
     launches: int = 0
     last_end_s: float = 0.0
     ends_s: float = 0.0  # when it is expected to have done all that it has
     benched_until_s: float | None = None
+    pools: "dict[int, Pool]" = field(default_factory=dict)  # inputs that it keeps, by the block they wait before
 
     @property
     def pace(self) -> float:
@@ -34,45 +43,94 @@ class Replica:
 
 
 class Group:
-    """Interchangeable replicas. All operations but `typical_pace` take constant time."""
+    """Interchangeable replicas. All operations but the median of their paces take constant time."""
 
-    def __init__(self, ahead: int, straggler_factor: float, probe_every_s: float) -> None:
+    def __init__(self, name: str, limits: Limits) -> None:
+        self.name = name
         self.members: dict[str, Replica] = {}
-        self._benched: set[str] = set()
+        self.pace = 1.0  # how much longer launches take than planned
+        self.stirred: set[Replica] = set()  # may run something that they keep
+        self.owed_s = 0.0  # to inputs inside, but for the launches under way
+        self._limits = limits
+        self._benched: set[Replica] = set()
         # By how much they run; each in the order in which they got there, so that the first frees earliest.
-        self._by_load: list[dict[str, Replica]] = [{} for _ in range(ahead + 2)]
-        self._straggler_factor = straggler_factor
-        self._probe_every_s = probe_every_s
-        self.typical_pace = 1.0
+        self._by_load: list[dict[str, Replica]] = [{}]
+        self._flights = 0
+        self._ends_s = 0.0  # the sum of when they are expected to end
         self._notes = 0
+        self._ahead = round(limits.ahead * limits.share)  # others keep a shared replica busy too
+        self._settle()
 
-    def add(self, name: str) -> None:
-        self.members[name] = self._by_load[0][name] = Replica(name)
+    def follow(self, names: Collection[str]) -> None:
+        """These are the members from now on. Who stays keeps what is known of it."""
+        for name in self.members.keys() - set(names):
+            replica = self.members.pop(name)
+            self._by_load[len(replica.queue)].pop(name)
+            self._benched.discard(replica)
+            self.stirred.discard(replica)
+        for name in sorted(set(names) - self.members.keys()):
+            self.members[name] = self._by_load[0][name] = Replica(name)
+        if not self.working:
+            for replica in self.members.values():
+                self._bench(replica, 0.0, benched=False)
+        self._settle()
 
-    def remove(self, name: str) -> None:
-        replica = self.members.pop(name)
-        self._by_load[replica.running].pop(name)
-        self._benched.discard(name)
+    def forget_pools(self) -> None:
+        """Another plan: what is kept waits for other launches."""
+        self.stirred.clear()
+        for replica in self.members.values():
+            replica.pools.clear()
 
     @property
     def working(self) -> int:
         """How many are not benched."""
         return len(self.members) - len(self._benched)
 
-    def pick(self, now_s: float, *, idle: bool) -> Replica | None:
-        """One that is idle; or else, if it may be busy, the one that will be free first and has room."""
-        for level in self._by_load[: 1 if idle else -1]:
+    def ahead_s(self, now_s: float) -> float:
+        """How long the group needs for what it owes to inputs inside."""
+        running_s = self._ends_s - self._flights * now_s
+        ahead_s = self.owed_s * self._busy_pace
+        return (ahead_s + running_s if running_s > 0 else ahead_s) / self._devices
+
+    def idle(self, now_s: float) -> Replica | None:
+        for replica in self._by_load[0].values():
+            if replica.benched_until_s is None or now_s >= replica.benched_until_s:
+                return replica
+        return None
+
+    def soonest(self, transfer_s: float) -> Replica | None:
+        """One that is busy, has room and will be free first."""
+        for level in self._by_load[1 : None if transfer_s else self._ahead + 1]:
             for replica in level.values():
-                if replica.benched_until_s is None or (replica.running == 0 and now_s >= replica.benched_until_s):
+                if replica.benched_until_s is None and self.has_room(replica, transfer_s):
                     return replica
         return None
 
-    def begin(self, replica: Replica) -> None:
-        self._move(replica, +1)
+    def has_room(self, replica: Replica, transfer_s: float) -> bool:
+        """For one launch more: as many as allowed, or while those that wait are too short to hide its journey."""
+        waiting = len(replica.queue) - 1
+        return waiting < self._ahead or (waiting > 0 and sum(replica.queue) - replica.queue[0] < transfer_s)
 
-    def end(self, replica: Replica) -> None:
+    def begin(self, replica: Replica, seconds: float, now_s: float) -> float:
+        """When it is expected to end: what waits at a busy replica starts when that is done, not now."""
+        queue = replica.queue
+        replica.ends_s = (max(now_s, replica.ends_s) if queue else now_s) + seconds * self._busy_pace
+        del self._by_load[len(queue)][replica.name]
+        queue.append(seconds)
+        self._enter(replica)
+        self._flights += 1
+        self._ends_s += replica.ends_s
+        return replica.ends_s
+
+    def end(self, replica: Replica, ends_s: float) -> None:
+        self._flights -= 1
+        self._ends_s = self._ends_s - ends_s if self._flights else 0.0
         if self._holds(replica):
-            self._move(replica, -1)
+            del self._by_load[len(replica.queue)][replica.name]
+            replica.queue.popleft()
+            self._enter(replica)
+            if replica.pools:
+                self.stirred.add(replica)
 
     def note(self, replica: Replica, started_s: float, expected_s: float, now_s: float) -> None:
         """A launch came back: bench a replica whose pace has drifted above its peers', or call it back.
@@ -85,11 +143,14 @@ class Group:
         replica.learn(taken_s, expected_s)
         replica.last_end_s = now_s
         self._notes += 1
-        limit = self._straggler_factor * self.typical_pace
+        limit = self._limits.straggler_factor * self.pace
         if self._notes % len(self.members) == 0 or replica.pace > limit:
-            self.typical_pace = median(peer.pace for peer in self.members.values() if peer.launches)
-            limit = self._straggler_factor * self.typical_pace
-        self._bench(replica, now_s, replica.launches >= _EVIDENCE and replica.pace > limit)
+            self.pace = median(peer.pace for peer in self.members.values() if peer.launches)
+            limit = self._limits.straggler_factor * self.pace
+            self._settle()
+        strays = replica.launches >= _EVIDENCE and replica.pace > limit
+        if strays or replica.benched_until_s is not None:
+            self._bench(replica, now_s, strays)
 
     def distrust(self, replica: Replica, now_s: float) -> None:
         """A launch failed there: let others do the work for a while, if there are others."""
@@ -97,14 +158,21 @@ class Group:
             self._bench(replica, now_s, benched=True)
 
     def _bench(self, replica: Replica, now_s: float, benched: bool) -> None:
-        replica.benched_until_s = now_s + self._probe_every_s if benched else None
-        (self._benched.add if benched else self._benched.discard)(replica.name)
+        replica.benched_until_s = now_s + self._limits.probe_every_s if benched else None
+        (self._benched.add if benched else self._benched.discard)(replica)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Under load, what is shared with others is as much slower, also before that could be seen."""
+        self._busy_pace = max(self.pace, 1 / self._limits.share) if self._limits.share < 1 else self.pace
+        self._devices = max(1, self.working)
 
     def _holds(self, replica: Replica) -> bool:
         """A launch may come back from a replica that is no longer one of us, even if another bears its name."""
         return self.members.get(replica.name) is replica
 
-    def _move(self, replica: Replica, step: int) -> None:
-        self._by_load[replica.running].pop(replica.name)
-        replica.running += step
-        self._by_load[replica.running][replica.name] = replica
+    def _enter(self, replica: Replica) -> None:
+        load = len(replica.queue)
+        if load == len(self._by_load):
+            self._by_load.append({})
+        self._by_load[load][replica.name] = replica

@@ -1,7 +1,8 @@
 """The way of inputs through a plan: what the dispatcher needs to know of it, and nothing more."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 
@@ -10,8 +11,8 @@ class Stage:
     """Blocks `start..stop`, run as one launch by any replica of `group`.
 
     `launch_s[n - 1]` is what a launch of n inputs is expected to take; `survival` is the share of all inputs that are
-    expected to get here. `local`: inputs that come from an earlier stage of the same group are run by the very replica
-    that ran them there, which has kept them.
+    expected to get here; `transfer_s` is what a full batch takes to get here over the link. `local`: inputs that come
+    from an earlier stage of the same group are run by the very replica that ran them there, which has kept them.
     """
 
     start: int
@@ -22,6 +23,7 @@ class Stage:
     survival: float = 1.0
     ramps: frozenset[int] = frozenset()
     local: bool = False
+    transfer_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
@@ -44,9 +46,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Route:
-    """Stages that cover all blocks, in order."""
+    """Stages that cover all blocks, in order; `beside`: further routes, each on groups of its own.
+
+    An input goes one of them to the end. `lanes` are all of them, each by itself.
+    """
 
     stages: tuple[Stage, ...]
+    beside: "tuple[Route, ...]" = ()
 
     def __post_init__(self) -> None:
         if not self.stages or self.stages[0].start != 0:
@@ -54,6 +60,20 @@ class Route:
         for before, after in zip(self.stages, self.stages[1:], strict=False):
             if before.stop != after.start:
                 raise ValueError(f"a route must have no gap: block {before.stop} is followed by {after.start}")
+        if any(lane.num_blocks != self.num_blocks or lane.beside for lane in self.beside):
+            raise ValueError(f"every route beside must cover {self.num_blocks} blocks, and have none beside itself")
+        ways = Counter(group for lane in (self, *self.beside) for group in {stage.group for stage in lane.stages})
+        if shared := [group for group, count in ways.items() if count > 1]:
+            raise ValueError(f"routes side by side need groups of their own, but share {shared[0]!r}")
+
+    @property
+    def lanes(self) -> "tuple[Route, ...]":
+        return (replace(self, beside=()), *self.beside)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """All groups that its stages name, those beside too."""
+        return tuple(dict.fromkeys(stage.group for lane in (self, *self.beside) for stage in lane.stages))
 
     @cached_property
     def ramps(self) -> frozenset[int]:
@@ -66,19 +86,27 @@ class Route:
 
     def at(self, cursor: int) -> Stage:
         """The stage that holds this block. A batch that met another plan before may stand in the middle of one."""
+        return self.stages[self.number_at(cursor)]
+
+    def number_at(self, cursor: int) -> int:
         return self._by_block[cursor]
 
     def onward(self, cursor: int) -> Sequence[Stage]:
         """This stage and all after it."""
         return [stage for stage in self.stages if stage.stop > cursor]
 
+    def keeps(self, stage: Stage) -> bool:
+        """Whether whoever survives this stage goes on where it is."""
+        after = self.at(stage.stop) if stage.stop < self.num_blocks else None
+        return after is not None and after.local and after.group == stage.group
+
     def remaining_s(self, cursor: int) -> float:
         """What the rest takes at most: full batches to the very end."""
         return self._remaining_s[cursor]
 
     @cached_property
-    def _by_block(self) -> tuple[Stage, ...]:
-        return tuple(stage for stage in self.stages for _ in range(stage.start, stage.stop))
+    def _by_block(self) -> tuple[int, ...]:
+        return tuple(number for number, stage in enumerate(self.stages) for _ in range(stage.start, stage.stop))
 
     @cached_property
     def _remaining_s(self) -> tuple[float, ...]:

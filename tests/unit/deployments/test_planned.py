@@ -16,10 +16,32 @@ def test_stages_follow_the_plan_and_its_cost_model() -> None:
     plan = Plan((Placement("v100", 2, (Split(0, 2, 8, ramps=(1,)),)), Placement("v100", 1, (Split(2, 4, 4),))))
     devices = fleet("v100=3")
     facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
-    route = route_of(plan, facts, {plan.placements[0]: "front", plan.placements[1]: "back"})
+    route = route_of(plan, facts, ["front", "back"])
     front, back = route.stages
     assert (front.start, front.stop, front.batch, front.group, front.ramps) == (0, 2, 8, "front", {1})
     assert (back.survival, back.group) == (0.5, "back")
     scores = evaluate(plan, facts).splits
     assert [stage.launch_s[-1] for stage in route.stages] == [pytest.approx(score.launch_s) for score in scores]
     assert list(front.launch_s) == sorted(front.launch_s)
+    assert (front.transfer_s, back.transfer_s) == (0.0, pytest.approx(scores[1].transfer_s))
+
+
+def test_pipelines_side_by_side_are_routes_side_by_side_with_groups_of_their_own() -> None:
+    lane = Plan((Placement("v100", 1, (Split(0, 4, 4),)),))
+    devices = fleet("v100=2")
+    facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
+    route = route_of(Plan(lane.placements, beside=(lane,)), facts, ["left", "right"])
+    assert [[stage.group for stage in each.stages] for each in route.lanes] == [["left"], ["right"]]
+
+
+def test_what_a_local_placement_passes_to_itself_does_not_travel() -> None:
+    splits = (Split(0, 2, 8, ramps=(1,)), Split(2, 4, 4))
+    devices = fleet("v100=1")
+    facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
+    local, sent = (
+        route_of(Plan((Placement("v100", 1, splits, local=local),)), facts, ["all"]) for local in (True, False)
+    )
+    assert [stage.local for stage in local.stages] == [True, True]
+    assert (local.stages[1].transfer_s, local.keeps(local.stages[0])) == (0.0, True)
+    assert sent.stages[1].transfer_s > 0
+    assert not sent.keeps(sent.stages[0])

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 from deployments.dispatch.messages import Launch, Outcome, Refusal
 from deployments.dispatch.pools import Place
@@ -29,6 +28,7 @@ class World:
     limits: Limits = field(default_factory=Limits)
     slow: dict[str, float] = field(default_factory=dict)  # replica -> how many times slower it is
     fails: Callable[[Launch], bool] = lambda launch: False
+    loses: Callable[[Launch], bool] = lambda launch: False  # of those that fail: with them goes what they ran
 
     def __post_init__(self) -> None:
         self.dispatcher = Dispatcher(self.route, self.groups, self.limits)
@@ -40,6 +40,7 @@ class World:
         self.admitted_s: dict[int, float] = {}
         self.refusals: list[Refusal] = []
         self.launches: list[Launch] = []
+        self.places: dict[int, Place] = {}  # where the latest state of each input is
         self.running: Counter[str] = Counter()
         self.free_s: dict[str, float] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -67,8 +68,9 @@ class World:
             self._check(launch)
             self._begin(launch)
         for ending in self.dispatcher.endings():
-            assert ending.id not in self.outcomes, "an input ended twice"
-            self.outcomes[ending.id], self.ended_s[ending.id] = ending.outcome, self.now_s
+            for ticket in ending.tickets:
+                assert ticket not in self.outcomes, "an input ended twice"
+                self.outcomes[ticket], self.ended_s[ticket] = ending.outcome, self.now_s
 
     def _admit(self, each: Input) -> None:
         number = len(self.depths)
@@ -77,28 +79,54 @@ class World:
             self.refusals.append(ticket)
             return
         assert ticket == number
+        self.places[ticket] = Place(("input", ticket), 0)
         self.depths[ticket], self.deadlines[ticket] = each.depth, self.now_s + each.slack_s
         self.admitted_s[ticket] = self.now_s
 
+    def reroute(self, route: Route, groups: dict[str, list[str]]) -> None:
+        """Another plan or other replicas. What ran on a replica that has gone is lost with it."""
+        self.groups = groups
+        self.dispatcher.reroute(route, groups)
+
+    def stage_of(self, launch: Launch) -> Stage:
+        stages = [stage for lane in self.dispatcher.route.lanes for stage in lane.stages]
+        return next(each for each in stages if each.group == launch.group and each.start <= launch.cursor < each.stop)
+
+    def is_here(self, replica: str) -> bool:
+        return any(replica in members for members in self.groups.values())
+
     def _check(self, launch: Launch) -> None:
         """What must hold of every launch, whatever happened before."""
-        stage = self.dispatcher.route.at(launch.cursor)
-        assert 1 <= len(launch.tickets) <= stage.batch
+        stage = self.stage_of(launch)
+        assert 1 <= len(launch.tickets) <= stage.batch == launch.room
         assert launch.stop == stage.stop
+        assert launch.replica in self.groups[stage.group]
         assert len(set(launch.tickets)) == len(launch.tickets)
         deadlines = [self.deadlines[ticket] for ticket in launch.tickets]
         assert deadlines == sorted(deadlines)
         assert all(deadline >= self.now_s for deadline in deadlines)
         assert not set(launch.tickets) & set(self.outcomes), "an input that has ended was launched"
         for ticket, place in zip(launch.tickets, launch.places, strict=True):
-            expected: Any = ("input", ticket) if launch.cursor == 0 else ("survivor", ticket, launch.cursor)
-            assert place.payload == expected, "an input was taken from where it is not"
+            self._check_place(launch, stage, ticket, place)
         self.running[launch.replica] += 1
         assert self.running[launch.replica] <= 1 + self.limits.ahead
 
+    def _check_place(self, launch: Launch, stage: Stage, ticket: int, place: Place) -> None:
+        """An input is taken from where it is: where it came in, or where its last launch has left it."""
+        if launch.cursor == 0:
+            assert place.payload == ("input", ticket)
+            self.places[ticket] = place
+            return
+        kind, *state, holder = place.payload
+        assert (kind, state) == ("survivor", [ticket, launch.cursor])
+        assert place == self.places[ticket], "an input was taken from where it is no longer"
+        assert holder is None or self.is_here(holder), "what a replica kept went with it"
+        if stage.local and holder in self.groups[stage.group]:
+            assert launch.replica == holder, "what a replica has kept is needed there"
+
     def _begin(self, launch: Launch) -> None:
         self.launches.append(launch)
-        stage = self.dispatcher.route.at(launch.cursor)
+        stage = self.stage_of(launch)
         starts_s = max(self.now_s, self.free_s.get(launch.replica, 0.0))
         ends_s = starts_s + stage.seconds(len(launch.tickets)) * self.slow.get(launch.replica, 1.0)
         self.free_s[launch.replica] = ends_s
@@ -106,18 +134,30 @@ class World:
 
     def _return(self, launch: Launch) -> None:
         self.running[launch.replica] -= 1
-        if self.fails(launch):
-            self.dispatcher.failed(launch.id, self.now_s, "the replica broke")
+        gone = not self.is_here(launch.replica)
+        if self.fails(launch) or gone:
+            self.dispatcher.failed(launch.id, self.now_s, "the replica broke", lost=gone or self.loses(launch))
             return
+        holder = launch.replica if launch.keep else None
         survivors = {
-            row: Place(("survivor", ticket, launch.stop), row)
+            row: Place(("survivor", ticket, launch.stop, holder), row)
             for row, ticket in enumerate(launch.tickets)
             if self.depths[ticket] > launch.stop
         }
+        self.places |= {launch.tickets[row]: place for row, place in survivors.items()}
         self.dispatcher.completed(launch.id, self.now_s, survivors)
 
 
-def linear(start: int, stop: int, batch: int, group: str, launch_s: float = 0.01, survival: float = 1.0) -> Stage:
+def linear(
+    start: int,
+    stop: int,
+    batch: int,
+    group: str,
+    launch_s: float = 0.01,
+    survival: float = 1.0,
+    *,
+    local: bool = False,
+) -> Stage:
     """A stage whose launches cost half of their full time at size 1, and grow from there."""
     times = tuple(launch_s * (0.5 + 0.5 * size / batch) for size in range(1, batch + 1))
-    return Stage(start, stop, batch, group, times, survival)
+    return Stage(start, stop, batch, group, times, survival, local=local)

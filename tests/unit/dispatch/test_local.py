@@ -1,0 +1,92 @@
+"""Stages that keep their survivors: they stay on the replica that made them, and begin again when it goes."""
+
+from collections import Counter
+from statistics import mean
+
+from deployments.dispatch.messages import Launch, Limits, Outcome
+from deployments.dispatch.pools import Place
+from deployments.dispatch.route import Route
+from deployments.dispatcher import Dispatcher
+from tests.unit.dispatch.world import Input, World, linear
+
+LOCAL = Route((linear(0, 6, 8, "gpu"), linear(6, 12, 8, "gpu", survival=0.5, local=True)))
+GPUS = {"gpu": ["g1", "g2", "g3"]}
+
+
+def one_launch(dispatcher: Dispatcher, now_s: float) -> Launch:
+    (launch,) = dispatcher.tick(now_s)
+    return launch
+
+
+def survivors(launch: Launch) -> dict[int, Place]:
+    return {row: Place("kept", row) for row in range(len(launch.tickets))}
+
+
+def test_survivors_run_where_they_are_in_full_batches_under_load() -> None:
+    world = World(LOCAL, GPUS)
+    capacity = 3 * 8 / (0.01 + 0.5 * 0.01)
+    world.arrive(*(Input(i / (0.95 * capacity), (4, 12)[i % 2], 1.0) for i in range(3000)))
+    world.run()  # it checks that no launch takes from another replica what is kept
+    warm = [launch for launch in world.launches if launch.id > 50]
+    assert all(launch.keep == (launch.cursor == 0) for launch in world.launches)
+    assert mean(len(launch.tickets) for launch in warm if launch.cursor == 6) > 7
+    assert set(world.outcomes.values()) == {Outcome.ANSWERED}
+
+
+def test_what_a_lost_replica_kept_begins_again_elsewhere() -> None:
+    dispatcher = Dispatcher(LOCAL, {"gpu": ["g1", "g2"]})
+    ticket = dispatcher.admit(0.0, 1.0, Place("input", 0))
+    first = one_launch(dispatcher, 0.0)
+    dispatcher.completed(first.id, 0.01, survivors(first))
+    second = one_launch(dispatcher, 0.01)
+    assert (second.replica, second.cursor, second.places) == (first.replica, 6, (Place("kept", 0),))
+    dispatcher.failed(second.id, 0.02, "gone", lost=True)
+    again = one_launch(dispatcher, 0.02)
+    assert (again.cursor, again.tickets, again.places) == (0, (ticket,), (Place("input", 0),))
+    assert again.replica != first.replica
+
+
+def test_what_waits_on_a_replica_that_goes_begins_again() -> None:
+    dispatcher = Dispatcher(LOCAL, {"gpu": ["g1", "g2"]}, Limits(ahead=0))
+    dispatcher.admit(0.0, 1.0, Place("input", 0))
+    first = one_launch(dispatcher, 0.0)
+    dispatcher.completed(first.id, 0.01, survivors(first))
+    other = ({"g1", "g2"} - {first.replica}).pop()
+    dispatcher.reroute(LOCAL, {"gpu": [other]})
+    again = one_launch(dispatcher, 0.01)
+    assert (again.cursor, again.replica, again.places) == (0, other, (Place("input", 0),))
+
+
+def test_a_kept_launch_that_fails_is_tried_from_the_start_on_another_replica() -> None:
+    world = World(LOCAL, GPUS, fails=lambda launch: launch.replica == "g1" and launch.cursor == 6)
+    world.arrive(*(Input(i / 100, 12, 5.0) for i in range(40)))
+    world.run()
+    assert set(world.outcomes.values()) == {Outcome.ANSWERED}
+
+
+def test_an_input_that_always_fails_deep_inside_does_not_begin_again_for_ever() -> None:
+    world = World(LOCAL, GPUS, fails=lambda launch: launch.cursor == 6)
+    world.arrive(Input(0.0, 12, 60.0))
+    world.run()
+    assert world.outcomes == {0: Outcome.FAILED}
+    assert Counter(launch.cursor for launch in world.launches) == {0: 3, 6: 3}
+
+
+def test_when_the_next_stage_moves_to_another_group_the_kept_state_is_handed_over() -> None:
+    dispatcher = Dispatcher(LOCAL, {"gpu": ["g1"]})
+    dispatcher.admit(0.0, 1.0, Place("input", 0))
+    first = one_launch(dispatcher, 0.0)
+    dispatcher.completed(first.id, 0.01, survivors(first))
+    apart = Route((linear(0, 6, 8, "gpu"), linear(6, 12, 8, "more", survival=0.5)))
+    dispatcher.reroute(apart, {"gpu": ["g1"], "more": ["m1"]})
+    moved = one_launch(dispatcher, 0.01)
+    assert (moved.replica, moved.cursor, moved.places) == ("m1", 6, (Place("kept", 0),))
+
+
+def test_a_replica_on_the_bench_still_runs_what_it_keeps() -> None:
+    world = World(LOCAL, GPUS, Limits(probe_every_s=100.0), slow={"g2": 8.0})
+    world.arrive(*(Input(i / 600, (4, 12)[i % 2], 3.0) for i in range(1200)))
+    world.run()
+    assert set(world.outcomes.values()) == {Outcome.ANSWERED}
+    share = Counter(launch.replica for launch in world.launches)
+    assert share["g2"] < 0.5 * share["g1"]

@@ -1,0 +1,70 @@
+"""Several fronts over the same replicas, each with a dispatcher of its own that counts on its share."""
+
+import heapq
+import random
+
+import pytest
+
+from deployments.dispatch.messages import Launch, Limits
+from deployments.dispatch.pools import Place
+from deployments.dispatch.replicas import Group
+from deployments.dispatch.route import Route
+from deployments.dispatcher import Dispatcher
+from tests.unit.dispatch.world import linear
+
+ROUTE = Route((linear(0, 4, 8, "a", launch_s=0.02),))
+REPLICAS = ["a1", "a2", "a3", "a4"]
+CAPACITY = len(REPLICAS) * 8 / 0.02
+
+
+def in_time_of_admitted(fronts: int, share: float, load: float, slo_s: float = 0.15) -> tuple[float, float]:
+    """Play `fronts` dispatchers that know nothing of each other: shares of all admitted, and of the capacity."""
+    draw = random.Random(fronts)
+    dispatchers = [Dispatcher(ROUTE, {"a": REPLICAS}, Limits(share=share)) for _ in range(fronts)]
+    free_s, admitted, in_time, at_s, number = dict.fromkeys(REPLICAS, 0.0), 0, 0, 0.0, 0
+    due: dict[tuple[int, int], float] = {}
+    events: list[tuple[float, int, int, Launch | None]] = []
+    while (at_s := at_s + draw.expovariate(load * CAPACITY)) < 4.0:
+        heapq.heappush(events, (at_s, number := number + 1, draw.randrange(fronts), None))
+    while events:
+        now_s, _, front, launch = heapq.heappop(events)
+        dispatcher = dispatchers[front]
+        if launch:
+            dispatcher.completed(launch.id, now_s, {})
+            in_time += sum(now_s <= due[front, ticket] for ticket in launch.tickets)
+        elif isinstance(ticket := dispatcher.admit(now_s, now_s + slo_s, Place("x", 0)), int):
+            admitted, due[front, ticket] = admitted + 1, now_s + slo_s
+        for begun in dispatcher.tick(now_s):
+            starts_s = max(now_s, free_s[begun.replica])
+            free_s[begun.replica] = starts_s + ROUTE.stages[0].seconds(len(begun.tickets))
+            heapq.heappush(events, (free_s[begun.replica], number := number + 1, front, begun))
+    return in_time / admitted, in_time / (4.0 * CAPACITY)
+
+
+def test_fronts_that_know_their_share_promise_what_they_can_keep() -> None:
+    kept, of_capacity = in_time_of_admitted(fronts=3, share=1 / 3, load=1.3)
+    assert kept >= 0.97
+    assert of_capacity >= 0.9
+
+
+def test_a_lone_input_is_promised_a_lone_pass_whatever_the_share() -> None:
+    whole, part = (Dispatcher(ROUTE, {"a": REPLICAS}, Limits(share=share)) for share in (1.0, 0.25))
+    assert part.expected_s(0.0) == whole.expected_s(0.0)
+
+
+def test_a_share_is_a_share() -> None:
+    with pytest.raises(ValueError, match="share = 0"):
+        Limits(share=0)
+
+
+def test_more_waits_at_a_busy_replica_only_where_its_journey_is_longer_than_what_waits() -> None:
+    group = Group("a", Limits(ahead=1))
+    group.follow(["r"])
+    replica = group.members["r"]
+    for seconds in (0.010, 0.002):
+        group.begin(replica, seconds, now_s=0.0)
+    assert group.soonest(transfer_s=0.0) is None
+    assert group.soonest(transfer_s=0.001) is None
+    assert group.soonest(transfer_s=0.005) is replica
+    group.begin(replica, 0.010, now_s=0.0)
+    assert group.soonest(transfer_s=0.005) is None
