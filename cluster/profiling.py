@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from deployments.backends import backend_of
+from deployments.models.stretch import Stretch
 from profiles.devices import CATALOGUE, GB
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -83,7 +85,9 @@ def timed(
     stopwatch = stopwatch_for(device)
     with _bar("timing", total=1.0) as advance:
         for index, each in enumerate(inputs):
-            facts = facts_of(model, each.batch(1), kind, each.length, source, device)
+            exact = getattr(model, "inner", model)  # torch knows what its modules hold
+            facts = facts_of(exact, each.batch(1), kind, each.length, source, device)
+            facts = replace(facts, backend=backend_of(model))
             sweep = Sweep(
                 model,
                 each.batch,
@@ -164,14 +168,20 @@ def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int)
         raise UserError(f"exits.json of this checkpoint: {error}") from None
 
 
-def source_of(device_name: str, dtype: str, threads: int, now: datetime | None = None) -> str:
+def alone(model: SplitModel) -> list[Stretch]:
+    """What is timed: each block without and with its ramp, and all of them at once."""
+    each = [Stretch(block, block + 1) for block in range(model.num_blocks)]
+    return [*each, *(Stretch(ramp, ramp + 1, (ramp,)) for ramp in model.ramp_blocks), Stretch(0, model.num_blocks)]
+
+
+def source_of(device_name: str, backend: str, dtype: str, threads: int, now: datetime | None = None) -> str:
     """Where a table's numbers come from.
 
-    >>> source_of("cpu", "float32", 2, datetime(2026, 1, 31))
-    'measured: cpu, float32, 2 host threads, 2026-01-31'
+    >>> source_of("cpu", "torch", "float32", 2, datetime(2026, 1, 31))
+    'measured: cpu, torch, float32, 2 host threads, 2026-01-31'
     """
     count = f"{threads} host thread{'s' if threads > 1 else ''}"
-    return f"measured: {device_name}, {dtype}, {count}, {(now or datetime.now(UTC)).date().isoformat()}"
+    return f"measured: {device_name}, {backend}, {dtype}, {count}, {(now or datetime.now(UTC)).date().isoformat()}"
 
 
 def report(profile: Profile) -> Table:

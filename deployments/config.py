@@ -80,8 +80,10 @@ class AppConfig(BaseModel):
         description="Inputs per second that are expected, for a plan made at the start; none: all it can do.",
     )
     profile: str | None = Field(None, description="File of `isobatch profile`: what the plan was made from.")
-    backend: Literal["torch", "virtual"] = Field(
-        "torch", description="virtual: devices take the profile's time instead of computing (a rehearsal)."
+    backend: Literal["auto", "torch", "onnx", "virtual"] = Field(
+        "torch",
+        description="What computes. auto: torch or ONNX Runtime, whichever is faster here (measured at the first "
+        "start). virtual: devices take the profile's time instead of computing (a rehearsal).",
     )
     cpus_per_replica: float = Field(
         1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for (those of virtual devices ask for none)."
@@ -90,7 +92,9 @@ class AppConfig(BaseModel):
         1000.0, gt=0, description="An answer's deadline, unless the request says otherwise (X-Deadline-Ms)."
     )
     device: Device = Field("cpu", description="Where the network computes: cpu or cuda.")
-    dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")
+    dtype: Literal["float32", "float16", "bfloat16", "int8"] = Field(
+        "float32", description="Precision of the network; int8: of its dense layers, on CPUs, by ONNX Runtime."
+    )
     exits: bool = Field(True, description="Whether inputs may leave at ramps; if not, all run to the last block.")
     max_batch: int = Field(32, ge=1, description="The most inputs that are computed together.")
     max_waiting: int = Field(4096, ge=1, description="Inputs that may wait; beyond them a request is refused (503).")

@@ -4,10 +4,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from deployments.backends import INT8, backend_of, make_ready, on_backend, planned, stretches, warn_of_another
 from deployments.config import AppConfig, named
 from deployments.local_workers import LocalWorkers
 from deployments.split import Departed, Order, SplitReplica, Stayed
+from optimizer.plan import read_plan
 from profiles.errors import UserError
+from profiles.files import load
 from profiles.model import SplitModel
 
 _HERE = "here"
@@ -35,8 +38,11 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
     """The network as a device of this kind runs it."""
     if config.backend == "virtual":
         return _virtual(config, kind)
-    device = "cpu" if kind == "cpu" else "cuda"
-    model: SplitModel = named(config.loader)(directory, device=device, dtype=config.dtype)
+    model = _load(config, directory, "cpu" if kind == "cpu" else "cuda")
+    if config.plan:
+        make_ready(model, directory, planned(model, read_plan(Path(config.plan)), kind))
+    if config.profile:
+        warn_of_another(Path(config.profile), kind, backend_of(model))
     return model
 
 
@@ -44,14 +50,22 @@ def load_front_model(config: AppConfig, directory: str) -> SplitModel:
     """The network as the front needs it: where there is a plan, only to encode."""
     if config.backend == "virtual":
         return _virtual(config, None)
-    device = "cpu" if config.planned else config.device
-    model: SplitModel = named(config.loader)(directory, device=device, dtype=config.dtype)
+    if config.planned:
+        return _load(config.model_copy(update={"backend": "torch", "dtype": "float32"}), directory, "cpu")
+    model = _load(config, directory, config.device)
+    make_ready(model, directory, [*stretches(model, 0, model.num_blocks, model.ramp_blocks if config.exits else ())])
     return model
+
+
+def _load(config: AppConfig, directory: str, device: str) -> SplitModel:
+    int8 = config.dtype == INT8
+    model: SplitModel = named(config.loader)(directory, device=device, dtype="float32" if int8 else config.dtype)
+    assert config.backend != "virtual", "This is a bug: a virtual device loads nothing."
+    return on_backend(model, directory, config.backend, int8=int8)
 
 
 def _virtual(config: AppConfig, kind: str | None) -> SplitModel:
     from deployments.virtual import VirtualModel
-    from profiles.files import load
 
     assert config.profile, "This is a bug: AppConfig asks for it."
     profile = load(Path(config.profile))

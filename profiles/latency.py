@@ -26,6 +26,7 @@ class LatencyTable:
     `memory_bytes[k]` is what block k holds on the device (weights and, in block 0, the embedding).
     `activation_bytes[k]` is what one input needs on the device while block k runs it; empty where nobody measured.
     `length` is the number of tokens per input that was measured; None where inputs have one size.
+    `backend` is what computed while it was measured; None where nothing did, or nobody noted it.
     The p95 of a block is kept beside its median; empty where the source has none.
     """
 
@@ -41,6 +42,7 @@ class LatencyTable:
     block_p95_s: Rows = ()
     launch_p95_s: float | None = None
     activation_bytes: tuple[int, ...] = ()
+    backend: str | None = None
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
 

@@ -29,6 +29,7 @@ class Facts:
     activation_bytes: tuple[int, ...]
     length: int | None
     source: str
+    backend: str | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -134,6 +135,7 @@ def tabulate(rounds: Mapping[int, Rounds], facts: Facts) -> LatencyTable:
         block_p95_s=_rounded(p95),
         launch_p95_s=_digits(max(launch_s, float(np.quantile(paid, 0.95)))),
         activation_bytes=facts.activation_bytes,
+        backend=facts.backend,
     )
 
 

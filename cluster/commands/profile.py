@@ -1,7 +1,7 @@
 """`isobatch profile`: how long a network's blocks take on this machine, and where its inputs leave."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from profiles.exits import ExitProfile
     from profiles.latency import LatencyTable
 
+Backend = Literal["torch", "onnx", "auto"]
+
 
 def profile(
     model: Annotated[str, typer.Argument(help="Directory or hub id of a checkpoint, prepared or not.")],
     out: Annotated[Path, typer.Option(help="File to write, or to add this device to.")] = Path("profile.json"),
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime).")] = "float32",
+    backend: Annotated[
+        Backend, typer.Option(help="What computes: torch, onnx, or auto, the faster of them; serve with the same.")
+    ] = "torch",
     data: Annotated[Path | None, typer.Option(help="Recorded inputs (csv, tsv, jsonl, npz): counts exits.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Column of the texts, if not a usual name.")] = None,
     text_pair_column: Annotated[str | None, typer.Option(help="Column of the second texts of pairs.")] = None,
@@ -44,7 +49,18 @@ def profile(
     import torch
     from rich.console import Console
 
-    from cluster.profiling import check_writable, in_batches, kind_of, picture_path, report, source_of, stranger, timed
+    from cluster.profiling import (
+        alone,
+        check_writable,
+        in_batches,
+        kind_of,
+        picture_path,
+        report,
+        source_of,
+        stranger,
+        timed,
+    )
+    from deployments.backends import INT8, make_ready, on_backend
     from deployments.models import load
     from deployments.prepare.data import Columns
     from profiles.files import Profile, save
@@ -57,10 +73,10 @@ def profile(
     torch.set_num_threads(threads)
     console = Console(soft_wrap=True)
     known = load_profile(out) if out.exists() else None
-    network = load(model, device=device, dtype=dtype)
+    exact = load(model, device=device, dtype="float32" if dtype == INT8 else dtype)
     if known:
-        known.check_same(Path(model).name, network.num_blocks)
-    where = str(network.device)
+        known.check_same(Path(model).name, exact.num_blocks)
+    where = str(exact.device)
     called = device_name(where)
     here = kind or kind_of(called)
     if warning := stranger(here):
@@ -68,10 +84,12 @@ def profile(
     header = tuple(columns.split(",")) if columns else None
     wanted = Columns(text_column, text_pair_column, image_column, header=header)
     recorded = _recorded(model, data, wanted, max_rows) if data else []
-    exits, told = (None, ()) if known and known.exits else _prepared_exits(network)
+    exits, told = (None, ()) if known and known.exits else _prepared_exits(exact)
+    network = cast("TorchModel", on_backend(exact, model, backend, int8=dtype == INT8))
+    make_ready(network, model, alone(network))
     inputs = _inputs(network, model, tokens)
     derived = _derived(network, model, [each for each in others if each != here], inputs, dtype)
-    measured = timed(network, inputs, here, source_of(called, dtype, threads), where, budget, largest)
+    measured = timed(network, inputs, here, source_of(called, network.backend, dtype, threads), where, budget, largest)
     interrupted = any(each.interrupted for each in measured)
     if data and not interrupted:
         exits = count_exits(network, in_batches(network, recorded))

@@ -18,6 +18,8 @@ from profiles.model import Batch
 class OnnxModel(TorchModel):
     """The same network with the same answers; a call's blocks are one graph, whatever the plan has cut."""
 
+    backend = "onnx"
+
     def __init__(self, inner: TorchModel, fingerprint: str, int8: bool = False, cache: Path | None = None) -> None:
         super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
         self.inner = inner

@@ -46,7 +46,7 @@ class Pieces:
     """Stretches that are ready to run. What is not is made on a thread of its own, unless somebody waits for it."""
 
     def __init__(self, compute: Compute, origin: Origin, cache: Path) -> None:
-        self._compute, self._origin, self._cache = compute, origin, cache
+        self._compute, self.origin, self._cache = compute, origin, cache
         self._ready: dict[Stretch, Session] = {}
         self._coming: dict[Stretch, Future[None]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="onnx")
@@ -65,7 +65,7 @@ class Pieces:
         if stretch not in self._ready:
             if len(self._ready) >= MOST:  # the one that was made first goes
                 self._ready.pop(next(iter(self._ready)), None)
-            self._ready[stretch] = Session(self._file(stretch, inputs), self._origin.device)
+            self._ready[stretch] = Session(self._file(stretch, inputs), self.origin.device)
 
     def order(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> None:
         """Returns at once; a piece that cannot be made is tried once, and torch goes on serving it."""
@@ -91,13 +91,13 @@ class Pieces:
 
     def _file(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> Path:
         """Made by whoever comes first; the other replicas wait for it."""
-        entry = self._cache / self._origin.key(stretch, inputs)
+        entry = self._cache / self.origin.key(stretch, inputs)
         with alone(entry):
             if not entry.is_dir():
                 make_room(self._cache, 0, LIMIT_BYTES)
                 with whole(entry) as draft:
                     export(self._compute, stretch, inputs, draft / GRAPH)
-                    if self._origin.int8:
+                    if self.origin.int8:
                         in_8_bits(draft / GRAPH)
             entry.touch()
         return entry / GRAPH

@@ -27,6 +27,8 @@ class TorchModel:
     The parts in `anatomy` are the checkpoint's own modules; `ramps` are read beside them and may be none.
     """
 
+    backend = "torch"
+
     def __init__(
         self,
         anatomy: Anatomy,

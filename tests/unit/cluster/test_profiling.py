@@ -172,3 +172,13 @@ def test_no_longer_text_is_invented_than_the_network_can_read(
     (inputs,) = texts(model, [10**9, 24])
     assert inputs.length == 24  # all the positions it has
     assert max(longest) <= 2 * 24
+
+
+def test_a_table_says_what_computed_it(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    out = tmp_path / "profile.json"
+    profiled(prepared, out, "--backend", "onnx", "--lengths", "4")
+    (table,) = load_profile(out).tables
+    assert table.backend == "onnx"
+    assert "cpu, onnx, float32" in table.source
+    assert min(table.memory_bytes) > 0

@@ -9,8 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("onnx", reason="exporting needs the package onnx")
-
 from deployments.models import TorchModel, onnx_pieces
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.stretch import Stretch
