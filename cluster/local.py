@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.haproxy import local_statistics
 from cluster.processes import adopt_orphans, end_descendants
 from profiles.errors import UserError
 
@@ -96,10 +97,12 @@ def check_port(host: str, port: int, option: str) -> None:
 
 def _settings(folder: str) -> dict[str, str]:
     """For this process and all that Ray starts. Two of us may start side by side: nothing is at a fixed place."""
+    stats, metrics, fallback = (str(_bound_port("127.0.0.1", 0)) for _ in range(3))
     return SETTINGS | {
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(_bound_port("0.0.0.0", 0)),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(_bound_port("0.0.0.0", 0)),
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_bound_port("127.0.0.1", 0)),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": local_statistics(Path(folder), (stats, metrics)),
+        "RAY_SERVE_HAPROXY_STATS_PORT": stats,
+        "RAY_SERVE_HAPROXY_METRICS_PORT": metrics,
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback,
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/metrics.sock",
@@ -143,9 +146,11 @@ def local_ray(http: dict[str, Any], dashboard: bool = False) -> Iterator[LocalRa
         prepare_environment(folder)
         yield _start(http, dashboard, Path(folder))
     finally:
-        _stop()
-        end_descendants()
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            _stop()
+        finally:
+            end_descendants()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start(http: dict[str, Any], dashboard: bool, folder: Path) -> LocalRay:

@@ -52,7 +52,7 @@ def with_demo(content: ServeFile) -> ServeFile:
     complete = content | {"applications": [dict(application) for application in content["applications"]]}
     for application in ours(complete):
         if "model" not in application["args"]:
-            application["args"] = application["args"] | {"model": str(named(DEMO)())}
+            application["args"] = {"name": "demo"} | application["args"] | {"model": str(named(DEMO)())}
     return complete
 
 

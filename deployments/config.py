@@ -61,6 +61,9 @@ class AppConfig(BaseModel):
     model: str | None = Field(
         None, description="Directory of a checkpoint made by `isobatch prepare`; none: the demo model."
     )
+    name: str | None = Field(
+        None, pattern=r"^[\w.-]+$", description="What the model is called in answers and paths; none: as its directory."
+    )
     loader: ImportPath = Field(
         "deployments.models:load", description="Function (directory, device=, dtype=) that returns a SplitModel."
     )

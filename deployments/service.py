@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from deployments.answers import Answer, RefusedError
@@ -31,7 +32,7 @@ class Service:
 
     def __init__(self, config: AppConfig, clock: Callable[[], float], connect: Connect = in_process) -> None:
         directory = directory_of(config)
-        self.name = directory.rstrip("/").rpartition("/")[2]
+        self.name = config.name or ("demo" if config.model is None else Path(directory).name)
         self.config = config
         self.key = key_in(config.api_key_variable)
         self._model = load_front_model(config, directory)

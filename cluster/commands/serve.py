@@ -84,8 +84,11 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
             _on_signals(_hurry)
             status.update("Stopping: what was admitted is answered first (Ctrl-C again: at once)")
             status.start()
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    except BaseException as error:
+        # A signal during the start may come out as anything: it hits imports, and for a moment Ray takes it as its own.
+        if _interrupted.is_set() or isinstance(error, SystemExit):
+            raise typer.Exit(130) from None
+        raise
     console.print("stopped")
 
 
@@ -103,7 +106,11 @@ def _on_signals(handler: Any) -> None:
         signal.signal(number, handler)
 
 
+_interrupted = threading.Event()
+
+
 def _interrupt(*_: object) -> None:
+    _interrupted.set()
     _on_signals(_hurry)
     raise KeyboardInterrupt
 

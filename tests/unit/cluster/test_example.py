@@ -39,7 +39,9 @@ def test_the_demo_stands_where_no_model_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(files, "DEMO", "tempfile:gettempdir")
     content = serve_file(None, {"max_batch": 4})
     complete = with_demo(content)
-    assert Path(complete["applications"][0]["args"].pop("model")).is_dir()
+    arguments = complete["applications"][0]["args"]
+    assert Path(arguments.pop("model")).is_dir()
+    assert arguments.pop("name") == "demo"
     assert complete == content
     named = serve_file(tmp_path, {})
     assert with_demo(named) == named

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.haproxy import local_statistics
 from cluster.local import check_place, free_port, running_cluster
 from cluster.processes import descendants
 from profiles.errors import UserError
@@ -68,3 +69,22 @@ assert descendants(os.getpid()) == []
 
 def test_descendants_do_not_count_the_process_itself() -> None:
     assert os.getpid() not in descendants(os.getpid())
+
+
+def test_statistics_of_haproxy_are_for_this_machine_whatever_the_configuration_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "real").chmod(0o700)
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(tmp_path / "real"))
+    config = tmp_path / "of a node.cfg"
+    config.write_text("    bind :9101\n    bind *:8000\n    bind 10.0.0.1:8000\n  bind *:8404\n  bind *:84041\n")
+    script = local_statistics(tmp_path, ("8404", "9101"))
+    assert subprocess.check_output([script, "-db", "-f", config], text=True) == f"-db -f {config}\n"
+    assert [line.split()[1] for line in config.read_text().splitlines()] == [
+        "127.0.0.1:9101",
+        "*:8000",
+        "10.0.0.1:8000",
+        "127.0.0.1:8404",
+        "*:84041",
+    ]
