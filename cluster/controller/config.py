@@ -51,7 +51,7 @@ class ControllerConfig(Patience):
     slack: float = Field(0.2, ge=0, lt=1, description="The share of the SLO that plans keep for bursts.")
     max_batch: int = Field(64, ge=1, description="No larger batches than this.")
     one_machine: bool = Field(False, description="Devices share a host, not a network.")
-    side_by_side: bool = Field(False, description="Kinds of devices may serve in pipelines of their own.")
+    side_by_side: bool = Field(True, description="Kinds of devices may serve in pipelines of their own.")
     gap: float = Field(0.01, ge=0, description="The planner stops when no plan can be better by more than this share.")
     memory: str = Field(
         "~/.cache/isobatch/controller", description="Folder of what outlives a restart: windows seen, decisions made."

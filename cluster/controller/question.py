@@ -9,6 +9,8 @@ from profiles.devices import Device, links_between
 from profiles.errors import UserError
 from profiles.files import Profile
 
+FEW = 1e-3
+
 
 @dataclass(frozen=True)
 class Question:
@@ -18,7 +20,7 @@ class Question:
     fleet: tuple[Device, ...]
     objective: Objective
     one_machine: bool = False
-    side_by_side: bool = False
+    side_by_side: bool = True
     gap: float = 0.01
 
     def here(self, counts: Mapping[str, int]) -> tuple[Device, ...]:
@@ -28,7 +30,7 @@ class Question:
     def facts(self, survival: Sequence[float], corrections: Corrections) -> Problem:
         """By which any plan for the whole fleet can be judged, whatever is there just now."""
         links = links_between(self.fleet, one_machine=self.one_machine)
-        return problem(corrections.applied(self.profile), self.fleet, links, survival)
+        return problem(corrections.applied(self.profile), self.fleet, links, _worth_planning(survival))
 
     def best(self, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]) -> Plan:
         """Where nothing can keep the SLO on what is left, the fastest plan there is."""
@@ -46,4 +48,13 @@ class Question:
         links = links_between(here, one_machine=self.one_machine)
         side_by_side = self.side_by_side and objective.goal == "goodput"
         profile = corrections.applied(self.profile)
-        return optimize(profile, here, links, objective, survival=survival, gap=self.gap, side_by_side=side_by_side)
+        return optimize(
+            profile, here, links, objective, survival=_worth_planning(survival), gap=self.gap, side_by_side=side_by_side
+        )
+
+
+def _worth_planning(survival: Sequence[float]) -> tuple[float, ...]:
+    """Where fewer than one input in a thousand goes, the plan leads too; but by the cost model such a one would wait so
+    long for company that no cut before it would keep an SLO.
+    """
+    return tuple(share if share >= FEW else 0.0 for share in survival)
