@@ -69,7 +69,7 @@ def evaluate(plan: Plan, facts: Problem, objective: Objective | None = None) -> 
     rate = objective.rate_at(pace)
     rounds = _rounds(plan, parts)
     splits = tuple(_score(part, plan, rate, pace, rounds[part.split]) for part in parts)
-    latency_s = sum(part.felt_s + part.transfer_s + part.fill_s + part.wait_s for part in splits)
+    latency_s = float(sum(part.felt_s + part.transfer_s + part.fill_s + part.wait_s for part in splits))
     price = sum(p.replicas * facts.device(p.kind).price_per_hour for p in plan.placements)
     broken = (*broken_facts(plan, facts), *broken_wishes(pace, latency_s, price, objective))
     return Score(splits, pace, rate, latency_s, price, broken)
