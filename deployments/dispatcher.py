@@ -12,7 +12,7 @@ from typing import NamedTuple
 from deployments.dispatch.choice import choose
 from deployments.dispatch.lane import Lane
 from deployments.dispatch.messages import Ending, Launch, Limits, Outcome, Refusal
-from deployments.dispatch.pools import Place, Pool, Ticket
+from deployments.dispatch.pools import NOWHERE, Place, Pool, Ticket
 from deployments.dispatch.replicas import Group, Replica
 from deployments.dispatch.route import Route
 
@@ -159,7 +159,8 @@ class Dispatcher:
         so do those that the replica has kept for itself, since no other can have them.
         """
         flight = self._land(launch_id)
-        flight.pool.station.group.distrust(flight.replica, now_s)
+        if not lost:  # the replica that found out is not the one to blame
+            flight.pool.station.group.distrust(flight.replica, now_s)
         again = lost or flight.pool.keeper is not None
         for ticket in flight.tickets:
             ticket.retries += 1
@@ -243,6 +244,7 @@ class Dispatcher:
         ended = [ticket for ticket in tickets if not ticket.ended]
         for ticket in ended:
             ticket.ended = True
+            ticket.place = ticket.origin = NOWHERE  # a queue may still have it, but nothing is held on its account
             del self._tickets[ticket.id]
             if ticket.pool is not None:
                 ticket.pool.forget(ticket)

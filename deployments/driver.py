@@ -4,6 +4,7 @@ What runs a launch is behind `Workers`: replicas on Ray Serve, or threads of thi
 """
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -16,14 +17,21 @@ from deployments.answers import Answer, RefusedError, Step
 from deployments.dispatch.messages import Ending, Launch, Outcome, Refusal
 from deployments.dispatch.pools import Place
 from deployments.dispatcher import Dispatcher
+from deployments.holdings import Held, LostError, Share
 from deployments.split import Departed, Order, Stayed
 from deployments.tally import Tally
-from deployments.wire import Packed, take
+from deployments.wire import Integers, Packed, take
+
+GRACE_S = 5.0  # how long survivors are held beyond their last deadline: a launch may be under way then
 
 
 class Workers(Protocol):
     def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
         """One launch on one replica. Whatever it raises makes the launch fail, and its inputs try again."""
+        ...
+
+    def drop(self, address: str, key: str) -> None:
+        """What is held there under this key is not needed any more. Returns at once."""
         ...
 
     async def close(self) -> None: ...
@@ -35,6 +43,7 @@ class _Waiting:
 
     reply: "asyncio.Future[Answer]"
     since_s: float  # when it was admitted, or its last step ended
+    deadline_s: float
     steps: list[Step] = field(default_factory=list)
 
     def step(self, block: int, started_s: float, computed_s: float, now_s: float) -> None:
@@ -108,20 +117,26 @@ class Driver:
                     self.dispatcher.abandon(admitted)
                 raise RefusedError(503, f"refused: {ticket.reason}", retry_after_s=max(1, round(ticket.retry_after_s)))
             tickets.append(ticket)
-            self._waiting[ticket] = _Waiting(loop.create_future(), now_s)
+            self._waiting[ticket] = _Waiting(loop.create_future(), now_s, deadline_s)
         return tickets
 
     async def _fly(self, launch: Launch, started_s: float) -> None:
-        order = Order(launch.stop, launch.ramps, parts_of(launch.places))
         try:
+            order = self._order(launch, started_s)
             async for reply in self._workers.run(launch.replica, order):
                 if isinstance(reply, Departed):
                     self._depart(launch, reply, started_s)
                 else:
                     self._stay(launch, reply, started_s)
         except Exception as error:
-            self.dispatcher.failed(launch.id, self._clock(), f"{type(error).__name__}: {error}")
+            reason, lost = f"{type(error).__name__}: {error}", isinstance(error, LostError)
+            self.dispatcher.failed(launch.id, self._clock(), reason, lost=lost)
         self.pump()
+
+    def _order(self, launch: Launch, now_s: float) -> Order:
+        waiting = [self._waiting[ticket] for ticket in launch.tickets if ticket in self._waiting]
+        left_s = max((one.deadline_s - now_s for one in waiting), default=0.0)
+        return Order(launch.stop, launch.ramps, parts_of(launch.places), launch.keep, hold_s=left_s + GRACE_S)
 
     def _depart(self, launch: Launch, departed: Departed, started_s: float) -> None:
         exits, now_s = departed.exits, self._clock()
@@ -138,8 +153,14 @@ class Driver:
         for row in stayed.rows:
             if waiting := self._waiting.get(launch.tickets[row]):
                 waiting.step(launch.cursor, started_s, stayed.computed_s, now_s)
+        self._claim(stayed.survivors)
         places = {int(row): Place(stayed.survivors, index) for index, row in enumerate(stayed.rows)}
         self.dispatcher.completed(launch.id, now_s, places)
+
+    def _claim(self, survivors: Packed | Held | None) -> None:
+        """What is held for us is dropped when nobody can ask for it any more: no ticket, and no launch under way."""
+        if isinstance(survivors, Held):
+            weakref.finalize(survivors, self._workers.drop, survivors.address, survivors.key).atexit = False
 
     def _report(self, ending: Ending) -> None:
         for ticket in ending.tickets:
@@ -169,7 +190,11 @@ class Driver:
         self._pump()
 
 
-def parts_of(places: Sequence[Place]) -> tuple[Packed, ...]:
+def parts_of(places: Sequence[Place]) -> tuple[Packed | Share, ...]:
     """Neighbours that come from one batch are taken from it together."""
     runs = [list(run) for _, run in groupby(places, key=lambda place: id(place.payload))]
-    return tuple(take(run[0].payload, np.array([place.row for place in run])) for run in runs)
+    return tuple(_part(run[0].payload, np.array([place.row for place in run])) for run in runs)
+
+
+def _part(source: Packed | Held, rows: Integers) -> Packed | Share:
+    return Share(source, rows) if isinstance(source, Held) else take(source, rows)

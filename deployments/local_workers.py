@@ -32,6 +32,10 @@ class LocalWorkers:
             assert isinstance(reply, Departed | Stayed)
             yield reply
 
+    def drop(self, address: str, key: str) -> None:
+        for replica in self._replicas.values():
+            replica.holdings.drop([key])
+
     async def close(self) -> None:
         for thread in self._threads.values():
             thread.shutdown(wait=False, cancel_futures=True)

@@ -21,7 +21,8 @@ async def on_serve(config: AppConfig, graph: Graph, clock: Callable[[], float]) 
         dispatcher.reroute(route, members)
         driver.pump()
 
-    workers = ServeWorkers(changed)
+    workers = ServeWorkers(changed, config.by_value_bytes)
+    await workers.open()
     driver = Driver(dispatcher, workers, clock)
     for group in members:
         await workers.join(group)

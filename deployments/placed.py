@@ -1,11 +1,15 @@
 """What runs in the application of one placement: a replica that computes on a thread, and stays reachable meanwhile."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deployments.backends import INT8, backend_of, make_ready, on_backend, planned, stretches, warn_of_another
 from deployments.config import AppConfig, named
+from deployments.exchange import Exchange
+from deployments.holdings import Holdings
 from deployments.local_workers import LocalWorkers
 from deployments.split import Departed, Order, SplitReplica, Stayed
 from optimizer.plan import read_plan
@@ -20,18 +24,43 @@ class Placed:
     """One replica of a placement."""
 
     def __init__(self, config: AppConfig, kind: str, directory: str) -> None:
-        self._workers = LocalWorkers({_HERE: SplitReplica(load_model(config, kind, directory))})
+        self._holdings = Holdings()
+        self._exchange = Exchange(self._holdings)
+        self._workers = LocalWorkers({_HERE: SplitReplica(load_model(config, kind, directory), self._holdings)})
+        self._opening = asyncio.Lock()
+        self._is_open = False
 
     async def ping(self) -> None:
         """Answers when the network is loaded."""
 
+    async def holding(self) -> int:
+        """How many batches of survivors are held here."""
+        return len(self._holdings)
+
     async def run_straight(self, order: Order) -> list[Departed | Stayed]:
         """The same at once, where nothing is known before the end: a plain call costs less than a stream."""
-        return [reply async for reply in self._workers.run(_HERE, order)]
+        return [reply async for reply in self.run(order)]
 
     async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
-        async for reply in self._workers.run(_HERE, order):
+        """What others hold is brought here first, while the launch before this one still computes."""
+        await self._open()
+        here = replace(order, parts=await self._exchange.gather(order.parts))
+        async for reply in self._workers.run(_HERE, here):
             yield reply
+
+    async def _open(self) -> None:
+        """Others can ask for what is held here, from the first launch on."""
+        async with self._opening:
+            if not self._is_open:
+                await self._exchange.open(node_address())
+                self._is_open = True
+
+
+def node_address() -> str:
+    """Where Ray says that this machine can be reached by the others."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
 
 
 def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:

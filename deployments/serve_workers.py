@@ -1,14 +1,20 @@
 """Replicas on Ray Serve: one application per group of replicas, found by name, never bound."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from ray import serve
 
 from deployments import router
+from deployments.exchange import Exchange
+from deployments.holdings import Holdings, Share
+from deployments.placed import node_address
 from deployments.split import Departed, Order, Stayed
+from deployments.wire import Packed
 
 DEPLOYMENT = "split"  # the one deployment of a split application
 
@@ -25,9 +31,15 @@ class _Calls:
 class ServeWorkers:
     """`on_change` is called with (group, replicas) whenever Serve starts or loses some. A group is an application."""
 
-    def __init__(self, on_change: Callable[[str, Collection[str]], None]) -> None:
+    def __init__(self, on_change: Callable[[str, Collection[str]], None], by_value_bytes: int) -> None:
         self._on_change = on_change
+        self._by_value_bytes = by_value_bytes
+        self._holdings = Holdings()
+        self._exchange = Exchange(self._holdings)
         self._calls: dict[str, _Calls] = {}  # by replica
+
+    async def open(self) -> None:
+        await self._exchange.open(node_address())
 
     async def join(self, group: str) -> None:
         """Know a group's replicas from now on. Returns when it has some."""
@@ -47,15 +59,35 @@ class ServeWorkers:
         calls = self._calls.get(replica)
         if calls is None:
             raise ConnectionError(f"replica {replica} has gone")
-        if order.is_straight:
-            for reply in await calls.straight.remote(order):
-                yield reply
-        else:
-            async for reply in calls.streamed.remote(order):
-                yield reply
+        with self._lent(order) as sent:
+            if sent.is_straight:
+                for reply in await calls.straight.remote(sent):
+                    yield reply
+            else:
+                async for reply in calls.streamed.remote(sent):
+                    yield reply
+
+    def drop(self, address: str, key: str) -> None:
+        self._exchange.drop(address, key)
 
     async def close(self) -> None:
         """Serve owns the replicas."""
+        self._exchange.close()
+
+    @contextmanager
+    def _lent(self, order: Order) -> Iterator[Order]:
+        """What is too large to go along is held here meanwhile, for the replica to fetch."""
+        packed = [part for part in order.parts if isinstance(part, Packed)]
+        sent = replace(order, by_value_bytes=self._by_value_bytes)
+        if sum(part.size_bytes for part in packed) <= self._by_value_bytes:
+            yield sent
+            return
+        held = [self._holdings.hold(part, order.hold_s) for part in packed]
+        shares = iter([Share(each, np.arange(len(each))) for each in held])
+        try:
+            yield replace(sent, parts=tuple(next(shares) if isinstance(part, Packed) else part for part in sent.parts))
+        finally:
+            self._holdings.drop(each.key for each in held)
 
     def _changed(self, group: str, handle: Any, replicas: frozenset[str]) -> None:
         for gone in [name for name, calls in self._calls.items() if calls.group == group and name not in replicas]:

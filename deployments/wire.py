@@ -68,12 +68,17 @@ def unpack(parts: Sequence[Packed]) -> Batch:
 
 def take(packed: Packed, rows: Integers) -> Packed:
     """The inputs at these positions."""
-    if len(rows) == len(packed) and (rows == np.arange(len(packed))).all():
+    if is_all(rows, len(packed)):
         return packed
     lengths = None if packed.lengths is None else packed.lengths[rows]
     where = rows if packed.lengths is None else _tokens_of(packed.lengths, rows)
     arrays = {name: array[where] for name, array in packed.arrays.items()}
     return Packed(packed.cursor, arrays, packed.memory[rows], lengths, packed.bfloat16)
+
+
+def is_all(rows: Integers, count: int) -> bool:
+    """Whether these are all rows of `count`, in order: then nothing need be copied."""
+    return len(rows) == count and bool((rows == np.arange(count)).all())
 
 
 def _lengths(part: Packed) -> Integers:

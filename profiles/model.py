@@ -96,7 +96,7 @@ class SplitModel(Protocol):
         ...
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
-        """One batch of all inputs, in order. All stand before the same block."""
+        """One batch of all inputs, in order, where the network runs. All stand before the same block."""
         ...
 
     def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:

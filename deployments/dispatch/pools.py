@@ -15,6 +15,9 @@ class Place(NamedTuple):
     row: int
 
 
+NOWHERE = Place(None, 0)
+
+
 class Ticket:
     """One admitted input, which exactly one outcome ends. Few reach more than a block: what is rare has a default."""
 

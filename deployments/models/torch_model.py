@@ -66,9 +66,11 @@ class TorchModel:
         memory = np.zeros((len(inputs), self.ramps.memory_width(self.num_labels)), np.float32)
         return Batch(0, encoded.arrays, memory, encoded.lengths)
 
+    @torch.inference_mode()
     def merge(self, parts: Sequence[Batch]) -> Batch:
-        return batches.merge(parts)
+        return batches.merge([self._moved(part) for part in parts])
 
+    @torch.inference_mode()
     def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
         return batches.select(batch, rows)
 
@@ -128,6 +130,10 @@ class TorchModel:
 
     def _before(self, block: int, arrays: Mapping[str, Tensor]) -> Tensor:
         return self.anatomy.embed(arrays) if block == 0 else arrays["hidden"]
+
+    def _moved(self, batch: Batch) -> Batch:
+        arrays = {name: self._on_device(array) for name, array in batch.arrays.items()}
+        return replace(batch, arrays=arrays, memory=self._on_device(batch.memory))
 
     def _on_device(self, array: Array) -> Tensor:
         return torch.as_tensor(array).to(self.device, non_blocking=True)

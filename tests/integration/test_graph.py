@@ -1,8 +1,10 @@
 """A plan as a real graph: splits in applications of their own, survivors merged between them, gone with their front."""
 
+import asyncio
+import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +21,7 @@ from tests.integration.asking import ask, predict
 from tests.toy import BLOCKS, RAMPS, left_at
 
 Put = Callable[..., str]
+Held = Callable[[], int]
 
 
 def toy_profile(blocks: int = BLOCKS) -> Profile:
@@ -35,7 +38,7 @@ def cut_at(*cuts: int, blocks: int = BLOCKS) -> Plan:
     return Plan(tuple(Placement("cpu", 1, (split,)) for split in splits))
 
 
-def application(folder: Path, plan: Plan, loader: str = "load") -> dict[str, Any]:
+def application(folder: Path, plan: Plan, loader: str = "load", **told: object) -> dict[str, Any]:
     (folder / "plan.json").write_text(plan.to_json())
     save(toy_profile(plan.num_blocks), folder / "profile.json")
     arguments = {
@@ -45,6 +48,7 @@ def application(folder: Path, plan: Plan, loader: str = "load") -> dict[str, Any
         "profile": str(folder / "profile.json"),
         "cpus_per_replica": 0.1,
         "slo_ms": 20_000,
+        **told,
     }
     return {"name": "toy", "import_path": "deployments.app:build", "args": arguments}
 
@@ -56,6 +60,23 @@ def splits() -> list[str]:
     return [name for name in serve.status().applications if name.startswith("toy.")]
 
 
+@pytest.fixture(scope="module")
+def held() -> Iterator[Callable[[], int]]:
+    """Asks how many batches of survivors the replicas of all splits hold (one replica each)."""
+    loop = asyncio.new_event_loop()  # Serve's handles stay with the loop that they were first used on
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def ask_each() -> int:
+        from ray import serve
+
+        return sum([await serve.get_deployment_handle("split", name).holding.remote() for name in splits()])
+
+    yield lambda: asyncio.run_coroutine_threadsafe(ask_each(), loop).result(30)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+
 def eventually(holds: Callable[[], bool], within_s: float = 15.0) -> bool:
     until_s = time.monotonic() + within_s
     while not holds() and time.monotonic() < until_s:
@@ -63,8 +84,11 @@ def eventually(holds: Callable[[], bool], within_s: float = 15.0) -> bool:
     return holds()
 
 
-def test_hundreds_in_flight_each_get_their_own_answer(deployed: Put, tmp_path: Path) -> None:
-    base = deployed(application(tmp_path, cut_at(2)))
+@pytest.mark.parametrize("by_value_bytes", [2**20, 0])
+def test_hundreds_in_flight_each_get_their_own_answer(
+    deployed: Put, held: Held, tmp_path: Path, by_value_bytes: int
+) -> None:
+    base = deployed(application(tmp_path, cut_at(2), by_value_bytes=by_value_bytes))
     wanted = [[block, label] for label in range(10) for block in range(4)] * 10
     with ThreadPoolExecutor(64) as pool:
         replies = list(pool.map(lambda pair: predict(base, [pair]), wanted))
@@ -72,6 +96,7 @@ def test_hundreds_in_flight_each_get_their_own_answer(deployed: Put, tmp_path: P
         assert (output["label"], output["exit_block"]) == (label, left_at(block, RAMPS))
         assert [step["block"] for step in output["splits"]] == ([0] if output["exit_block"] < 2 else [0, 2])
     assert ask(base, "GET", "/readyz")[0] == 200
+    assert eventually(lambda: held() == 0)
 
 
 def test_the_open_inference_protocol_answers_through_the_graph_too(deployed: Put, tmp_path: Path) -> None:

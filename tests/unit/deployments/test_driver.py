@@ -146,6 +146,9 @@ class Flaky:
         async for reply in self._workers.run(replica, order):
             yield reply
 
+    def drop(self, address: str, key: str) -> None:
+        self._workers.drop(address, key)
+
     async def close(self) -> None:
         await self._workers.close()
 

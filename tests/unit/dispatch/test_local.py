@@ -46,6 +46,15 @@ def test_what_a_lost_replica_kept_begins_again_elsewhere() -> None:
     assert again.replica != first.replica
 
 
+def test_the_replica_that_finds_out_about_a_loss_is_not_to_blame() -> None:
+    dispatcher = Dispatcher(Route((linear(0, 12, 1, "gpu"),)), {"gpu": ["g1", "g2"]})
+    for _ in range(2):
+        dispatcher.admit(0.0, 1.0, Place("input", 0))
+    for launch in dispatcher.tick(0.0):
+        dispatcher.failed(launch.id, 0.01, "somebody else lost it", lost=True)
+    assert {launch.replica for launch in dispatcher.tick(0.01)} == {"g1", "g2"}
+
+
 def test_what_waits_on_a_replica_that_goes_begins_again() -> None:
     dispatcher = Dispatcher(LOCAL, {"gpu": ["g1", "g2"]}, Limits(ahead=0))
     dispatcher.admit(0.0, 1.0, Place("input", 0))
