@@ -21,7 +21,7 @@ def check_capacity(content: ServeFile, has: Mapping[str, float]) -> None:
 
 def _check(config: AppConfig, graph: Graph, has: Mapping[str, float]) -> None:
     plan = config.plan or "the plan"
-    needs: Counter[str] = Counter({"CPU": 1})  # the front's own
+    needs: Counter[str] = Counter({"CPU": config.front_replicas})
     for placement in graph.placements.values():
         asked: dict[str, Any] = resources(config, placement.kind)
         needs["CPU"] += asked.get("num_cpus", 0) * placement.replicas

@@ -62,6 +62,7 @@ def build(config: AppConfig) -> Application:
     deployer = _deployer(config) if config.planned else None
     front = serve.deployment(
         name="front",
+        num_replicas=config.front_replicas,
         # Our own queue refuses with a reason; Serve's must not cut in before it.
         max_ongoing_requests=2 * config.max_waiting,
         ray_actor_options={"num_cpus": 1, "num_gpus": 1 if config.device.startswith("cuda") and not deployer else 0},

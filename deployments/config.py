@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from deployments.dispatch.messages import Limits
 from profiles.errors import UserError
 
 DEMO = "deployments.demo:demo_directory"
@@ -91,6 +92,9 @@ class AppConfig(BaseModel):
     cpus_per_replica: float = Field(
         1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for (those of virtual devices ask for none)."
     )
+    front_replicas: int = Field(
+        1, ge=1, description="Replicas of the front, each with an equal share of every device; one CPU each."
+    )
     slo_ms: float = Field(
         1000.0, gt=0, description="An answer's deadline, unless the request says otherwise (X-Deadline-Ms)."
     )
@@ -100,7 +104,11 @@ class AppConfig(BaseModel):
     )
     exits: bool = Field(True, description="Whether inputs may leave at ramps; if not, all run to the last block.")
     max_batch: int = Field(32, ge=1, description="The most inputs that are computed together.")
-    max_waiting: int = Field(4096, ge=1, description="Inputs that may wait; beyond them a request is refused (503).")
+    max_waiting: int = Field(
+        4096,
+        ge=1,
+        description="Inputs that may be inside, all fronts together; beyond them a request is refused (503).",
+    )
     max_inputs: int = Field(256, ge=1, description="Inputs that one request may carry (422 beyond).")
     max_body_bytes: int = Field(
         16 * 2**20, ge=1, description="Size that the body of one request may have (413 beyond)."
@@ -125,9 +133,16 @@ class AppConfig(BaseModel):
         decided = {"device", "exits"} | ({"max_batch"} if self.plan else set())
         if self.planned and (told := sorted(self.model_fields_set & decided)):
             raise ValueError(f"{told[0]} cannot be set beside a plan, which says it for each split")
+        if self.front_replicas > 1 and not self.planned:
+            raise ValueError("front_replicas needs a plan, or devices: without, each would hold a whole network")
         if self.rate_per_s and not self.devices:
             raise ValueError("rate_per_s needs devices: it is for the plan that is made for them")
         return self
+
+    @property
+    def limits(self) -> Limits:
+        """Of each front's dispatcher."""
+        return Limits(backlog=-(-self.max_waiting // self.front_replicas), share=1 / self.front_replicas)
 
     @property
     def planned(self) -> bool:

@@ -59,9 +59,9 @@ class Dispatcher:
             sizes[pool.cursor] = sizes.get(pool.cursor, 0) + pool.size
         return sizes
 
-    def empty_groups(self) -> list[str]:
-        """Groups without a single replica: what needs them waits."""
-        return [name for name, group in self._groups.items() if not group.members]
+    def replicas(self) -> dict[str, int]:
+        """How many each group has. What needs a group without any waits."""
+        return {name: len(group.members) for name, group in self._groups.items()}
 
     def endings(self) -> list[Ending]:
         """What has ended since the last call."""

@@ -137,14 +137,14 @@ def create_api(service: Service) -> Api:
     @api.get("/readyz")
     async def readyz() -> dict[str, str]:
         """The network is loaded, and every part of it has a replica."""
-        if missing := service.missing():
+        if missing := await service.missing():
             raise RefusedError(503, f"no replica of {', '.join(missing)} is running", retry_after_s=1)
         return {"status": "ready", "model": service.name}
 
     @api.get("/stats")
     async def stats() -> dict[str, object]:
-        """Counts since the start."""
-        return service.stats()
+        """Counts since the start, of all fronts together."""
+        return await service.stats()
 
     return api
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection
 
 from deployments.config import AppConfig
-from deployments.dispatch.messages import Limits
 from deployments.dispatcher import Dispatcher
 from deployments.driver import Driver
 from deployments.graph import Graph
@@ -14,7 +13,7 @@ async def on_serve(config: AppConfig, graph: Graph, clock: Callable[[], float]) 
     """Returns when every placement has replicas; from then on the dispatcher knows of each that comes or goes."""
     route = graph.route
     members: dict[str, Collection[str]] = dict.fromkeys(graph.placements, ())
-    dispatcher = Dispatcher(route, members, Limits(backlog=config.max_waiting))
+    dispatcher = Dispatcher(route, members, config.limits)
 
     def changed(group: str, replicas: Collection[str]) -> None:
         members[group] = replicas

@@ -12,7 +12,8 @@ from deployments.driver import Driver
 from deployments.in_process import in_process
 from deployments.keys import key_in
 from deployments.placed import load_front_model
-from deployments.tally import OUTCOMES, Tally
+from deployments.stats import Seen, told
+from deployments.usage import usage
 from deployments.wire import Packed, pack
 from profiles.model import SplitModel
 
@@ -24,13 +25,26 @@ def directory_of(config: AppConfig) -> str:
     return config.model or str(named(DEMO)())
 
 
+async def _nobody() -> list[Seen]:
+    return []
+
+
 Connect = Callable[[AppConfig, SplitModel, Callable[[], float]], Awaitable[Driver]]
 
 
 class Service:
-    """One network, ready to answer between `open` and `close`. `connect` makes what runs it."""
+    """One network, ready to answer between `open` and `close`.
 
-    def __init__(self, config: AppConfig, clock: Callable[[], float], connect: Connect = in_process) -> None:
+    `connect` makes what runs it; `others` says what other fronts of it have seen.
+    """
+
+    def __init__(
+        self,
+        config: AppConfig,
+        clock: Callable[[], float],
+        connect: Connect = in_process,
+        others: Callable[[], Awaitable[list[Seen]]] = _nobody,
+    ) -> None:
         directory = directory_of(config)
         self.name = config.name or ("demo" if config.model is None else Path(directory).name)
         self.config = config
@@ -42,6 +56,7 @@ class Service:
         self.heading: dict[str, Any] = {"model": self.name} | ({"virtual": True} if config.backend == "virtual" else {})
         self._clock = clock
         self._connect = connect
+        self._others = others
 
     @property
     def num_blocks(self) -> int:
@@ -53,10 +68,6 @@ class Service:
     async def close(self) -> None:
         """What was admitted is answered first."""
         await self._driver.close()
-
-    @property
-    def tally(self) -> Tally:
-        return self._driver.tally
 
     @property
     def reads_text(self) -> bool:
@@ -89,35 +100,23 @@ class Service:
         tally.answered(answers, self._clock() - started_s)
         return answers
 
-    def missing(self) -> list[str]:
-        """The groups of replicas that have none now."""
-        return self._driver.dispatcher.empty_groups()
+    def seen(self) -> Seen:
+        """By this front."""
+        dispatcher = self._driver.dispatcher
+        counts = (dispatcher.inside, dispatcher.waiting(), dispatcher.replicas())
+        return Seen(self._driver.tally, dispatcher.route, *counts, usage())
 
-    def stats(self) -> dict[str, object]:
+    async def everywhere(self) -> list[Seen]:
+        """By every front, this one first."""
+        return [self.seen(), *await self._others()]
+
+    async def missing(self) -> list[str]:
+        """The groups of replicas that have none now, as any front sees it."""
+        return sorted({group for seen in await self.everywhere() for group in seen.missing})
+
+    async def stats(self) -> dict[str, Any]:
         """Since the start: requests by outcome, latencies, batches per split, inputs by the block they left after."""
-        tally, dispatcher = self._driver.tally, self._driver.dispatcher
-        waiting = dispatcher.waiting()
-        splits = [
-            {
-                "blocks": [stage.start, stage.stop],
-                "batch": stage.batch,
-                "ramps": sorted(stage.ramps),
-                "launches": tally.launches[stage.start].count,
-                "fill": round(tally.launches[stage.start].fill, 3),
-                "waiting": waiting.get(stage.start, 0),
-            }
-            for stage in dispatcher.route.stages
-        ]
-        return {
-            "model": self.name,
-            "requests": {name: tally.outcomes[name] for name in OUTCOMES},
-            "latency_ms": tally.latency_ms(),
-            "inside": dispatcher.inside,
-            "waiting": sum(waiting.values()),
-            "splits": splits,
-            "exits": {str(block): tally.exits[block] for block in range(self.num_blocks)},
-            "survival": tally.survival(self.num_blocks),
-        }
+        return {"model": self.name} | told(await self.everywhere())
 
     def _encoded(self, inputs: object) -> Packed:
         """Texts in a list are many. Any other list may be one input (an image, a pair of texts) or many."""

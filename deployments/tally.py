@@ -1,7 +1,7 @@
 """What has happened since the start: counts, the latest latencies, how full batches were. A plain object."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,11 @@ class Launches:
     inputs: int = 0
     room: int = 0
 
+    def add(self, other: "Launches") -> None:
+        self.count += other.count
+        self.inputs += other.inputs
+        self.room += other.room
+
     @property
     def fill(self) -> float:
         """
@@ -33,14 +38,13 @@ class Launches:
 class Tally:
     """Recorded where it happens, read by /stats and by the metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, maxlen: int | None = LATEST) -> None:
         self.outcomes: Counter[str] = Counter()
         self.exits: Counter[int] = Counter()
         self.launches: dict[int, Launches] = defaultdict(Launches)
-        self.seconds: defaultdict[str, float] = defaultdict(
-            float
-        )  # of answered requests: from end to end, queued, computed
-        self._latencies_s: deque[float] = deque(maxlen=LATEST)
+        # Of answered requests: all, queued, computed.
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._latencies_s: deque[float] = deque(maxlen=maxlen)
 
     def ended(self, outcome: str) -> None:
         self.outcomes[outcome] += 1
@@ -54,10 +58,16 @@ class Tally:
         self._latencies_s.append(took_s)
 
     def launched(self, block: int, inputs: int, room: int) -> None:
-        launches = self.launches[block]
-        launches.count += 1
-        launches.inputs += inputs
-        launches.room += room
+        self.launches[block].add(Launches(1, inputs, room))
+
+    def add(self, other: "Tally") -> None:
+        self.outcomes.update(other.outcomes)
+        self.exits.update(other.exits)
+        self._latencies_s.extend(other._latencies_s)
+        for block, launches in other.launches.items():
+            self.launches[block].add(launches)
+        for name, seconds in other.seconds.items():
+            self.seconds[name] += seconds
 
     def latency_ms(self) -> dict[str, float]:
         """Of the latest answers, from when a request was read to when its last input was answered."""
@@ -79,3 +89,18 @@ class Tally:
             return []
         left = np.cumsum([0, *(self.exits[block] for block in range(num_blocks - 1))])
         return [round(float(share), 4) for share in (total - left) / total]
+
+
+def merged(tallies: Iterable[Tally]) -> Tally:
+    """Of several fronts, as if it were one.
+
+    >>> one, other = Tally(), Tally()
+    >>> one.launched(0, 4, 8), other.launched(0, 8, 8)
+    (None, None)
+    >>> merged([one, other]).launches[0].fill
+    0.75
+    """
+    whole = Tally(maxlen=None)
+    for tally in tallies:
+        whole.add(tally)
+    return whole

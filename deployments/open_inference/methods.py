@@ -31,7 +31,7 @@ async def _live(service: Service, request: Any, call: Call) -> dict[str, Any]:
 
 
 async def _ready(service: Service, request: Any, call: Call) -> dict[str, Any]:
-    return {"ready": not service.missing()}
+    return {"ready": not await service.missing()}
 
 
 async def _model_ready(service: Service, request: Any, call: Call) -> dict[str, Any]:
@@ -56,7 +56,7 @@ async def _configuration(service: Service, request: Any, call: Call) -> dict[str
 async def _statistics(service: Service, request: Any, call: Call) -> dict[str, Any]:
     """No name asks for all models, of which there is one."""
     check(service, request.name or service.name, request.version)
-    return protocol.statistics(service)
+    return await protocol.statistics(service)
 
 
 async def infer(service: Service, request: Any, call: Call) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 from deployments.answers import Answer, RefusedError
 from deployments.open_inference.tensors import BYTES
 from deployments.service import Service
+from deployments.tally import merged
 
 VERSION = "1"
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
@@ -42,9 +43,9 @@ def configuration(service: Service) -> dict[str, Any]:
     }
 
 
-def statistics(service: Service) -> dict[str, Any]:
+async def statistics(service: Service) -> dict[str, Any]:
     """Since the start, of requests that were answered; a request's time in queues is that of its mean input."""
-    tally = service.tally
+    tally = merged([seen.tally for seen in await service.everywhere()])
     requests = tally.outcomes["answered"]
 
     def took(seconds: float, count: int = requests) -> dict[str, int]:

@@ -31,7 +31,7 @@ def routes(
     @router.get("/health/ready")
     async def ready() -> Response:
         """Every part of the network has a replica."""
-        return Response(status_code=503 if service.missing() else 200)
+        return Response(status_code=503 if await service.missing() else 200)
 
     @router.get("/models/{name}")
     @router.get("/models/{name}/versions/{version}")
@@ -59,7 +59,7 @@ def routes(
     async def statistics(name: str, version: str = VERSION) -> dict[str, Any]:
         """Counts and times since the start, as Triton tells them."""
         check(service, name, version)
-        return protocol.statistics(service)
+        return await protocol.statistics(service)
 
     @router.post("/models/{name}/infer")
     @router.post("/models/{name}/versions/{version}/infer")

@@ -1,0 +1,55 @@
+"""What /stats tells: of every front that there is, together."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deployments.dispatch.route import Route
+from deployments.tally import OUTCOMES, Tally, merged
+from deployments.usage import Usage
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one front knows."""
+
+    tally: Tally
+    route: Route
+    inside: int  # inputs that were admitted and have no answer yet
+    waiting: dict[int, int]  # of them, before each block
+    replicas: dict[str, int]  # of each group
+    usage: Usage
+
+    @property
+    def missing(self) -> list[str]:
+        """Groups without a replica."""
+        return [group for group, count in self.replicas.items() if not count]
+
+
+def told(seen: Sequence[Seen]) -> dict[str, Any]:
+    """The first is who was asked. A route may change: fronts follow within milliseconds of each other."""
+    tally, route = merged([each.tally for each in seen]), seen[0].route
+    waiting = {stage.start: sum(each.waiting.get(stage.start, 0) for each in seen) for stage in route.stages}
+    splits = [
+        {
+            "blocks": [stage.start, stage.stop],
+            "batch": stage.batch,
+            "ramps": sorted(stage.ramps),
+            "group": stage.group,
+            "replicas": seen[0].replicas.get(stage.group, 0),
+            "launches": tally.launches[stage.start].count,
+            "fill": round(tally.launches[stage.start].fill, 3),
+            "waiting": waiting[stage.start],
+        }
+        for stage in route.stages
+    ]
+    return {
+        "requests": {name: tally.outcomes[name] for name in OUTCOMES},
+        "latency_ms": tally.latency_ms(),
+        "inside": sum(each.inside for each in seen),
+        "waiting": sum(sum(each.waiting.values()) for each in seen),
+        "splits": splits,
+        "exits": {str(block): tally.exits[block] for block in range(route.num_blocks)},
+        "survival": tally.survival(route.num_blocks),
+        "fronts": [asdict(each.usage) for each in seen],
+    }
