@@ -13,9 +13,6 @@ from scipy.optimize import linprog
 from optimizer.evaluate import evaluate
 from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import Problem
-from profiles.devices import Link
-
-LOCAL_BYTES_PER_S = 1e30  # a batch that stays on its device does not travel
 
 
 def stock(facts: Problem, batch: int) -> Plan:
@@ -37,13 +34,7 @@ def serial(facts: Problem, batch: int, cuts: int = 2) -> Plan:
     def best(alone: Problem) -> Plan:
         return max((_in_turns(alone, batch, way) for way in ways), key=lambda plan: evaluate(plan, alone).goodput_per_s)
 
-    return _side_by_side(local(facts), best)
-
-
-def local(facts: Problem) -> Problem:
-    """The same when nothing travels between devices of one kind."""
-    at_once = {(each.kind, each.kind): Link(each.kind, each.kind, LOCAL_BYTES_PER_S, 0.0) for each in facts.devices}
-    return replace(facts, links=facts.links | at_once)
+    return _side_by_side(facts, best)
 
 
 def oracle_per_s(facts: Problem, slo_s: float, max_batch: int) -> float:
@@ -91,4 +82,4 @@ def _in_turns(alone: Problem, batch: int, cuts: tuple[int, ...]) -> Plan:
     (device,) = alone.devices
     edges = zip((0, *cuts), (*cuts, alone.num_blocks), strict=True)
     splits = tuple(Split(a, b, batch, (b - 1,) if b < alone.num_blocks else ()) for a, b in edges)
-    return Plan((Placement(device.kind, device.count, splits),))
+    return Plan((Placement(device.kind, device.count, splits, local=True),))

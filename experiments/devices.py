@@ -1,6 +1,7 @@
 """What a launch takes on simulated devices, and who leaves it where: tables, links, jitter, stragglers."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,14 +10,15 @@ import numpy as np
 from deployments.dispatch.messages import Launch
 from deployments.dispatch.pools import Place
 from deployments.dispatch.route import stops
-from optimizer.plan import Plan
+from deployments.planned import placements_of
+from optimizer.plan import Placement, Plan
 from optimizer.problem import Problem
 from profiles.errors import UserError
 
 
 @dataclass(frozen=True)
 class Outage:
-    """A replica that is gone for a while. What it runs fails; nobody knows of it before it comes back."""
+    """A replica that is gone for a while. What it runs or keeps is lost."""
 
     replica: str
     from_s: float
@@ -25,7 +27,7 @@ class Outage:
 
 @dataclass(frozen=True)
 class Troubles:
-    """What goes wrong. Without any, launches take exactly what the tables say."""
+    """What goes wrong. Without any, launches take exactly what the tables say. Replicas are `KIND/NUMBER`, from 0."""
 
     jitter: float = 0.0  # standard deviation of the logarithm of a launch's time
     slow: Mapping[str, float] = field(default_factory=dict)  # replica -> how many times slower it is
@@ -35,10 +37,19 @@ class Troubles:
     def __post_init__(self) -> None:
         if self.jitter < 0 or not 0 <= self.fail_share < 1:
             raise UserError(f"jitter = {self.jitter} must be 0 or more, fail_share = {self.fail_share} in 0..1")
+        if bad := [name for name, times in self.slow.items() if times <= 0]:
+            raise UserError(f"{bad[0]} cannot be {self.slow[bad[0]]:g} times slower: give a number above 0")
+        for outage in self.outages:
+            if not 0 <= outage.from_s < outage.until_s:
+                raise UserError(f"{outage.replica} cannot be gone from {outage.from_s:g} until {outage.until_s:g} s")
+
+    @property
+    def replicas(self) -> set[str]:
+        """All that are named."""
+        return {*self.slow, *(outage.replica for outage in self.outages)}
 
 
-@dataclass(frozen=True)
-class Leg:
+class Leg(NamedTuple):
     """A stretch of a launch at whose end inputs may leave. `seconds[n]` is what it takes with n inputs inside.
 
     A replica calls its model once per leg (deployments/split.py), so that each pays what a launch costs.
@@ -49,75 +60,121 @@ class Leg:
     seconds: tuple[float, ...]
 
 
+class Departure(NamedTuple):
+    """Rows of a launch that leave after block `stop - 1`."""
+
+    at_s: float
+    stop: int
+    rows: Sequence[int]
+
+
 class Flight(NamedTuple):
     """A launch under way: what it will have been once it is over."""
 
     starts_s: float
     ends_s: float
-    early: Sequence[tuple[float, Sequence[int]]]  # when, and which rows leave before the end
-    last: Sequence[int]  # rows that leave at the end
+    early: Sequence[Departure]  # before the end
+    last: Departure | None  # at the end
     survivors: dict[int, Place]
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Post:
+    """A placement at work: what its launches take, worked out when the first one from each block comes."""
+
+    lane: Plan
+    placement: Placement
+    legs: dict[int, tuple[Leg, ...]] = field(default_factory=dict)
+    transfers_s: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by size; empty where nothing travels
+
+
 class Devices:
-    """The replicas of one plan. A replica computes one launch at a time and receives the next one meanwhile."""
+    """The replicas of a plan, which may change. One computes a launch at a time and receives the next one meanwhile."""
 
-    plan: Plan
-    facts: Problem
-    troubles: Troubles
-    random: np.random.Generator
+    def __init__(self, plan: Plan, facts: Problem, troubles: Troubles, random: np.random.Generator) -> None:
+        self.facts, self.troubles, self._random = facts, troubles, random
+        self._free_s: dict[str, float] = {}
+        self._received_s: dict[str, float] = {}
+        self._posts: dict[str, _Post] = {}
+        self._groups: dict[str, tuple[str, ...]] = {}
+        self._slower = dict(troubles.slow)
+        self.follow(plan)
+        everywhere = {f"{device.kind}/{number}" for device in facts.devices for number in range(device.count)}
+        if strangers := troubles.replicas - everywhere - self._free_s.keys():
+            raise UserError(f"there is no replica {min(strangers)!r}, only {', '.join(sorted(self._free_s))}")
 
-    def __post_init__(self) -> None:
-        self.groups = {
-            f"{index}-{each.kind}": tuple(f"{index}-{each.kind}/{n}" for n in range(each.replicas))
-            for index, each in enumerate(self.plan.placements)
-        }
-        self.names = dict(zip(self.plan.placements, self.groups, strict=True))
-        self._kind_of = {name: each.kind for each in self.plan.placements for name in self.groups[self.names[each]]}
-        if strangers := set(self.troubles.slow) - set(self._kind_of):
-            raise UserError(f"there is no replica {min(strangers)!r} to slow down: {', '.join(self._kind_of)}")
-        self._free_s = dict.fromkeys(self._kind_of, 0.0)
-        self._received_s = dict.fromkeys(self._kind_of, 0.0)
-        self._legs: dict[tuple[str, int], tuple[Leg, ...]] = {}
-        self._transfers: dict[tuple[str, int], tuple[float, ...]] = {}
+    def follow(self, plan: Plan, now_s: float = 0.0, load_s: float = 0.0) -> None:
+        """From now on replicas run what this plan says; those that run something else than before load it first."""
+        numbers: Counter[str] = Counter()
+        before = {each: self._posts[group].placement.splits for group, all_ in self._groups.items() for each in all_}
+        posts = [_Post(lane, placement) for lane in plan.lanes for placement in lane.placements]
+        self._posts = {f"{index}-{post.placement.kind}": post for index, post in enumerate(posts)}
+        for name, post in self._posts.items():
+            kind, first = post.placement.kind, numbers[post.placement.kind]
+            numbers[kind] += post.placement.replicas
+            self._groups[name] = tuple(f"{kind}/{number}" for number in range(first, numbers[kind]))
+            for replica in self._groups[name]:
+                free_s = self._free_s.setdefault(replica, 0.0)
+                if now_s and before.get(replica) != post.placement.splits:
+                    self._free_s[replica] = max(free_s, now_s) + load_s
+        self._groups = {name: self._groups[name] for name in self._posts}
+        self._largest = max(split.batch_size for each in placements_of(plan) for split in each.splits)
+
+    def groups(self, absent: Collection[str] = ()) -> dict[str, list[str]]:
+        """The replicas of every placement, but for those that are gone."""
+        return {name: [each for each in all_ if each not in absent] for name, all_ in self._groups.items()}
+
+    def kind(self, group: str) -> str:
+        return self._posts[group].placement.kind
 
     def begin(self, launch: Launch, now_s: float) -> Flight:
-        replica = launch.replica
-        kind = self._kind_of[replica]
-        starts_s = max(self._arrives_s(kind, launch, now_s), self._free_s[replica])
-        slower, took_s = self._slower(replica), 0.0
-        inside: Sequence[tuple[int, Place]] = list(enumerate(launch.places))
+        replica, places = launch.replica, launch.places
+        post = self._posts[launch.group]
+        arrives_s = self._arrives_s(post, launch, now_s) if launch.cursor else now_s
+        starts_s = max(arrives_s, self._free_s[replica])
+        slower, ends_s = self._slowness(replica), starts_s
+        inside: Sequence[int] = range(len(places))
         departures = []
-        for leg in self._legs.get((kind, launch.cursor)) or self._new_legs(kind, launch):
-            took_s += leg.seconds[len(inside)] * slower
-            if leg.lets_go and (leaving := [row for row, place in inside if place.row <= leg.stop]):
-                departures.append((starts_s + took_s, leaving))
-                inside = [each for each in inside if each[1].row > leg.stop]
+        for stop, lets_go, seconds in post.legs.get(launch.cursor) or self._new_legs(post, launch):
+            ends_s += seconds[len(inside)] * slower
+            if lets_go and (leaving := [row for row in inside if places[row].row <= stop]):
+                departures.append(Departure(ends_s, stop, leaving))
+                inside = [row for row in inside if places[row].row > stop]
                 if not inside:
                     break
-        self._free_s[replica] = ends_s = starts_s + took_s
-        last = departures.pop()[1] if departures and departures[-1][0] == ends_s else ()
-        return Flight(starts_s, ends_s, departures, last, dict(inside))
-
-    def _arrives_s(self, kind: str, launch: Launch, now_s: float) -> float:
-        """One launch after another comes over a replica's link; what enters the network is small."""
-        if not launch.cursor:
-            return now_s
-        transfer_s = self._transfer_s(kind, launch.cursor, len(launch.places))
-        self._received_s[launch.replica] = max(now_s, self._received_s[launch.replica]) + transfer_s
-        return self._received_s[launch.replica]
+        self._free_s[replica] = ends_s
+        last = departures.pop() if departures and departures[-1].at_s == ends_s else None
+        return Flight(starts_s, ends_s, departures, last, {row: places[row] for row in inside})
 
     def fails(self) -> bool:
-        return bool(self.troubles.fail_share) and self.random.random() < self.troubles.fail_share
+        return bool(self.troubles.fail_share) and self._random.random() < self.troubles.fail_share
 
-    def _slower(self, replica: str) -> float:
-        factor = self.troubles.slow.get(replica, 1.0)
-        return factor * self.random.lognormal(0.0, self.troubles.jitter) if self.troubles.jitter else factor
+    def _slowness(self, replica: str) -> float:
+        factor = self._slower.get(replica, 1.0) if self._slower else 1.0
+        return factor * self._random.lognormal(0.0, self.troubles.jitter) if self.troubles.jitter else factor
 
-    def _new_legs(self, kind: str, launch: Launch) -> tuple[Leg, ...]:
-        """Until the plan changes, every launch from this block on has the same legs."""
-        table, sizes = self.facts.table(kind), np.arange(1, self._largest + 1)
+    def _arrives_s(self, post: _Post, launch: Launch, now_s: float) -> float:
+        """One launch after another comes over a replica's link; what enters the network is small."""
+        if launch.cursor not in post.transfers_s:
+            post.transfers_s[launch.cursor] = self._transfers_s(post, launch.cursor)
+        if not (transfers_s := post.transfers_s[launch.cursor]):
+            return now_s
+        received_s = max(now_s, self._received_s.get(launch.replica, 0.0)) + transfers_s[len(launch.places)]
+        self._received_s[launch.replica] = received_s
+        return received_s
+
+    def _transfers_s(self, post: _Post, cursor: int) -> tuple[float, ...]:
+        """From the placement that runs the block before; none where inputs stay on their replica."""
+        before = next(split for split in post.lane.splits if split.start < cursor <= split.stop)
+        source = post.lane.placement_of(before)
+        if post.placement.local and source is post.placement:
+            return ()
+        link, each = self.facts.links[source.kind, post.placement.kind], self.facts.table(source.kind).hidden_bytes
+        return tuple(link.transfer_s(size * each[cursor - 1]) for size in range(self._largest + 1))
+
+    def _new_legs(self, post: _Post, launch: Launch) -> tuple[Leg, ...]:
+        """Until the plan changes, every launch of a placement from this block on has the same legs."""
+        table, sizes = self.facts.table(post.placement.kind), np.arange(1, self._largest + 1)
         blocks_s, ramps_s = table.block_times_s(sizes), table.ramp_times_s(sizes)
         legs, start = [], launch.cursor
         for stop in stops(launch.cursor, launch.stop, launch.ramps):
@@ -125,16 +182,5 @@ class Devices:
             seconds = table.launch_s + blocks_s[:, start:stop].sum(1) + (ramps_s[:, stop - 1] if has_ramp else 0.0)
             legs.append(Leg(stop, has_ramp or stop == self.facts.num_blocks, (0.0, *seconds.tolist())))
             start = stop
-        self._legs[kind, launch.cursor] = found = tuple(legs)
+        post.legs[launch.cursor] = found = tuple(legs)
         return found
-
-    @property
-    def _largest(self) -> int:
-        return max(split.batch_size for split in self.plan.splits)
-
-    def _transfer_s(self, kind: str, cursor: int, size: int) -> float:
-        if (kind, cursor) not in self._transfers:
-            source = next(self.plan.placement_of(split).kind for split in self.plan.splits if split.stop == cursor)
-            link, each = self.facts.links[source, kind], self.facts.table(source).hidden_bytes[cursor - 1]
-            self._transfers[kind, cursor] = tuple(link.transfer_s(n * each) for n in range(self._largest + 1))
-        return self._transfers[kind, cursor][size]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.progress import track
 
-from experiments.baselines import local, naive, oracle_per_s, serial, stock
+from experiments.baselines import naive, oracle_per_s, serial, stock
 from experiments.planner.settings import Network
 from experiments.sustained import sustained
 from optimizer.lanes import side_by_side
@@ -100,22 +100,18 @@ def draw(rows: Sequence[Row], suite: Suite, path: Path) -> None:
 
 
 def _row(suite: Suite, facts: Problem, batch: int, system: str) -> Row:
-    plan, here = _plan(suite, facts, batch, system)
-    found = sustained(plan, here, suite.slo_s)
+    found = sustained(_plan(suite, facts, batch, system), facts, suite.slo_s)
     bound = oracle_per_s(facts, suite.slo_s, batch)
     return Row(system, batch, found.promised_per_s, found.goodput_per_s, found.goodput_per_s / bound)
 
 
-def _plan(suite: Suite, facts: Problem, batch: int, system: str) -> tuple[Plan, Problem]:
-    """A plan, and the facts that it runs under: splits that take turns on one device send nothing over a link."""
-    if system == "serial":
-        return serial(facts, batch), local(facts)
+def _plan(suite: Suite, facts: Problem, batch: int, system: str) -> Plan:
     if system != "isobatch":
-        return (naive if system == "early exit" else stock)(facts, batch), facts
+        return {"serial": serial, "early exit": naive, "no exits": stock}[system](facts, batch)
     plan = side_by_side(facts, Objective(slo_s=suite.slo_s, max_batch=batch), GAP)
     if plan is None:
         raise UserError(f"no plan on {suite.devices} keeps {suite.slo_s} s at batches of {batch}")
-    return plan, facts
+    return plan
 
 
 def _short(value: object) -> object:

@@ -6,8 +6,8 @@ Events are batches, not inputs: that is what makes it fast.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
@@ -15,18 +15,20 @@ import numpy as np
 
 from deployments.dispatch.messages import Launch, Limits, Outcome, Refusal
 from deployments.dispatch.pools import Place
+from deployments.dispatch.route import Route
 from deployments.dispatcher import Dispatcher
+from deployments.observed import Observed
 from deployments.planned import route_of
-from experiments.devices import Devices, Flight, Outage, Troubles
-from experiments.tally import Fill, Report, Tally
+from experiments.devices import Departure, Devices, Flight, Outage, Troubles
+from experiments.tally import Report, Tally
 from experiments.workloads import Floats, Ints
-from optimizer.evaluate import evaluate
 from optimizer.plan import Plan
 from optimizer.problem import Problem
 
 # Arrivals in seconds, and after which block each is sure. A long run comes in many chunks.
 Inputs = Iterable[tuple[Floats, Ints]]
 CHUNK = 1 << 16
+NOBODY: tuple[Floats, Ints] = np.empty(0), np.empty(0, np.int64)
 SELF = 1  # a stream of random numbers of its own: inputs may be drawn from the same seed
 
 
@@ -45,42 +47,27 @@ class World:
 def simulate(
     world: World, inputs: Inputs, seconds: float, seed: int = 0, progress: Callable[[float], None] = lambda at_s: None
 ) -> Report:
-    """Run until every input has ended; `progress` hears of the simulated time now and then.
+    """Run until every input has ended; `progress` hears of the simulated time now and then."""
+    simulation = Simulation(world, inputs, seconds, seed)
+    for step in range(1, 201):
+        simulation.run_until(seconds * step / 200)
+        progress(simulation.now_s)
+    return simulation.finish()
 
-    Where a plan has pipelines side by side, each takes inputs at random, in proportion to what it sustains.
+
+class Simulation:
+    """One run, as far as it has come. What it holds at any time is what is inside the dispatcher.
+
+    Whoever wants to interfere runs it until some time, looks by `observe`, lets it `follow` another plan, and goes on.
     """
-    tally, random = Tally(seconds, world.slo_s), np.random.default_rng([seed, SELF])
-    lanes = [Simulator(replace(world, plan=lane), tally, random) for lane in world.plan.lanes]
-    paces = [evaluate(lane, world.facts).goodput_per_s for lane in world.plan.lanes]
-    for times_s, sure_after in _chunks(inputs):
-        taken = random.choice(len(lanes), len(times_s), p=np.divide(paces, sum(paces))) if len(lanes) > 1 else 0
-        for number, lane in enumerate(lanes):
-            mine = np.broadcast_to(taken == number, times_s.shape)
-            lane.feed(times_s[mine], sure_after[mine])
-        progress(float(times_s[-1]))
-    for lane in lanes:
-        lane.finish()
-    tally.flush()
-    price = evaluate(world.plan, world.facts).cost_per_hour
-    return Report(tally, tuple(lane.fills for lane in lanes), price)
 
-
-def _chunks(inputs: Inputs) -> Inputs:
-    for times_s, sure_after in inputs:
-        for start in range(0, len(times_s), CHUNK):
-            yield times_s[start : start + CHUNK], sure_after[start : start + CHUNK]
-
-
-class Simulator:
-    """One pipeline's run. What it holds at any time is what is inside the dispatcher."""
-
-    def __init__(self, world: World, tally: Tally, random: np.random.Generator) -> None:
-        self.world, self.tally = world, tally
-        self.devices = Devices(world.plan, world.facts, world.troubles, random)
-        route = route_of(world.plan, world.facts, list(self.devices.groups))
-        self.dispatcher = Dispatcher(route, self.devices.groups, world.limits)
-        self.now_s = 0.0
-        self.fills = {split.start: Fill(split.batch_size) for split in world.plan.splits}
+    def __init__(self, world: World, inputs: Inputs, seconds: float, seed: int = 0) -> None:
+        self.world, self.plan, self.now_s = world, world.plan, 0.0
+        self.tally = Tally(seconds, world.slo_s, world.facts.num_blocks)
+        self.devices = Devices(world.plan, world.facts, world.troubles, np.random.default_rng([seed, SELF]))
+        self.dispatcher = Dispatcher(self._route(), self.devices.groups(), world.limits)
+        self._coming = _chunks(inputs)
+        self._times_s, self._needs = NOBODY
         self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._order = count()
         self._flying: dict[int, Launch] = {}
@@ -93,86 +80,130 @@ class Simulator:
         """Something else that shall happen."""
         heapq.heappush(self._events, (time_s, next(self._order), action, arguments))
 
-    def feed(self, times_s: Floats, sure_after: Ints) -> None:
-        """Let these inputs arrive, later than all before."""
+    def run_until(self, time_s: float) -> None:
+        """Let inputs arrive, and happen what happens, up to then."""
+        while len(self._times_s) or self._next_chunk():
+            first_later = int(np.searchsorted(self._times_s, time_s))
+            self._arrive(self._times_s[:first_later], self._needs[:first_later])
+            self._times_s, self._needs = self._times_s[first_later:], self._needs[first_later:]
+            if len(self._times_s):
+                break
+        self._until(time_s)
+        if time_s < inf:
+            self.now_s = time_s
+
+    def finish(self) -> Report:
+        """Until everything admitted has ended."""
+        self.run_until(inf)
+        self.tally.flush()
+        return Report(self.tally, self.plan, self.world.facts)
+
+    def follow(self, plan: Plan, load_s: float = 0.0) -> None:
+        """Another plan from now on. Replicas that run other splits than before take `load_s` until they can."""
+        self.plan = plan
+        self.devices.follow(plan, self.now_s, load_s)
+        self._reroute()
+        self._tick(self.now_s)
+
+    def observe(self) -> Observed:
+        """What happened since this was last asked, or since the start."""
+        kinds = {device.kind: device.count for device in self.world.facts.devices}
+        for replica in self._absent:
+            kinds[replica.partition("/")[0]] -= 1
+        return self.tally.observed(self.now_s, kinds)
+
+    def _next_chunk(self) -> bool:
+        """Whether more inputs come."""
+        self._times_s, sure_after = next(self._coming, NOBODY)
+        self._needs = sure_after + 1
+        return len(self._times_s) > 0
+
+    def _arrive(self, times_s: Floats, needs: Ints) -> None:
+        """An input is where it arrived, and as many rows deep as the blocks that it needs."""
         self.tally.arrive(times_s)
         events, dispatcher, slo_s = self._events, self.dispatcher, self.world.slo_s
-        for at_s, depth in zip(times_s.tolist(), (sure_after + 1).tolist(), strict=True):
-            if (events and events[0][0] <= at_s) or (dispatcher.wake_s() or at_s) < at_s:
+        admit, tick = dispatcher.admit, dispatcher.tick
+        arrivals = times_s.tolist()
+        for at_s, place in zip(arrivals, map(Place, arrivals, needs.tolist()), strict=True):
+            if (events and events[0][0] <= at_s) or dispatcher.alarm_s < at_s:
                 self._until(at_s)
-            # An input is where it arrived, and as many rows deep as the blocks that it needs.
-            if isinstance(dispatcher.admit(at_s, at_s + slo_s, Place(at_s, depth)), Refusal):
-                self.tally.refused[self.tally.window(at_s)] += 1
-            for launch in dispatcher.tick(at_s):
+            if isinstance(admit(at_s, at_s + slo_s, place), Refusal):
+                self.tally.refuse(at_s)
+            for launch in tick(at_s):
                 self._begin(launch, at_s)
-
-    def finish(self) -> None:
-        """Until everything admitted has ended."""
-        self._until(inf)
 
     def _until(self, end_s: float) -> None:
         """Let happen what happens up to then: events, and deadlines that pass between them."""
+        events, dispatcher = self._events, self.dispatcher
         while True:
-            event_s = self._events[0][0] if self._events else inf
-            wake_s = self.dispatcher.wake_s()
-            if wake_s is not None and wake_s < min(event_s, end_s):
-                self._tick(max(wake_s, self.now_s))
-            elif event_s <= end_s and self._events:
-                self.now_s, _, action, arguments = heapq.heappop(self._events)
+            event_s = events[0][0] if events else inf
+            if dispatcher.alarm_s < event_s and dispatcher.alarm_s < end_s:
+                self.now_s = max(dispatcher.alarm_s, self.now_s)
+            elif event_s <= end_s and events:
+                self.now_s, _, action, arguments = heapq.heappop(events)
                 action(*arguments)
-                self._tick(self.now_s)
             else:
                 return
+            self._tick(self.now_s)
 
     def _tick(self, now_s: float) -> None:
         for launch in self.dispatcher.tick(now_s):
             self._begin(launch, now_s)
         for ending in self.dispatcher.endings():
-            if ending.outcome is Outcome.EXPIRED:
-                self.tally.expired[self.tally.window(now_s)] += len(ending.tickets)
-            elif ending.outcome is Outcome.FAILED:
-                self.tally.failed[self.tally.window(now_s)] += len(ending.tickets)
+            if ending.outcome is not Outcome.ANSWERED:
+                self.tally.lose(ending.outcome, now_s, len(ending.tickets))
 
     def _begin(self, launch: Launch, now_s: float) -> None:
         flight = self.devices.begin(launch, now_s)
         self._flying[launch.id] = launch
-        self.fills[launch.cursor].add(len(launch.places), flight.ends_s - flight.starts_s)
+        kind = self.devices.kind(launch.group)
+        self.tally.launch(launch, kind, flight.ends_s - flight.starts_s)
         if self.devices.fails():
             self.at(flight.ends_s, self._fail, launch)
             return
-        for at_s, rows in flight.early:
-            self.at(at_s, self._release, launch, rows)
+        for departure in flight.early:
+            self.at(departure.at_s, self._release, launch, departure)
         self.at(flight.ends_s, self._complete, launch, flight)
 
-    def _release(self, launch: Launch, rows: Sequence[int]) -> None:
+    def _release(self, launch: Launch, departure: Departure) -> None:
         if launch.id in self._flying:
-            self.dispatcher.released(launch.id, rows)
-            self._answer(launch, rows)
+            self.dispatcher.released(launch.id, departure.rows)
+            self._answer(launch, departure)
 
     def _complete(self, launch: Launch, flight: Flight) -> None:
         if self._flying.pop(launch.id, None):
             self.dispatcher.completed(launch.id, self.now_s, flight.survivors)
-            self._answer(launch, flight.last)
+            if flight.last:
+                self._answer(launch, flight.last)
 
-    def _fail(self, launch: Launch, reason: str = "the simulated replica failed") -> None:
+    def _fail(self, launch: Launch, reason: str = "the simulated replica failed", lost: bool = False) -> None:
         if self._flying.pop(launch.id, None):
-            self.dispatcher.failed(launch.id, self.now_s, reason)
+            self.dispatcher.failed(launch.id, self.now_s, reason, lost=lost)
 
-    def _answer(self, launch: Launch, rows: Sequence[int]) -> None:
+    def _answer(self, launch: Launch, departure: Departure) -> None:
         since_s, places = self.now_s + self.world.front_s, launch.places
-        self.tally.answer(self.now_s, [since_s - places[row].payload for row in rows])
+        latencies_s = [since_s - places[row].payload for row in departure.rows]
+        self.tally.answer(self.now_s, departure.stop - 1, latencies_s)
 
     def _leave(self, outage: Outage) -> None:
         """The dispatcher learns that the replica has gone, and what it ran is lost."""
         self._absent.add(outage.replica)
         self._reroute()
         for launch in [each for each in self._flying.values() if each.replica == outage.replica]:
-            self._fail(launch, "the simulated replica has gone")
+            self._fail(launch, "the simulated replica has gone", lost=True)
 
     def _return(self, outage: Outage) -> None:
         self._absent.discard(outage.replica)
         self._reroute()
 
     def _reroute(self) -> None:
-        here = {name: [each for each in all_ if each not in self._absent] for name, all_ in self.devices.groups.items()}
-        self.dispatcher.reroute(self.dispatcher.route, here)
+        self.dispatcher.reroute(self._route(), self.devices.groups(self._absent))
+
+    def _route(self) -> Route:
+        return route_of(self.plan, self.world.facts, list(self.devices.groups()))
+
+
+def _chunks(inputs: Inputs) -> Iterator[tuple[Floats, Ints]]:
+    for times_s, sure_after in inputs:
+        for start in range(0, len(times_s), CHUNK):
+            yield times_s[start : start + CHUNK], sure_after[start : start + CHUNK]

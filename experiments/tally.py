@@ -1,9 +1,19 @@
 """What a simulated run came to, in memory that does not grow with it: histograms by window of time."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from deployments.dispatch.messages import Launch, Outcome
+from deployments.observed import FASTEST_S as FINEST_S
+from deployments.observed import STEP, Launched, Observed, Took
+from deployments.planned import placements_of
+from optimizer.evaluate import evaluate
+from optimizer.plan import Plan, Split
+from optimizer.problem import Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -15,14 +25,18 @@ FLUSH = 1 << 16
 class Tally:
     """Counts what happens, by window; the answers' latencies in bins of half a percent."""
 
-    def __init__(self, seconds: float, slo_s: float) -> None:
+    def __init__(self, seconds: float, slo_s: float, num_blocks: int) -> None:
         self.seconds, self.slo_s = seconds, slo_s
         self.arrived, self.good, self.refused, self.expired, self.failed = (
             np.zeros(WINDOWS, np.int64) for _ in range(5)
         )
+        self.launched: dict[tuple[str, str, int, int, int], list[float]] = {}  # group, kind, blocks, size: how many, s
+        self._exits = [0] * num_blocks
         self._bins = np.zeros((WINDOWS, BINS), np.int32)
+        self._observed_bins = np.zeros(BINS, np.int64)
         self._ends_s: list[float] = []
         self._latencies_s: list[float] = []
+        self._before = Observed(0.0, 0.0, 0, 0, (0,) * num_blocks)
 
     def window(self, at_s: float) -> int:
         """What comes after the last arrival belongs to the last window."""
@@ -31,7 +45,21 @@ class Tally:
     def arrive(self, times_s: Floats) -> None:
         self.arrived += np.bincount(self._windows(times_s), minlength=WINDOWS)
 
-    def answer(self, now_s: float, latencies_s: list[float]) -> None:
+    def refuse(self, at_s: float) -> None:
+        self.refused[self.window(at_s)] += 1
+
+    def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None:
+        (self.expired if outcome is Outcome.EXPIRED else self.failed)[self.window(at_s)] += inputs
+
+    def launch(self, launch: Launch, kind: str, took_s: float) -> None:
+        key = (launch.group, kind, launch.cursor, launch.stop, len(launch.tickets))
+        if (found := self.launched.get(key)) is None:
+            found = self.launched[key] = [0, 0.0]
+        found[0] += 1
+        found[1] += took_s
+
+    def answer(self, now_s: float, block: int, latencies_s: list[float]) -> None:
+        self._exits[block] += len(latencies_s)
         self._latencies_s += latencies_s
         self._ends_s += [now_s] * len(latencies_s)
         if len(self._latencies_s) >= FLUSH:
@@ -39,10 +67,45 @@ class Tally:
 
     def flush(self) -> None:
         latencies, windows = np.array(self._latencies_s), self._windows(np.array(self._ends_s))
-        np.add.at(self._bins, (windows, _bins(latencies)), 1)
+        cells = np.bincount(windows * BINS + _bins(latencies), minlength=WINDOWS * BINS)
+        self._bins += cells.reshape(WINDOWS, BINS).astype(np.int32)
+        self._observed_bins += np.bincount(_observed_bins(latencies), minlength=BINS)
         self.good += np.bincount(windows[latencies <= self.slo_s * (1 + 1e-9)], minlength=WINDOWS)
         self._latencies_s.clear()
         self._ends_s.clear()
+
+    def observed(self, now_s: float, devices: Mapping[str, int]) -> Observed:
+        """What happened since this was last asked."""
+        self.flush()
+        now, before = self._so_far(now_s, devices), self._before
+        self._before = now
+        launches = {
+            key: Took(took.times - had.times, took.seconds - had.seconds)
+            for key, took in now.launches.items()
+            if took.times > (had := before.launches.get(key, Took(0, 0.0))).times
+        }
+        latencies = {key: count - before.latencies.get(key, 0) for key, count in now.latencies.items()}
+        return Observed(
+            before.ended_s,
+            now_s - before.ended_s,
+            now.arrivals - before.arrivals,
+            now.in_time - before.in_time,
+            tuple(late - early for late, early in zip(now.exits, before.exits, strict=True)),
+            launches,
+            devices,
+            {key: count for key, count in latencies.items() if count},
+        )
+
+    def _so_far(self, now_s: float, devices: Mapping[str, int]) -> Observed:
+        launches: dict[Launched, Took] = {}
+        for (_, kind, start, stop, size), (times, seconds) in self.launched.items():
+            key = Launched(kind, start, stop, size)
+            had = launches.get(key, Took(0, 0.0))
+            launches[key] = Took(had.times + int(times), had.seconds + seconds)
+        filled = np.flatnonzero(self._observed_bins)
+        latencies = dict(zip(filled.tolist(), self._observed_bins[filled].tolist(), strict=True))
+        arrived, good = int(self.arrived.sum()), int(self.good.sum())
+        return Observed(0.0, now_s, arrived, good, tuple(self._exits), launches, devices, latencies)
 
     def quantile_s(self, share: float) -> float:
         """Of all answers; not a number when there are none."""
@@ -67,6 +130,11 @@ def _bins(latencies_s: Floats) -> Ints:
     return np.asarray(share * (BINS - 1), np.int64)
 
 
+def _observed_bins(latencies_s: Floats) -> Ints:
+    """The bins that a running application counts in."""
+    return np.asarray(np.log(np.maximum(latencies_s, FINEST_S) / FINEST_S) / np.log(STEP), np.int64)
+
+
 def _quantile(counts: NDArray[np.int32], share: float) -> float:
     total = counts.sum()
     if not total:
@@ -75,7 +143,7 @@ def _quantile(counts: NDArray[np.int32], share: float) -> float:
     return float(FASTEST_S * (SLOWEST_S / FASTEST_S) ** ((at + 0.5) / (BINS - 1)))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fill:
     """The launches of one split."""
 
@@ -83,9 +151,6 @@ class Fill:
     launches: int = 0
     inputs: int = 0
     busy_s: float = 0.0
-
-    def add(self, inputs: int, busy_s: float) -> None:
-        self.launches, self.inputs, self.busy_s = self.launches + 1, self.inputs + inputs, self.busy_s + busy_s
 
     @property
     def share(self) -> float:
@@ -98,8 +163,34 @@ class Report:
     """A finished run. Rates are per second of simulated time."""
 
     tally: Tally = field(repr=False)
-    fills: tuple[dict[int, Fill], ...]  # of every pipeline, by the first block of each split
-    cost_per_hour: float
+    plan: Plan  # the last one
+    facts: Problem = field(repr=False)
+
+    @cached_property
+    def fills(self) -> tuple[dict[int, Fill], ...]:
+        """Of every pipeline of the plan, by the first block of each split."""
+        names = (f"{index}-" for index, _ in enumerate(placements_of(self.plan)))
+        return tuple(
+            {
+                split.start: self._fill(split, name)
+                for placement, name in zip(lane.placements, names, strict=False)
+                for split in placement.splits
+            }
+            for lane in self.plan.lanes
+        )
+
+    def _fill(self, split: Split, group: str) -> Fill:
+        rows = [
+            (size, *took)
+            for (name, _, start, stop, size), took in self.tally.launched.items()
+            if name.startswith(group) and (start, stop) == (split.start, split.stop)
+        ]
+        launches, inputs = sum(int(times) for _, times, _ in rows), sum(int(size * times) for size, times, _ in rows)
+        return Fill(split.batch_size, launches, inputs, sum(seconds for *_, seconds in rows))
+
+    @property
+    def cost_per_hour(self) -> float:
+        return evaluate(self.plan, self.facts).cost_per_hour
 
     @property
     def arrived(self) -> int:
