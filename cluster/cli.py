@@ -14,6 +14,7 @@ from cluster.commands.prepare import prepare
 from cluster.commands.profile import profile
 from cluster.commands.serve import serve
 from cluster.commands.simulate import simulate
+from cluster.commands.status import status
 from profiles.errors import UserError
 
 app = typer.Typer(
@@ -46,6 +47,7 @@ app.command("prepare")(prepare)
 app.command("profile")(profile)
 app.command("serve")(serve)
 app.command("simulate")(simulate)
+app.command("status")(status)
 
 
 def main() -> None:

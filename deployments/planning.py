@@ -71,11 +71,11 @@ def _devices(config: AppConfig, profile: Profile, has: Callable[[], Counts]) -> 
     if isinstance(config.devices, dict):
         for kind in config.devices:
             profile.table(kind)  # says what it has, if not this one
-        return [_device(kind, count) for kind, count in config.devices.items()]
+        return [device(kind, count) for kind, count in config.devices.items()]
     there = dict(has())
     # The front takes a CPU, and each replica on the CPU what it was told to.
     there["cpu"] = int((there.get("cpu", 0) - 1) / config.cpus_per_replica) if config.cpus_per_replica else there["cpu"]
-    usable = [_device(kind, count) for kind, count in there.items() if kind in profile.kinds and count > 0]
+    usable = [device(kind, count) for kind, count in there.items() if kind in profile.kinds and count > 0]
     if not usable:
         raise UserError(
             f"devices: auto: this Ray has {_told(there)}, {config.profile} has times of {', '.join(profile.kinds)}: "
@@ -84,7 +84,7 @@ def _devices(config: AppConfig, profile: Profile, has: Callable[[], Counts]) -> 
     return usable
 
 
-def _device(kind: str, count: int) -> Device:
+def device(kind: str, count: int) -> Device:
     known = CATALOGUE.get(kind)
     return Device(kind, count, known.memory_bytes if known else UNKNOWN_BYTES, known.price_per_hour if known else 0.0)
 

@@ -17,7 +17,7 @@ class History(Journal[Window]):
     (Window(start_s=0.0, duration_s=120.0, arrived=10, left=(6, 4)),)
     """
 
-    def __init__(self, path: Path, keep: int = KEEP) -> None:
+    def __init__(self, path: Path | None, keep: int = KEEP) -> None:
         super().__init__(path, Window.read, keep)
 
     @property

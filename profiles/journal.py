@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Journal(Generic[T]):
-    """Frozen dataclasses; `read` makes one of what `asdict` made of it.
+    """Frozen dataclasses; `read` makes one of what `asdict` made of it. Without a path they are kept in memory only.
 
     >>> from tempfile import TemporaryDirectory
     >>> from profiles.windows import Window
@@ -29,11 +29,11 @@ class Journal(Generic[T]):
     (Window(start_s=0.0, duration_s=120.0, arrived=10, left=(6, 4)),)
     """
 
-    def __init__(self, path: Path, read: Callable[[dict[str, Any]], T], keep: int) -> None:
+    def __init__(self, path: Path | None, read: Callable[[dict[str, Any]], T], keep: int) -> None:
         if keep < 1:
             raise ValueError(f"keep = {keep} must be 1 or more")
         self._path, self._read, self._keep = path, read, keep
-        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        lines = path.read_bytes().split(b"\n") if path and path.exists() else [b""]
         found = [self._entry(line) for line in lines if line]
         self._entries = [entry for entry in found if entry is not None]
         self.damaged = len(found) - len(self._entries)  # lines that were cut short or are something else
@@ -49,24 +49,29 @@ class Journal(Generic[T]):
         """Keep it; when this returns it is on disk."""
         self._entries.append(entry)
         if self._lines + 1 >= 2 * self._keep:
-            self._rewrite()
+            self._entries = self._entries[-self._keep :]
+            self._lines = len(self._entries)
+            if self._path:
+                self._rewrite(self._path)
             return
-        created = not self._path.exists()
-        with self._path.open("ab") as file:
+        self._lines += 1
+        if self._path:
+            self._write(self._path, entry)
+
+    def _write(self, path: Path, entry: T) -> None:
+        created = not path.exists()
+        with path.open("ab") as file:
             _write(file, _line(entry) if self._ends_whole else b"\n" + _line(entry))
         if created:
-            _sync_folder(self._path.parent)
-        self._lines += 1
+            _sync_folder(path.parent)
         self._ends_whole = True
 
-    def _rewrite(self) -> None:
-        self._entries = self._entries[-self._keep :]
-        beside = self._path.with_suffix(self._path.suffix + ".part")
+    def _rewrite(self, path: Path) -> None:
+        beside = path.with_suffix(path.suffix + ".part")
         with beside.open("wb") as file:
             _write(file, b"".join(_line(entry) for entry in self._entries))
-        beside.replace(self._path)
-        _sync_folder(self._path.parent)
-        self._lines = len(self._entries)
+        beside.replace(path)
+        _sync_folder(path.parent)
         self._ends_whole = True
 
     def _entry(self, line: bytes) -> T | None:

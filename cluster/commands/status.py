@@ -1,0 +1,166 @@
+"""`isobatch status`: what the controller of a running application sees, what it decided, and a hand on its wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+PATH = "/controller"  # the route prefix of the controller's application, by default
+PATIENCE_S = 10.0
+FORCE_PATIENCE_S = 600.0  # replicas may have to start
+
+
+def status(
+    url: Annotated[str, typer.Argument(help="Where the application is served.")] = "http://127.0.0.1:8000",
+    watch: Annotated[bool, typer.Option("--watch", help="Go on showing it, until Ctrl-C.")] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="From now on change nothing.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="From now on change what is worth it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Plan again now, and take the best plan there is.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="What would be decided now?")] = False,
+    path: Annotated[str, typer.Option(help="Route prefix of the controller's application.")] = PATH,
+    api_key_variable: Annotated[str | None, typer.Option(help="Environment variable with the key.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+) -> None:
+    """The running plan, promised and achieved goodput, the forecast, and the last decisions with their reasons.
+
+    Example: [bold]isobatch status http://127.0.0.1:8000 --watch[/]
+    """
+    from rich.console import Console
+
+    actions = {"pause": pause, "resume": resume, "force": force, "would": dry_run}
+    chosen = [name for name, wanted in actions.items() if wanted]
+    if len(chosen) > 1 or (chosen and watch):
+        raise UserError("--pause, --resume, --force, --dry-run and --watch are one at a time")
+    base, console = url.rstrip("/") + path, Console()
+    if chosen:
+        answer = _ask(f"{base}/{chosen[0]}", api_key_variable, post=chosen[0] != "would")
+        console.print_json(json.dumps(answer)) if as_json else console.print(_sentence(answer))
+        return
+    while True:
+        answer = _ask(f"{base}/status", api_key_variable)
+        if watch:
+            console.clear()
+        console.print_json(json.dumps(answer)) if as_json else console.print(tables(answer))
+        if not watch:
+            return
+        time.sleep(2)
+
+
+def _ask(url: str, variable: str | None, post: bool = False) -> Any:
+    if variable and not os.environ.get(variable):
+        raise UserError(f"--api-key-variable {variable}: that environment variable is not set")
+    headers = {"X-API-Key": os.environ[variable]} if variable else {}
+    try:
+        request = urllib.request.Request(url, headers=headers, method="POST" if post else "GET")
+        with urllib.request.urlopen(request, timeout=FORCE_PATIENCE_S if post else PATIENCE_S) as reply:
+            return json.load(reply)
+    except urllib.error.HTTPError as error:
+        raise UserError(_refusal(url, error)) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise UserError(f"no controller answers at {url}: {reason}") from None
+
+
+def _refusal(url: str, error: urllib.error.HTTPError) -> str:
+    if error.code == 404:
+        return f"no controller runs at {url}: add the application cluster.controller.app:build to your Serve file"
+    try:
+        return f"{url}: {json.load(error)['error']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{url} answers {error.code} {error.reason}"
+
+
+def _sentence(answer: dict[str, Any]) -> str:
+    if "paused" in answer:
+        return "paused: plans stay as they are" if answer["paused"] else "plans change when it is worth it"
+    change = f"\n  from {answer['before']}\n  to   {answer['after']}" if answer["after"] else ""
+    return f"{answer['what']}: {answer['why']}{change}"
+
+
+def tables(answer: dict[str, Any]) -> Group:
+    """All that a person wants to see at a glance."""
+    from rich.console import Group
+
+    return Group(_now(answer), _survival(answer), _events(answer["events"]))
+
+
+def _now(answer: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    plan, window, forecast = answer["plan"], answer["window"], answer["forecast"]
+    table = Table("", "", title=answer["application"], show_header=False, title_justify="left")
+    table.add_row("plan", plan["summary"])
+    table.add_row("devices", ", ".join(f"{count} {kind}" for kind, count in answer["devices"].items()))
+    table.add_row(
+        "promised", f"{_number(plan['promised_per_s'])} in time per second, {_number(plan['promised_ms'])} ms"
+    )
+    table.add_row(
+        "now", f"{_number(window['goodput_per_s'])} in time of {_number(window['arrivals_per_s'])} per second, "
+        f"p50 {_number(window['p50_ms'])} ms, p99 {_number(window['p99_ms'])} ms",
+    )  # fmt: skip
+    table.add_row("promises kept", f"{plan['kept']:.0%} (it sustains {_number(plan['sustains_per_s'])} per second now)")
+    if forecast:
+        low, high = _number(forecast["arrivals_low_per_s"]), _number(forecast["arrivals_high_per_s"])
+        table.add_row("arrivals forecast", f"{_number(forecast['arrivals_per_s'])} ({low} .. {high}) per second")
+        table.add_row("forecast by", forecast["method"])
+    table.add_row("tables corrected", _corrections(answer["corrections"]))
+    paused = ", paused: nothing is changed" if answer["paused"] else ""
+    table.add_row("next decision", f"in {window['ends_in_s']:.0f} s{paused}")
+    if answer["trouble"]:
+        table.add_row("[red]trouble[/]", answer["trouble"])
+    return table
+
+
+def _survival(answer: dict[str, Any]) -> Table:
+    """Who survives, as forecast."""
+    from rich.table import Table
+
+    forecast = answer["forecast"]
+    table = Table("block", "survive", "between", "ramp behind it", title="survival", title_justify="left")
+    for block, share in enumerate(answer["survival"]):
+        between = f"{forecast['low'][block]:.1%} .. {forecast['high'][block]:.1%}" if forecast else ""
+        table.add_row(str(block), f"{share:.1%}", between, "open" if block in answer["plan"]["ramps"] else "")
+    return table
+
+
+def _events(events: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    table = Table("", "", "why", "promised", "seen", title="last decisions", title_justify="left")
+    for event in events[::-1]:
+        at = datetime.fromtimestamp(event["at_s"]).strftime("%H:%M:%S")
+        gains = (event["gain_promised"], event["gain_seen"])
+        table.add_row(at, event["what"], event["why"], *("" if gain is None else f"{gain:+.1%}" for gain in gains))
+    return table
+
+
+def _corrections(corrections: dict[str, dict[str, float]]) -> str:
+    """
+    >>> _corrections({"v100": {"0..3": 1.12}}), _corrections({})
+    ('v100 blocks 0..3 x1.12', 'not at all')
+    """
+    parts = [f"{kind} blocks {blocks} x{by:g}" for kind, each in corrections.items() for blocks, by in each.items()]
+    return ", ".join(parts) or "not at all"
+
+
+def _number(value: float | None) -> str:
+    """
+    >>> _number(1234.5), _number(0.25), _number(None)
+    ('1,234', '0.25', '?')
+    """
+    if value is None:
+        return "?"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

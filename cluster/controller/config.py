@@ -1,0 +1,51 @@
+"""What a user may write under `args:` of the controller's application."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Patience(BaseModel):
+    """When to look, when to move, and when to take it back."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    replan_every_s: float = Field(120.0, gt=0, description="A window: what was seen in one decides what runs next.")
+    look_every_s: float = Field(
+        5.0, gt=0, description="How often devices are counted and surprises looked for, inside a window."
+    )
+    enough_inputs: int = Field(100, ge=1, description="Answers of the last 15 windows without which nothing moves.")
+    least_gain: float = Field(
+        0.03,
+        gt=0,
+        description="The share of goodput a change must promise; from the third of late on, each doubles it.",
+    )
+    hold_windows: int = Field(
+        15, ge=1, description="How long a plan is expected to stay right: what moving costs is set against this."
+    )
+    start_s: float = Field(10.0, ge=0, description="What a replica takes to start, until it was measured.")
+    least_loss: float = Field(
+        0.1, gt=0, lt=1, description="A new plan that falls behind the old one by this share is rolled back."
+    )
+    learn: float = Field(
+        0.2, ge=0, le=1, description="How fast measured launches correct the tables: the share per window; 0: never."
+    )
+
+
+class ControllerConfig(Patience):
+    """The controller of one application. Network, plan and key are the application's own; all fields have defaults."""
+
+    application: str = Field("isobatch", description="The name of the application it controls.")
+    devices: dict[str, int] | None = Field(
+        None, description="The most that plans may use, as KIND: COUNT; none: what the application began with."
+    )
+    slo_ms: float | None = Field(None, gt=0, description="What plans must keep; none: the application's slo_ms.")
+    slack: float = Field(0.2, ge=0, lt=1, description="The share of the SLO that plans keep for bursts.")
+    max_batch: int = Field(64, ge=1, description="No larger batches than this.")
+    one_machine: bool = Field(False, description="Devices share a host, not a network.")
+    side_by_side: bool = Field(True, description="Kinds of devices may serve in pipelines of their own.")
+    gap: float = Field(0.01, ge=0, description="The planner stops when no plan can be better by more than this share.")
+    memory: str = Field(
+        "~/.cache/isobatch/controller", description="Folder of what outlives a restart: windows seen, decisions made."
+    )
+    api_key_variable: str | None = Field(
+        None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
+    )

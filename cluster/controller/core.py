@@ -1,0 +1,274 @@
+"""The controller's mind: what was seen goes in, decisions come out. Pure: no Ray, no clock, no threads.
+
+Whoever drives it (a live application, a simulated one) tells what was observed and when, does what a decision says, and
+tells how that went. Inside a window it looks for lost devices and surprises; at the window's end, or at one of those,
+it decides.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from cluster.controller.beliefs import Beliefs
+from cluster.controller.config import Patience
+from cluster.controller.corrections import Corrections
+from cluster.controller.events import Event, Events, What
+from cluster.controller.moving import moving
+from cluster.controller.peek import Peek, is_due, opened
+from cluster.controller.present import Present
+from cluster.controller.question import Question
+from cluster.controller.record import Record
+from cluster.controller.trial import Trial
+from cluster.controller.verdict import Verdict, lacking, same, weigh
+from deployments.observed import Observed, merged
+from optimizer.evaluate import Score, evaluate
+from optimizer.plan import Plan
+from optimizer.problem import Problem
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.history import History
+
+EARLY = 4  # windows may be closed early so many times faster than on time
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`plan` is what should run from now on, None where everything stays; the event says why."""
+
+    plan: Plan | None
+    event: Event
+
+
+class Core:
+    """`running` is the plan that runs when it begins; `history` and `events` are what it knew before."""
+
+    def __init__(
+        self, question: Question, patience: Patience, history: History, events: Events, running: Plan, now_s: float
+    ) -> None:
+        self.question, self.patience, self.running = question, patience, running
+        self.present = Present(question.fleet)
+        self.record = Record(events, patience)
+        prior = question.profile.exits or ExitProfile((1.0,) * question.profile.num_blocks)
+        self.corrections = events.last.corrections if events.last else Corrections()
+        self.beliefs = Beliefs(history, prior, question.facts(prior.survival, self.corrections).ramp_blocks)
+        self.began_s = now_s  # the window
+        self._looks: list[Observed] = []
+        self._trial: Trial | None = None
+        self._peek: Peek | None = None
+        self._opened_s = now_s  # when all ramps were open last
+        self._shifted_s = now_s  # when inputs surprised last
+        self._news = False  # other devices since the last decision
+
+    # What a driver asks
+
+    def look(self, observed: Observed, now_s: float) -> Decision | None:
+        """Between two windows: a decision only where there is reason for one."""
+        self._note(observed)
+        if self._peek:
+            return self._peeked(self._peek, observed, now_s)
+        if self._trial and (decision := self._judged(self._trial, now_s)):
+            return decision
+        if now_s - self.began_s >= self.patience.replan_every_s * (1 - 1e-9):
+            return self._close(now_s)
+        if self._early(now_s) and (latest := self._surprise()):
+            return self._close(now_s, "the inputs are others than were forecast: ", latest)
+        missing = lacking(self.running, self.present.counts)
+        if self._news and (missing or self._early(now_s)):
+            return self._close(now_s)
+        return None
+
+    def window(self, observed: Observed, now_s: float) -> Decision:
+        """A window ends now."""
+        self._note(observed)
+        return self._close(now_s)
+
+    def would(self, now_s: float) -> Decision:
+        """What would be decided now; nothing changes."""
+        return self._decision(self.seen(), now_s, "")
+
+    def force(self, now_s: float) -> Decision:
+        """Close the window, and take the best plan there is, however little is gained."""
+        return self._close(now_s, "asked by hand: ", forced=True)
+
+    def seen(self) -> Observed:
+        """The window so far."""
+        return merged(self._looks) if self._looks else Observed(self.began_s, 0.0, 0, 0, ())
+
+    # What a driver tells
+
+    def follow(self, plan: Plan, now_s: float) -> None:
+        """This plan runs; if it is another one than was thought, somebody else has rolled it out."""
+        if not same(plan, self.running):
+            self.running, self._trial = plan, None
+            self._tell("began", "another plan was found running", now_s)
+
+    def rolled_out(self, decision: Decision, took_s: float, now_s: float) -> None:
+        assert decision.plan, "This is a bug: there was nothing to roll out."
+        event, self.running = decision.event, decision.plan
+        if event.what == "looking":
+            self._peek = Peek(event.before, event.number)
+        elif event.what != "looked":
+            back = event.what == "rolling back"
+            self.record.ended(event, "rolled back" if back else "rolled out", took_s, now_s)
+            self._trial = None if back else Trial(event.number, event.before, self.record.kept)
+            self._start_window(now_s)
+
+    def failed(self, decision: Decision, reason: str, now_s: float) -> None:
+        """The plan from before runs again."""
+        self.record.ended(decision.event, "failed", None, now_s, why=f"{decision.event.why}, but {reason}")
+        self._start_window(now_s)
+
+    def pause(self, now_s: float, paused: bool = True) -> None:
+        """A person takes the wheel: windows are watched, and nothing is changed."""
+        what: What = "paused" if paused else "resumed"
+        self._tell(what, "asked by hand", now_s)
+
+    # How it thinks
+
+    @property
+    def ramps(self) -> Collection[int]:
+        """Those through which all pipelines of the running plan let inputs leave."""
+        return set.intersection(*(set(lane.ramps) for lane in self.running.lanes))
+
+    def facts(self) -> Problem:
+        """The cost model for the inputs and the tables of now."""
+        return self.question.facts(self.beliefs.survival, self.corrections)
+
+    def sustained(self, plan: Plan) -> float:
+        """The goodput by the cost model, per second."""
+        return evaluate(plan, self.facts()).goodput_per_s
+
+    def _note(self, observed: Observed) -> None:
+        self._looks.append(observed)
+        self._news = self.present.look(observed.devices) or self._news
+        if self._trial:
+            self._trial.add(observed)
+
+    def _early(self, now_s: float) -> bool:
+        return now_s - self.began_s >= self.patience.replan_every_s / EARLY
+
+    def _surprise(self) -> Observed | None:
+        """The latest part of the window, if it holds enough inputs and contradicts the forecast."""
+        latest, answered = [], 0
+        for look in reversed(self._looks):
+            latest.append(look)
+            answered += look.answered
+            if answered >= self.patience.enough_inputs:
+                part = merged(latest)
+                return part if self.beliefs.contradicted(part, self.ramps) else None
+        return None
+
+    def _close(self, now_s: float, because: str = "", latest: Observed | None = None, forced: bool = False) -> Decision:
+        seen = self.seen()
+        if seen.answered and seen.seconds > 0:
+            self._learn(seen, latest, now_s)
+        self._start_window(now_s)
+        self._news = False
+        decision = self._decision(seen, now_s, because, forced)
+        self.record.add(decision.event)
+        return decision
+
+    def _learn(self, seen: Observed, latest: Observed | None, now_s: float) -> None:
+        self.beliefs.close(seen, self.ramps, latest)
+        if self.beliefs.surprised:
+            self._shifted_s = now_s
+        as_told = self.question.facts(self.beliefs.survival, Corrections())
+        self.corrections = self.corrections.learned(seen.launches, self.running, as_told, self.patience.learn)
+        self.record.keep(seen, self.sustained(self.running))
+
+    def _start_window(self, now_s: float) -> None:
+        self._looks, self.began_s = [], now_s
+
+    def _decision(self, seen: Observed, now_s: float, because: str, forced: bool = False) -> Decision:
+        facts = self.facts()
+        score = evaluate(self.running, facts)
+        event = self._event(seen, score, now_s)
+        try:
+            best = self.question.best(self.beliefs.survival, self.corrections, self.present.counts)
+        except UserError as error:
+            return Decision(None, replace(event, why=f"{because}there is no plan: {error}"))
+        verdict = self._verdict(best, score, now_s, forced)
+        event = replace(event, why=because + verdict.why, gain_promised=verdict.gain)
+        if self._should_peek(verdict, facts, now_s):
+            why = "closed ramps are opened for a moment, to see who leaves there"
+            return Decision(opened(self.running, facts.ramp_blocks), replace(event, what="looking", why=because + why))
+        if not verdict.moves:
+            return Decision(None, event)
+        starts = moving(self.running, best).starts
+        event = replace(event, what="rolling out", after=best, starts=starts, forced=verdict.gain is None)
+        return Decision(best, event)
+
+    def _verdict(self, best: Plan, score: Score, now_s: float, forced: bool) -> Verdict:
+        record, patience, counts = self.record, self.patience, self.present.counts
+        verdict = weigh(
+            self.running, score, best, self.question.objective, patience,
+            changes=record.changes(now_s), start_s=record.start_s, counts=counts,
+        )  # fmt: skip
+        moves = (verdict.moves or forced) and not same(best, self.running)
+        if record.paused:
+            would = "would change" if moves else "would stay"
+            return replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
+        if forced or not moves or verdict.gain is None:
+            return replace(verdict, moves=moves)
+        if self.beliefs.evidence < patience.enough_inputs:
+            why = f"{self.beliefs.evidence} inputs were seen, {patience.enough_inputs} are needed"
+            return replace(verdict, moves=False, why=why)
+        if until_s := record.barred.until_s(best, now_s):
+            why = f"the better plan was rolled back, and is tried again in {(until_s - now_s) / 60:.0f} minutes at best"
+            return replace(verdict, moves=False, why=why)
+        return verdict
+
+    def _judged(self, trial: Trial, now_s: float) -> Decision | None:
+        """Back to the plan before, where the new one turned out worse."""
+        if trial.seen is None or trial.seen.seconds < self.patience.replan_every_s / 2:
+            return None
+        outcome = trial.judge(self.sustained, self.patience.least_loss)
+        if outcome and outcome.failed and not self.record.paused and not lacking(trial.before, self.present.counts):
+            self.record.saw(trial.number, outcome.gain)
+            event = self._event(trial.seen, evaluate(self.running, self.facts()), now_s)
+            why = f"worse than the plan before: {outcome.why}"
+            self.record.add(event := replace(event, what="rolling back", why=why, after=trial.before))
+            return Decision(trial.before, event)
+        if trial.seen.seconds >= self.patience.replan_every_s:
+            if outcome:
+                self.record.saw(trial.number, outcome.gain)
+            self._trial = None
+        return None
+
+    def _should_peek(self, verdict: Verdict, facts: Problem, now_s: float) -> bool:
+        """When nothing else is to be done, or when the inputs have changed and nobody has looked since."""
+        if self._trial or self.record.paused or lacking(self.running, self.present.counts):
+            return False
+        since_s = now_s - self._opened_s
+        if self._shifted_s > self._opened_s and since_s >= self.patience.replan_every_s:
+            return is_due(self.running, facts.ramp_blocks)
+        hold_s = self.patience.hold_windows * self.patience.replan_every_s
+        return not verdict.moves and is_due(self.running, facts.ramp_blocks, since_s, hold_s)
+
+    def _peeked(self, peek: Peek, observed: Observed, now_s: float) -> Decision | None:
+        """Close the ramps again, wiser."""
+        if not peek.is_over():
+            return None
+        before = self.beliefs.survival
+        self.beliefs.opened(observed, self.ramps)
+        self._peek, self._looks, self._opened_s, self._news = None, [], now_s, True
+        off = max(abs(was - now) for was, now in zip(before, self.beliefs.survival, strict=True))
+        why = f"{observed.answered} inputs were seen with all ramps open: survival is off by up to {off:.0%}"
+        event = Event(peek.number, now_s, "looked", why, peek.before, corrections=self.corrections)
+        self.record.add(event)
+        return Decision(peek.before, event)
+
+    def _tell(self, what: What, why: str, now_s: float) -> None:
+        self.record.add(Event(self.record.number, now_s, what, why, self.running, corrections=self.corrections))
+
+    def _event(self, seen: Observed, score: Score, now_s: float) -> Event:
+        event = Event(self.record.number, now_s, "stayed", "", self.running, corrections=self.corrections)
+        if not seen.seconds:
+            return event
+        p99_s = seen.quantile_s(0.99)
+        return replace(
+            event,
+            arrivals_per_s=seen.arrivals_per_s,
+            achieved_per_s=seen.goodput_per_s,
+            expected_per_s=min(seen.arrivals_per_s, score.goodput_per_s),
+            p99_ms=None if p99_s is None else 1e3 * p99_s,
+        )

@@ -1,0 +1,51 @@
+"""Ramps that a plan has closed hide who would leave there. Now and then they are opened for a moment.
+
+Without it, a plan without ramps could never find out that inputs have become easy again.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from optimizer.plan import Placement, Plan, Split
+
+LOOKS = 2  # the first still sees inputs that had passed before
+BLIND = 3  # so many times more often where all ramps are closed
+
+
+@dataclass
+class Peek:
+    """Back to `before` after a few looks. `number` is its event's."""
+
+    before: Plan
+    number: int
+    left: int = LOOKS
+
+    def is_over(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+def is_due(plan: Plan, ramp_blocks: Collection[int], since_s: float = 0.0, hold_s: float = 0.0) -> bool:
+    """Whether ramps are closed, and have been for long enough; `since_s` ago all were open."""
+    closed = set(ramp_blocks) - set(plan.ramps)
+    return bool(closed) and since_s >= (hold_s if plan.ramps else hold_s / BLIND)
+
+
+def opened(plan: Plan, ramp_blocks: Collection[int]) -> Plan:
+    """The same plan with every ramp open.
+
+    >>> from optimizer import Placement
+    >>> opened(Plan((Placement("v100", 1, (Split(0, 3, 8),)),)), [0, 1]).ramps
+    (0, 1)
+    """
+    first, *others = (
+        replace(lane, placements=tuple(_opened(each, ramp_blocks) for each in lane.placements)) for lane in plan.lanes
+    )
+    return replace(first, promise=plan.promise, beside=tuple(others))
+
+
+def _opened(placement: Placement, ramp_blocks: Collection[int]) -> Placement:
+    def ramps(split: Split) -> tuple[int, ...]:
+        return tuple(ramp for ramp in sorted(ramp_blocks) if split.start <= ramp < split.stop)
+
+    return replace(placement, splits=tuple(replace(split, ramps=ramps(split)) for split in placement.splits))

@@ -1,0 +1,80 @@
+"""Is it worth it? The running plan and a better one by the same cost model, under the same forecast."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from cluster.controller.config import Patience
+from cluster.controller.moving import moving
+from optimizer import Objective, Plan, Score
+
+FREE = 2  # changes of late that make the next one no harder
+SAME = 1e-6  # a gain below this is a rounding error
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether to move, and the sentence that says why. `gain` is None where the running plan cannot go on as it is."""
+
+    moves: bool
+    why: str
+    gain: float | None
+
+
+def weigh(
+    running: Plan, score: Score, best: Plan, objective: Objective, patience: Patience, *, changes: int,
+    start_s: float, counts: Mapping[str, int],
+) -> Verdict:  # fmt: skip
+    """`score` is that of the running plan. `changes` are those of late: from the third on, each doubles what the next
+    one has to promise, so that none follow without end.
+    """
+    if missing := lacking(running, counts):
+        return Verdict(True, f"{missing}: the plan for what is left", None)
+    if late := _too_late(score, objective):
+        return Verdict(not same(running, best), late, None)
+    gain = best.promise.goodput_per_s / score.goodput_per_s - 1 if best.promise else 0.0
+    if same(running, best) or gain < SAME:
+        return Verdict(False, "the running plan is the best there is", max(0.0, gain))
+    effort = moving(running, best)
+    lost = effort.lost_share(start_s, patience.hold_windows * patience.replan_every_s)
+    needed = patience.least_gain * 2 ** max(0, changes - FREE) + lost
+    moves = gain >= needed
+    reason = f"{needed:.1%} are asked of a change that takes {effort.told}" + _of_late(changes)
+    return Verdict(moves, f"{gain:.1%} more goodput {'is' if moves else 'is not'} worth it: {reason}", gain)
+
+
+def same(one: Plan, other: Plan) -> bool:
+    """Whatever was promised of them."""
+    return replace(one, promise=None) == replace(other, promise=None)
+
+
+def lacking(plan: Plan, counts: Mapping[str, int]) -> str:
+    """Which devices of a plan are not there, or nothing.
+
+    >>> from optimizer import Placement, Split
+    >>> lacking(Plan((Placement("v100", 4, (Split(0, 6, 8),)),)), {"v100": 3})
+    '1 of 4 v100 are gone'
+    """
+    gone = {kind: used - counts.get(kind, used) for kind, used in plan.devices().items()}
+    return ", ".join(f"{lost} of {plan.devices()[kind]} {kind} are gone" for kind, lost in gone.items() if lost > 0)
+
+
+def _too_late(score: Score, objective: Objective) -> str:
+    """A plan may use half of the slack before it has to go, so that none goes for a hair's breadth."""
+    if objective.slo_s is None:
+        return ""
+    allowed_s = objective.slo_s * (1 - objective.slack / 2)
+    if score.latency_s <= allowed_s:
+        return ""
+    return f"answers of the running plan take {score.latency_s * 1e3:.0f} ms, {allowed_s * 1e3:.0f} ms are allowed"
+
+
+def _of_late(changes: int) -> str:
+    return f", the {_ordinal(changes + 1)} of late" if changes else ""
+
+
+def _ordinal(number: int) -> str:
+    """
+    >>> [_ordinal(number) for number in (2, 3, 4)]
+    ['2nd', '3rd', '4th']
+    """
+    return f"{number}{ {2: 'nd', 3: 'rd'}.get(number, 'th') }"

@@ -1,0 +1,185 @@
+"""The controller on an application that behaves as the cost model says: what it decides, and what it never does."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from cluster.controller.config import Patience
+from tests.unit.cluster.fluid import EASY, HARD, MEDIUM, Fluid, batches, controller, first_plan, question, run
+
+MOVED = ("rolled out", "rolled back", "failed")
+
+
+def moves(events):
+    return [event for event in events if event.what in MOVED]
+
+
+def share(app):
+    return app.pace(app.running) / app.best()
+
+
+def test_inputs_that_change_are_followed_within_two_windows():
+    asked = question(EASY)
+    app = Fluid(asked, first_plan(asked))
+    app.rate, app.truth = lambda at_s: 700.0, lambda at_s: EASY if at_s < 1200 else HARD
+    steered = controller(app)
+    assert not moves(run(app, steered, 1200))
+    (event, *_) = moves(run(app, steered, 240))
+    assert share(app) > 0.95
+    assert (event.before, event.after) != (None, None)
+    assert "more goodput is worth it" in event.why
+
+
+def test_easy_inputs_are_noticed_though_all_ramps_are_closed():
+    asked = question(HARD)
+    app = Fluid(asked, first_plan(asked))
+    assert not app.running.ramps
+    app.rate, app.truth = lambda at_s: 700.0, lambda at_s: EASY
+    run(app, controller(app), 3600)
+    assert share(app) > 0.95
+
+
+def test_steady_inputs_leave_the_plan_alone():
+    asked = question(MEDIUM)
+    app = Fluid(asked, first_plan(asked))
+    assert not moves(run(app, controller(app), 3600, look_s=60))
+
+
+@settings(deadline=None, max_examples=5, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data())
+def test_under_any_drift_it_never_flaps_and_is_never_worse_than_the_first_plan_for_long(data):
+    """Survival, load and devices jump every quarter of an hour to anything at all."""
+    eras = [sorted(data.draw(st.lists(st.floats(0, 1), min_size=3, max_size=3)), reverse=True) for _ in range(6)]
+    rates = data.draw(st.lists(st.floats(1, 1000), min_size=6, max_size=6))
+    asked = question(MEDIUM)
+    first = first_plan(asked)
+    app = Fluid(asked, first)
+    app.truth = lambda at_s: (1.0, *eras[int(at_s / 900) % 6])
+    app.rate = lambda at_s: rates[int(at_s / 900) % 6]
+    steered = controller(app)
+    worse = 0
+    for window in range(40):
+        events = run(app, steered, 120, look_s=60)
+        behind = min(app.pace(first), app.rate(app.now_s)) > 1.05 * min(app.pace(app.running), app.rate(app.now_s))
+        worse = worse + 1 if behind else 0
+        assert worse <= 5, (window, events)
+    late = [event.at_s for event in moves(steered.core.record.events.all)]
+    assert all(sum(start <= at_s < start + 3600 for at_s in late) <= 16 for start in late)
+
+
+def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back():
+    asked = question(MEDIUM, v100=4)
+    app = Fluid(asked, first_plan(asked))
+    app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 1200 else 4}
+    steered = controller(app)
+    (lost,) = moves(run(app, steered, 660))
+    assert lost.forced
+    assert "1 of 4 v100 are gone" in lost.why
+    assert app.running.devices() == {"v100": 3}
+    run(app, steered, 660)
+    assert app.running.devices() == {"v100": 4}
+
+
+def test_a_device_that_comes_and_goes_does_not_move_the_plan_each_time():
+    asked = question(MEDIUM, v100=4)
+    app = Fluid(asked, first_plan(asked))
+    app.devices = lambda at_s: {"v100": 3 + int(at_s / 60) % 2}
+    assert len(moves(run(app, controller(app), 1800))) <= 10
+
+
+def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
+    asked = question(MEDIUM)
+    first = batches(first_plan(asked), 4)
+    app = Fluid(asked, first)
+    app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
+    events = moves(run(app, controller(app), 3600))
+    assert [event.what for event in events[:2]] == ["rolled out", "rolled back"]
+    assert events[0].gain_seen < 0 < events[0].gain_promised
+    assert "worse than the plan before" in events[1].why
+    assert len(events) <= 6
+    assert app.running == first
+
+
+def test_harder_inputs_do_not_speak_against_a_new_plan():
+    asked = question(EASY)
+    app = Fluid(asked, batches(first_plan(asked), 4))
+    app.rate, app.truth = lambda at_s: 2000.0, lambda at_s: EASY if at_s < 150 else MEDIUM
+    events = moves(run(app, controller(app), 1200))
+    assert events
+    assert "rolled back" not in {event.what for event in events}
+
+
+def test_a_roll_out_that_fails_leaves_the_plan_and_is_not_repeated_at_once():
+    asked = question(MEDIUM)
+    first = batches(first_plan(asked), 4)
+    app = Fluid(asked, first)
+    app.fails = lambda plan: True
+    events = moves(run(app, controller(app), 1700))
+    assert [event.what for event in events] == ["failed"]
+    assert "a replica did not start" in events[0].why
+    assert app.running == first
+
+
+def test_tables_that_are_wrong_are_corrected_slowly_and_within_bounds():
+    asked = question(MEDIUM)
+    app = Fluid(asked, first_plan(asked))
+    app.slower = {"v100": 1.3}
+    steered = controller(app)
+    run(app, steered, 130)
+    early = steered.core.corrections.factors["v100"]
+    assert all(1.0 < factor < 1.1 for factor in early)
+    run(app, steered, 3000)
+    assert steered.core.corrections.factors["v100"] == pytest.approx((1.3,) * 4, abs=0.03)
+    app.slower = {"v100": 30.0}
+    run(app, steered, 1200)
+    assert max(steered.core.corrections.factors["v100"]) <= 2.0
+
+
+def test_a_pause_keeps_everything_and_says_what_it_would_have_done():
+    asked = question(MEDIUM)
+    app = Fluid(asked, batches(first_plan(asked), 4))
+    steered = controller(app)
+    steered.pause(True)
+    events = run(app, steered, 600)
+    assert not moves(events)
+    assert "paused (would change" in events[-1].why
+    steered.pause(False)
+    assert moves(run(app, steered, 600))
+
+
+def test_a_restart_goes_on_where_it_was(tmp_path: Path):
+    asked = question(MEDIUM)
+    first = batches(first_plan(asked), 4)
+    app = Fluid(asked, first)
+    app.rate, app.poor, app.slower = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5, {"v100": 1.2}
+    before = controller(app, tmp_path)
+    run(app, before, 900)
+    before.pause(True)
+    after = controller(app, tmp_path)
+    assert after.core.record.events.all == before.core.record.events.all
+    assert after.core.corrections == before.core.corrections
+    assert after.core.record.paused
+    assert after.core.beliefs.evidence == before.core.beliefs.evidence
+    after.pause(False)
+    assert not moves(run(app, after, 300)), "what was rolled back is remembered"
+
+
+def test_a_plan_that_somebody_else_rolled_out_is_taken_as_it_is():
+    asked = question(MEDIUM)
+    app = Fluid(asked, first_plan(asked))
+    steered = controller(app)
+    run(app, steered, 60)
+    app.running = batches(app.running, 7)
+    (event,) = run(app, steered, 30)
+    assert (event.what, event.before) == ("began", app.running)
+
+
+def test_few_inputs_move_nothing():
+    asked = question(MEDIUM)
+    app = Fluid(asked, batches(first_plan(asked), 4))
+    app.rate = lambda at_s: 0.01
+    events = run(app, controller(app), 1200)
+    assert not moves(events)
+    assert f"{Patience().enough_inputs} are needed" in events[-1].why
