@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cluster.commands.bench import bench
 from cluster.commands.load import load
 from cluster.commands.plan import plan
 from cluster.commands.prepare import prepare
@@ -41,6 +42,7 @@ def _options(
     pass
 
 
+app.command("bench")(bench)
 app.command("load")(load)
 app.command("plan")(plan)
 app.command("prepare")(prepare)

@@ -1,0 +1,91 @@
+"""`isobatch bench`: what constant batches gain for a network on the device at hand, without any cluster."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from cluster.experiment import tool
+from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from profiles.files import Profile
+
+Backend = Literal["torch", "onnx", "auto"]
+
+
+def bench(
+    model: Annotated[
+        str, typer.Argument(help="Directory of a checkpoint made by `isobatch prepare`; demo: the demo's.")
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="Real inputs, with labels if there are (csv, tsv, jsonl, npz): exits are real.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Of `isobatch profile` on this device; none: measured first, for --budget.")
+    ] = None,
+    slo_ms: Annotated[str, typer.Option(help="SLOs to compare under.")] = "25,50,100",
+    seconds: Annotated[float, typer.Option(min=0.1, help="Load at each rate that is tried, of six.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="The systems take turns; the median round counts.")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime).")] = "float32",
+    backend: Annotated[Backend, typer.Option(help="torch, onnx, or auto: the faster of them.")] = "auto",
+    length: Annotated[int, typer.Option(min=1, help="Tokens per text, where there is no --data.")] = 32,
+    largest: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
+    budget: Annotated[float, typer.Option(min=0.1, help="Seconds to measure the network for.")] = 20.0,
+    threads: Annotated[int, typer.Option(min=1, help="Host threads.")] = 1,
+    max_rows: Annotated[int, typer.Option(min=1, help="A sample of at most so many inputs of --data.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, nothing else.")] = False,
+    out: Annotated[Path, typer.Option(help="The same as a file; the picture beside it.")] = Path("bench.json"),
+) -> None:
+    """Compare the network in full, early exit as it is, and constant batches: what each sustains within an SLO.
+
+    Each is planned by itself for every SLO. Batches are really computed; queues run in virtual time, so that neither a
+    front door nor a busy machine is in the way. A rate is sustained when 99 % of the inputs are answered in time.
+    Without --data, inputs leave as the profile or `isobatch prepare` says, whatever they are.
+
+    Example: [bold]isobatch bench my-bert-ee --data reviews.csv --slo-ms 50,100[/]
+    """
+    from rich.console import Console
+
+    setting, report = tool("onedevice.setting", "bench"), tool("onedevice.report", "bench")
+    console = Console(soft_wrap=True, stderr=as_json)
+    slos = _numbers(slo_ms)
+    with console.status("loading") as status:
+        made = setting.make(
+            setting.Wish(
+                model, data, _read(profile), device, dtype, backend, length, largest, budget, threads, max_rows
+            ),
+            status.update,
+        )
+        rows = list(made.bench.compare(slos, seconds, rounds, status.update))
+    title = f"{made.bench.profile.model}: {made.table.source}"
+    report.write(rows, made.bench.profile.model, made.table, out)
+    report.draw(rows, title, out.with_suffix(".png"))
+    if as_json:
+        print(out.read_text(), end="")
+        return
+    console.print(report.table(rows, title))
+    for note in made.notes:
+        console.print(note, highlight=False)
+    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
+
+
+def _numbers(text: str) -> list[float]:
+    """
+    >>> _numbers("25, 50")
+    [25.0, 50.0]
+    """
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) <= 0:
+        raise UserError(f"--slo-ms {text!r} must be milliseconds, as in 25,50")
+    return found
+
+
+def _read(path: Path | None) -> "Profile | Any":
+    from profiles.files import load
+
+    return load(path) if path else None

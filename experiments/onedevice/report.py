@@ -1,0 +1,94 @@
+"""What a comparison on one device came to: a table, a picture, and JSON."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.table import Table
+
+from experiments.onedevice.compare import NAIVE, STOCK, SYSTEMS, Row
+from profiles.latency import LatencyTable
+
+
+def table(rows: Sequence[Row], title: str) -> Table:
+    result = Table(title=title, title_justify="left")
+    result.add_column("SLO ms", justify="right")
+    result.add_column("system", no_wrap=True)
+    for heading in ("sustained/s", "x", "promised/s", "of bound", "p50 ms", "p99 ms", "accuracy", "blocks run"):
+        result.add_column(heading, justify="right")
+    result.add_column("blocks @ batch")
+    for row in rows:
+        if row.system == STOCK and result.rows:
+            result.add_section()
+        result.add_row(f"{row.slo_ms:g}", row.system, *_cells(row, stock_of(rows, row)), row.plan)
+    return result
+
+
+def stock_of(rows: Sequence[Row], row: Row, system: str = STOCK) -> Row:
+    """What another system did under the same SLO."""
+    return next(each for each in rows if each.system == system and each.slo_ms == row.slo_ms)
+
+
+def _cells(row: Row, stock: Row) -> list[str]:
+    times = f"{row.goodput_per_s / stock.goodput_per_s:.2f}" if stock.goodput_per_s else "-"
+    return [
+        f"{row.goodput_per_s:,.1f}",
+        times,
+        f"{row.promised_per_s:,.1f}",
+        f"{row.share_of_bound:.0%}",
+        _number(row.p50_ms),
+        _number(row.p99_ms),
+        "-" if row.accuracy is None else f"{row.accuracy:.1%}",
+        "-" if row.mean_depth is None else f"{row.mean_depth:.0%}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def ratios(rows: Sequence[Row], slo_ms: float) -> dict[str, float]:
+    """Constant batch over the other two, where they serve anything."""
+    here = {row.system: row for row in rows if row.slo_ms == slo_ms}
+    constant = next(row for system, row in here.items() if system not in (STOCK, NAIVE))
+    names = {"constant_over_naive": here[NAIVE], "constant_over_stock": here[STOCK]}
+    return {
+        name: constant.goodput_per_s / other.goodput_per_s for name, other in names.items() if other.goodput_per_s > 0
+    }
+
+
+def write(rows: Sequence[Row], model: str, measured: LatencyTable, path: Path) -> None:
+    content = {
+        "model": model,
+        "measured": measured.source,
+        "kind": measured.kind,
+        "length": measured.length,
+        "date": datetime.now(UTC).date().isoformat(),
+        "rows": [row.as_dict() for row in rows],
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def draw(rows: Sequence[Row], title: str, path: Path) -> None:
+    """Bars by SLO, and the bound as a line above each group."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    slos = list(dict.fromkeys(row.slo_ms for row in rows))
+    figure, axes = plt.subplots(figsize=(max(5, 1.6 * len(slos) + 2), 4))
+    for offset, (system, colour) in enumerate(SYSTEMS.items()):
+        heights = [row.goodput_per_s for row in rows if row.system == system]
+        axes.bar([at + 0.27 * (offset - 1) for at in range(len(slos))], heights, 0.25, color=colour, label=system)
+    for at, slo in enumerate(slos):
+        bound = next(row.bound_per_s for row in rows if row.slo_ms == slo)
+        axes.plot([at - 0.42, at + 0.42], [bound, bound], color="#333333", lw=1, label="" if at else "bound")
+    axes.set_xticks(range(len(slos)), [f"{slo:g} ms" for slo in slos])
+    axes.set(ylabel="inputs per second that are sustained", xlabel="SLO", ylim=(0, None))
+    axes.set_title(title, loc="left", fontsize=10, pad=22)
+    axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    plt.close(figure)
