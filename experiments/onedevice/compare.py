@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain
 
 from deployments.planned import route_of
-from experiments.baselines import LOCAL_BYTES_PER_S, oracle_per_s
+from experiments.baselines import oracle_per_s
 from experiments.onedevice.rehearsal import GROUP, Record, Rehearsal, Source
 from experiments.workloads import arrivals
 from optimizer import Objective, evaluate, optimize, problem
@@ -25,7 +25,7 @@ MOST, STEPS = 1.3, 6  # the search begins at so much of a plan's promise; then h
 BETTER = 1.03  # times the rate of another plan, or this one is not tried further
 LOOSER = (1.0, 1.6, 2.5)  # times the SLO: what is planned for
 LEAST = 200  # inputs, however slow the device
-ROOMY_BYTES = 1 << 50
+ROOMY_BYTES, AT_ONCE = 1 << 50, 1e30  # what never binds on one device
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Row:
 def alone(profile: Profile, kind: str) -> Problem:
     """The facts of planning for one device of this kind, whose memory and price are no concern."""
     devices = [Device(kind, 1, ROOMY_BYTES, price_per_hour=1.0)]
-    return problem(profile, devices, [Link(kind, kind, LOCAL_BYTES_PER_S, 0.0)])
+    return problem(profile, devices, [Link(kind, kind, AT_ONCE, 0.0)])
 
 
 def plans(profile: Profile, kind: str, slo_s: float, max_batch: int) -> dict[str, list[Plan]]:
