@@ -16,18 +16,18 @@ def check_capacity(content: ServeFile, has: Mapping[str, float]) -> None:
     for application in ours(content):
         config = parse(application["args"])
         if config.planned:
-            _check(config, read_graph(config, application["name"]), has)
+            _check(config, read_graph(config), has)
 
 
 def _check(config: AppConfig, graph: Graph, has: Mapping[str, float]) -> None:
     plan = config.plan or "the plan"
     needs: Counter[str] = Counter({"CPU": config.front_replicas})
-    for placement in graph.placements.values():
-        asked: dict[str, Any] = resources(config, placement.kind)
-        needs["CPU"] += asked.get("num_cpus", 0) * placement.replicas
-        needs["GPU"] += asked.get("num_gpus", 0) * placement.replicas
+    for kind, count in graph.plan.devices().items():
+        asked: dict[str, Any] = resources(config, kind)
+        needs["CPU"] += asked.get("num_cpus", 0) * count
+        needs["GPU"] += asked.get("num_gpus", 0) * count
         if (accelerator := asked.get("accelerator_type")) and f"accelerator_type:{accelerator}" not in has:
-            raise UserError(f"{plan} runs on {placement.kind}; this Ray has {_told(has)}: plan for what is there")
+            raise UserError(f"{plan} runs on {kind}; this Ray has {_told(has)}: plan for what is there")
     for name, amount in needs.items():
         if amount > has.get(name, 0) + 1e-6:
             raise UserError(f"{plan} needs {amount:g} {name}s with the front; this Ray has {_told(has)}")

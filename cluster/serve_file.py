@@ -99,5 +99,5 @@ def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
         raise UserError(f"args: model = {config.model!r}: no such directory")
     key_in(config.api_key_variable)
     if config.plan or isinstance(config.devices, dict):  # what "auto" comes to is known once Ray runs
-        read_graph(config, "any")  # says what is wrong with the plan or its profile, or why there is no plan
+        read_graph(config)  # says what is wrong with the plan or its profile, or why there is no plan
     return given

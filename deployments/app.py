@@ -18,16 +18,15 @@ from deployments import router
 from deployments.config import AppConfig
 from deployments.deployer import Deployer
 from deployments.driver import Driver
+from deployments.fleet import DEPLOYMENT, declared
 from deployments.graph import check_depth
 from deployments.http import create_api
 from deployments.in_process import in_process
 from deployments.metrics import export
-from deployments.on_serve import on_serve
+from deployments.on_serve import Follower
 from deployments.open_inference.rpc import check_port
 from deployments.placed import Placed, resources
-from deployments.serve_workers import DEPLOYMENT
 from deployments.service import Service, directory_of
-from optimizer.plan import Placement
 from profiles.model import SplitModel
 
 _QUIET = {"enable_access_log": False, "log_level": "WARNING"}  # a line per call costs more than the call
@@ -48,8 +47,8 @@ class Front:
         if self._deployer is None:
             driver = await in_process(config, model, clock)
         else:
-            self._lease = self._deployer.options(stream=True).lease.remote()
-            driver = await on_serve(config, await anext(self._lease), clock)
+            self._follower = Follower(config, self._deployer)
+            driver = await self._follower.open(clock)
         self._metrics = asyncio.create_task(export(driver))
         return driver
 
@@ -85,19 +84,21 @@ def _deployer(config: AppConfig) -> Application:
         graceful_shutdown_wait_loop_s=0.1,
         logging_config=_QUIET,
     )
-    return deployment(Deployer).bind(config, partial(build_placement, config))
+    return deployment(Deployer).bind(config, partial(build_fleet, config))
 
 
-def build_placement(config: AppConfig, placement: Placement) -> Application:
-    """The application of one placement: as many replicas as it has devices."""
+def build_fleet(config: AppConfig, kind: str, replicas: int) -> Application:
+    """The application of so many replicas of one kind. They hold no plan: any can run any split."""
     split = serve.deployment(
         name=DEPLOYMENT,
-        num_replicas=placement.replicas,
+        num_replicas=replicas,
         max_ongoing_requests=16,  # the dispatcher sends two at most, from each front replica
-        ray_actor_options=resources(config, placement.kind),
+        ray_actor_options=resources(config, kind) | {"resources": declared(kind)},
         request_router_config=RequestRouterConfig(request_router_class=router.PATH),
+        health_check_period_s=1.0,  # so long a dead one is not replaced
+        health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.1,
         logging_config=_QUIET,
     )(Placed)
-    return split.bind(config, placement.kind, directory_of(config))
+    return split.bind(config, kind, directory_of(config))

@@ -1,51 +1,166 @@
-"""Brings a plan's placements to life as Serve applications, and takes them away when the front application goes."""
+"""Brings a plan's replicas to life, leads all fronts from one plan to another, and ends with the front application."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from ray import serve
 from ray.serve import Application
 
 from deployments.config import AppConfig
-from deployments.graph import Graph, read_graph
-from optimizer.plan import Placement
+from deployments.fleet import ServeFleet, delete_fleets
+from deployments.fronts import Fronts, Letter
+from deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
+from deployments.memory import Memory, forget, recall
+from deployments.observed import Observed
+from deployments.placed import needs
+from deployments.rollout import CannotStartError, Moved, move, risen
+from optimizer.plan import Plan
+from profiles.errors import UserError
 
-ALIVE = ("RUNNING", "DEPLOYING")
+T = TypeVar("T")
+PATIENCE_S = 600.0  # until a plan's replicas run: a network may be large
+FOLLOW_WITHIN_S = 5.0
+COUNT_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class Undone:
+    """Why a plan was not rolled out. The one from before goes on."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a front is asked when somebody wants to know what it has counted."""
 
 
 class Deployer:
-    """Lives in the front application. `bind` makes one placement's application."""
+    """Lives in the front application. `bind` makes the application of so many replicas of one kind.
 
-    def __init__(self, config: AppConfig, bind: Callable[[Placement], Application]) -> None:
-        self._graph = read_graph(config, serve.get_replica_context().app_name)
-        self._bind = bind
-        self._starting = asyncio.Lock()
+    It may be killed at any time: what Serve runs goes on, fronts follow the plan they know, and the next deployer
+    remembers which one that is.
+    """
 
-    async def lease(self) -> AsyncIterator[Graph]:
-        """The graph, once all its applications run. They stay for as long as anybody goes on listening.
+    def __init__(self, config: AppConfig, bind: Callable[[str, int], Application]) -> None:
+        self._application = serve.get_replica_context().app_name
+        self._config, self._profile = config, profile_of(config)
+        self._fleet = ServeFleet(f"{self._application}.{mark_of(config)}", bind, partial(needs, config))
+        self._fronts = Fronts()
+        self._starting, self._moving = asyncio.Lock(), asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._running = False
+        self._graph = self._first()
 
-        Serve lets a replica finish its calls before it takes it down: while a front still drains, this one is kept.
+    # What fronts ask
+
+    async def lease(self, front: str, config: AppConfig) -> AsyncIterator[Letter]:
+        """What this front is told and asked, beginning with the plan, once its replicas run.
+
+        They stay for as long as anybody listens: Serve lets a replica finish its calls before it takes it down, so this
+        one is kept while a front drains. A front of another configuration has another deployer: it hears nothing.
         """
+        if config != self._config:
+            return
         async with self._starting:
-            await asyncio.to_thread(self._start)
-        yield self._graph
-        await asyncio.Event().wait()
+            await self._start()
+        async for letter in self._fronts.letters(front, self._graph):
+            yield letter
 
-    def _start(self) -> None:
-        running = {name for name, found in serve.status().applications.items() if found.status in ALIVE}
-        # Made by run_many they are not in the user's file, and stay when it is applied again. An external scaler may
-        # change how many replicas they have.
-        targets = [
-            serve.RunTarget(self._bind(placement), name, route_prefix=None, external_scaler_enabled=True)
-            for name, placement in self._graph.placements.items()
-            if name not in running
-        ]
-        if targets:
-            serve.run_many(targets)
+    async def reply(self, front: str, number: int, content: object) -> None:
+        self._fronts.reply(front, number, content)
+
+    # What whoever leads the application asks
+
+    async def plan(self) -> str:
+        return self._graph.plan.to_json()
+
+    async def counted(self) -> dict[str, Observed]:
+        """By front. One that has died is not among them."""
+        return await self._fronts.ask(Count(), COUNT_WITHIN_S)
+
+    async def apply(self, plan: str, patience_s: float = PATIENCE_S) -> Moved | Undone:
+        """Lead the application to another plan. Whoever asked for it may go meanwhile: it is brought to an end."""
+        if self._moving.locked() or not self._running:
+            return Undone("another plan is being rolled out" if self._running else "the application is not running yet")
+        return await asyncio.shield(self._task(self._apply(plan, patience_s)))
+
+    async def _apply(self, plan: str, patience_s: float) -> Moved | Undone:
+        async with self._moving:
+            try:
+                after = self._graph_of(plan, self._graph.version + 1)
+                before = self._graph.plan.devices()
+                return await move(self._fleet, before, after.plan.devices(), partial(self._lead, after), patience_s)
+            except (UserError, CannotStartError) as error:
+                return Undone(str(error))
+
+    async def _lead(self, after: Graph) -> None:
+        """From here on a deployer that is restarted goes forward to this plan, not back."""
+        self._graph = after
+        self._remember()
+        await self._fronts.ask(after, FOLLOW_WITHIN_S)
+
+    # How it begins and ends
+
+    def _first(self) -> Graph:
+        """The plan that runs, if the user's file still names the one that it began with."""
+        memory = recall(self._application)
+        self._origin, self._recalled = origin_of(self._config), memory is not None
+        if memory and memory.origin == self._origin:
+            return self._graph_of(memory.plan, memory.version)
+        return self._graph_of(read_graph(self._config).plan.to_json(), memory.version + 1 if memory else 0)
+
+    def _graph_of(self, plan: str, version: int) -> Graph:
+        return graph_of(Plan.from_json(plan), self._profile, self._config, version, self._fleet.prefix)
+
+    async def _start(self) -> None:
+        if self._running:
+            return
+        counts = self._graph.plan.devices()
+        if self._recalled:  # it has run before: what does not come up now must not keep fronts from using the rest
+            await asyncio.to_thread(self._fleet.want, counts)
+        else:
+            await risen(self._fleet, counts, PATIENCE_S)
+        memory = recall(self._application)
+        self._remember()
+        self._running = True
+        if memory and memory.ended:
+            await asyncio.to_thread(delete_fleets, self._application, but=self._fleet.prefix)
+        self._task(self._tidy_later())
+
+    def _remember(self) -> None:
+        Memory(self._fleet.prefix, self._origin, self._graph.version, self._graph.plan.to_json()).keep(
+            self._application
+        )
+
+    async def _tidy_later(self) -> None:
+        """What a deployer from before has left behind; its fronts have drained by then."""
+        await asyncio.sleep(2 * self._config.drain_s)
+        async with self._moving:
+            await asyncio.to_thread(self._tidy)
+
+    def _tidy(self) -> None:
+        self._fleet.want(dict.fromkeys(self._fleet.standing(), 0) | self._graph.plan.devices())
+        delete_fleets(self._application, but=self._fleet.prefix)
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def __del__(self) -> None:
-        if graph := getattr(self, "_graph", None):
-            for name in graph.placements:
-                with contextlib.suppress(Exception):
-                    serve.delete(name, _blocking=False)
+        """Serve calls it when this one has no more calls: all its fronts have gone."""
+        with contextlib.suppress(Exception):
+            front, memory = serve.status().applications.get(self._application), recall(self._application)
+            if front is None or front.status.value == "DELETING":
+                delete_fleets(self._application)
+                forget(self._application)
+            elif memory and memory.fleet != self._fleet.prefix:
+                self._fleet.delete()  # the next deployer has made others
+            elif memory:
+                replace(memory, ended=True).keep(self._application)  # the next one decides what it can use

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from deployments.answers import Answer, RefusedError, Step
+from deployments.counting import Counting
 from deployments.dispatch.messages import Ending, Launch, Outcome, Refusal
 from deployments.dispatch.pools import Place
 from deployments.dispatcher import Dispatcher
@@ -42,6 +43,7 @@ class _Waiting:
     """Somebody who waits for the answer to one ticket."""
 
     reply: "asyncio.Future[Answer]"
+    admitted_s: float
     since_s: float  # when it was admitted, or its last step ended
     deadline_s: float
     steps: list[Step] = field(default_factory=list)
@@ -54,9 +56,16 @@ class _Waiting:
 class Driver:
     """Must be used from one event loop, with a clock that only grows."""
 
-    def __init__(self, dispatcher: Dispatcher, workers: Workers, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        workers: Workers,
+        clock: Callable[[], float],
+        counting: Counting | None = None,
+    ) -> None:
         self.dispatcher = dispatcher
         self.tally = Tally()
+        self.counting = counting or Counting({})
         self._workers = workers
         self._clock = clock
         self._waiting: dict[int, _Waiting] = {}
@@ -108,6 +117,7 @@ class Driver:
 
     def _admit(self, inputs: Packed, deadline_s: float) -> list[int]:
         now_s = self._clock()
+        self.counting.arrivals += len(inputs)
         tickets: list[int] = []
         loop = asyncio.get_running_loop()
         for row in range(len(inputs)):
@@ -117,7 +127,7 @@ class Driver:
                     self.dispatcher.abandon(admitted)
                 raise RefusedError(503, f"refused: {ticket.reason}", retry_after_s=max(1, round(ticket.retry_after_s)))
             tickets.append(ticket)
-            self._waiting[ticket] = _Waiting(loop.create_future(), now_s, deadline_s)
+            self._waiting[ticket] = _Waiting(loop.create_future(), now_s, now_s, deadline_s)
         return tickets
 
     async def _fly(self, launch: Launch, started_s: float) -> None:
@@ -145,11 +155,13 @@ class Driver:
             waiting = self._waiting.get(launch.tickets[row])
             if waiting and not waiting.reply.done():
                 waiting.step(launch.cursor, started_s, departed.computed_s, now_s)
+                self.counting.answered(int(block), now_s - waiting.admitted_s, now_s <= waiting.deadline_s)
                 waiting.reply.set_result(Answer(int(label), float(score), int(block), tuple(waiting.steps)))
         self.dispatcher.released(launch.id, exits.rows.tolist())
 
     def _stay(self, launch: Launch, stayed: Stayed, started_s: float) -> None:
         now_s = self._clock()
+        self.counting.launched(launch.replica, launch.cursor, launch.stop, len(launch.tickets), stayed.computed_s)
         for row in stayed.rows:
             if waiting := self._waiting.get(launch.tickets[row]):
                 waiting.step(launch.cursor, started_s, stayed.computed_s, now_s)

@@ -106,12 +106,22 @@ def _virtual(config: AppConfig, kind: str | None) -> SplitModel:
 def resources(config: AppConfig, kind: str) -> dict[str, Any]:
     """What a replica asks Ray for: a virtual device asks for next to nothing."""
     if config.backend == "virtual":
-        return {"num_cpus": 0.01}
+        told = "cpus_per_replica" in config.model_fields_set
+        return {"num_cpus": config.cpus_per_replica if told else 0.01}
     return (
         {"num_cpus": config.cpus_per_replica}
         if kind == "cpu"
         else {"num_gpus": 1, "accelerator_type": accelerator(kind)}
     )
+
+
+def needs(config: AppConfig, kind: str) -> dict[str, float]:
+    """The same as amounts of Ray's resources."""
+    asked = resources(config, kind)
+    amounts = {"CPU": asked.get("num_cpus", 1.0), "GPU": asked.get("num_gpus", 0.0)}
+    if kind := asked.get("accelerator_type", ""):
+        amounts[f"accelerator_type:{kind}"] = 0.001  # Ray's own way to ask for a node that has it
+    return amounts
 
 
 def accelerator(kind: str) -> str:

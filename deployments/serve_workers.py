@@ -11,12 +11,11 @@ from ray import serve
 
 from deployments import router
 from deployments.exchange import Exchange
+from deployments.fleet import DEPLOYMENT
 from deployments.holdings import Holdings, Share
 from deployments.placed import node_address
 from deployments.split import Departed, Order, Stayed
 from deployments.wire import Packed
-
-DEPLOYMENT = "split"  # the one deployment of a split application
 
 
 @dataclass(frozen=True)
@@ -37,22 +36,16 @@ class ServeWorkers:
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
         self._calls: dict[str, _Calls] = {}  # by replica
+        self._handles: dict[str, Any] = {}  # by group
+        self._arrived: dict[str, asyncio.Event] = {}
 
     async def open(self) -> None:
         await self._exchange.open(node_address())
 
     async def join(self, group: str) -> None:
         """Know a group's replicas from now on. Returns when it has some."""
-        handle = serve.get_deployment_handle(DEPLOYMENT, group)
-        arrived = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def changed(replicas: frozenset[str]) -> None:
-            loop.call_soon_threadsafe(self._changed, group, handle, replicas)
-            loop.call_soon_threadsafe(arrived.set)
-
-        router.watch(group, changed)
-        await handle.ping.remote()  # the first call makes Serve look for the replicas
+        arrived = self._arrived.get(group) or self._watch(group)
+        await self._handles[group].ping.remote()  # the first call makes Serve look for the replicas
         await arrived.wait()
 
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
@@ -88,6 +81,18 @@ class ServeWorkers:
             yield replace(sent, parts=tuple(next(shares) if isinstance(part, Packed) else part for part in sent.parts))
         finally:
             self._holdings.drop(each.key for each in held)
+
+    def _watch(self, group: str) -> asyncio.Event:
+        handle = self._handles[group] = serve.get_deployment_handle(DEPLOYMENT, group)
+        arrived = self._arrived[group] = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def changed(replicas: frozenset[str]) -> None:
+            loop.call_soon_threadsafe(self._changed, group, handle, replicas)
+            loop.call_soon_threadsafe(arrived.set)
+
+        router.watch(group, changed)
+        return arrived
 
     def _changed(self, group: str, handle: Any, replicas: frozenset[str]) -> None:
         for gone in [name for name, calls in self._calls.items() if calls.group == group and name not in replicas]:

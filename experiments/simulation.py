@@ -41,7 +41,7 @@ class Load:
 def world(config: AppConfig, troubles: Troubles, front_s: float) -> World:
     if config.plan is None or config.profile is None:
         raise UserError("args: a simulation needs plan (of isobatch plan) and profile (of isobatch profile)")
-    graph = read_graph(config, "simulated")
+    graph = read_graph(config)
     limits = Limits(backlog=config.max_waiting)
     return World(graph.plan, graph.facts, config.slo_ms / 1e3, limits, troubles, front_s)
 

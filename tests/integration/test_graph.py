@@ -53,16 +53,24 @@ def application(folder: Path, plan: Plan, loader: str = "load", **told: object) 
     return {"name": "toy", "import_path": "deployments.app:build", "args": arguments}
 
 
-def splits() -> list[str]:
-    """The applications of splits that Serve knows. Ray is imported once its environment is ready, not before."""
+def fleets() -> list[str]:
+    """The applications of replicas that Serve knows. Ray is imported once its environment is ready, not before."""
     from ray import serve
 
     return [name for name in serve.status().applications if name.startswith("toy.")]
 
 
+def replicas_of(name: str) -> dict[str, int]:
+    """The replicas of a fleet, with the process of each."""
+    from ray.serve.context import _get_global_client
+
+    deployment = _get_global_client().get_serve_details()["applications"][name]["deployments"]["split"]
+    return {each["replica_id"]: each["pid"] for each in deployment["replicas"] if each["state"] == "RUNNING"}
+
+
 @pytest.fixture(scope="module")
 def held() -> Iterator[Callable[[], int]]:
-    """Asks how many batches of survivors the replicas of all splits hold (one replica each)."""
+    """Asks how many batches of survivors the replicas of all splits hold."""
     loop = asyncio.new_event_loop()  # Serve's handles stay with the loop that they were first used on
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -70,7 +78,9 @@ def held() -> Iterator[Callable[[], int]]:
     async def ask_each() -> int:
         from ray import serve
 
-        return sum([await serve.get_deployment_handle("split", name).holding.remote() for name in splits()])
+        handles = {name: serve.get_deployment_handle("split", name) for name in fleets()}
+        chosen = [handles[name].options(session_id=replica) for name in fleets() for replica in replicas_of(name)]
+        return sum([await handle.holding.remote() for handle in chosen])
 
     yield lambda: asyncio.run_coroutine_threadsafe(ask_each(), loop).result(30)
     loop.call_soon_threadsafe(loop.stop)
@@ -124,20 +134,20 @@ def test_a_front_is_not_ready_while_a_split_has_no_replica(deployed: Put, tmp_pa
     from ray import serve
 
     base = deployed(application(tmp_path, cut_at(2)))
-    last = splits()[-1]
-    serve.delete(last)
+    assert eventually(lambda: len(fleets()) == 1), fleets()  # those of another application have gone
+    serve.delete(fleets()[0])
     status, reply = ask(base, "GET", "/readyz")
-    assert (status, last in reply["error"]) == (503, True)
+    assert (status, "cpu-1" in reply["error"]) == (503, True)
     assert ask(base, "GET", "/healthz")[0] == 200
 
 
 def test_another_plan_replaces_the_splits(deployed: Put, tmp_path: Path) -> None:
     deployed(application(tmp_path, cut_at(2)))
-    before = splits()
+    before = fleets()
     base = deployed(application(tmp_path, cut_at(1, 2), "load_slow"))
     assert [step["block"] for step in predict(base, [3, 5])[0]["splits"]] == [0, 1, 2]
-    assert eventually(lambda: len(splits()) == 3), splits()
-    assert not set(splits()) & set(before)
+    assert eventually(lambda: len(fleets()) == 1), fleets()
+    assert fleets() != before  # the loader is another: so are the replicas
 
 
 def test_without_a_file_the_plan_is_made_at_the_start(deployed: Put, tmp_path: Path) -> None:
@@ -161,7 +171,7 @@ def test_what_was_admitted_is_answered_before_the_splits_go(deployed: Put, tmp_p
         time.sleep(0.3)
         serve.delete("toy")
         assert [output["label"] for output in slow.result()] == [7, 3]
-    assert eventually(lambda: not splits()), splits()
+    assert eventually(lambda: not fleets()), fleets()
 
 
 def test_a_plan_for_another_network_is_one_sentence(deployed: Put, tmp_path: Path) -> None:

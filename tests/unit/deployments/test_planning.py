@@ -39,7 +39,7 @@ def test_the_devices_that_were_named_are_used(profile: str) -> None:
 
 def test_a_kind_that_is_in_no_catalogue_is_as_good_as_any(profile: str) -> None:
     config = AppConfig(profile=profile, devices={"oddity": 2}, backend="virtual")
-    assert read_graph(config, "app").plan.devices() == {"oddity": 2}
+    assert read_graph(config).plan.devices() == {"oddity": 2}
 
 
 def test_auto_takes_what_there_is_and_was_profiled(profile: str) -> None:

@@ -1,0 +1,86 @@
+"""The order in which replicas come and go while an application is led from one plan to another."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic as now_s
+
+from deployments.fleet import Fleet
+
+LOOK_EVERY_S = 0.1
+Counts = Mapping[str, int]  # replicas by kind
+
+
+class CannotStartError(Exception):
+    """Replicas that a plan needs do not come up."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How long it took until the new plan was followed, and for how long of that devices were missing to both."""
+
+    seconds: float
+    missing_s: float = 0.0
+
+
+async def move(
+    fleet: Fleet, before: Counts, after: Counts, follow: Callable[[], Awaitable[None]], patience_s: float
+) -> Moved:
+    """Add what the new plan needs, have it followed, take away what it does not.
+
+    Where the new replicas have no room beside the old ones, those go first, and for that long capacity is missing.
+    If the new ones do not come up, the counts from before are restored and CannotStartError says why.
+    """
+    started_s = now_s()
+    more = {kind: count for kind, count in after.items() if count > before.get(kind, 0)}
+    less = {kind: after.get(kind, 0) for kind, count in before.items() if after.get(kind, 0) < count}
+    missing_since_s = None
+    try:
+        if less and not await asyncio.to_thread(fleet.has_room, _growth(before, more)):
+            missing_since_s = now_s()
+            await _freed(fleet, less, patience_s)
+        await risen(fleet, more, patience_s)
+    except CannotStartError:
+        await asyncio.to_thread(fleet.want, {kind: before.get(kind, 0) for kind in (*more, *less)})
+        raise
+    await follow()
+    followed_s = now_s()
+    await asyncio.to_thread(fleet.want, less)
+    return Moved(followed_s - started_s, 0.0 if missing_since_s is None else followed_s - missing_since_s)
+
+
+async def risen(fleet: Fleet, counts: Counts, patience_s: float) -> None:
+    """Returns when so many replicas of each kind run."""
+    await asyncio.to_thread(fleet.want, counts)
+    until_s = now_s() + patience_s
+    while late := await _below(fleet, counts):
+        if now_s() > until_s:
+            told = ", ".join(f"{running} of {counts[kind]} {kind}" for kind, running in late.items())
+            raise CannotStartError(f"after {patience_s:g} s only {told} run: are there enough devices?")
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _below(fleet: Fleet, counts: Counts) -> dict[str, int]:
+    """The kinds that have too few replicas, and how many those have."""
+    if not counts:
+        return {}
+    standing = await asyncio.to_thread(fleet.standing)
+    for kind in counts:
+        if kind in standing and standing[kind].failed:
+            raise CannotStartError(standing[kind].failed)
+    running = {kind: standing[kind].running if kind in standing else 0 for kind in counts}
+    return {kind: running[kind] for kind, count in counts.items() if running[kind] < count}
+
+
+async def _freed(fleet: Fleet, counts: Counts, patience_s: float) -> None:
+    await asyncio.to_thread(fleet.want, counts)
+    until_s = now_s() + patience_s
+    while now_s() < until_s:
+        standing = await asyncio.to_thread(fleet.standing)
+        if all(standing[kind].running + standing[kind].stopping <= count for kind, count in counts.items()):
+            return
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _growth(before: Counts, more: Counts) -> dict[str, int]:
+    return {kind: count - before.get(kind, 0) for kind, count in more.items()}
