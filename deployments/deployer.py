@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -54,6 +54,7 @@ class Deployer:
         self._starting, self._moving = asyncio.Lock(), asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._running = False
+        self._cannot: CannotStartError | None = None
         self._graph = self._first()
 
     # What fronts ask
@@ -109,7 +110,7 @@ class Deployer:
     def _first(self) -> Graph:
         """The plan that runs, if the user's file still names the one that it began with."""
         memory = recall(self._application)
-        self._origin, self._recalled = origin_of(self._config), memory is not None
+        self._origin, self._recalled = origin_of(self._config), bool(memory and memory.fleet == self._fleet.prefix)
         if memory and memory.origin == self._origin:
             return self._graph_of(memory.plan, memory.version)
         return self._graph_of(read_graph(self._config).plan.to_json(), memory.version + 1 if memory else 0)
@@ -123,14 +124,23 @@ class Deployer:
         counts = self._graph.plan.devices()
         if self._recalled:  # it has run before: what does not come up now must not keep fronts from using the rest
             await asyncio.to_thread(self._fleet.want, counts)
+        elif self._cannot:
+            raise self._cannot  # what Serve says of it stays to be read: it is not tried again
         else:
-            await risen(self._fleet, counts, PATIENCE_S)
+            await self._rise(counts)
         memory = recall(self._application)
         self._remember()
         self._running = True
         if memory and memory.ended:
             await asyncio.to_thread(delete_fleets, self._application, but=self._fleet.prefix)
         self._task(self._tidy_later())
+
+    async def _rise(self, counts: Mapping[str, int]) -> None:
+        try:
+            await risen(self._fleet, counts, PATIENCE_S)
+        except CannotStartError as error:
+            self._cannot = error
+            raise
 
     def _remember(self) -> None:
         Memory(self._fleet.prefix, self._origin, self._graph.version, self._graph.plan.to_json()).keep(

@@ -5,43 +5,19 @@ A replica holds no plan, so all of a kind are alike: what a plan changes within 
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray import serve
 from ray._private.state import available_resources_per_node
 from ray.serve import Application
 
+from deployments.rollout import Standing
+
 DEPLOYMENT = "split"  # the one deployment of a fleet's application
 Needs = Mapping[str, float]  # what one replica asks Ray for
+_GIVEN_UP = ("DEPLOY_FAILED", "UNHEALTHY")
 _GONE = ("NOT_STARTED", "DELETING", "DEPLOY_FAILED")
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How a kind's replicas stand. `failed` is what Serve says of those that cannot start."""
-
-    running: int = 0
-    starting: int = 0
-    stopping: int = 0
-    failed: str = ""
-
-
-class Fleet(Protocol):
-    """What a roll-out asks of the replicas. Its calls may block."""
-
-    def standing(self) -> dict[str, Standing]:
-        """Of every kind that has an application."""
-        ...
-
-    def want(self, counts: Mapping[str, int]) -> None:
-        """From now on so many replicas of these kinds. Other kinds stay as they are."""
-        ...
-
-    def has_room(self, more: Mapping[str, int]) -> bool:
-        """Whether so many more replicas could start now, beside all that run."""
-        ...
 
 
 class ServeFleet:
@@ -124,7 +100,8 @@ def _standing(status: Any) -> Standing:
     states = [each.replica_states for each in deployments]
     running, stopping = (sum(each.get(state, 0) for each in states) for state in ("RUNNING", "STOPPING"))
     said = "\n".join([each.message for each in deployments] + [status.message]).strip()
-    cannot = status.status.value == "DEPLOY_FAILED" or "failed to start" in said
+    given_up = any(each.status.value in _GIVEN_UP for each in (status, *deployments))
+    cannot = given_up and "failed to start" in said  # not one that ran and will be replaced
     return Standing(running, sum(sum(each.values()) for each in states) - running - stopping, stopping, said * cannot)
 
 

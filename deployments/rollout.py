@@ -4,11 +4,36 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic as now_s
-
-from deployments.fleet import Fleet
+from typing import Protocol
 
 LOOK_EVERY_S = 0.1
 Counts = Mapping[str, int]  # replicas by kind
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a kind's replicas stand. `failed` is what Serve says of those that cannot start."""
+
+    running: int = 0
+    starting: int = 0
+    stopping: int = 0
+    failed: str = ""
+
+
+class Fleet(Protocol):
+    """What a roll-out asks of the replicas. Its calls may block."""
+
+    def standing(self) -> dict[str, Standing]:
+        """Of every kind that has an application."""
+        ...
+
+    def want(self, counts: Counts) -> None:
+        """From now on so many replicas of these kinds. Other kinds stay as they are."""
+        ...
+
+    def has_room(self, more: Counts) -> bool:
+        """Whether so many more replicas could start now, beside all that run."""
+        ...
 
 
 class CannotStartError(Exception):

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from deployments import rollout
-from deployments.fleet import Standing
-from deployments.rollout import CannotStartError, Moved, move
+from deployments.rollout import CannotStartError, Moved, Standing, move
 
 
 @dataclass
