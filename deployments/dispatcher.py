@@ -42,6 +42,7 @@ class Dispatcher:
         self._endings: list[Ending] = []
         self._ticket_ids, self._launch_ids = count(), count()
         self._now_s = 0.0
+        self._calm = False  # nothing can be launched before something happens
         self.route = route
         self.reroute(route, groups)
 
@@ -91,6 +92,7 @@ class Dispatcher:
             group.follow(groups[name])
         if not self._lanes or route != self.route:
             self.route, self._lanes = route, [Lane(lane, self._groups) for lane in route.lanes]
+        self._calm = False
         # Inputs are not let into a lane that cannot be left.
         self._open = [lane for lane in self._lanes if lane.open] or self._lanes
         for lane, tickets in waiting:
@@ -98,8 +100,8 @@ class Dispatcher:
 
     def admit(self, now_s: float, deadline_s: float, place: Place) -> int | Refusal:
         """A ticket's number, or why there is none."""
-        self._now_s = now_s
-        lane, expected_s = self._fastest(now_s)
+        lane = self._open[0] if len(self._open) == 1 else self._fastest(now_s)
+        expected_s = lane.expected_s(now_s)
         late_s = now_s + expected_s * (1 + self.limits.slack) - deadline_s
         if late_s > 0:
             return Refusal("the deadline cannot be met with what is ahead", late_s)
@@ -108,6 +110,7 @@ class Dispatcher:
         number = next(self._ticket_ids)
         ticket = self._tickets[number] = Ticket(number, deadline_s, place)
         lane.entry.add(ticket)
+        self._calm = self._calm and not lane.is_stirred
         if deadline_s < self.alarm_s:
             self.alarm_s = deadline_s
         return number
@@ -119,10 +122,12 @@ class Dispatcher:
 
     def tick(self, now_s: float) -> list[Launch]:
         """Drop what has expired, and launch what can be launched."""
-        self._now_s = now_s
         if now_s >= self.alarm_s:
             self._expire(now_s)
         launches: list[Launch] = []
+        if self._calm:
+            return launches
+        self._calm, self._now_s = True, now_s
         for lane in self._lanes:
             for group, stations in lane.posts:
                 while choice := choose(group, stations, now_s):
@@ -174,14 +179,9 @@ class Dispatcher:
 
     # How it decides
 
-    def _fastest(self, now_s: float) -> tuple[Lane, float]:
+    def _fastest(self, now_s: float) -> Lane:
         """The lane where a newcomer is expected to be done first."""
-        if len(self._open) == 1:
-            (lane,) = self._open
-            return lane, lane.expected_s(now_s)
-        times_s = [lane.expected_s(now_s) for lane in self._open]
-        best_s = min(times_s)
-        return self._open[times_s.index(best_s)], best_s
+        return min(self._open, key=lambda lane: lane.expected_s(now_s))
 
     def _take(self, pool: Pool, now_s: float) -> list[Ticket]:
         """A batch, the earliest deadlines first, without those that this launch could not answer in time."""
@@ -207,6 +207,7 @@ class Dispatcher:
         return launch
 
     def _land(self, launch_id: int) -> _Flight:
+        self._calm = False
         flight = self._flights.pop(launch_id)
         flight.pool.fly(-len(flight.tickets))
         flight.pool.station.group.end(flight.replica, flight.ends_s)
@@ -230,7 +231,7 @@ class Dispatcher:
         if lane in self._open:
             return lane
         near = [each for each in self._open if any(holder in group.members for group in each.groups)]
-        return near[0] if near else self._fastest(self._now_s)[0]
+        return near[0] if near else self._fastest(self._now_s)
 
     def _expire(self, now_s: float) -> None:
         for pool in list(self._pools()):
@@ -241,15 +242,17 @@ class Dispatcher:
         self.alarm_s = min((first.deadline_s for pool in self._pools() if (first := pool.first())), default=inf)
 
     def _end(self, tickets: Iterable[Ticket], outcome: Outcome, reason: str = "") -> None:
-        ended = [ticket for ticket in tickets if not ticket.ended]
-        for ticket in ended:
-            ticket.ended = True
-            ticket.place = ticket.origin = NOWHERE  # a queue may still have it, but nothing is held on its account
-            del self._tickets[ticket.id]
-            if ticket.pool is not None:
-                ticket.pool.forget(ticket)
+        ended = []
+        for ticket in tickets:
+            if not ticket.ended:
+                ticket.ended = True
+                ended.append(ticket.id)
+                del self._tickets[ticket.id]
+                if ticket.pool is not None:
+                    ticket.pool.forget(ticket)
+                    ticket.place = ticket.origin = NOWHERE  # the queue still has it, but nothing is held on its account
         if ended:
-            self._endings.append(Ending(tuple([ticket.id for ticket in ended]), outcome, reason))
+            self._endings.append(Ending(tuple(ended), outcome, reason))
 
     def _pools(self) -> Iterator[Pool]:
         for lane in self._lanes:

@@ -97,7 +97,7 @@ class Devices:
         self._received_s: dict[str, float] = {}
         self._posts: dict[str, _Post] = {}
         self._groups: dict[str, tuple[str, ...]] = {}
-        self._slower = dict(troubles.slow)
+        self._uneven = bool(troubles.slow or troubles.jitter)
         self.follow(plan)
         everywhere = {f"{device.kind}/{number}" for device in facts.devices for number in range(device.count)}
         if strangers := troubles.replicas - everywhere - self._free_s.keys():
@@ -132,25 +132,27 @@ class Devices:
         post = self._posts[launch.group]
         arrives_s = self._arrives_s(post, launch, now_s) if launch.cursor else now_s
         starts_s = max(arrives_s, self._free_s[replica])
-        slower, ends_s = self._slowness(replica), starts_s
+        slower, ends_s = self._slowness(replica) if self._uneven else 1.0, starts_s
         inside: Sequence[int] = range(len(places))
         departures = []
         for stop, lets_go, seconds in post.legs.get(launch.cursor) or self._new_legs(post, launch):
             ends_s += seconds[len(inside)] * slower
             if lets_go and (leaving := [row for row in inside if places[row].row <= stop]):
                 departures.append(Departure(ends_s, stop, leaving))
-                inside = [row for row in inside if places[row].row > stop]
-                if not inside:
+                if len(leaving) == len(inside):
+                    inside = ()
                     break
+                inside = [row for row in inside if places[row].row > stop]
         self._free_s[replica] = ends_s
         last = departures.pop() if departures and departures[-1].at_s == ends_s else None
-        return Flight(starts_s, ends_s, departures, last, {row: places[row] for row in inside})
+        survivors = {row: places[row] for row in inside} if inside else {}
+        return Flight(starts_s, ends_s, departures, last, survivors)
 
     def fails(self) -> bool:
         return bool(self.troubles.fail_share) and self._random.random() < self.troubles.fail_share
 
     def _slowness(self, replica: str) -> float:
-        factor = self._slower.get(replica, 1.0) if self._slower else 1.0
+        factor = self.troubles.slow.get(replica, 1.0)
         return factor * self._random.lognormal(0.0, self.troubles.jitter) if self.troubles.jitter else factor
 
     def _arrives_s(self, post: _Post, launch: Launch, now_s: float) -> float:

@@ -67,6 +67,12 @@ class Lane:
     def _stations_of(self, group: Group) -> tuple[Station, ...]:
         return tuple(station for station in self.stations if station.group is group)
 
+    @property
+    def is_stirred(self) -> bool:
+        """Whether a newcomer may have made a launch possible: a replica is idle, or the batch is full."""
+        entry = self.entry
+        return entry.size >= entry.stage.batch or entry.station.group.has_idle
+
     def group_of(self, stage: Stage) -> Group:
         return next(group for group in self.groups if group.name == stage.group)
 

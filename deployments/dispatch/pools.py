@@ -56,7 +56,10 @@ class Pool:
         if self.size and queue[-2].deadline_s > ticket.deadline_s:
             queue.sort(key=_DEADLINE)  # it is sorted but for the last one: a pass
         ticket.pool = self
-        self._count(1)
+        self.size += 1
+        self.station.waiting += 1
+        for group, each_s in self._debts:
+            group.owed_s += each_s
 
     def add_all(self, tickets: list[Ticket]) -> None:
         """Survivors of one launch."""

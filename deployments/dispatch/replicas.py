@@ -92,6 +92,11 @@ class Group:
         ahead_s = self.owed_s * self._busy_pace
         return (ahead_s + running_s if running_s > 0 else ahead_s) / self._devices
 
+    @property
+    def has_idle(self) -> bool:
+        """On the bench or not."""
+        return bool(self._by_load[0])
+
     def idle(self, now_s: float) -> Replica | None:
         for replica in self._by_load[0].values():
             if replica.benched_until_s is None or now_s >= replica.benched_until_s:
