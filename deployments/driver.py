@@ -165,12 +165,15 @@ class Driver:
         for row in stayed.rows:
             if waiting := self._waiting.get(launch.tickets[row]):
                 waiting.step(launch.cursor, started_s, stayed.computed_s, now_s)
-        self._claim(stayed.survivors)
+        if stayed.survivors is not None:
+            self._claim(stayed.survivors)
         places = {int(row): Place(stayed.survivors, index) for index, row in enumerate(stayed.rows)}
         self.dispatcher.completed(launch.id, now_s, places)
 
-    def _claim(self, survivors: Packed | Held | None) -> None:
+    def _claim(self, survivors: Packed | Held) -> None:
         """What is held for us is dropped when nobody can ask for it any more: no ticket, and no launch under way."""
+        held = isinstance(survivors, Held)
+        self.tally.survivor_bytes["held" if held else "by_value"] += survivors.size_bytes
         if isinstance(survivors, Held):
             weakref.finalize(survivors, self._workers.drop, survivors.address, survivors.key).atexit = False
 

@@ -30,6 +30,7 @@ class Held:
     address: str
     key: str
     count: int
+    size_bytes: int = 0
 
     def __len__(self) -> int:
         return self.count
@@ -39,6 +40,7 @@ class Held:
 class Share:
     """Some of the inputs that are held somewhere.
 
+    >>> import numpy as np
     >>> len(Share(Held(4, "10.0.0.7:4242", "7f3a", count=8), np.array([0, 5])))
     2
     """
@@ -78,7 +80,7 @@ class Holdings:
             self._states[key] = state
             heappush(self._ends, (self._clock() + for_s, key))
         self.expire()
-        return Held(state.cursor, self.address, key, len(state))
+        return Held(state.cursor, self.address, key, len(state), state.size_bytes)
 
     def has(self, held: Held) -> bool:
         """Whether it is this process that was given it to hold."""

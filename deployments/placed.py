@@ -33,10 +33,6 @@ class Placed:
     async def ping(self) -> None:
         """Answers when the network is loaded."""
 
-    async def holding(self) -> int:
-        """How many batches of survivors are held here."""
-        return len(self._holdings)
-
     async def run_straight(self, order: Order) -> list[Departed | Stayed]:
         """The same at once, where nothing is known before the end: a plain call costs less than a stream."""
         return [reply async for reply in self.run(order)]

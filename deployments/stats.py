@@ -51,5 +51,6 @@ def told(seen: Sequence[Seen]) -> dict[str, Any]:
         "splits": splits,
         "exits": {str(block): tally.exits[block] for block in range(route.num_blocks)},
         "survival": tally.survival(route.num_blocks),
+        "survivor_bytes": dict(tally.survivor_bytes),
         "fronts": [asdict(each.usage) for each in seen],
     }

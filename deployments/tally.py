@@ -42,6 +42,7 @@ class Tally:
         self.outcomes: Counter[str] = Counter()
         self.exits: Counter[int] = Counter()
         self.launches: dict[int, Launches] = defaultdict(Launches)
+        self.survivor_bytes: Counter[str] = Counter()  # that came back "by_value", or were "held" where they were
         # Of answered requests: all, queued, computed.
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._latencies_s: deque[float] = deque(maxlen=maxlen)
@@ -63,6 +64,7 @@ class Tally:
     def add(self, other: "Tally") -> None:
         self.outcomes.update(other.outcomes)
         self.exits.update(other.exits)
+        self.survivor_bytes.update(other.survivor_bytes)
         self._latencies_s.extend(other._latencies_s)
         for block, launches in other.launches.items():
             self.launches[block].add(launches)

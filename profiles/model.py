@@ -32,6 +32,14 @@ class Batch:
     def __len__(self) -> int:
         return len(self.memory)
 
+    @property
+    def size_bytes(self) -> int:
+        """
+        >>> Batch(4, {"hidden": np.zeros((2, 8), np.float16)}, np.zeros((2, 1), np.float32)).size_bytes
+        40
+        """
+        return int(sum(array.nbytes for array in (*self.arrays.values(), self.memory)))
+
 
 @dataclass(frozen=True)
 class Exits:

@@ -49,7 +49,9 @@ def _table(kind: str, pass_s: float, sizes: tuple[int, ...]) -> LatencyTable:
     return LatencyTable(kind, (1, BATCH), (row, row), (none, none), 0.0, sizes, sizes, "made up: 10 ms a pass")
 
 
-def serve_file(folder: Path, chosen: Plan, facts: Profile | None = None, slo_ms: float = 1000.0) -> Path:
+def serve_file(
+    folder: Path, chosen: Plan, facts: Profile | None = None, slo_ms: float = 1000.0, **told: object
+) -> Path:
     """What `isobatch serve` takes, with the plan and the profile beside it."""
     (folder / "plan.json").write_text(chosen.to_json())
     save(facts or profile(), folder / "profile.json")
@@ -60,6 +62,7 @@ def serve_file(folder: Path, chosen: Plan, facts: Profile | None = None, slo_ms:
         "plan": str(folder / "plan.json"),
         "profile": str(folder / "profile.json"),
         "slo_ms": slo_ms,
+        **told,
     }
     application = {"name": "bench", "import_path": "deployments.app:build", "args": arguments}
     file = folder / "serve.yaml"

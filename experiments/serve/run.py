@@ -4,27 +4,24 @@ Every server runs through HTTP and HAProxy, on virtual devices that take their t
 from this process, over loopback, on the same cores. Figures of two servers are taken in turns.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
 from experiments.load_report import summary
 from experiments.serve import measures, servers
 from experiments.serve.contenders import contenders
-from experiments.serve.fleet import BATCH, BLOCKS, PASS_S, Part, plan, profile, promise_per_s, serve_file
-from optimizer.plan import Plan
-from profiles.files import Profile
+from experiments.serve.fleet import BLOCKS, PASS_S, Part, plan, profile, promise_per_s
+from experiments.serve.hops import hops
+from experiments.serve.servers import served
 
 ROUNDS, CLIENTS, SECONDS = 3, 256, 5.0
 SLO_MS = 250.0
 LONG_SLO_MS = 500.0  # long enough for two batches of 16 on slow devices, one after the other
 SLOW_S = 4 * PASS_S  # so that devices are the limit, not this machine
-MIB = 2**20
 PLANS = {
     "1split": plan(Part(BLOCKS, 2)),
     "2splits": plan(Part(4, 1), Part(BLOCKS, 1)),
@@ -34,13 +31,9 @@ console = Console(stderr=True)
 
 
 def measure() -> dict[str, float]:
-    return _front_door() | _promises() | _hops() | _ratios()
-
-
-@contextmanager
-def served(chosen: Plan, facts: Profile, slo_ms: float = SLO_MS) -> Iterator[str]:
-    with TemporaryDirectory() as folder, servers.isobatch(serve_file(Path(folder), chosen, facts, slo_ms)) as url:
-        yield url
+    figures = _front_door() | _promises()
+    console.print("hops")
+    return figures | hops() | _ratios()
 
 
 def _front_door() -> dict[str, float]:
@@ -84,7 +77,7 @@ def _promises() -> dict[str, float]:
     for name, chosen in PLANS.items():
         console.print(f"a promise kept? {name}")
         promised = promise_per_s(chosen, facts)
-        with served(chosen, facts) as url:
+        with served(chosen, facts, SLO_MS) as url:
             measures.under(url, promised / 2, 2.0, SLO_MS)  # warms up
             kept = summary(measures.under(url, promised, 2 * SECONDS, SLO_MS), SLO_MS)
             figures[f"promised_per_s_{name}"] = promised
@@ -94,18 +87,6 @@ def _promises() -> dict[str, float]:
                 figures["overload_share"] = flooded.goodput_per_s / kept.goodput_per_s
                 figures["refusal_p50_ms"] = flooded.refusal_p50_ms or 0.0
     return figures
-
-
-def _hops() -> dict[str, float]:
-    """16 inputs that weigh 256 KiB after the first split and 3 MiB after the second: what each hop adds."""
-    console.print("hops")
-    weights = (256 * 1024 // BATCH,) * 2 + (3 * MIB // BATCH,) * (BLOCKS - 2)
-    with served(plan(Part(2, 1), Part(4, 1), Part(BLOCKS, 1)), profile(hidden_bytes=weights), slo_ms=5000.0) as url:
-        none, one, both = (
-            measures.median_ms(url, measures.leaving_at(block, BATCH), count=80) for block in (1, 3, BLOCKS - 1)
-        )
-    half_ms = 1e3 * PASS_S / 2  # the second split; the third takes twice as long
-    return {"hop_256kib_ms": one - none - half_ms, "hop_3mib_ms": both - one - 2 * half_ms}
 
 
 def _ratios() -> dict[str, float]:

@@ -9,10 +9,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
 
 from cluster.local import SETTINGS, free_port
+from experiments.serve.fleet import serve_file
 from experiments.serve.ray_default import READY
+from optimizer.plan import Plan
+from profiles.files import Profile
 
 PATIENCE_S = 180.0
 
@@ -24,6 +28,13 @@ def isobatch(serve_file: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "cluster.cli", "serve", str(serve_file), "--port", str(port), "--grpc-port", "0"]
     with _running(command, "ready at"):
         yield f"http://127.0.0.1:{port}/predict"
+
+
+@contextmanager
+def served(chosen: Plan, facts: Profile, slo_ms: float, **told: object) -> Iterator[str]:
+    """The same with this plan on virtual devices, and what else the configuration is told."""
+    with TemporaryDirectory() as folder, isobatch(serve_file(Path(folder), chosen, facts, slo_ms, **told)) as url:
+        yield url
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +33,19 @@ def deployed(local: tuple[LocalRay, str]) -> Callable[..., str]:
         return address
 
     return put
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small vision transformer with random ramps, at which some inputs leave and some do not."""
+    from transformers import ViTImageProcessor
+
+    from deployments.models.ramps import save_ramps
+    from tests.networks import hugging_face, network
+
+    folder = tmp_path_factory.mktemp("vit")
+    hugging_face("vit").save_pretrained(folder)
+    ViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False).save_pretrained(folder)
+    ramps = network("vit", "confidence", [0.85]).ramps
+    save_ramps(folder, ramps.rules, ramps.heads)
+    return folder

@@ -9,23 +9,8 @@ import numpy as np
 import pytest
 
 from deployments.models import load
-from deployments.models.ramps import save_ramps
 from tests.integration.asking import ask, predict
 from tests.integration.uncut import uncut
-from tests.networks import hugging_face, network
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small vision transformer with random ramps, at which some inputs leave and some do not."""
-    from transformers import ViTImageProcessor
-
-    folder = tmp_path_factory.mktemp("vit")
-    hugging_face("vit").save_pretrained(folder)
-    ViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False).save_pretrained(folder)
-    ramps = network("vit", "confidence", [0.85]).ramps
-    save_ramps(folder, ramps.rules, ramps.heads)
-    return folder
 
 
 @pytest.fixture(scope="module")

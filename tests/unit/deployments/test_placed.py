@@ -63,8 +63,8 @@ class Fleet:
     async def open(self) -> None:
         await self._exchange.open("127.0.0.1")
 
-    async def held(self) -> int:
-        return sum([await replica.holding() for replica in self.replicas.values()])
+    def held(self) -> int:
+        return sum(len(replica._holdings) for replica in self.replicas.values())
 
     async def close(self) -> None:
         """Exchanges stay open: who looks whether something is still held needs them."""
@@ -113,9 +113,9 @@ def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, by_value_bytes: int = 0,
         await rig.driver.close()
         assert rig.driver.dispatcher.inside == 0
         until_s = time.perf_counter() + 10.0
-        while await rig.fleet.held() and time.perf_counter() < until_s:
+        while rig.fleet.held() and time.perf_counter() < until_s:
             await asyncio.sleep(0.01)
-        assert await rig.fleet.held() == 0, "something is still held that nobody needs"
+        assert rig.fleet.held() == 0, "something is still held that nobody needs"
         await rig.fleet.end()
 
     asyncio.run(act())
@@ -140,7 +140,7 @@ def test_answers_are_right_however_survivors_travel(monkeypatch: pytest.MonkeyPa
 def test_a_replica_that_goes_with_all_it_held_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(rig: Rig) -> None:
         asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
-        while not await rig.fleet.replicas["f1"].holding():
+        while not len(rig.fleet.replicas["f1"]._holdings):
             await asyncio.sleep(0.001)
         rig.fleet.kill("f1")
         rig.fleet.kill("b0")
@@ -153,7 +153,7 @@ def test_a_replica_that_goes_with_all_it_held_costs_no_answer(monkeypatch: pytes
 def test_clients_that_go_away_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(rig: Rig) -> None:
         asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
-        while not await rig.fleet.held():
+        while not rig.fleet.held():
             await asyncio.sleep(0.001)
         for each in asked[::2]:
             each.cancel()
@@ -180,7 +180,7 @@ def test_another_plan_takes_over_what_is_held(monkeypatch: pytest.MonkeyPatch) -
     async def scene(rig: Rig) -> None:
         rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
         asked = [asyncio.ensure_future(rig.ask([3, label])) for label in range(8)]
-        while not await rig.fleet.held():
+        while not rig.fleet.held():
             await asyncio.sleep(0.001)
         rig.driver.dispatcher.reroute(other, GROUPS)
         rig.driver.pump()

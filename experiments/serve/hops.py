@@ -1,0 +1,60 @@
+"""What a hop from split to split costs: the latency it adds, and what it takes of the front.
+
+16 inputs weigh 256 KiB after the first split and 3 MiB after the second. Each hop is what a request that makes it takes
+longer than one that leaves before it, less the time of the device behind it. Beside the default, everything by value.
+"""
+
+import json
+import urllib.request
+from statistics import median
+from typing import Any
+
+from experiments.serve import measures
+from experiments.serve.fleet import BATCH, BLOCKS, PASS_S, Part, plan, profile
+from experiments.serve.servers import served
+
+ROUNDS, COUNT = 3, 40
+KIB, MIB = 2**10, 2**20
+LEAVE_AFTER = (1, 3, BLOCKS - 1)  # no hop, one, two
+WEIGHTS = (256 * KIB // BATCH,) * 2 + (3 * MIB // BATCH,) * (BLOCKS - 2)
+WAYS: dict[str, dict[str, object]] = {"": {}, "_by_value": {"by_value_bytes": 2**40}}
+
+
+def hops() -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for suffix, told in WAYS.items():
+        chosen = plan(Part(2, 1), Part(4, 1), Part(BLOCKS, 1))
+        with served(chosen, profile(hidden_bytes=WEIGHTS), slo_ms=5000.0, **told) as url:
+            found = _latencies(url) | _front(url)
+        figures |= {name + suffix: value for name, value in found.items()}
+    return figures
+
+
+def _latencies(url: str) -> dict[str, float]:
+    """Taken in turns, so that whatever else the machine does falls on all of them."""
+    rounds = [
+        [measures.median_ms(url, measures.leaving_at(block, BATCH), COUNT) for block in LEAVE_AFTER]
+        for _ in range(ROUNDS)
+    ]
+    none, one, both = (median(each) for each in zip(*rounds, strict=True))
+    half_ms = 1e3 * PASS_S / 2  # the second split; the third takes twice as long
+    return {"hop_256kib_ms": one - none - half_ms, "hop_3mib_ms": both - one - 2 * half_ms}
+
+
+def _front(url: str) -> dict[str, float]:
+    """What the front spends on a request that makes both hops."""
+    before = _stats(url)
+    measures.median_ms(url, measures.leaving_at(BLOCKS - 1, BATCH), 3 * COUNT)
+    after = _stats(url)
+    requests = after["requests"]["answered"] - before["requests"]["answered"]
+    by_value = [stats["survivor_bytes"].get("by_value", 0) for stats in (before, after)]
+    return {
+        "front_ms_per_request": 1e3 * (after["fronts"][0]["cpu_s"] - before["fronts"][0]["cpu_s"]) / requests,
+        "front_kib_per_request": 2 * (by_value[1] - by_value[0]) / KIB / requests,  # in and out again
+    }
+
+
+def _stats(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url.replace("/predict", "/stats"), timeout=30) as reply:
+        stats: dict[str, Any] = json.load(reply)
+    return stats
