@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from deployments.dispatch.route import Route, Stage
-from optimizer.evaluate import work
 from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import Problem
+from optimizer.works import work
 
 
 def placements_of(plan: Plan) -> list[Placement]:

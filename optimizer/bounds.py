@@ -42,12 +42,15 @@ class Cut:
         paid: Floats = loads @ self.mu + self.nu * self.at.latency(work, fill, wait)
         return paid
 
-    def price(self, options: Options, row: int | slice = slice(None)) -> Floats:
-        """Of every option, with all that follows it at best."""
-        latency = self.at.latency(options.work_s[row], options.fill, options.wait) if self.nu else 0.0
-        paid: Floats = self.mu[options.kind] * options.load_s[row] + self.nu * latency
+    def price(self, options: Options, row: int | slice = slice(None), late: Floats | None = None) -> Floats:
+        """Of every option, with all that follows it at best. `late`: their latencies, where somebody has them."""
+        paid: Floats = self.mu[options.kind] * options.load_s[row]
+        if self.nu:
+            late = self.at.latency(options.work_s[row], options.fill, options.wait) if late is None else late
+            paid += self.nu * late
         paid += self.togo[options.stop, options.kind]
-        paid[options.barred[row]] = np.inf
+        if options.some_barred:
+            paid[options.barred[row]] = np.inf
         return paid
 
 
@@ -75,15 +78,17 @@ class Path:
     wait: float
 
 
-def cut(options: Sequence[Options], mu: Floats, nu: float, offset: float, at: Rates) -> tuple[Cut, Path]:
-    """Shortest paths backwards, and the one from the start."""
+def cut(
+    options: Sequence[Options], mu: Floats, nu: float, offset: float, at: Rates, late: Sequence[Floats] = ()
+) -> tuple[Cut, Path]:
+    """Shortest paths backwards, and the one from the start. `late`: what `at` says of the options, if known."""
     blocks, kinds = len(options), len(mu)
     togo = np.full((blocks + 1, kinds + 1), np.inf)
     togo[blocks] = 0.0
     result = Cut(mu, nu, offset, togo, at)
     choices = []
     for here in reversed(options):
-        paid = result.price(here)
+        paid = result.price(here, late=late[here.start] if late else None)
         best = paid.argmin(axis=1) if len(here) else np.zeros(len(paid), np.int64)
         choices.append(best[here.class_of])
         if len(here):

@@ -42,12 +42,10 @@ def search(
 
 
 def _best(graph: Graph, below: float, gap: float, prove: bool) -> tuple[Found | None, float]:
-    """Of pipelines and of rounds, and a bound on both."""
-    found, bound = graph.best(below, gap, prove)
-    if not prove:
-        return found, bound
-    rounds = graph.local(found.value if found else below)
-    return rounds or found, min(bound, rounds.value) if rounds else bound
+    """Of rounds, which are soon known, and of pipelines; and a bound on both."""
+    rounds = graph.local(below) if prove else None
+    found, bound = graph.best(rounds.value if rounds else below, gap, prove)
+    return found or rounds, min(bound, rounds.value) if rounds else bound
 
 
 def least_without_exits(facts: Problem, objective: Objective, prices: Cut) -> float:

@@ -95,7 +95,7 @@ class Worth:
             pace = max(most, 1.0) / loads
             values = work + fill / np.minimum(pace, self.wanted) + wait / pace
         else:
-            values = price * (replicas if goal == "cost" else loads)
+            values = price * (np.minimum(replicas, most) if goal == "cost" else loads)
         return np.where(replicas <= most, values, inf)
 
     def _least_paces(self, work: Floats, fill: Floats, wait: Floats) -> Floats:

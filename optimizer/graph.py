@@ -57,9 +57,9 @@ class Graph:
         hopeless = self.fastest.bound > self.objective.budget_s * (1 + CLOSE)
         return np.inf if hopeless else self.cuts[-1].bound
 
-    def price(self, rounds: int = ROUNDS) -> None:
-        """Tight bounds, and the value of the best plan that was met on the way."""
-        pricing = Pricing(self.options, self.worth, self.at, rounds=rounds)
+    def price(self, enough: float, rounds: int = ROUNDS) -> None:
+        """Tight bounds, as far as they may help, and the value of the best plan that was met on the way."""
+        pricing = Pricing(self.options, self.worth, self.at, rounds=rounds, enough=enough)
         self.cuts = pricing.cuts()[-CUTS:]
         self.known = min(map(self._value_of, pricing.paths), default=np.inf)
 
@@ -70,13 +70,18 @@ class Graph:
         """
         if self.bound >= value:
             return None, self.bound
-        self.price(ROUNDS if prove else ROUNDS // 3)
+        self.price(value, ROUNDS if prove else ROUNDS // 3)
         if self.bound >= value:
             return None, self.bound
         found = self._first(value, (BEAM, WIDE) if prove else (BEAM,))
         if found is None and np.isfinite(self.known):
             value = min(value, self.known * (1 + 2 * CLOSE) + self.dust)  # such a plan was met
         if found:
+            value = found.value
+            if prove and value > self.bound * (1 + gap) + self.dust:
+                better, bound = self._proof(value, gap, WIDE)
+                if bound >= value / (1 + gap) * (1 - 2 * CLOSE) or better:
+                    return better or found, bound
             found = self._closer(found, gap)
             value = found.value
         if value <= self.bound * (1 + gap) + self.dust or not prove:
@@ -84,8 +89,8 @@ class Graph:
         while better := self._sweep(value / ENOUGH, WIDE)[0]:
             found = self._closer(better, gap)
             value = found.value
-        better, bound = self._sweep(value / (1 + gap) * (1 - CLOSE), MOST)
-        return better or found, bound
+        better, bound = self._proof(value, gap, MOST)
+        return better or found, max(bound, self.bound)
 
     def local(self, value: float) -> Found | None:
         """A plan better than `value` that runs the whole network in rounds on every device of one kind."""
@@ -148,12 +153,16 @@ class Graph:
             cuts, self.fastest = pricing.cuts()[-CUTS:], pricing.fastest()
             self.cuts = cuts if cuts[-1].bound > self.bound else self.cuts
 
-    def _sweep(self, limit: float, width: int) -> tuple[Found | None, float]:
+    def _proof(self, value: float, gap: float, width: int) -> tuple[Found | None, float]:
+        """All plans that are better, if so few partial plans do: the best of them, and a bound."""
+        return self._sweep(value / (1 + gap) * (1 - CLOSE), width, proof=True)
+
+    def _sweep(self, limit: float, width: int, proof: bool = False) -> tuple[Found | None, float]:
         """The best plan below `limit` among those that the labels lead to, and a bound on those they do not."""
         sweep = Search(
             fixed(self.options, self.cuts[-1], limit), self.columns, self.worth.counts, (*self.cuts, self.fastest),
             (*[limit] * len(self.cuts), self.objective.budget_s * (1 + CLOSE)), self._paces(limit),
-            self._least_pace(limit), width, width == MOST,
+            self._least_pace(limit), width, proof,
         )  # fmt: skip
         found = self._pick(sweep, sweep.run(), limit)
         return found, min(sweep.dropped, found.value if found else limit)
@@ -162,7 +171,10 @@ class Graph:
         """The best finished label."""
         best: Outcome | None = None
         chosen = -1
-        for row in np.argsort(sweep.bounds(labels), kind="stable"):
+        bounds = sweep.bounds(labels)
+        for row in np.argsort(bounds, kind="stable"):
+            if best and bounds[row] >= best.value:
+                break
             outcome = self._outcome(labels, row, limit if best is None else best.value)
             if outcome:
                 best, chosen = outcome, int(row)

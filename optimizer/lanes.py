@@ -5,8 +5,8 @@ kinds uneven, it is better to let some kinds work beside the others:
 
     most(S) = max( pace of the best pipeline on S,  max over T in S of pace of the best pipeline on T + most(S - T) )
 
-over sets of kinds; a kind belongs to one pipeline. Prices on all kinds at once (optimizer/bounds.py) bound the sum for
-any number of pipelines, also for ones that share a kind, so that most sets need never be looked at.
+over sets of kinds; a kind belongs to one pipeline. A ceiling (optimizer/ceiling.py) bounds the sum for any number of
+pipelines, also for ones that share a kind, so that most sets need never be looked at.
 """
 
 from collections.abc import Iterator
@@ -17,20 +17,16 @@ from itertools import combinations
 import numpy as np
 
 from optimizer.baselines import baselines
-from optimizer.bounds import Cut, cut
-from optimizer.dp import least_without_exits, search
+from optimizer.ceiling import Ceiling
+from optimizer.dp import search
 from optimizer.evaluate import evaluate
-from optimizer.graph import Graph
 from optimizer.objective import Objective
 from optimizer.plan import Plan, Promise
-from optimizer.prices import Pricing
 from optimizer.problem import Problem
-from optimizer.rounds import Floats, Rounds
 from optimizer.spread import best_of, spread, value
 
 Kinds = frozenset[int]
 ALL_SETS = 4  # with more kinds than this, only single ones, pairs and the whole fleet are chained
-ROUNDS = 30
 
 
 @dataclass(frozen=True)
@@ -42,6 +38,11 @@ class Lanes:
     @property
     def pace(self) -> float:
         return sum(plan.promise.goodput_per_s for plan in self.plans if plan.promise)
+
+    @property
+    def most(self) -> float:
+        """What better ones might sustain, as far as is proved."""
+        return sum(plan.promise.goodput_per_s * (1 + plan.promise.gap) for plan in self.plans if plan.promise)
 
 
 def side_by_side(facts: Problem, objective: Objective, gap: float = 0.0) -> Plan | None:
@@ -63,9 +64,9 @@ def _any_goal(facts: Problem, objective: Objective, gap: float) -> Plan | None:
     best = best_of([one, *others], facts, objective)
     if best is None or best is one:
         return best
-    ceiling = _ceiling(facts, objective, {}, gap)
+    bound = Ceiling(facts, objective, np.zeros(len(facts.devices))).bound(gap)
     score = evaluate(best, facts, objective)
-    loss = value(best, facts, objective) / max(ceiling, 1e-300) - 1
+    loss = value(best, facts, objective) / max(bound, 1e-300) - 1
     return replace(best, promise=Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, max(0.0, loss)))
 
 
@@ -77,7 +78,8 @@ def _most_goodput(facts: Problem, objective: Objective, gap: float) -> Plan | No
     least = 0.0
     for kinds in _sets(len(facts.devices)):
         if len(kinds) == 2 and not least:
-            least = _ceiling(facts, alone, found, gap)
+            paces = [found[each].most if (each := frozenset({kind})) in found else 0.0 for kind in sorted(all_kinds)]
+            least = Ceiling(facts, alone, np.array(paces)).bound(gap)
         most = _most(found, len(facts.devices))
         if least * max(most[all_kinds].pace * (1 + gap), 1e-300) >= 1:
             break
@@ -111,38 +113,6 @@ def _most(found: dict[Kinds, Lanes], kinds: int) -> dict[Kinds, Lanes]:
             ]
             most[here] = max([most[rest], *choices], key=lambda lanes: lanes.pace)
     return most
-
-
-def _ceiling(facts: Problem, objective: Objective, found: dict[Kinds, Lanes], gap: float) -> float:
-    """A value that no pipelines undercut together. Kinds are first priced by what each does alone."""
-    graph = Graph(facts, objective)
-    paces = np.array(
-        [found[each].pace if (each := frozenset({kind})) in found else 0.0 for kind in range(len(facts.devices))]
-    )
-    total = float(paces.sum())
-    shares = paces / total if total else None
-    enough = 1 / (total * (1 + gap / 2)) if total else np.inf
-    tightest = Pricing(graph.options, graph.worth, graph.at, shares=shares, rounds=ROUNDS, enough=enough).cuts()[-1]
-    bounds = [min(tightest.bound, _least_in_rounds(graph, tightest))]
-    if min(map(min, facts.survivals)) < 1:
-        bounds.append(least_without_exits(facts, objective, tightest))
-    if bounds[-1] < bounds[0]:
-        bare = Graph(facts.without_exits, objective)
-        pipelines = cut(bare.options, tightest.mu, tightest.nu, tightest.offset, bare.at)[0].bound
-        bounds[-1] = min(pipelines, _least_in_rounds(bare, tightest))
-    return max(min(bounds), 0.0)
-
-
-def _least_in_rounds(graph: Graph, by: Cut) -> float:
-    """What rounds on one kind cost at least, at these prices; the wait for their first batch is given to them."""
-    least = np.inf
-    for kind, mu in enumerate(by.mu):
-
-        def price(loads: Floats, arrivals: float, _: Floats, mu: float = float(mu)) -> Floats:
-            return mu * loads + by.nu * arrivals * loads - by.offset
-
-        least = Rounds(graph.builder, kind).best(price, least)[0]
-    return least
 
 
 def _joined(lanes: Lanes, ceiling: float) -> Plan:

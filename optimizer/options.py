@@ -38,6 +38,10 @@ class Options:
     def __len__(self) -> int:
         return len(self.stop)
 
+    @cached_property
+    def some_barred(self) -> bool:
+        return bool(self.barred.any())
+
     def only(self, keep: Bools) -> "Options":
         """These options, less those that are not worth keeping."""
         each = {

@@ -19,6 +19,8 @@ class Pricing:
     worth: Worth
     at: Rates  # no plan of interest fills its batches, or paces its launches, faster
     shares: Floats | None = None  # what every kind is thought to contribute, to start from
+    lateness: float = 0.0  # the price of latency to start from, of all the budget
+    held: bool = False  # stay with these shares: only latency gets another price
     rounds: int = ROUNDS
     enough: float = np.inf  # a bound that need not be exceeded
     paths: list[Path] = field(default_factory=list)  # the plans met on the way: some keep every constraint
@@ -65,14 +67,15 @@ class Pricing:
         def solve(prices: Floats) -> tuple[Cut, Floats]:
             mu = prices[:-1] / counts
             found, path = self._cut(mu / self.worth.most_capacity(mu), prices[-1])
-            uneven = path.loads / counts
+            uneven = path.loads / counts * (not self.held)
             return found, np.append(uneven - uneven.mean(), self._late(path))
 
-        def project(prices: Floats) -> Floats:
-            return np.append(onto_simplex(prices[:-1]), max(prices[-1], 0.0))
-
         shares = np.full(len(counts), 1 / len(counts)) if self.shares is None else self.shares
-        return ascend(np.append(shares, 0.0), project, solve, self.rounds, self.enough)
+
+        def project(prices: Floats) -> Floats:
+            return np.append(shares if self.held else onto_simplex(prices[:-1]), max(prices[-1], 0.0))
+
+        return ascend(np.append(shares, self.lateness / self.scale), project, solve, self.rounds, self.enough)
 
     def _cost(self) -> list[Cut]:
         """dollars >= pace * (price + eta) . loads - eta . counts + nu * (latency - budget)."""
@@ -83,7 +86,7 @@ class Pricing:
             found, path = self._cut(pace * (worth.prices + eta), prices[-1], float(eta @ worth.counts))
             return found, np.append((pace * path.loads / worth.counts - 1) * self.scale, self._late(path))
 
-        return ascend(np.zeros(len(worth.counts) + 1), _at_least_0, solve, self.rounds)
+        return ascend(np.zeros(len(worth.counts) + 1), _at_least_0, solve, self.rounds, self.enough)
 
     def _dollars(self) -> list[Cut]:
         """dollars per input >= price . loads + nu * (latency - budget)."""
@@ -92,14 +95,18 @@ class Pricing:
             found, path = self._cut(self.worth.prices, float(prices[0]))
             return found, np.array([self._late(path)])
 
-        return ascend(np.zeros(1), _at_least_0, solve, self.rounds)
+        return ascend(np.zeros(1), _at_least_0, solve, self.rounds, self.enough)
 
     def _cut(self, mu: Floats, lateness: float, offset: float = 0.0) -> tuple[Cut, Path]:
         budget_s = self.worth.objective.budget_s
         price = lateness * self.scale if np.isfinite(budget_s) else 0.0
-        found, path = cut(self.options, mu, price / budget_s, offset + price, self.at)
+        found, path = cut(self.options, mu, price / budget_s, offset + price, self.at, self._late_s)
         self.paths.append(path)
         return found, path
+
+    @cached_property
+    def _late_s(self) -> list[Floats]:
+        return [self.at.latency(each.work_s, each.fill, each.wait) for each in self.options]
 
     def _late(self, path: Path) -> float:
         """By how much of the budget a plan is late, in units of the goal."""

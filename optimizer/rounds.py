@@ -96,10 +96,10 @@ class Rounds:
         found: Chain | None = None
         last = len(self.sizes) - 1
         waiting = [(self._bound(value, 0, last), 0, last)] if self.fits and self.num_blocks > 1 else []
-        while waiting and waiting[0][0] < below - CLOSE * abs(below):
+        while waiting and waiting[0][0] < _less(below):
             bound, low, high = heapq.heappop(waiting)
             here, chain = self._at(value, high)
-            if here < below - CLOSE * abs(below):
+            if here < _less(below):
                 below, found = here, chain
             for part in self._parts(low, high):
                 heapq.heappush(waiting, (max(bound, self._bound(value, *part)), *part))
@@ -165,6 +165,10 @@ class Rounds:
             after[start] = room if start == 0 else _undominated(room)
         loads, _, splits = zip(*after[0], strict=True) if after[0] else ((), (), ())
         return Heads(np.array(loads), np.array([float(each[0][1]) for each in splits]), lambda i: splits[i])
+
+
+def _less(value: float) -> float:
+    return value - CLOSE * abs(value) if np.isfinite(value) else value
 
 
 def _undominated(chains: list[tuple[float, float, tuple[tuple[int, int], ...]]]) -> list:  # type: ignore[type-arg]

@@ -1,166 +1,178 @@
-"""Every plan of a small problem, one after the other: what "exact" is measured against.
+"""Every plan of a small problem: what "exact" is measured against.
 
 Every set of cuts, every kind and batch size of every split, ramps inside active or not, every way to share placements
-among splits of one kind, every number of replicas; with exits and without any. Nothing here is shared with the search
-but the cost of one split (optimizer/evaluate.py).
+among splits of one kind, every number of replicas; the whole network in rounds on one kind; with exits and without any.
+Nothing here is shared with the search but the cost of one split (optimizer/works.py). Plans whose splits lie and run
+alike are rows of one array.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations, pairwise, product
 from math import inf
+from typing import NamedTuple
 
-from optimizer import cost
-from optimizer.evaluate import Work, work
+import numpy as np
+from numpy.typing import NDArray
+
 from optimizer.limits import memory_bytes
-from optimizer.objective import Objective
+from optimizer.objective import Goal, Objective
 from optimizer.plan import Split
 from optimizer.problem import Problem
-from profiles.devices import Device
+from optimizer.works import work
 
+Floats = NDArray[np.float64]
 Groups = tuple[tuple[int, ...], ...]
+CLOSE = 1e-9
+
+
+class Parts(NamedTuple):
+    """All ways to run one split on one kind, coming from one kind."""
+
+    load_s: Floats
+    work_s: Floats
+    fill: Floats
+    wait: Floats
+    memory: Floats
+    quiet: Floats  # 1 where the batch keeps its size
+    batch: Floats
 
 
 def best_value(facts: Problem, objective: Objective) -> float:
-    """The smallest value of any plan, in the units of the goal (see `_value`); infinite when there is none."""
+    """The smallest value of any plan, in the units of the goal (see `_values`); infinite when there is none."""
     graphs = [facts, facts.without_exits] if min(facts.survival) < 1 else [facts]
-    return min(min(_best_of(graph, objective), _best_local(graph, objective)) for graph in graphs)
+    return min((value for graph in graphs for value in _of_every_way(graph, objective)), default=inf)
 
 
-def _best_of(facts: Problem, objective: Objective) -> float:
-    @cache
-    def done(split: Split, kind: str, source: str | None, reach: float) -> Work:
-        return work(split, facts, kind, source, reach)
-
-    best = inf
-    for path in _paths(facts, objective):
-        works, source, reach = [], None, 1.0
-        for split, kind in path:
-            if source and (source, kind) not in facts.links:
-                break
-            works.append(done(split, kind, source, reach))
-            source, reach = kind, works[-1].survivors
-        else:
-            best = min(best, _best_replicas(works, facts, objective))
-    return best
-
-
-def _paths(facts: Problem, objective: Objective) -> Iterator[tuple[tuple[Split, str], ...]]:
-    blocks = range(1, facts.num_blocks)
+def _of_every_way(facts: Problem, objective: Objective) -> Iterator[float]:
+    """The best value for every set of cuts and every kind of every split."""
+    parts = cache(partial(_parts, facts, objective))
     for count in range(facts.num_blocks):
-        for cuts in combinations(blocks, count):
-            edges = (0, *cuts, facts.num_blocks)
-            choices = [list(_choices(a, b, facts, objective)) for a, b in pairwise(edges)]
-            yield from product(*choices)
+        for cuts in combinations(range(1, facts.num_blocks), count):
+            edges = tuple(pairwise((0, *cuts, facts.num_blocks)))
+            for kinds in product(range(len(facts.devices)), repeat=count + 1):
+                ways = zip((None, *kinds), kinds, strict=False)
+                here = [parts(*edge, *way) for edge, way in zip(edges, ways, strict=True)]
+                if all(each is not None for each in here):
+                    yield _handed_over(_combined(here), kinds, facts, objective)  # type: ignore[arg-type]
+            for kind in range(len(facts.devices) if count else 0):
+                still = [parts(*edge, None, kind) for edge in edges]
+                yield _in_rounds(_combined(still), kind, edges, facts, objective)  # type: ignore[arg-type]
 
 
-def _best_local(facts: Problem, objective: Objective) -> float:
-    """The whole network on one kind, survivors staying where they are, batches of one size inside every split."""
-    best = inf
-    for path in _paths(facts, objective):
-        kinds = {kind for _, kind in path}
-        if len(path) > 1 and len(kinds) == 1 and not any(_shrinks(split, facts) for split, _ in path):
-            best = min(best, _best_count([split for split, _ in path], facts.device(path[0][1]), facts, objective))
-    return best
-
-
-def _shrinks(split: Split, facts: Problem) -> bool:
-    return any(ramp < split.stop - 1 for ramp in split.ramps)
-
-
-def _best_count(splits: list[Split], device: Device, facts: Problem, objective: Objective) -> float:
-    reach, load, longest, held = 1.0, 0.0, 0.0, 0
-    for before, split in zip([None, *splits], splits, strict=False):
-        here = work(split, facts, device.kind, None, reach)
-        held += memory_bytes(split, facts, device.kind)
-        if before:
-            waiting = before.batch_size + split.batch_size
-            held += waiting * facts.table(device.kind).hidden_bytes[split.start - 1]
-        load += here.load_s
-        longest = max(longest, split.batch_size / reach if reach else 0.0)
-        reach = here.survivors
-    if held > device.memory_bytes:
-        return inf
-    best, first = inf, splits[0].batch_size
-    for count in range(1, device.count + 1):
-        pace = count / load
-        latency_s = cost.latency_s(longest * load, first - 1, first, objective.rate_at(pace), pace)
-        best = min(best, _value(pace, count * device.price_per_hour, latency_s, objective))
-    return best
-
-
-def _choices(start: int, stop: int, facts: Problem, objective: Objective) -> Iterator[tuple[Split, str]]:
-    """A split with its ramps: those at which somebody leaves, all of them or only the one at its end."""
-    f, last = facts.survival, stop == facts.num_blocks
+def _parts(facts: Problem, objective: Objective, start: int, stop: int, source: int | None, kind: int) -> Parts | None:
+    """Ramps inside: all of those at which somebody leaves, or only the one at the end. None where no link leads."""
+    f, table, names = facts.survival, facts.tables[kind], [device.kind for device in facts.devices]
+    came = None if source is None else names[source]
+    if came and (came, names[kind]) not in facts.links:
+        return None
     inside = tuple(k for k in range(start, stop) if k + 1 < facts.num_blocks and f[k + 1] < f[k])
-    end = () if last or f[stop] == f[start] else (stop - 1,)
-    ways = {inside} | ({end} if not end or stop - 1 in facts.ramp_blocks else set())
-    for ramps, table in product(ways, facts.tables):
-        for batch in range(1, min(objective.max_batch, table.batch_sizes[-1]) + 1):
-            yield Split(start, stop, batch, ramps), table.kind
+    end = () if stop == facts.num_blocks or f[stop] == f[start] else (stop - 1,)
+    ramps = {inside} | ({end} if not end or stop - 1 in facts.ramp_blocks else set())
+    rows = []
+    for batch, here in product(range(1, min(objective.max_batch, table.batch_sizes[-1]) + 1), ramps):
+        split = Split(start, stop, batch, here)
+        done = work(split, facts, names[kind], came, f[start])
+        memory, quiet = memory_bytes(split, facts, names[kind]), all(ramp == stop - 1 for ramp in here)
+        rows.append((done.load_s, done.felt_s + done.transfer_s, done.fill, done.wait, memory, quiet, batch))
+    return Parts(*np.array(rows, float).T)
 
 
-def _best_replicas(works: list[Work], facts: Problem, objective: Objective) -> float:
-    work_s = sum(each.felt_s + each.transfer_s for each in works)
-    if work_s > objective.budget_s * (1 + 1e-9):
-        return inf
-    fill, wait = sum(each.fill for each in works), sum(each.wait for each in works)
+def _combined(parts: list[Parts]) -> Parts:
+    """Every combination of the ways of all splits: arrays of combinations x splits."""
+    index = np.indices([len(part.load_s) for part in parts]).reshape(len(parts), -1)
+    columns = ([getattr(part, name)[rows] for part, rows in zip(parts, index, strict=True)] for name in Parts._fields)
+    return Parts(*(np.stack(column, axis=1) for column in columns))
+
+
+def _handed_over(parts: Parts, kinds: tuple[int, ...], facts: Problem, objective: Objective) -> float:
+    """With every way to share placements, and every number of replicas."""
+    has = tuple(device.count for device in facts.devices)
+    memory = np.array([device.memory_bytes for device in facts.devices])
+    prices = np.array([device.price_per_hour for device in facts.devices])
+    times = (parts.work_s.sum(axis=1), parts.fill.sum(axis=1), parts.wait.sum(axis=1))
     best = inf
-    for groups in _groupings(works, facts):
-        devices = [facts.device(works[group[0]].kind) for group in groups]
-        if any(
-            _memory(works, group, facts) > device.memory_bytes for group, device in zip(groups, devices, strict=True)
-        ):
-            continue
-        loads = [sum(works[i].load_s for i in group) for group in groups]
-        for counts in _counts(devices):
-            pace = min(count / load for count, load in zip(counts, loads, strict=True))
-            price = sum(count * device.price_per_hour for count, device in zip(counts, devices, strict=True))
-            latency_s = cost.latency_s(work_s, fill, wait, objective.rate_at(pace), pace)
-            best = min(best, _value(pace, price, latency_s, objective))
+    for shares, on, counts in _sharings(kinds, has):
+        fits = (parts.memory @ shares <= memory[on]).all(axis=1)
+        if fits.any():
+            loads, (work_s, fill, wait) = (parts.load_s @ shares)[fits], (each[fits] for each in times)
+            paces = (counts[:, None] / loads).min(axis=2)
+            values = _values(paces, (counts @ prices[on])[:, None], work_s, fill, wait, objective)
+            best = min(best, float(values.min()))
     return best
 
 
-def _counts(devices: list[Device]) -> Iterator[tuple[int, ...]]:
-    """Every number of replicas for placements on these devices, as far as the devices go."""
-    if not devices:
-        yield ()
-        return
-    first, *rest = devices
-    for count in range(1, first.count - sum(device == first for device in rest) + 1):
-        left = [replace(device, count=device.count - count) if device == first else device for device in rest]
-        for others in _counts(left):
-            yield (count, *others)
-
-
-def _groupings(works: list[Work], facts: Problem) -> Iterator[Groups]:
-    """Every way to share placements among splits of one kind."""
-
-    def grow(at: int, groups: Groups) -> Iterator[Groups]:
-        if at == len(works):
-            yield groups
-            return
-        if sum(works[group[0]].kind == works[at].kind for group in groups) < facts.device(works[at].kind).count:
-            yield from grow(at + 1, (*groups, (at,)))
-        for i, group in enumerate(groups):
-            if works[group[0]].kind == works[at].kind:
-                yield from grow(at + 1, (*groups[:i], (*group, at), *groups[i + 1 :]))
-
-    yield from grow(0, ())
-
-
-def _memory(works: list[Work], group: tuple[int, ...], facts: Problem) -> int:
-    return sum(memory_bytes(works[i].split, facts, works[i].kind) for i in group)
-
-
-def _value(pace: float, price: float, latency_s: float, objective: Objective) -> float:
-    """Seconds per input, dollars per hour, dollars per hour and input per second, or seconds: small is good."""
-    allowed = inf if objective.cost_per_hour is None else objective.cost_per_hour
-    if pace * (1 + 1e-9) < objective.goodput_per_s or price > allowed * (1 + 1e-9):
+def _in_rounds(
+    parts: Parts, kind: int, edges: tuple[tuple[int, int], ...], facts: Problem, objective: Objective
+) -> float:
+    """Survivors stay where they are, and batches keep their size inside every split."""
+    device, hidden = facts.devices[kind], facts.tables[kind].hidden_bytes
+    waiting = sum((parts.batch[:, i] + parts.batch[:, i + 1]) * hidden[edges[i][1] - 1] for i in range(len(edges) - 1))
+    fits = parts.quiet.all(axis=1) & (parts.memory.sum(axis=1) + waiting <= device.memory_bytes)
+    reach = [facts.survival[start] for start, _ in edges]
+    if not fits.any():
         return inf
-    if latency_s > objective.budget_s * (1 + 1e-9):
-        return inf
-    return {"goodput": 1 / pace, "cost": price, "goodput-per-dollar": price / pace, "latency": latency_s}[
-        objective.goal
+    rounds = np.max([parts.batch[fits, i] / each for i, each in enumerate(reach) if each], axis=0)
+    load, first, counts = (
+        parts.load_s.sum(axis=1)[fits],
+        parts.batch[fits, 0],
+        np.arange(1.0, device.count + 1)[:, None],
+    )
+    values = _values(counts / load, counts * device.price_per_hour, rounds * load, first - 1, first, objective)
+    return float(values.min())
+
+
+@cache
+def _sharings(kinds: tuple[int, ...], has: tuple[int, ...]) -> list[tuple[Floats, list[int], Floats]]:
+    """Splits x placements, the kind of each placement, and every number of replicas that they may have."""
+    sharings = []
+    for groups in _groupings(kinds, has):
+        on = [kinds[group[0]] for group in groups]
+        shares = np.array([[split in group for group in groups] for split in range(len(kinds))], float)
+        sharings.append((shares, on, np.array(_counts(tuple(on), has), float)))
+    return sharings
+
+
+@cache
+def _counts(kinds: tuple[int, ...], has: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Every number of replicas for placements of these kinds, as far as the devices go."""
+    ranges = (range(1, has[kind] + 1) for kind in kinds)
+    return [
+        counts
+        for counts in product(*ranges)
+        if all(sum(c for c, k in zip(counts, kinds, strict=True) if k == kind) <= has[kind] for kind in set(kinds))
     ]
+
+
+@cache
+def _groupings(kinds: tuple[int, ...], has: tuple[int, ...]) -> list[Groups]:
+    """Every way to share placements among splits of one kind, as far as the devices go."""
+    found: list[Groups] = [()]
+    for split, kind in enumerate(kinds):
+        found = [
+            grown
+            for groups in found
+            for grown in (
+                (*groups, (split,)),
+                *((*groups[:i], (*groups[i], split), *groups[i + 1 :]) for i in range(len(groups))),
+            )
+            if all(kinds[each] == kind for group in grown if split in group for each in group)
+        ]
+    return [g for g in found if all(sum(kinds[each[0]] == kind for each in g) <= has[kind] for kind in set(kinds))]
+
+
+def _values(pace: Floats, price: Floats, work_s: Floats, fill: Floats, wait: Floats, objective: Objective) -> Floats:
+    """Seconds per input, dollars per hour, dollars per hour and input per second, or seconds: small is good."""
+    latency_s = work_s + fill / np.minimum(pace, objective.rate_at(inf)) + wait / pace
+    kept = latency_s <= objective.budget_s * (1 + CLOSE)
+    if objective.goodput_per_s:
+        kept &= pace * (1 + CLOSE) >= objective.goodput_per_s
+    if objective.cost_per_hour is not None:
+        kept &= price <= objective.cost_per_hour * (1 + CLOSE)
+    return np.where(kept, _value(objective.goal, pace, price, latency_s), inf)
+
+
+def _value(goal: Goal, pace: Floats, price: Floats, latency_s: Floats) -> Floats:
+    if goal in ("goodput", "latency"):
+        return 1 / pace if goal == "goodput" else latency_s
+    return price if goal == "cost" else price / pace

@@ -18,7 +18,7 @@ from optimizer.lanes import side_by_side
 from optimizer.objective import Objective
 from optimizer.plan import Plan
 
-PROBLEMS = 600
+PROBLEMS = 3000
 SLO = Objective(slo_s=0.1)
 PATIENT = Objective(slo_s=1.0)  # 96 blocks take longer
 GAP = 0.01

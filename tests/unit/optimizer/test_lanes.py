@@ -19,7 +19,7 @@ from optimizer.sensitivity import sensitivity
 from optimizer.spread import value
 
 few = settings(max_examples=12, deadline=None, derandomize=True)
-many = settings(max_examples=60, deadline=None, derandomize=True)
+many = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 @few
