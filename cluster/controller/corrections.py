@@ -13,9 +13,9 @@ from typing import ClassVar
 import numpy as np
 
 from deployments.observed import Launched, Took
-from optimizer.evaluate import work
 from optimizer.plan import Plan, Split
 from optimizer.problem import Problem
+from optimizer.works import work
 from profiles.files import Profile
 from profiles.latency import LatencyTable
 

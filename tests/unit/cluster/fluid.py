@@ -18,7 +18,7 @@ from cluster.controller.question import Question
 from cluster.controller.verdict import lacking
 from deployments.observed import Launched, Observed, Took
 from optimizer import Objective, Plan, evaluate
-from optimizer.evaluate import work
+from optimizer.works import work
 from profiles.devices import Device
 from profiles.exits import ExitProfile
 from profiles.files import Profile
