@@ -27,6 +27,10 @@ SETTINGS = {
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
     # A handle call over gRPC fails beyond gRPC's own 4 MiB unless told otherwise.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 2**20),
+    # A front that ends with a request unanswered had no effect: another can answer it, if it was no longer than 16 KiB.
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    # HAProxy is started again after it failed three of these in a row.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     # How long a stopping replica stays reachable: HAProxy, on this machine, forgets it in a fraction of a second.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",

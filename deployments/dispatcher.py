@@ -77,6 +77,14 @@ class Dispatcher:
         """What an input admitted now takes to the very end, in the lane where it is over first."""
         return min(lane.expected_s(now_s) for lane in self._open)
 
+    def patience_s(self, launch_id: int) -> float:
+        """How long a launch may take before it has failed; for ever, where nothing is expected of it."""
+        flight, limits = self._flights[launch_id], self.limits
+        if not flight.seconds:
+            return inf
+        usual_s = limits.stuck_factor * max(1.0, flight.pool.station.group.pace) * (flight.ends_s - flight.started_s)
+        return max(limits.stuck_after_s, usual_s) + (0.0 if flight.replica.launches else limits.first_launch_s)
+
     # What a driver tells
 
     def reroute(self, route: Route, groups: Mapping[str, Collection[str]]) -> None:

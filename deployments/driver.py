@@ -6,9 +6,11 @@ What runs a launch is behind `Workers`: replicas on Ray Serve, or threads of thi
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import isfinite
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +31,10 @@ GRACE_S = 5.0  # how long survivors are held beyond their last deadline: a launc
 class Workers(Protocol):
     def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
         """One launch on one replica. Whatever it raises makes the launch fail, and its inputs try again."""
+        ...
+
+    def suspect(self, replica: str) -> None:
+        """A launch there takes far too long. Returns at once."""
         ...
 
     def drop(self, address: str, key: str) -> None:
@@ -133,15 +139,27 @@ class Driver:
     async def _fly(self, launch: Launch, started_s: float) -> None:
         try:
             order = self._order(launch, started_s)
-            async for reply in self._workers.run(launch.replica, order):
-                if isinstance(reply, Departed):
-                    self._depart(launch, reply, started_s)
-                else:
-                    self._stay(launch, reply, started_s)
+            async with self._patience(launch):
+                async for reply in self._workers.run(launch.replica, order):
+                    if isinstance(reply, Departed):
+                        self._depart(launch, reply, started_s)
+                    else:
+                        self._stay(launch, reply, started_s)
         except Exception as error:
             reason, lost = f"{type(error).__name__}: {error}", isinstance(error, LostError)
             self.dispatcher.failed(launch.id, self._clock(), reason, lost=lost)
         self.pump()
+
+    @asynccontextmanager
+    async def _patience(self, launch: Launch) -> AsyncIterator[None]:
+        """A launch that hangs has failed, and whoever runs it should be looked after."""
+        limit_s = self.dispatcher.patience_s(launch.id)
+        try:
+            async with asyncio.timeout(limit_s if isfinite(limit_s) else None):
+                yield
+        except TimeoutError:
+            self._workers.suspect(launch.replica)
+            raise
 
     def _order(self, launch: Launch, now_s: float) -> Order:
         waiting = [self._waiting[ticket] for ticket in launch.tickets if ticket in self._waiting]

@@ -1,6 +1,7 @@
 """Replicas in this process: one thread each. For a machine without Ray, and for one device whose splits take turns."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ class LocalWorkers:
 
     def __init__(self, replicas: Mapping[str, SplitReplica]) -> None:
         self._replicas = dict(replicas)
+        self._since_s: dict[str, float] = {}  # when each replica began the launch that it computes
         self._threads = {name: ThreadPoolExecutor(1, thread_name_prefix=name) for name in replicas}
 
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
@@ -22,8 +24,10 @@ class LocalWorkers:
         replies: asyncio.Queue[object] = asyncio.Queue()
 
         def work() -> None:
+            self._since_s[replica] = time.monotonic()
             for reply in _guarded(self._replicas[replica].run(order)):
                 loop.call_soon_threadsafe(replies.put_nowait, reply)
+            del self._since_s[replica]
 
         self._threads[replica].submit(work)
         while (reply := await replies.get()) is not _END:
@@ -31,6 +35,14 @@ class LocalWorkers:
                 raise reply
             assert isinstance(reply, Departed | Stayed)
             yield reply
+
+    def computes_for_s(self, replica: str) -> float:
+        """How long its present launch takes already."""
+        since_s = self._since_s.get(replica)
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    def suspect(self, replica: str) -> None:
+        """A thread cannot be ended: who waits for it goes on waiting."""
 
     def drop(self, address: str, key: str) -> None:
         for replica in self._replicas.values():

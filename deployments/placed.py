@@ -1,6 +1,7 @@
 """What runs in the application of one placement: a replica that computes on a thread, and stays reachable meanwhile."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,14 @@ class Placed:
 
     async def ping(self) -> None:
         """Answers when the network is loaded."""
+
+    async def end_if_stuck(self, replica: str, after_s: float) -> None:
+        """End this very process if its launch has taken so long: Serve puts another replica in its place."""
+        from ray import serve
+
+        is_meant = serve.get_replica_context().replica_id.unique_id == replica
+        if is_meant and self._workers.computes_for_s(_HERE) >= after_s:
+            os._exit(1)  # a thread that hangs would keep any gentler end from coming
 
     async def run_straight(self, order: Order) -> list[Departed | Stayed]:
         """The same at once, where nothing is known before the end: a plain call costs less than a stream."""

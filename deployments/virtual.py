@@ -1,7 +1,9 @@
 """A device that takes the table's time instead of computing: rehearse any cluster on a laptop, in the real graph."""
 
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,14 @@ from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
 from profiles.model import Batch, Exits, Launched
 
-Clock = Callable[[], float]
+FAULTS = "ISOBATCH_REHEARSED_FAULTS"  # tests of faults only: a folder of files PROCESS, each with how often slower
+
+
+def pretend(seconds: float) -> None:
+    """Take so long; or longer, if this process is to play a device that is slow or hangs."""
+    folder = os.environ.get(FAULTS)
+    told = Path(folder, str(os.getpid())) if folder else None
+    time.sleep(seconds * (float(told.read_text()) if told and told.exists() else 1.0))
 
 
 class VirtualModel:
@@ -28,7 +37,7 @@ class VirtualModel:
         exits: ExitProfile,
         num_labels: int = 2,
         seed: int = 0,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = pretend,
     ) -> None:
         if table.num_blocks != exits.num_blocks:
             raise UserError(f"the table has {table.num_blocks} blocks, the exit profile {exits.num_blocks}")

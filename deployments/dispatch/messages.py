@@ -24,6 +24,9 @@ class Limits:
     ahead: int = 1  # full batches that may wait at a busy replica; more only to hide a transfer
     straggler_factor: float = 2.0  # how much slower than its peers a replica may be
     probe_every_s: float = 5.0  # how often a benched replica is given another chance
+    stuck_factor: float = 10.0  # so many times as long as expected a launch may take, before it is tried elsewhere
+    stuck_after_s: float = 1.0  # but never less than this
+    first_launch_s: float = 30.0  # and this on top for a replica's first: kernels are compiled, memory is claimed
     share: float = 1.0  # of every replica: other fronts, each with a dispatcher of its own, use the rest
 
     def __post_init__(self) -> None:
