@@ -194,20 +194,20 @@ class Core:
         if not verdict.moves:
             return Decision(None, event)
         starts = moving(self.running, best).starts
-        event = replace(event, what="rolling out", after=best, starts=starts, forced=verdict.gain is None)
+        event = replace(event, what="rolling out", after=best, starts=starts, forced=verdict.must)
         return Decision(best, event)
 
     def _verdict(self, best: Plan, score: Score, now_s: float, forced: bool) -> Verdict:
         record, patience, counts = self.record, self.patience, self.present.counts
         verdict = weigh(
             self.running, score, best, self.question.objective, patience,
-            changes=record.changes(now_s), start_s=record.start_s, counts=counts,
+            changes=record.changes(now_s), start_s=record.start_s, counts=counts, kept=record.kept,
         )  # fmt: skip
         moves = (verdict.moves or forced) and not same(best, self.running)
         if record.paused:
             would = "would change" if moves else "would stay"
             return replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
-        if forced or not moves or verdict.gain is None:
+        if forced or not moves or verdict.must:
             return replace(verdict, moves=moves)
         if self.beliefs.evidence < patience.enough_inputs:
             why = f"{self.beliefs.evidence} inputs were seen, {patience.enough_inputs} are needed"

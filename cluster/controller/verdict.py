@@ -8,29 +8,33 @@ from cluster.controller.moving import moving
 from optimizer import Objective, Plan, Score
 
 FREE = 2  # changes of late that make the next one no harder
+KEEPS = 0.95  # whoever keeps so much of its promise is not too late, whatever the cost model says
 SAME = 1e-6  # a gain below this is a rounding error
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether to move, and the sentence that says why. `gain` is None where the running plan cannot go on as it is."""
+    """Whether to move, and the sentence that says why. `must`: the running plan cannot go on as it is."""
 
     moves: bool
     why: str
-    gain: float | None
+    gain: float | None = None
+    must: bool = False
 
 
 def weigh(
     running: Plan, score: Score, best: Plan, objective: Objective, patience: Patience, *, changes: int,
-    start_s: float, counts: Mapping[str, int],
+    start_s: float, counts: Mapping[str, int], kept: float,
 ) -> Verdict:  # fmt: skip
-    """`score` is that of the running plan. `changes` are those of late: from the third on, each doubles what the next
-    one has to promise, so that none follow without end.
+    """`score` is that of the running plan, and `kept` the share of its promise that it keeps.
+
+    `changes` are those of late: from the third on, each doubles what the next one has to promise, so that none follow
+    without end.
     """
     if missing := lacking(running, counts):
-        return Verdict(True, f"{missing}: the plan for what is left", None)
-    if late := _too_late(score, objective):
-        return Verdict(not same(running, best), late, None)
+        return Verdict(True, f"{missing}: the plan for what is left", must=True)
+    if kept < KEEPS and (late := _too_late(score, objective)):
+        return Verdict(not same(running, best), late)
     gain = best.promise.goodput_per_s / score.goodput_per_s - 1 if best.promise else 0.0
     if same(running, best) or gain < SAME:
         return Verdict(False, "the running plan is the best there is", max(0.0, gain))

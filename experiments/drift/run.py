@@ -1,0 +1,98 @@
+"""Claim: when inputs change, the controller is within two windows as good as a plan made for the new mix."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress, track
+
+from cluster.controller.config import Patience
+from cluster.controller.corrections import Corrections
+from experiments.baselines import naive, stock
+from experiments.drift.plot import draw
+from experiments.drift.suite import SUITE, Suite
+from experiments.replanned import Replanned, replan
+from experiments.simulator import World, simulate
+from experiments.tally import Report
+from experiments.workloads import Floats, Ints, arrivals
+from optimizer import Plan, Problem, evaluate
+
+PICTURE = Path(__file__).parents[2] / "docs" / "drift.png"
+STEADY_S = 20.0  # a plan that stays does the same all the time, as long as inputs do
+WINDOWS = 2  # after which the controller is held to the best
+
+
+def measure(suite: Suite = SUITE, picture: Path | None = PICTURE) -> dict[str, float]:
+    phases = [suite.question.facts(suite.survival(easy), Corrections()) for easy in suite.easy_shares]
+    plans = [suite.best(facts) for facts in phases]
+    rates = [suite.load * evaluate(plan, facts).goodput_per_s for plan, facts in zip(plans, phases, strict=True)]
+    steered = _steered(suite, phases[0], plans[0], rates)
+    staying = _staying(suite, phases, plans, rates)
+    if picture:
+        draw(suite, steered, staying, picture)
+    shares = [_settled(steered.report, suite, phase) / best for phase, best in enumerate(staying["best plan"])]
+    effort, end = steered.effort, len(phases) - 1
+    return {
+        "adapt_share_after_2_windows": min(shares[1:]),
+        "changes": float(len(steered.changes)),
+        **{
+            f"gain_over_{name.replace(' ', '_')}": _settled(steered.report, suite, end) / per_s[end]
+            for name, per_s in staying.items()
+        },
+        "controller_cpu_share": (effort.window_s + effort.look_s) / suite.seconds,
+        "ms_per_window": 1e3 * effort.window_s / effort.windows,
+        "ms_per_look": 1e3 * effort.look_s / effort.looks,
+    }
+
+
+def _steered(suite: Suite, facts: Problem, first: Plan, rates: Sequence[float]) -> Replanned:
+    world = World(first, facts, suite.slo_s)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("with the controller", total=suite.seconds)
+        return replan(
+            world, suite.question, _inputs(suite, rates), suite.seconds, patience=Patience(),
+            progress=lambda at_s: progress.update(task, completed=at_s),
+        )  # fmt: skip
+
+
+def _inputs(suite: Suite, rates: Sequence[float]) -> Iterator[tuple[Floats, Ints]]:
+    for phase, rate in enumerate(rates):
+        yield _phase(suite, phase, rate, suite.phase_s)
+
+
+def _phase(suite: Suite, phase: int, rate: float, seconds: float) -> tuple[Floats, Ints]:
+    times_s = suite.starts_s[phase] + arrivals("poisson", rate, seconds, seed=phase)
+    return times_s, suite.mix.exit_blocks(times_s, np.random.default_rng(phase))
+
+
+def _staying(
+    suite: Suite, phases: Sequence[Problem], plans: Sequence[Plan], rates: Sequence[float]
+) -> Mapping[str, list[float]]:
+    """What plans make of each mix that do not change in it: goodput per second, by plan, then by mix."""
+    batch = suite.max_batch
+    systems: dict[str, list[Plan]] = {
+        "best plan": list(plans),
+        "first plan": [plans[0]] * len(plans),
+        "early exit": [naive(facts, batch) for facts in phases],
+        "no exits": [stock(facts, batch) for facts in phases],
+    }
+    cases = track(systems.items(), "plans that stay", console=Console(stderr=True), transient=True)
+    return {
+        name: [_per_s(suite, phase, facts, chosen[phase], rates[phase]) for phase, facts in enumerate(phases)]
+        for name, chosen in cases
+    }
+
+
+def _per_s(suite: Suite, phase: int, facts: Problem, plan: Plan, rate: float) -> float:
+    times_s, sure_after = _phase(suite, phase, rate, STEADY_S)
+    inputs = [(times_s - suite.starts_s[phase], sure_after)]
+    return simulate(World(plan, facts, suite.slo_s), inputs, STEADY_S).goodput_per_s
+
+
+def _settled(report: Report, suite: Suite, phase: int) -> float:
+    """Goodput from two windows after a mix began until it ends."""
+    good, each_s = report.tally.good, report.tally.seconds / len(report.tally.good)
+    from_s = suite.starts_s[phase] + WINDOWS * Patience().replan_every_s
+    first, last = (round(at_s / each_s) for at_s in (from_s, suite.starts_s[phase] + suite.phase_s))
+    return float(good[first:last].sum() / ((last - first) * each_s))
