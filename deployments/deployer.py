@@ -77,6 +77,9 @@ class Deployer:
 
     # What whoever leads the application asks
 
+    async def config(self) -> AppConfig:
+        return self._config
+
     async def plan(self) -> str:
         return self._graph.plan.to_json()
 

@@ -18,7 +18,7 @@ from cluster.controller.present import Present
 from cluster.controller.question import Question
 from cluster.controller.record import Record
 from cluster.controller.trial import Trial
-from cluster.controller.verdict import Verdict, lacking, same, weigh
+from cluster.controller.verdict import Verdict, Worth, is_late, lacking, same, weigh
 from deployments.observed import Observed, merged
 from optimizer.evaluate import Score, evaluate
 from optimizer.plan import Plan
@@ -109,7 +109,7 @@ class Core:
         elif event.what != "looked":
             back = event.what == "rolling back"
             self.record.ended(event, "rolled back" if back else "rolled out", took_s, now_s)
-            self._trial = None if back else Trial(event.number, event.before, self.record.kept)
+            self._trial = None if back else Trial(event.number, event.before, self.record.kept(event.before))
             self._start_window(now_s)
 
     def failed(self, decision: Decision, reason: str, now_s: float) -> None:
@@ -173,37 +173,50 @@ class Core:
             self._shifted_s = now_s
         as_told = self.question.facts(self.beliefs.survival, Corrections())
         self.corrections = self.corrections.learned(seen.launches, self.running, as_told, self.patience.learn)
-        self.record.keep(seen, self.sustained(self.running))
+        self.record.keep(seen, self.running, self.sustained(self.running))
 
     def _start_window(self, now_s: float) -> None:
         self._looks, self.began_s = [], now_s
 
     def _decision(self, seen: Observed, now_s: float, because: str, forced: bool = False) -> Decision:
         facts = self.facts()
-        score = evaluate(self.running, facts)
-        event = self._event(seen, score, now_s)
+        running = Worth(self.running, evaluate(self.running, facts), self.record.kept(self.running))
+        event = self._event(seen, running.score, now_s)
         try:
             best = self.question.best(self.beliefs.survival, self.corrections, self.present.counts)
         except UserError as error:
             return Decision(None, replace(event, why=f"{because}there is no plan: {error}"))
-        verdict = self._verdict(best, score, now_s, forced)
+        better = self._better(best, running, facts)
+        verdict = self._verdict(better, running, now_s, forced)
         event = replace(event, why=because + verdict.why, gain_promised=verdict.gain)
         if self._should_peek(verdict, facts, now_s):
             why = "closed ramps are opened for a moment, to see who leaves there"
             return Decision(opened(self.running, facts.ramp_blocks), replace(event, what="looking", why=because + why))
         if not verdict.moves:
             return Decision(None, event)
-        starts = moving(self.running, best).starts
-        event = replace(event, what="rolling out", after=best, starts=starts, forced=verdict.must)
-        return Decision(best, event)
+        starts = moving(self.running, better.plan).starts
+        event = replace(event, what="rolling out", after=better.plan, starts=starts, forced=verdict.must)
+        return Decision(better.plan, event)
 
-    def _verdict(self, best: Plan, score: Score, now_s: float, forced: bool) -> Verdict:
-        record, patience, counts = self.record, self.patience, self.present.counts
+    def _better(self, best: Plan, running: Worth, facts: Problem) -> Worth:
+        """The planner's best, or a plan that ran lately and kept more of its promise.
+
+        Of a plan that never ran no more is expected than of others, unless the running one falls short because it is
+        late, which the new one will not be.
+        """
+        late = is_late(running.score, self.question.objective) and best not in self.record.plans
+        known = [plan for plan in self.record.plans if not lacking(plan, self.present.counts)]
+        worths = [Worth(plan, evaluate(plan, facts), self.record.kept(plan)) for plan in known]
+        worths.append(Worth(best, evaluate(best, facts), 1.0 if late else self.record.kept(best)))
+        return max(reversed(worths), key=lambda each: each.goodput_per_s)
+
+    def _verdict(self, better: Worth, running: Worth, now_s: float, forced: bool) -> Verdict:
+        record, patience = self.record, self.patience
         verdict = weigh(
-            self.running, score, best, self.question.objective, patience,
-            changes=record.changes(now_s), start_s=record.start_s, counts=counts, kept=record.kept,
+            running, better, self.question.objective, patience,
+            changes=record.changes(now_s), start_s=record.start_s, counts=self.present.counts,
         )  # fmt: skip
-        moves = (verdict.moves or forced) and not same(best, self.running)
+        moves = (verdict.moves or forced) and not same(better.plan, self.running)
         if record.paused:
             would = "would change" if moves else "would stay"
             return replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
@@ -212,7 +225,7 @@ class Core:
         if self.beliefs.evidence < patience.enough_inputs:
             why = f"{self.beliefs.evidence} inputs were seen, {patience.enough_inputs} are needed"
             return replace(verdict, moves=False, why=why)
-        if until_s := record.barred.until_s(best, now_s):
+        if until_s := record.barred.until_s(better.plan, now_s):
             why = f"the better plan was rolled back, and is tried again in {(until_s - now_s) / 60:.0f} minutes at best"
             return replace(verdict, moves=False, why=why)
         return verdict

@@ -6,10 +6,17 @@ from cluster.controller.config import Patience
 from cluster.controller.events import Event, Events, What
 from cluster.controller.trial import Barred
 from deployments.observed import Observed
+from optimizer.plan import Plan
 
-SLOWLY = 0.3  # the weight of the newest value
+SLOWLY = 0.5  # the weight of the newest value
+PLANS = 4  # that are remembered
 ENOUGH = 50  # inputs of a window that may speak of its plan
 MOVES = ("rolled out", "rolled back", "failed")
+
+
+def nameless(plan: Plan) -> Plan:
+    """The plan, whatever was promised of it."""
+    return replace(plan, promise=None)
 
 
 class Record:
@@ -17,7 +24,7 @@ class Record:
 
     def __init__(self, events: Events, patience: Patience) -> None:
         self.events, self._patience = events, patience
-        self.kept = 1.0  # the share of its promise that the running plan keeps
+        self._kept: dict[Plan, float] = {}  # the share of its promise that each of the latest plans kept
         self.start_s = patience.start_s  # what a roll-out takes in which replicas start
         self.barred = Barred()
         for event in events.all:
@@ -53,11 +60,25 @@ class Record:
         if event and gain is not None:
             self.events.add(replace(event, gain_seen=gain))
 
-    def keep(self, seen: Observed, sustained_per_s: float) -> None:
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The latest that ran: what is known to work."""
+        return tuple(self._kept)
+
+    def kept(self, plan: Plan) -> float:
+        """The share of its promise that a plan keeps; of one that never ran it is the mean of those that did."""
+        known = self._kept.values()
+        return self._kept.get(nameless(plan), sum(known) / len(known) if known else 1.0)
+
+    def keep(self, seen: Observed, plan: Plan, sustained_per_s: float) -> None:
         """Compare a window with what its plan should have made of it."""
         expected = min(seen.arrivals_per_s, sustained_per_s)
         if expected * seen.seconds >= ENOUGH:
-            self.kept += SLOWLY * (min(1.2, seen.goodput_per_s / expected) - self.kept)
+            share = min(1.2, seen.goodput_per_s / expected)
+            before = self._kept.pop(nameless(plan), share)
+            self._kept[nameless(plan)] = before + SLOWLY * (share - before)
+            for oldest in list(self._kept)[:-PLANS]:
+                del self._kept[oldest]
 
     def _learn(self, event: Event) -> None:
         if event.what == "rolled out" and event.starts and event.took_s is not None:

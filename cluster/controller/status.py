@@ -54,7 +54,7 @@ def _plan(core: Core) -> dict[str, Any]:
         "promised_per_s": promise.goodput_per_s if promise else None,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
         "sustains_per_s": core.sustained(core.running),
-        "kept": core.record.kept,
+        "kept": core.record.kept(core.running),
     }
 
 
