@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import urllib.request
 from collections.abc import Sequence
 from statistics import median
 
@@ -33,6 +34,13 @@ def under(url: str, rate_per_s: float, seconds: float, slo_ms: float, body: byte
     """Open loop at this rate, every request with the SLO as its deadline."""
     source = Load(url, [body], headers=f"X-Deadline-Ms: {slo_ms:g}\r\n")
     return asyncio.run(source.at(arrivals("poisson", rate_per_s, seconds, seed=1)))
+
+
+def fronts(url: str) -> dict[str, float]:
+    """What all fronts together have taken of the machine: `cpu_s`, `memory_mb`."""
+    with urllib.request.urlopen(url.replace("/predict", "/stats"), timeout=10) as reply:
+        found = json.load(reply)["fronts"]
+    return {name: sum(front[name] for front in found) for name in ("cpu_s", "memory_mb")}
 
 
 def p50_ms(record: Record) -> float:

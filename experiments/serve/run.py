@@ -55,11 +55,14 @@ def _front_door() -> dict[str, float]:
     rps = {name: median(each[name] for each in rounds) for name in contenders}
     with served(two, profile(), slo_ms=5000.0) as ours:
         lone_ms = measures.median_ms(ours, measures.leaving_at(3), count=100)
+        before_s = measures.fronts(ours)["cpu_s"]
         through = measures.under(ours, 0.3 * rps["ours"], SECONDS, 5000.0, measures.leaving_at(BLOCKS - 1))
+        front_s = measures.fronts(ours)["cpu_s"] - before_s
     figures = {f"rps_{name}": each for name, each in rps.items()}
     figures |= {f"ratio_{name}": rps["ours"] / each for name, each in rps.items() if name != "ours"}
     return figures | {
         "lone_extra_ms": lone_ms - 1e3 * PASS_S,
+        "front_cpu_ms_per_request": 1e3 * front_s / len(through.status),
         "p50_extra_ms_at_30_percent": measures.p50_ms(through) - 2e3 * PASS_S,
     }
 
@@ -83,7 +86,9 @@ def _promises() -> dict[str, float]:
             figures[f"promised_per_s_{name}"] = promised
             figures[f"goodput_share_{name}"] = kept.goodput_per_s / promised
             if name == "2splits":
+                before = measures.fronts(url)
                 flooded = summary(measures.under(url, 3 * promised, 2 * SECONDS, SLO_MS), SLO_MS)
+                figures["overload_rss_growth_mb"] = measures.fronts(url)["memory_mb"] - before["memory_mb"]
                 figures["overload_share"] = flooded.goodput_per_s / kept.goodput_per_s
                 figures["refusal_p50_ms"] = flooded.refusal_p50_ms or 0.0
     return figures

@@ -1,0 +1,21 @@
+"""A network that computes nothing, and in the front has its processor time watched: named in a Serve file as loader."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from deployments.virtual import VirtualModel
+from experiments.ingress.sampler import Sampler
+from profiles.files import load as load_profile
+
+COSTS = "front.json"
+
+
+def load(directory: str, **_: Any) -> VirtualModel:
+    from ray import serve
+
+    profile = load_profile(Path(directory).parent / "profile.json")
+    assert profile.exits
+    if serve.get_replica_context().deployment == "front":
+        Sampler(threading.get_ident(), Path(directory) / COSTS).start()
+    return VirtualModel(profile.tables[0], profile.exits)

@@ -1,0 +1,96 @@
+"""Where a thread's processor time goes, from inside its process: no other tool, and no share in the machine's noise.
+
+Every millisecond the thread's stack is looked at. A look at a thread that waits does not count; all others share the
+processor time that the thread has used, so a busy machine hardly matters.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+EVERY_S, TOLD_EVERY_S = 0.001, 1.0
+SOON_S = 1e-4  # so long may the thread go on after it was asked to show itself
+IDLE = "the event loop itself"
+# Who is paying: the innermost frame that is known. What runs inside of a call to a replica belongs to the call.
+CALLS = (
+    "/serve_workers.py",
+    "/serve/_private/router.py",
+    "/request_router/",
+    "/replica_result.py",
+    "/serve/handle.py",
+    "/grpc/",
+)
+LAYERS = {
+    "json": ("/json/",),
+    "our handler": ("/deployments/",),
+    "dispatcher": ("/deployments/dispatch",),
+    "driver: tasks and replies": ("/deployments/driver.py", "/deployments/tally.py", "/deployments/counting.py"),
+    "encode and pack": ("/deployments/virtual.py", "/deployments/wire.py", "/numpy/"),
+    "uvicorn: HTTP in and out": ("/uvicorn/",),
+    "Serve's wrapping of a request": ("/ray/", "/starlette/", "/fastapi/"),
+}  # fmt: skip
+
+
+def layer(files: Sequence[str]) -> str:
+    """Of a stack, from the innermost frame outwards.
+
+    >>> layer(["/lib/json/encoder.py", "/x/deployments/predict.py", "/lib/uvicorn/run.py"])
+    'json'
+    >>> layer(["/lib/json/encoder.py", "/lib/ray/serve/handle.py"])
+    'calls to replicas'
+    """
+    if any(mark in file for file in files for mark in CALLS):
+        return "calls to replicas"
+    for file in files:
+        found = [name for name, marks in LAYERS.items() if any(mark in file for mark in marks)]
+        if found:
+            return found[-1] if found[0] == "our handler" else found[0]
+    return IDLE
+
+
+class Sampler(threading.Thread):
+    """Writes to `file`, once a second: looks at the busy thread by layer, and processor time, its own and of all."""
+
+    def __init__(self, thread: int, file: Path) -> None:
+        super().__init__(daemon=True)
+        self._thread, self._file = thread, file
+        self._clock = time.pthread_getcpuclockid(thread)
+        self._looks: Counter[str] = Counter()
+
+    def run(self) -> None:
+        sys.setswitchinterval(SOON_S)
+        told_s = 0.0
+        while True:
+            time.sleep(EVERY_S)
+            name = layer(_files(sys._current_frames().get(self._thread)))
+            if name != IDLE or self._advances():
+                self._looks[name] += 1
+            if time.monotonic() > told_s + TOLD_EVERY_S:
+                told_s = time.monotonic()
+                self._tell()
+
+    def _advances(self) -> bool:
+        """Does it run, outside of Python, while this thread holds the interpreter? Else it waits for something."""
+        before_s = time.clock_gettime(self._clock)
+        for _ in range(300):  # a few microseconds
+            pass
+        return time.clock_gettime(self._clock) > before_s
+
+    def _tell(self) -> None:
+        told = {"looks": self._looks, "thread_s": time.clock_gettime(self._clock), "process_s": time.process_time()}
+        beside = self._file.with_suffix(".new")
+        beside.write_text(json.dumps(told))
+        beside.rename(self._file)
+
+
+def _files(frame: FrameType | None) -> list[str]:
+    files = []
+    while frame:
+        files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    return files
