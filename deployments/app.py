@@ -14,7 +14,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from deployments import router
+from deployments import router, shortcut
 from deployments.config import AppConfig
 from deployments.deployer import Deployer
 from deployments.driver import Driver
@@ -53,7 +53,9 @@ class Front:
         return driver
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_api(self._service)
+        api = create_api(self._service)
+        shortcut.lead_to(api)
+        return api
 
 
 def build(config: AppConfig) -> Application:
