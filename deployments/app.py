@@ -27,6 +27,7 @@ from deployments.on_serve import Follower
 from deployments.open_inference.rpc import check_port
 from deployments.placed import Placed, resources
 from deployments.service import Service, directory_of
+from deployments.stats import Seen
 from profiles.model import SplitModel
 
 _QUIET = {"enable_access_log": False, "log_level": "WARNING"}  # a line per call costs more than the call
@@ -36,21 +37,20 @@ class Front:
     """One replica of the front: HTTP, the dispatcher, and without a plan the network too."""
 
     def __init__(self, config: AppConfig, deployer: Any = None) -> None:
-        self._deployer = deployer
-        self._service = Service(config, time.perf_counter, self._connect)
+        self._follower = Follower(config, deployer) if deployer else None
+        self._service = Service(config, time.perf_counter, self._connect, self._others)
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
         if config.planned:
             check_depth(config, self._service.num_blocks)
 
     async def _connect(self, config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:
-        if self._deployer is None:
-            driver = await in_process(config, model, clock)
-        else:
-            self._follower = Follower(config, self._deployer)
-            driver = await self._follower.open(clock)
+        driver = await (self._follower.open(clock) if self._follower else in_process(config, model, clock))
         self._metrics = asyncio.create_task(export(driver))
         return driver
+
+    async def _others(self) -> list[Seen]:
+        return await self._follower.others() if self._follower else []
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         api = create_api(self._service)

@@ -18,6 +18,7 @@ from deployments.memory import Memory, forget, recall
 from deployments.observed import Observed
 from deployments.placed import needs
 from deployments.rollout import CannotStartError, Moved, move, risen
+from deployments.stats import Seen, Tell
 from optimizer.plan import Plan
 from profiles.errors import UserError
 
@@ -82,6 +83,11 @@ class Deployer:
 
     async def plan(self) -> str:
         return self._graph.plan.to_json()
+
+    async def seen(self, front: str) -> list[Seen]:
+        """What all fronts but this one have seen, those that are alive."""
+        replies = await self._fronts.ask(Tell(), COUNT_WITHIN_S)
+        return [reply for name, reply in replies.items() if name != front and isinstance(reply, Seen)]
 
     async def counted(self) -> dict[str, Observed]:
         """By front. One that has died is not among them."""

@@ -14,6 +14,7 @@ from deployments.fronts import Letter
 from deployments.graph import Graph
 from deployments.serve_workers import ServeWorkers
 from deployments.shares import shared_out
+from deployments.stats import Seen, Tell, seen_by
 
 log = logging.getLogger(__name__)
 AGAIN_S = 0.5  # between two attempts to reach the deployer
@@ -44,6 +45,17 @@ class Follower:
         self._listening = asyncio.create_task(self._listen(letters))
         return self._driver
 
+    async def others(self) -> list[Seen]:
+        """What the other fronts of this application have seen; nothing while there is no deployer to ask for it."""
+        if self._config.front_replicas == 1:
+            return []
+        try:
+            seen: list[Seen] = await self._deployer.seen.remote(self._name)
+        except Exception as error:
+            log.warning("no deployer: %s: %s", type(error).__name__, error)
+            return []
+        return seen
+
     def _lease(self) -> AsyncIterator[Letter]:
         letters: AsyncIterator[Letter] = self._deployer.options(stream=True).lease.remote(self._name, self._config)
         return letters
@@ -60,11 +72,14 @@ class Follower:
             letters = self._lease()
 
     async def _obey(self, letter: Letter) -> None:
-        reply = None
-        if isinstance(letter.content, Graph):
-            await self._follow(letter.content)
-        elif self._driver:
-            reply = self._driver.counting.observed(self._graph.plan.num_blocks)
+        reply: object = None
+        match letter.content:
+            case Graph():
+                await self._follow(letter.content)
+            case Tell() if self._driver:
+                reply = seen_by(self._driver)
+            case _ if self._driver:
+                reply = self._driver.counting.observed(self._graph.plan.num_blocks)
         await self._deployer.reply.remote(self._name, letter.number, reply)
 
     async def _follow(self, graph: Graph) -> None:

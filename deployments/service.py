@@ -12,8 +12,7 @@ from deployments.driver import Driver
 from deployments.in_process import in_process
 from deployments.keys import key_in
 from deployments.placed import load_front_model
-from deployments.stats import Seen, told
-from deployments.usage import usage
+from deployments.stats import Seen, seen_by, told
 from deployments.wire import Packed, pack
 from profiles.model import SplitModel
 
@@ -100,15 +99,9 @@ class Service:
         tally.answered(answers, self._clock() - started_s)
         return answers
 
-    def seen(self) -> Seen:
-        """By this front."""
-        dispatcher = self._driver.dispatcher
-        counts = (dispatcher.inside, dispatcher.waiting(), dispatcher.replicas())
-        return Seen(self._driver.tally, dispatcher.route, *counts, usage())
-
     async def everywhere(self) -> list[Seen]:
         """By every front, this one first."""
-        return [self.seen(), *await self._others()]
+        return [seen_by(self._driver), *await self._others()]
 
     async def missing(self) -> list[str]:
         """The groups of replicas that have none now, as any front sees it."""

@@ -5,8 +5,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deployments.dispatch.route import Route
+from deployments.driver import Driver
 from deployments.tally import OUTCOMES, Tally, merged
-from deployments.usage import Usage
+from deployments.usage import Usage, usage
+
+
+@dataclass(frozen=True)
+class Tell:
+    """What all other fronts are asked when one is asked for /stats."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,11 @@ class Seen:
     def missing(self) -> list[str]:
         """Groups without a replica."""
         return [group for group, count in self.replicas.items() if not count]
+
+
+def seen_by(driver: Driver) -> Seen:
+    dispatcher = driver.dispatcher
+    return Seen(driver.tally, dispatcher.route, dispatcher.inside, dispatcher.waiting(), dispatcher.replicas(), usage())
 
 
 def told(seen: Sequence[Seen]) -> dict[str, Any]:

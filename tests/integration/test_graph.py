@@ -116,6 +116,21 @@ def test_another_plan_replaces_the_splits(deployed: Put, tmp_path: Path) -> None
     assert fleets() != before  # the loader is another: so are the replicas
 
 
+def test_several_fronts_share_the_splits_and_tell_one_story(deployed: Put, tmp_path: Path) -> None:
+    several = application(tmp_path, cut_at(2))
+    several["args"] |= {"front_replicas": 2}
+    several["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.1}}]  # however few cores there are
+    base = deployed(several)
+    with ThreadPoolExecutor(16) as pool:
+        replies = list(pool.map(lambda label: predict(base, [3, label % 10]), range(120)))
+    assert [output["label"] for (output,) in replies] == [number % 10 for number in range(120)]
+    assert ask(base, "GET", "/readyz")[0] == 200
+    for _ in range(4):  # whichever of them is asked
+        stats = ask(base, "GET", "/stats")[1]
+        assert stats["requests"]["answered"] == 120
+        assert (len(stats["fronts"]), stats["exits"]["3"]) == (2, 120)
+
+
 def test_without_a_file_the_plan_is_made_at_the_start(deployed: Put, tmp_path: Path) -> None:
     made = application(tmp_path, cut_at(2))
     made["args"] |= {"plan": None, "devices": {"cpu": 2}}
