@@ -165,14 +165,15 @@ class Dispatcher:
         self._wait([flight.tickets[row] for row in survivors], station.lane)
         return None
 
-    def failed(self, launch_id: int, now_s: float, reason: str, *, lost: bool = False) -> None:
+    def failed(self, launch_id: int, now_s: float, reason: str, *, lost: bool = False, blame: bool = True) -> None:
         """A launch did not come back. Its inputs are still where they were: they try again, on another replica.
 
         `lost`: they are not, because their state went with a replica. They begin again, as the inputs that came in;
-        so do those that the replica has kept for itself, since no other can have them.
+        so do those that the replica has kept for itself, since no other can have them. `blame`: it was the replica's
+        own fault; whoever only finds out that another has gone goes on working.
         """
         flight = self._land(launch_id)
-        if not lost:  # the replica that found out is not the one to blame
+        if blame:
             flight.pool.station.group.distrust(flight.replica, now_s)
         again = lost or flight.pool.keeper is not None
         for ticket in flight.tickets:

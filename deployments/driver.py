@@ -146,9 +146,15 @@ class Driver:
                     else:
                         self._stay(launch, reply, started_s)
         except Exception as error:
-            reason, lost = f"{type(error).__name__}: {error}", isinstance(error, LostError)
-            self.dispatcher.failed(launch.id, self._clock(), reason, lost=lost)
+            self._fail(launch, error)
         self.pump()
+
+    def _fail(self, launch: Launch, error: Exception) -> None:
+        """Where a launch hung, its replica may have waited for a holder that hangs: what was held is not trusted."""
+        found_out = isinstance(error, LostError)
+        hung = isinstance(error, TimeoutError) and any(isinstance(place.payload, Held) for place in launch.places)
+        reason = f"{type(error).__name__}: {error}"
+        self.dispatcher.failed(launch.id, self._clock(), reason, lost=found_out or hung, blame=not found_out)
 
     @asynccontextmanager
     async def _patience(self, launch: Launch) -> AsyncIterator[None]:

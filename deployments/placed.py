@@ -19,6 +19,7 @@ from profiles.files import load
 from profiles.model import SplitModel
 
 _HERE = "here"
+HAND_OVER_S = 0.05  # how often a replica that is to end looks whether it still holds anything
 
 
 class Placed:
@@ -30,6 +31,13 @@ class Placed:
         self._workers = LocalWorkers({_HERE: SplitReplica(load_model(config, kind, directory), self._holdings)})
         self._opening = asyncio.Lock()
         self._is_open = False
+        # Serve awaits this before it ends a replica. On the instance, so that Python's own clean-up does not call it.
+        self.__del__ = self.hand_over
+
+    async def hand_over(self) -> None:
+        """Returns when all that is held has been fetched: who made it may be replaced, but not what was made."""
+        while len(self._holdings):
+            await asyncio.sleep(HAND_OVER_S)
 
     async def ping(self) -> None:
         """Answers when the network is loaded."""

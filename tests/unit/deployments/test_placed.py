@@ -11,6 +11,7 @@ import pytest
 
 from deployments.answers import Answer, RefusedError
 from deployments.config import AppConfig
+from deployments.dispatch.messages import Limits
 from deployments.dispatch.route import Route, Stage
 from deployments.dispatcher import Dispatcher
 from deployments.driver import Driver
@@ -32,6 +33,10 @@ def over_the_wire(message: T) -> T:
     return again
 
 
+async def _for_ever(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
 class Fleet:
     """Workers on the other side of a wire: what is said is pickled, what is large is fetched."""
 
@@ -39,10 +44,9 @@ class Fleet:
         self.replicas = {name: Placed(CONFIG, "cpu", "") for name in names}
         self._exchange = Exchange(Holdings())
         self._by_value_bytes = by_value_bytes
-        self.launched = 0
+        self._hanging: list[Placed] = []
 
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
-        self.launched += 1
         if replica not in self.replicas:
             raise ConnectionError(f"replica {replica} has gone")
         sent = over_the_wire(replace(order, by_value_bytes=self._by_value_bytes))
@@ -60,17 +64,26 @@ class Fleet:
         gone._exchange.close()
         gone._holdings.drop(list(gone._holdings._states))
 
+    def hang(self, name: str) -> None:
+        """Its machine is gone without a word: connections to it stay open, and nothing comes."""
+        gone = self.replicas.pop(name)
+        gone._exchange._answer = _for_ever  # type: ignore[method-assign]
+        self._hanging.append(gone)
+
     async def open(self) -> None:
         await self._exchange.open("127.0.0.1")
 
     def held(self) -> int:
         return sum(len(replica._holdings) for replica in self.replicas.values())
 
+    def suspect(self, replica: str) -> None:
+        """None of these is ever stuck."""
+
     async def close(self) -> None:
         """Exchanges stay open: who looks whether something is still held needs them."""
 
     async def end(self) -> None:
-        for exchange in (self._exchange, *(replica._exchange for replica in self.replicas.values())):
+        for exchange in (self._exchange, *(each._exchange for each in (*self.replicas.values(), *self._hanging))):
             exchange.close()
         await asyncio.sleep(0)
 
@@ -84,17 +97,18 @@ CHAIN = Route(
         Stage(3, 4, 4, "front", TIMES),
     )
 )
+CALM = Limits(stuck_after_s=30.0)  # however slow the machine is
 Scene = Callable[["Rig"], Awaitable[None]]
 
 
 class Rig:
     """Two groups of two replicas; survivors go from one to the other and back again."""
 
-    def __init__(self, by_value_bytes: int, route: Route) -> None:
+    def __init__(self, by_value_bytes: int, route: Route, limits: Limits) -> None:
         names = [name for members in GROUPS.values() for name in members]
         self.fleet = Fleet(names, by_value_bytes)
         self.route = route
-        self.driver = Driver(Dispatcher(route, GROUPS), self.fleet, time.perf_counter)
+        self.driver = Driver(Dispatcher(route, GROUPS, limits), self.fleet, time.perf_counter)
 
     async def ask(self, *inputs: list[int], within_s: float = 20.0) -> list[Answer]:
         return await self.driver.answer(pack(Toy().encode(list(inputs))), within_s)
@@ -103,11 +117,13 @@ class Rig:
         return {group: [name for name in members if name not in gone] for group, members in GROUPS.items()}
 
 
-def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, by_value_bytes: int = 0, route: Route = CHAIN) -> None:
+def play(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, by_value_bytes: int = 0, route: Route = CHAIN, limits: Limits = CALM
+) -> None:
     monkeypatch.setattr("deployments.placed.node_address", lambda: "127.0.0.1")
 
     async def act() -> None:
-        rig = Rig(by_value_bytes, route)
+        rig = Rig(by_value_bytes, route, limits)
         await rig.fleet.open()
         await scene(rig)
         await rig.driver.close()
@@ -148,6 +164,18 @@ def test_a_replica_that_goes_with_all_it_held_costs_no_answer(monkeypatch: pytes
         assert right(await asyncio.gather(*asked), WANTED)
 
     play(scene, monkeypatch)
+
+
+def test_a_holder_that_hangs_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(rig: Rig) -> None:
+        asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
+        while not len(rig.fleet.replicas["f1"]._holdings):
+            await asyncio.sleep(0.001)
+        rig.fleet.hang("f1")
+        rig.driver.dispatcher.reroute(rig.route, rig.without("f1"))
+        assert right(await asyncio.gather(*asked), WANTED)
+
+    play(scene, monkeypatch, limits=Limits(stuck_after_s=1.0, first_launch_s=0.0))
 
 
 def test_clients_that_go_away_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,3 +230,21 @@ def test_what_is_kept_is_handed_over_when_it_is_needed_elsewhere(monkeypatch: py
         assert right(await asyncio.gather(*asked), [[3, label] for _, label in WANTED])
 
     play(scene, monkeypatch, 2**20, kept)
+
+
+def test_a_replica_that_is_to_end_waits_until_what_it_holds_was_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
+        asked = [asyncio.ensure_future(rig.ask([3, label])) for label in range(8)]
+        while not rig.fleet.held():
+            await asyncio.sleep(0.001)
+        ends = [asyncio.ensure_future(replica.hand_over()) for replica in rig.fleet.replicas.values()]
+        await asyncio.sleep(0.1)
+        assert not all(end.done() for end in ends)
+        rig.driver.dispatcher.reroute(rig.route, GROUPS)
+        rig.driver.pump()
+        answers = await asyncio.gather(*asked)
+        assert [answer.label for (answer,) in answers] == list(range(8))
+        await asyncio.wait_for(asyncio.gather(*ends), 10.0)
+
+    play(scene, monkeypatch)

@@ -51,7 +51,7 @@ def test_the_replica_that_finds_out_about_a_loss_is_not_to_blame() -> None:
     for _ in range(2):
         dispatcher.admit(0.0, 1.0, Place("input", 0))
     for launch in dispatcher.tick(0.0):
-        dispatcher.failed(launch.id, 0.01, "somebody else lost it", lost=True)
+        dispatcher.failed(launch.id, 0.01, "somebody else lost it", lost=True, blame=False)
     assert {launch.replica for launch in dispatcher.tick(0.01)} == {"g1", "g2"}
 
 
