@@ -14,7 +14,8 @@ from deployments.graph import read_graph
 from experiments.devices import Troubles
 from experiments.simulator import World, simulate
 from experiments.tally import Report
-from experiments.workloads import Floats, Ints, arrivals, exit_blocks, trace
+from experiments.wishes import read_exits, shares_of
+from experiments.workloads import Floats, Ints, Mix, arrivals, exit_blocks, trace
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 
@@ -31,6 +32,9 @@ class Load:
     cv: float = 3.0
     trace: Path | None = None
     seed: int = 0
+    mix: str = ""  # share of easy inputs over time, as SECONDS:SHARE,...
+    drifts: bool = False
+    exits: Path | None = None  # recorded: after which block each input was sure
 
     def times_s(self) -> Floats:
         if self.trace:
@@ -39,8 +43,8 @@ class Load:
 
 
 def world(config: AppConfig, troubles: Troubles, front_s: float) -> World:
-    if config.plan is None or config.profile is None:
-        raise UserError("args: a simulation needs plan (of isobatch plan) and profile (of isobatch profile)")
+    if config.profile is None or (config.plan is None and not isinstance(config.devices, dict)):
+        raise UserError("args: a simulation needs profile (of isobatch profile), and plan or devices: KIND: COUNT")
     graph = read_graph(config)
     limits = Limits(backlog=config.max_waiting)
     return World(graph.plan, graph.facts, config.slo_ms / 1e3, limits, troubles, front_s)
@@ -56,10 +60,19 @@ def run(here: World, load: Load) -> Report:
 
 
 def _inputs(here: World, load: Load) -> Iterator[tuple[Floats, Ints]]:
+    """As they were recorded; or as easy and hard as the mix says; or as the profile says."""
     times_s, random = load.times_s(), np.random.default_rng([load.seed, DEPTHS])
     profile = ExitProfile(here.facts.survival)
+    recorded = read_exits(load.exits, here.facts.num_blocks) if load.exits else None
+    mix = Mix.of(profile, shares_of(load.mix), load.drifts) if load.mix else None
+    done = 0
     for part in np.array_split(times_s, max(1, len(times_s) >> 16)):
-        yield part, exit_blocks(profile, len(part), random)
+        if recorded is not None:
+            sure_after = recorded.take(np.arange(done, done + len(part)), mode="wrap")
+        else:
+            sure_after = mix.exit_blocks(part, random) if mix else exit_blocks(profile, len(part), random)
+        done += len(part)
+        yield part, sure_after
 
 
 def tables(report: Report, here: World) -> tuple[Table, Table]:

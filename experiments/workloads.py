@@ -7,6 +7,7 @@ import csv
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,7 @@ def _read(path: Path) -> tuple[Floats | None, Ints | None, float]:
     )
 
 
+@lru_cache(2)
 def _tweets(path: Path) -> Ints:
     """Counts per second, all in one line. A second without any is a gap in the record: they come at every day's end."""
     with tarfile.open(path) as archive:
@@ -166,6 +168,17 @@ class Mix:
             raise UserError(f"easy inputs meet {self.easy.num_blocks} blocks, hard ones {self.hard.num_blocks}")
         if not self.shares or any(not 0 <= share <= 1 for _, share in self.shares):
             raise UserError(f"a mix needs shares of easy inputs between 0 and 1, got {self.shares}")
+
+    @classmethod
+    def of(cls, profile: ExitProfile, shares: tuple[tuple[float, float], ...], drifts: bool = False) -> "Mix":
+        """Easy inputs are the half of a profile's that leaves first: half and half, it is that profile.
+
+        >>> Mix.of(ExitProfile((1.0, 0.8, 0.4)), ((0.0, 0.5),)).easy.survival
+        (1.0, 0.6, 0.0)
+        """
+        easy = tuple(round(max(0.0, 2 * share - 1), 12) for share in profile.survival)
+        hard = tuple(min(1.0, 2 * share) for share in profile.survival)
+        return cls(ExitProfile(easy), ExitProfile(hard), shares, drifts)
 
     def easy_share(self, times_s: Floats) -> Floats:
         at, share = (np.array(each) for each in zip(*self.shares, strict=True))

@@ -16,9 +16,29 @@ def simulate(
     hours: Annotated[float, typer.Option(help="How long, in simulated time.")] = 0.1,
     arrivals: Annotated[str, typer.Option(help="poisson, gamma, uniform, step or daynight.")] = "poisson",
     cv: Annotated[float, typer.Option(help="Variation of the gaps between arrivals (gamma).")] = 3.0,
+    mix: Annotated[
+        str,
+        typer.Option(
+            help="Share of easy inputs (the half that leaves first) from some second on, as SECONDS:SHARE,... "
+            "Example: 0:0.8,600:0.5 switches after ten minutes."
+        ),
+    ] = "",
+    drift: Annotated[bool, typer.Option("--drift", help="Between those times the share drifts, not switches.")] = False,
+    exits: Annotated[
+        Path | None, typer.Option(help="Recorded exits instead: one block number per line, in order of arrival.")
+    ] = None,
     jitter: Annotated[float, typer.Option(help="How much launches vary: 0.1 is about 10 %.")] = 0.0,
+    slow: Annotated[
+        list[str] | None, typer.Option(help="A straggler, as REPLICA=TIMES: v100/3=2 takes twice as long. Repeatable.")
+    ] = None,
+    gone: Annotated[
+        list[str] | None,
+        typer.Option(help="A replica that is gone for a while, as REPLICA=FROM-UNTIL in seconds. Repeatable."),
+    ] = None,
     failures: Annotated[float, typer.Option(help="Share of launches that fail.")] = 0.0,
-    front_ms: Annotated[float, typer.Option(help="What the front door adds to every answer.")] = 0.0,
+    front_ms: Annotated[
+        float, typer.Option(help="What the front door adds to every answer (make bench-fidelity measures it).")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="The same seed, the same run.")] = 0,
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("simulation.png"),
 ) -> None:
@@ -34,10 +54,12 @@ def simulate(
     applications = ours(serve_file(config, {}))
     if len(applications) != 1:
         raise UserError(f"{config} has {len(applications)} applications of isobatch: a simulation needs exactly one")
-    devices, simulation = tool("devices", "simulate"), tool("simulation", "simulate")
-    troubles = devices.Troubles(jitter=jitter, fail_share=failures)
+    if mix and exits:
+        raise UserError("--mix and --exits both say how hard inputs are: give one of them")
+    devices, simulation, wishes = (tool(name, "simulate") for name in ("devices", "simulation", "wishes"))
+    troubles = devices.Troubles(jitter, wishes.slow_of(slow or ()), failures, wishes.outages_of(gone or ()))
     world = simulation.world(parse(applications[0]["args"]), troubles, front_ms / 1e3)
-    report = simulation.run(world, simulation.Load(rate, hours * 3600, arrivals, cv, trace, seed))
+    report = simulation.run(world, simulation.Load(rate, hours * 3600, arrivals, cv, trace, seed, mix, drift, exits))
     console = Console(soft_wrap=True)
     for table in simulation.tables(report, world):
         console.print(table)

@@ -38,7 +38,7 @@ def _replica_for(pool: Pool, group: Group, now_s: float) -> Replica | None:
     stage = pool.stage
     if pool.size < stage.batch:
         return group.idle(now_s)
-    return group.idle(now_s) or group.soonest(stage.transfer_s)
+    return group.idle(now_s) or group.soonest()
 
 
 def _add_kept(choices: list[Choice], group: Group, now_s: float) -> None:
@@ -46,7 +46,7 @@ def _add_kept(choices: list[Choice], group: Group, now_s: float) -> None:
     still = set()
     for replica in group.stirred:
         for pool in replica.pools.values():
-            if pool.size and (not replica.queue or (pool.size >= pool.stage.batch and group.has_room(replica, 0.0))):
+            if pool.size and (not replica.queue or (pool.size >= pool.stage.batch and group.has_room(replica))):
                 choices.append((_rank(pool, now_s), len(choices), pool, replica))
                 still.add(replica)
     group.stirred = still

@@ -57,6 +57,7 @@ class Lane:
         )
         for group in self.groups:
             group.forget_pools()
+            group.transfer_s = max(stage.transfer_s for stage in route.stages if stage.group == group.name)
         self.entry = self.stations[0].pool(0, None)
 
     @property

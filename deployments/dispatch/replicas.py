@@ -50,6 +50,7 @@ class Group:
         self.members: dict[str, Replica] = {}
         self.pace = 1.0  # how much longer launches take than planned
         self.stirred: set[Replica] = set()  # may run something that they keep
+        self.transfer_s = 0.0  # the longest that a launch takes to get here
         self.owed_s = 0.0  # to inputs inside, but for the launches under way
         self._limits = limits
         self._benched: set[Replica] = set()
@@ -103,18 +104,18 @@ class Group:
                 return replica
         return None
 
-    def soonest(self, transfer_s: float) -> Replica | None:
+    def soonest(self) -> Replica | None:
         """One that is busy, has room and will be free first."""
-        for level in self._by_load[1 : None if transfer_s else self._ahead + 1]:
+        for level in self._by_load[1 : None if self.transfer_s else self._ahead + 1]:
             for replica in level.values():
-                if replica.benched_until_s is None and self.has_room(replica, transfer_s):
+                if replica.benched_until_s is None and self.has_room(replica):
                     return replica
         return None
 
-    def has_room(self, replica: Replica, transfer_s: float) -> bool:
-        """For one launch more: as many as allowed, or while those that wait are too short to hide its journey."""
+    def has_room(self, replica: Replica) -> bool:
+        """For one launch more: so many may wait, or as many as it takes to outlast the journey of the next."""
         waiting = len(replica.queue) - 1
-        return waiting < self._ahead or (waiting > 0 and sum(replica.queue) - replica.queue[0] < transfer_s)
+        return waiting < self._ahead or (waiting > 0 and sum(replica.queue) - replica.queue[0] < self.transfer_s)
 
     def begin(self, replica: Replica, seconds: float, now_s: float) -> float:
         """When it is expected to end: what waits at a busy replica starts when that is done, not now."""

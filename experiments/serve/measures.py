@@ -24,9 +24,9 @@ def rate(url: str, clients: int, seconds: float) -> float:
     return summary(record, float("inf")).answered_per_s
 
 
-def median_ms(url: str, body: bytes, count: int) -> float:
+def median_ms(url: str, body: bytes, count: int, per_s: float = 20.0) -> float:
     """The latency of a lone request: one after another, a little apart; the first ones only warm up."""
-    record = asyncio.run(Load(url, [body]).at(arrivals("uniform", 20, (count + 10) / 20, 0)))
+    record = asyncio.run(Load(url, [body]).at(arrivals("uniform", per_s, (count + 10) / per_s, 0)))
     return median(_latencies_ms(record)[10:])
 
 

@@ -1,4 +1,5 @@
-"""How fast the simulator is, whether its memory grows, and what it says of the paper's two fleets at batches of 8."""
+"""How fast the simulator is, whether its memory grows, what it says of the paper's two fleets at batches of 8, and how
+far it is from the live graph (`experiments/fidelity`)."""
 
 import resource
 import time
@@ -9,6 +10,7 @@ import numpy as np
 
 from experiments import gains
 from experiments.baselines import stock
+from experiments.fidelity import run as fidelity
 from experiments.gains import Suite
 from experiments.heterogeneous.suite import SUITE as MIXED
 from experiments.homogeneous.suite import SUITE as ONE_KIND
@@ -19,7 +21,7 @@ from profiles.exits import ExitProfile
 
 BATCH = 8
 LOAD = 0.9  # of what the plan promises
-REQUESTS, PIECES = 2_000_000, 20
+REQUESTS, PIECES = 10_000_000, 100
 
 
 def measure() -> dict[str, float]:
@@ -30,6 +32,7 @@ def measure() -> dict[str, float]:
         "ratio_stock_homogeneous": gains.ratio(one, BATCH, "no exits"),
         "ratio_best_heterogeneous": min(gains.ratio(mixed, BATCH, each) for each in ("early exit", "no exits")),
         "share_of_oracle": next(row.share_of_oracle for row in one if row.system == "isobatch"),
+        **fidelity.measure(),
     }
 
 

@@ -57,14 +57,16 @@ def test_a_share_is_a_share() -> None:
         Limits(share=0)
 
 
-def test_more_waits_at_a_busy_replica_only_where_its_journey_is_longer_than_what_waits() -> None:
+def test_more_waits_at_a_busy_replica_only_until_it_outlasts_the_journey_of_the_next_launch() -> None:
     group = Group("a", Limits(ahead=1))
     group.follow(["r"])
     replica = group.members["r"]
     for seconds in (0.010, 0.002):
         group.begin(replica, seconds, now_s=0.0)
-    assert group.soonest(transfer_s=0.0) is None
-    assert group.soonest(transfer_s=0.001) is None
-    assert group.soonest(transfer_s=0.005) is replica
+    assert group.soonest() is None
+    group.transfer_s = 0.001
+    assert group.soonest() is None
+    group.transfer_s = 0.005
+    assert group.soonest() is replica
     group.begin(replica, 0.010, now_s=0.0)
-    assert group.soonest(transfer_s=0.005) is None
+    assert group.soonest() is None

@@ -9,6 +9,7 @@ from cluster.cli import app
 from deployments.config import AppConfig
 from experiments.devices import Troubles
 from experiments.simulation import Load, draw, run, tables, world
+from experiments.wishes import outages_of, slow_of
 from optimizer.plan import Placement, Plan, Promise, Split
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -55,7 +56,7 @@ def test_what_is_served_is_simulated(config: AppConfig, tmp_path: Path) -> None:
 
 
 def test_without_a_plan_there_is_nothing_to_simulate() -> None:
-    with pytest.raises(UserError, match="needs plan"):
+    with pytest.raises(UserError, match="needs profile"):
         world(AppConfig(), Troubles(), front_s=0.0)
 
 
@@ -73,3 +74,36 @@ def test_what_the_command_cannot_use_is_one_line(serve_file: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, UserError)
     assert str(result.exception).startswith("jitter = -1")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--slow", "v100/0"], "'v100/0' must look like REPLICA=TIMES"),
+        (["--slow", "v100/7=2"], "there is no replica 'v100/7', only v100/0, v100/1"),
+        (["--gone", "v100/0=9"], "must look like REPLICA=FROM-UNTIL"),
+        (["--gone", "v100/0=9-3"], "cannot be gone from 9 until 3 s"),
+        (["--mix", "0:0.8,0:0.2"], "seconds of a mix must ascend"),
+        (["--mix", "0:1.5"], "shares of easy inputs between 0 and 1"),
+        (["--exits", "nowhere.txt"], "cannot read nowhere.txt"),
+        (["--exits", "nowhere.txt", "--mix", "0:1"], "give one of them"),
+    ],
+)
+def test_what_is_wished_wrongly_is_one_line(serve_file: Path, options: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", "--config", str(serve_file), "--rate", "100", *options])
+    assert isinstance(result.exception, UserError), result.output
+    assert sentence in str(result.exception)
+    assert "\n" not in str(result.exception)
+
+
+def test_inputs_may_be_recorded_or_mixed_and_replicas_slow_or_gone(config: AppConfig, tmp_path: Path) -> None:
+    troubles = Troubles(slow=slow_of(["v100/1=2"]), outages=outages_of(["v100/0=2-4"]))
+    here = world(config, troubles, front_s=0.0)
+    (tmp_path / "exits.txt").write_text("1\n3\n3\n")
+    recorded = run(here, Load(rate_per_s=100.0, seconds=10.0, exits=tmp_path / "exits.txt"))
+    assert recorded.answered == recorded.arrived
+    first, second = (fill.inputs for fill in recorded.fills[0].values())
+    assert second / first == pytest.approx(2 / 3, rel=0.05)
+    shifting = run(here, Load(rate_per_s=100.0, seconds=10.0, mix="0:1,5:0"))
+    first, second = (fill.inputs for fill in shifting.fills[0].values())
+    assert second / first == pytest.approx(0.5, rel=0.15), "nobody who is easy gets there, then all do"

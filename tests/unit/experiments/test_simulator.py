@@ -116,6 +116,14 @@ def test_overload_is_refused_and_goodput_stays() -> None:
     assert report.refused >= 0.3 * report.arrived
 
 
+def test_a_transfer_behind_a_shorter_launch_does_not_keep_devices_idle() -> None:
+    """Splits that take turns: the first takes a quarter of the time that the survivors' journey to the second takes."""
+    slow_link = replace(FAST, links={("fast", "fast"): Link("fast", "fast", 1e9, 0.010)})
+    turns = Plan((Placement("fast", 4, (Split(0, 1, 8, (0,)), Split(1, 4, 8))),))
+    rate = 0.8 * 4 * 8 / (0.0005 + 0.0021 + 0.7 * (0.0005 + 0.006))  # of what the devices could compute
+    assert run(World(turns, slow_link, SLO_S), rate, 6000, seed=0).good_share >= 0.97
+
+
 def test_a_slow_replica_hurts_less_than_its_share() -> None:
     pace = evaluate(TWO, FAST).goodput_per_s
     slow = World(TWO, FAST, SLO_S, troubles=Troubles(slow={"fast/1": 8.0}))

@@ -1,0 +1,77 @@
+"""Plans and loads that run twice: on the live graph with virtual devices, and simulated, with the same arrivals."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from experiments.serve.fleet import BLOCKS, SURVIVAL
+from experiments.sources import data
+from experiments.workloads import Floats, Ints, arrivals, exit_blocks, trace
+from optimizer.plan import Placement, Plan, Split
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+from profiles.latency import LatencyTable
+
+BATCH = 8
+PASS_S = 0.120  # of a full batch through the whole network: slow enough that the devices are the limit, not the host
+LONE = 0.5  # of it, for a batch of one
+KINDS = {"v100": 1.0, "k80": 2.0}  # how much slower than the plain kind
+SLO_S = 0.7
+LOADS = (0.5, 0.8, 0.95, 1.2)  # of what the plan promises
+SECONDS = 6.0
+SEED = 0
+PROCESSES = ("poisson", "twitter")
+TWITTER = "arrivals/twitter/twitter_2021-08_per_second.tbz2"
+FASTER = 10  # a minute of the trace in six seconds: what comes and goes within a minute does so within the SLO
+
+
+def profile() -> Profile:
+    return Profile("fidelity", tuple(_table(kind, slower) for kind, slower in KINDS.items()), ExitProfile(SURVIVAL))
+
+
+def _table(kind: str, slower: float) -> LatencyTable:
+    whole, none, sizes = (slower * PASS_S / BLOCKS,) * BLOCKS, (0.0,) * BLOCKS, (4096,) * BLOCKS
+    alone = tuple(LONE * each for each in whole)
+    return LatencyTable(kind, (1, BATCH), (alone, whole), (none, none), 0.0, sizes, sizes, "made up")
+
+
+def _in_a_row(*parts: tuple[int, int, str]) -> Plan:
+    """Splits up to a block, on so many replicas of a kind; inputs may leave at the end of each."""
+    starts = (0, *(stop for stop, _, _ in parts))
+    splits = [Split(a, b, BATCH, (b - 1,) if b < BLOCKS else ()) for a, b in pairwise(starts)]
+    return Plan(tuple(Placement(kind, n, (split,)) for (_, n, kind), split in zip(parts, splits, strict=True)))
+
+
+def _beside(first: Plan, second: Plan) -> Plan:
+    return replace(first, beside=(second,))
+
+
+PLANS = {
+    "1 split": _in_a_row((8, 2, "v100")),
+    "2 splits": _in_a_row((4, 2, "v100"), (8, 1, "v100")),
+    "3 splits": _in_a_row((4, 2, "v100"), (6, 1, "v100"), (8, 1, "v100")),
+    "1 split, mixed": _beside(_in_a_row((8, 1, "v100")), _in_a_row((8, 2, "k80"))),
+    "2 splits, mixed": _in_a_row((4, 2, "v100"), (8, 2, "k80")),
+    "3 splits, mixed": _in_a_row((4, 2, "v100"), (6, 1, "k80"), (8, 1, "v100")),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    plan: str
+    process: str
+    load: float
+
+    def inputs(self, promised_per_s: float, seconds: float = SECONDS) -> tuple[Floats, Ints]:
+        """When each comes, and after which block it is sure: the same for both."""
+        rate = self.load * promised_per_s
+        if self.process == "poisson":
+            times_s = arrivals("poisson", rate, seconds, SEED)
+        else:
+            times_s = trace(data(TWITTER), rate / FASTER, seconds * FASTER, SEED) / FASTER
+        return times_s, exit_blocks(ExitProfile(SURVIVAL), len(times_s), np.random.default_rng([SEED, 1]))
+
+
+def cases() -> list[Case]:
+    return [Case(plan, process, load) for plan in PLANS for process in PROCESSES for load in LOADS]
