@@ -1,17 +1,23 @@
 """`isobatch simulate`, behind the command line: a configuration and a workload in, a table and a picture out."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from rich.progress import Progress
 from rich.table import Table
 
+from cluster.controller.config import ControllerConfig
+from cluster.controller.corrections import Corrections
+from cluster.controller.events import Event
+from cluster.controller.live import question
+from cluster.controller.question import Question
 from deployments.config import AppConfig
 from deployments.dispatch.messages import Limits
-from deployments.graph import read_graph
+from deployments.graph import profile_of, read_graph
 from experiments.devices import Troubles
+from experiments.replanned import Replanned, replan
 from experiments.simulator import World, simulate
 from experiments.tally import Report
 from experiments.wishes import read_exits, shares_of
@@ -50,6 +56,22 @@ def world(config: AppConfig, troubles: Troubles, front_s: float) -> World:
     return World(graph.plan, graph.facts, config.slo_ms / 1e3, limits, troubles, front_s)
 
 
+def steered_world(config: AppConfig, controller: ControllerConfig, here: World) -> tuple[World, Question]:
+    """The same with all that the controller may plan with, and what it will ask the planner."""
+    asked = question(controller, config, profile_of(config), here.plan.devices())
+    return replace(here, facts=asked.facts(here.facts.survival, Corrections())), asked
+
+
+def run_steered(here: World, asked: Question, load: Load) -> Replanned:
+    """The same with a controller that may change the plan."""
+    with Progress(transient=True) as progress:
+        task = progress.add_task("simulating", total=load.seconds)
+        return replan(
+            here, asked, _inputs(here, load), load.seconds, seed=load.seed,
+            progress=lambda at_s: progress.update(task, completed=at_s),
+        )  # fmt: skip
+
+
 def run(here: World, load: Load) -> Report:
     """With a progress bar: simulated time is what advances."""
     with Progress(transient=True) as progress:
@@ -73,6 +95,15 @@ def _inputs(here: World, load: Load) -> Iterator[tuple[Floats, Ints]]:
             sure_after = mix.exit_blocks(part, random) if mix else exit_blocks(profile, len(part), random)
         done += len(part)
         yield part, sure_after
+
+
+def decisions(replanned: Replanned) -> Table:
+    """What the controller changed, and why."""
+    table = Table("at", "", "why", "promised", "seen", title=f"{len(replanned.changes)} changes of plan")
+    for event in replanned.changes:
+        gains = ("" if gain is None else f"{gain:+.1%}" for gain in (event.gain_promised, event.gain_seen))
+        table.add_row(f"{event.at_s:,.0f} s", event.what, event.why, *gains)
+    return table
 
 
 def tables(report: Report, here: World) -> tuple[Table, Table]:
@@ -113,8 +144,8 @@ def _fills(report: Report, here: World) -> Table:
     return table
 
 
-def draw(report: Report, slo_s: float, path: Path) -> None:
-    """Load and goodput, latency, and what was turned away, over time."""
+def draw(report: Report, slo_s: float, path: Path, changes: Sequence[Event] = ()) -> None:
+    """Load and goodput, latency, and what was turned away, over time; a line wherever the plan changed."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -135,6 +166,8 @@ def draw(report: Report, slo_s: float, path: Path) -> None:
         lost.plot(at_s, getattr(tally, name) * per_s, color=colour, label=name)
     lost.set(ylabel="inputs per second", xlabel="simulated seconds")
     for axes in (load, latency, lost):
+        for event in changes:
+            axes.axvline(event.at_s, color="#bb3333", linewidth=0.7, alpha=0.5)
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
         axes.spines[["top", "right"]].set_visible(False)

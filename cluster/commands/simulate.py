@@ -1,12 +1,18 @@
 """`isobatch simulate`: rehearse a plan under a load, with the dispatcher that would serve it, in virtual time."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cluster.experiment import tool
 from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from cluster.controller.config import ControllerConfig
+    from cluster.serve_file import ServeFile
 
 
 def simulate(
@@ -36,6 +42,7 @@ def simulate(
         typer.Option(help="A replica that is gone for a while, as REPLICA=FROM-UNTIL in seconds. Repeatable."),
     ] = None,
     failures: Annotated[float, typer.Option(help="Share of launches that fail.")] = 0.0,
+    replan: Annotated[bool, typer.Option("--replan", help="With the controller, every two minutes.")] = False,
     front_ms: Annotated[
         float, typer.Option(help="What the front door adds to every answer (make bench-fidelity measures it).")
     ] = 0.0,
@@ -51,17 +58,34 @@ def simulate(
     from cluster.serve_file import ours, serve_file
     from deployments.config import parse
 
-    applications = ours(serve_file(config, {}))
+    content = serve_file(config, {})
+    applications = ours(content)
     if len(applications) != 1:
         raise UserError(f"{config} has {len(applications)} applications of isobatch: a simulation needs exactly one")
     if mix and exits:
         raise UserError("--mix and --exits both say how hard inputs are: give one of them")
     devices, simulation, wishes = (tool(name, "simulate") for name in ("devices", "simulation", "wishes"))
     troubles = devices.Troubles(jitter, wishes.slow_of(slow or ()), failures, wishes.outages_of(gone or ()))
-    world = simulation.world(parse(applications[0]["args"]), troubles, front_ms / 1e3)
-    report = simulation.run(world, simulation.Load(rate, hours * 3600, arrivals, cv, trace, seed, mix, drift, exits))
-    console = Console(soft_wrap=True)
+    app_config = parse(applications[0]["args"])
+    world = simulation.world(app_config, troubles, front_ms / 1e3)
+    load = simulation.Load(rate, hours * 3600, arrivals, cv, trace, seed, mix, drift, exits)
+    console, changes = Console(soft_wrap=True), ()
+    if replan:
+        world, asked = simulation.steered_world(app_config, _controller(content), world)
+        replanned = simulation.run_steered(world, asked, load)
+        report, changes = replanned.report, replanned.changes
+        console.print(simulation.decisions(replanned))
+    else:
+        report = simulation.run(world, load)
     for table in simulation.tables(report, world):
         console.print(table)
-    simulation.draw(report, world.slo_s, out)
+    simulation.draw(report, world.slo_s, out, changes)
     console.print(f"drawn in {out}")
+
+
+def _controller(content: ServeFile) -> ControllerConfig:
+    """That of the file's own controller, if it has one."""
+    from cluster.controller.config import ControllerConfig
+
+    found = [one for one in content["applications"] if one.get("import_path") == "cluster.controller.app:build"]
+    return ControllerConfig.model_validate(found[0].get("args") or {}) if found else ControllerConfig()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cluster.controller.config import ControllerConfig
 from cluster.serve_file import APPLICATION, grpc_address, serve_file, with_grpc
 from optimizer.plan import read_plan
 from profiles.errors import UserError
@@ -25,8 +26,9 @@ def test_nothing_is_the_demo_in_two_splits_from_wherever_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (application,) = serve_file(None, {})["applications"]
+    application, controller = serve_file(None, {})["applications"]
     assert len(read_plan(Path(application["args"]["plan"])).splits) == 2
+    assert ControllerConfig.model_validate(controller["args"]).application == application["name"]
 
 
 def test_the_example_file_says_the_defaults() -> None:
