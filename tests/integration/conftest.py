@@ -29,7 +29,7 @@ def deployed(local: tuple[LocalRay, str]) -> Callable[..., str]:
     ray, address = local
 
     def put(*applications: dict[str, object]) -> str:
-        deploy(ray, {"applications": list(applications)}, patience_s=60)
+        deploy(ray, {"applications": list(applications)}, patience_s=300)
         return address
 
     return put
