@@ -1,11 +1,12 @@
 """Prometheus metrics through Ray: what the tally counted, told once a second, so that no request pays for it."""
 
 import asyncio
-from collections import Counter
+from collections import defaultdict
+from itertools import accumulate
 from typing import Any
 
 from deployments.driver import Driver
-from deployments.tally import OUTCOMES
+from deployments.tally import BOUNDS_MS, OUTCOMES
 
 EVERY_S = 1.0
 
@@ -28,8 +29,11 @@ class _Series:
         self._inputs = metrics.Counter("isobatch_launched_inputs", "Inputs in those batches.", ("block",))
         self._waiting = metrics.Gauge("isobatch_waiting_inputs", "Inputs that wait before a block.", ("block",))
         self._fill = metrics.Gauge("isobatch_batch_fill", "How full batches are, of 1.", ("block",))
-        self._latency = metrics.Gauge("isobatch_latency_ms", "Of the latest answers.", ("quantile",))
-        self._told: Counter[tuple[object, str]] = Counter()
+        # A histogram, counted by us: Ray's own would cost each request more than its part of our handler.
+        self._buckets = metrics.Counter("isobatch_latency_ms_bucket", "Answers that took up to `le`.", ("le",))
+        self._sum = metrics.Counter("isobatch_latency_ms_sum", "What all answers took.", ())
+        self._answers = metrics.Counter("isobatch_latency_ms_count", "Answers.", ())
+        self._told: defaultdict[tuple[object, str], float] = defaultdict(float)
 
     def tell(self, driver: Driver) -> None:
         tally = driver.tally
@@ -44,11 +48,13 @@ class _Series:
         waiting = driver.dispatcher.waiting()
         for stage in driver.dispatcher.route.stages:
             self._waiting.set(waiting.get(stage.start, 0), {"block": str(stage.start)})
-        for quantile, value in tally.latency_ms().items():
-            self._latency.set(value, {"quantile": quantile})
+        for bound, count in zip((*map(str, BOUNDS_MS), "+Inf"), accumulate(tally.buckets), strict=True):
+            self._count(self._buckets, "le", bound, count)
+        self._count(self._sum, "", "", 1e3 * tally.seconds["all"])
+        self._count(self._answers, "", "", tally.outcomes["answered"])
 
-    def _count(self, counter: Any, tag: str, value: str, total: int) -> None:
+    def _count(self, counter: Any, tag: str, value: str, total: float) -> None:
         """Ray's counters take what came since they were last told."""
-        if more := total - self._told[counter, value]:
-            counter.inc(more, {tag: value})
+        if (more := total - self._told[counter, value]) > 0:
+            counter.inc(more, {tag: value} if tag else {})
             self._told[counter, value] = total

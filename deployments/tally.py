@@ -1,5 +1,6 @@
 """What has happened since the start: counts, the latest latencies, how full batches were. A plain object."""
 
+from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from deployments.answers import Answer
 OUTCOMES = ("answered", "refused", "failed", "abandoned")
 LATEST = 2000
 QUANTILES = (50, 95, 99)
+BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Tally:
         self.survivor_bytes: Counter[str] = Counter()  # that came back "by_value", or were "held" where they were
         # Of answered requests: all, queued, computed.
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.buckets = [0] * (len(BOUNDS_MS) + 1)  # answers by latency: up to each bound, and above the last
         self._latencies_s: deque[float] = deque(maxlen=maxlen)
 
     def ended(self, outcome: str) -> None:
@@ -56,6 +59,7 @@ class Tally:
         self.seconds["all"] += took_s
         self.seconds["queued"] += sum([answer.queued_ms for answer in answers]) / len(answers) / 1e3
         self.seconds["computed"] += sum([answer.computed_ms for answer in answers]) / len(answers) / 1e3
+        self.buckets[bisect_left(BOUNDS_MS, 1e3 * took_s)] += 1
         self._latencies_s.append(took_s)
 
     def launched(self, block: int, inputs: int, room: int) -> None:
@@ -65,6 +69,7 @@ class Tally:
         self.outcomes.update(other.outcomes)
         self.exits.update(other.exits)
         self.survivor_bytes.update(other.survivor_bytes)
+        self.buckets = [ours + theirs for ours, theirs in zip(self.buckets, other.buckets, strict=True)]
         self._latencies_s.extend(other._latencies_s)
         for block, launches in other.launches.items():
             self.launches[block].add(launches)

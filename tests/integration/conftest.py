@@ -15,7 +15,7 @@ def local() -> Iterator[tuple[LocalRay, str]]:
     """The Ray and the address of its HTTP front; nothing is deployed yet."""
     before = dict(os.environ)
     os.environ.pop("RAY_ADDRESS", None)
-    port = free_port(8765)
+    port = free_port(0)
     with local_ray({"host": "127.0.0.1", "port": port}) as ray:
         yield ray, f"http://127.0.0.1:{port}"
     os.environ.clear()

@@ -91,7 +91,9 @@ def test_what_happens_is_told_to_prometheus(deployed: Put, tmp_path: Path) -> No
 
     def told() -> bool:
         text = urllib.request.urlopen(metrics, timeout=10).read().decode()
-        return all(f"isobatch_{name}" in text for name in ("requests", "exits", "launches", "batch_fill", "latency_ms"))
+        return all(
+            f"isobatch_{name}" in text for name in ("requests", "exits", "launches", "batch_fill", "latency_ms_bucket")
+        )
 
     assert eventually(told, within_s=30)
 

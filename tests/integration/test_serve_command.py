@@ -37,7 +37,7 @@ def marked(mark: str) -> list[str]:
 @contextmanager
 def served(folder: Path, loader: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """The command at work: its process, its address, and the mark that all its processes bear."""
-    mark, port = f"ISOBATCH_TEST={uuid.uuid4().hex}", free_port(8123)
+    mark, port = f"ISOBATCH_TEST={uuid.uuid4().hex}", free_port(0)
     file = folder / "serve.yaml"
     application = {"name": "isobatch", "import_path": "deployments.app:build"}
     application |= {"args": {"model": str(folder), "loader": loader}}

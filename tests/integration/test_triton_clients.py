@@ -18,7 +18,7 @@ PAIRS = np.array([[block, label] for block in range(4) for label in range(10)], 
 def served(deployed: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Addresses of HTTP and gRPC."""
     folder: Path = tmp_path_factory.mktemp("triton")
-    toy, port = application(folder, cut_at(2)), free_port(8701)
+    toy, port = application(folder, cut_at(2)), free_port(0)
     toy["args"] |= {"grpc_port": port}
     return deployed(toy).removeprefix("http://"), f"127.0.0.1:{port}"
 

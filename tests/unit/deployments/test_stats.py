@@ -11,7 +11,7 @@ from deployments.dispatch.route import Route, Stage
 from deployments.open_inference.protocol import statistics
 from deployments.service import Service
 from deployments.stats import Seen, told
-from deployments.tally import Tally
+from deployments.tally import Tally, merged
 from deployments.usage import Usage
 
 ROUTE = Route((Stage(0, 2, 4, "front", (0.001,) * 4), Stage(2, 4, 4, "back", (0.001,) * 4)))
@@ -35,6 +35,7 @@ def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:
         assert stats["survival"] == [1.0, 0.25, 0.25, 0.25]
         assert (stats["splits"][0]["launches"], stats["splits"][0]["fill"]) == (40, 0.25)
         assert len(stats["fronts"]) == 2
+    assert merged([slow.tally, fast.tally]).buckets == [0, 0, 0, 30, 0, 0, 0, 0, 0, 10, 0, 0, 0, 0]
     assert slow.tally.exits.total() == 10, "what a front counts stays its own"
 
 
