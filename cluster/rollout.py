@@ -6,8 +6,8 @@ from typing import Any
 
 from cluster.controller.application import RolloutError
 from deployments.counting import since
-from deployments.deployer import Undone
 from deployments.observed import Observed, merged
+from deployments.rollout import Undone
 from optimizer.plan import Plan
 
 Inventory = Callable[[], Mapping[str, int]]

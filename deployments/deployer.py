@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,22 +18,16 @@ from deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, r
 from deployments.memory import Memory, forget, recall
 from deployments.observed import Observed
 from deployments.placed import needs
-from deployments.rollout import CannotStartError, Moved, move, risen
+from deployments.rollout import CannotStartError, Moved, Undone, move, risen
 from deployments.stats import Seen, Tell
 from optimizer.plan import Plan
 from profiles.errors import UserError
 
+log = logging.getLogger("ray.serve")
 T = TypeVar("T")
 PATIENCE_S = 600.0  # until a plan's replicas run: a network may be large
 FOLLOW_WITHIN_S = 5.0
 COUNT_WITHIN_S = 2.0
-
-
-@dataclass(frozen=True)
-class Undone:
-    """Why a plan was not rolled out. The one from before goes on."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -107,6 +102,9 @@ class Deployer:
                 return await move(self._fleet, before, after.plan.devices(), partial(self._lead, after), patience_s)
             except (UserError, CannotStartError) as error:
                 return Undone(str(error))
+            except Exception as error:
+                log.exception("a plan could not be rolled out")
+                return Undone(f"{type(error).__name__}: {error}")
 
     async def _lead(self, after: Graph) -> None:
         """From here on a deployer that is restarted goes forward to this plan, not back."""

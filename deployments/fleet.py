@@ -77,11 +77,13 @@ def delete_fleets(application: str, but: str = "") -> None:
 def fits(needs: Iterable[Needs], nodes: Sequence[Needs]) -> bool:
     """Whether all can be placed on what the nodes have free: the first with room takes each, as nothing is mixed.
 
-    >>> fits([{"GPU": 1.0}, {"GPU": 1.0}], [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0}])
-    False
+    >>> nodes = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0}]
+    >>> fits([{"GPU": 1.0}, {"CPU": 4.0, "GPU": 0.0}], nodes), fits([{"GPU": 1.0}, {"GPU": 1.0}], nodes)
+    (True, False)
     """
     free = [dict(node) for node in nodes]
-    for need in needs:
+    for asked in needs:
+        need = {name: amount for name, amount in asked.items() if amount}
         node = next((node for node in free if all(node.get(name, 0.0) >= need[name] - 1e-6 for name in need)), None)
         if node is None:
             return False

@@ -48,6 +48,13 @@ class Moved:
     missing_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class Undone:
+    """Why a plan was not rolled out. The one from before goes on."""
+
+    reason: str
+
+
 async def move(
     fleet: Fleet, before: Counts, after: Counts, follow: Callable[[], Awaitable[None]], patience_s: float
 ) -> Moved:
@@ -65,7 +72,7 @@ async def move(
             missing_since_s = now_s()
             await _freed(fleet, less, patience_s)
         await risen(fleet, more, patience_s)
-    except CannotStartError:
+    except Exception:
         await asyncio.to_thread(fleet.want, {kind: before.get(kind, 0) for kind in (*more, *less)})
         raise
     await follow()

@@ -19,6 +19,7 @@ from profiles.errors import UserError
 
 Floats = NDArray[np.float64]
 BROKEN = 0  # the status of a request that got no answer
+WRONG = -1  # of one that got an answer that is not right
 _HEAD_END, _LENGTH, _LAST_CHUNK = b"\r\n\r\n", b"content-length:", b"\r\n0\r\n\r\n"
 
 
@@ -33,18 +34,18 @@ class Record:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time. `done(status)` is called when it is answered, or when the connection breaks."""
+    """One request at a time. `done(status, body)` is called when it is answered, or when the connection breaks."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._done: Callable[[int], None] | None = None
+        self._done: Callable[[int, bytes], None] | None = None
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
-    def ask(self, request: bytes, done: Callable[[int], None]) -> None:
+    def ask(self, request: bytes, done: Callable[[int, bytes], None]) -> None:
         assert self.transport
         self._done = done
         self.transport.write(request)
@@ -53,18 +54,18 @@ class _Connection(asyncio.Protocol):
         self._buffer += data
         if not _is_whole(self._buffer):
             return
-        status = int(self._buffer[9:12])
+        status, body = int(self._buffer[9:12]), bytes(self._buffer).partition(_HEAD_END)[2]
         self._buffer.clear()
-        self._finish(status)
+        self._finish(status, body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        self._finish(BROKEN)
+        self._finish(BROKEN, b"")
 
-    def _finish(self, status: int) -> None:
+    def _finish(self, status: int, body: bytes) -> None:
         done, self._done = self._done, None
         if done:
-            done(status)
+            done(status, body)
 
 
 def _is_whole(reply: bytes | bytearray) -> bool:
@@ -88,7 +89,15 @@ def _is_whole(reply: bytes | bytearray) -> bool:
 class Load:
     """Requests to one URL over as many connections as are needed; beyond `connections` requests wait here."""
 
-    def __init__(self, url: str, bodies: Sequence[bytes], connections: int = 512, headers: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        bodies: Sequence[bytes],
+        connections: int = 512,
+        headers: str = "",
+        right: Callable[[int, bytes], bool] = lambda body, answer: True,
+    ) -> None:
+        """`right(index of the body, answer)` says whether an answer is what it should be."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise UserError(f"{url!r} must look like http://HOST:PORT/PATH")
@@ -97,7 +106,7 @@ class Load:
             f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n{headers}"
         )
         self._requests = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
-        self._most = connections
+        self._most, self._right = connections, right
         self._open = 0
         self._idle: list[_Connection] = []
         self._queue: deque[int] = deque()
@@ -107,11 +116,25 @@ class Load:
         """Open loop: one request at each of these times. Who has no answer `patience_s` after the last is given up."""
         await self._connect(min(self._most, 32))
         self._begin(due_s)
+        self._stopped = False
+        sent = 0
         for index, due in enumerate(due_s):
             if (wait_s := due - self._now()) > 0:
                 await asyncio.sleep(wait_s)
+            if self._stopped:
+                break
             self._send(index)
-        return await self._end(patience_s)
+            sent = index + 1
+        record = await self._end(patience_s)
+        return Record(record.due_s[:sent], record.sent_s[:sent], record.ended_s[:sent], record.status[:sent])
+
+    def stop(self) -> None:
+        """What is due later is not sent any more."""
+        self._stopped = True
+
+    def now_s(self) -> float:
+        """Since the load began."""
+        return self._now()
 
     async def by_clients(self, clients: int, seconds: float) -> Record:
         """Closed loop: as many requests as `clients` can put one after another."""
@@ -189,7 +212,9 @@ class Load:
     def _ask(self, connection: _Connection, index: int) -> None:
         self._sent_s[index] = self._now()
 
-        def done(status: int) -> None:
+        def done(status: int, answer: bytes) -> None:
+            if status == 200 and not self._right(index % len(self._requests), answer):
+                status = WRONG
             self._ended_s[index], self._status[index] = self._now(), status
             self._pending -= 1
             self._release(connection)

@@ -1,0 +1,1 @@
+"""Claim: whatever dies, what was admitted is answered, and service recovers by itself."""

@@ -1,0 +1,135 @@
+"""A live application on virtual devices: on a Ray of this process, with nodes that can be added and killed."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from cluster.deploy import deploy
+from cluster.local import LocalRay, free_port, local_ray
+from cluster.processes import descendants
+from deployments.virtual import FAULTS
+from optimizer.plan import Plan
+from profiles.files import Profile, save
+
+NAME = "live"
+NODE_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True)
+class Live:
+    """One application, and how to reach the parts of it that may be killed."""
+
+    ray: LocalRay
+    base: str
+    faults: Path
+
+    @property
+    def url(self) -> str:
+        return f"{self.base}/predict"
+
+    def deploy(self, application: dict[str, Any], patience_s: float = 180.0) -> None:
+        deploy(self.ray, {"applications": [application]}, patience_s)
+
+    def processes(self, deployment: str) -> dict[str, int]:
+        """Of every running replica of deployments of this name, whatever application they are of."""
+        from ray.serve.context import _get_global_client
+
+        found: dict[str, int] = {}
+        for application in _get_global_client().get_serve_details()["applications"].values():
+            for each in application["deployments"].get(deployment, {}).get("replicas", ()):
+                if each["state"] == "RUNNING":
+                    found[each["replica_id"]] = each["pid"]
+        return found
+
+    def slow_down(self, process: int, times: float) -> None:
+        """From its next launch on this device takes so many times as long."""
+        (self.faults / str(process)).write_text(str(times))
+
+
+@contextmanager
+def live(plan: Plan, facts: Profile, folder: Path, **told: Any) -> Iterator[Live]:
+    """Served until the block ends. `told` are further arguments of the application."""
+    with bare() as here:
+        here.deploy(application(plan, facts, folder, **told))
+        yield here
+
+
+@contextmanager
+def bare() -> Iterator[Live]:
+    """A Ray and a Serve that serves nothing yet."""
+    before, port = dict(os.environ), free_port(8610)
+    os.environ.pop("RAY_ADDRESS", None)
+    with TemporaryDirectory() as faults:
+        os.environ[FAULTS] = faults
+        # Only one proxy: those of several nodes of one machine would want the same port.
+        with local_ray({"host": "127.0.0.1", "port": port, "location": "HeadOnly"}) as ray:
+            yield Live(ray, f"http://127.0.0.1:{port}", Path(faults))
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def application(plan: Plan, facts: Profile, folder: Path, **told: Any) -> dict[str, Any]:
+    """What a Serve file says of it; the plan and the profile lie in the folder."""
+    (folder / "plan.json").write_text(plan.to_json())
+    save(facts, folder / "profile.json")
+    arguments = {
+        "model": str(folder),  # nothing is read from there: virtual devices compute nothing
+        "backend": "virtual",
+        "plan": str(folder / "plan.json"),
+        "profile": str(folder / "profile.json"),
+        "drain_s": 10.0,
+        **told,
+    }
+    return {"name": NAME, "import_path": "deployments.app:build", "args": arguments}
+
+
+@contextmanager
+def node(address: str, resources: Mapping[str, float], cpus: float = 1.0) -> Iterator[int]:
+    """One more node of a running Ray, as a second machine would join it; yields its process, which may be killed."""
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--address={address}"]
+    command += [f"--num-cpus={cpus:g}", f"--resources={_json(resources)}", "--num-gpus=0", "--log-style=record"]
+    before = _alive()
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            _until(lambda: _alive() > before, NODE_WITHIN_S, "the node did not join")
+            yield process.pid
+        finally:
+            kill_node(process.pid)
+
+
+def kill_node(process: int) -> None:
+    """With all that runs there, at once."""
+    for each in (*descendants(process), process):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+def _alive() -> int:
+    import ray
+
+    return sum(1 for each in ray.nodes() if each["Alive"])
+
+
+def _until(holds: Any, within_s: float, otherwise: str) -> None:
+    until_s = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"{otherwise} within {within_s:g} s")
+        time.sleep(0.1)
+
+
+def _json(resources: Mapping[str, float]) -> str:
+    import json
+
+    return json.dumps(dict(resources))

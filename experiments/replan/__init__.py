@@ -1,0 +1,1 @@
+"""Claim: a plan changes while requests flow, and nobody notices."""
