@@ -4,13 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deployments.config import DEMO, named, parse
+from cluster.controller.config import ControllerConfig
+from deployments.config import DEMO, checked, named, parse
 from deployments.graph import read_graph
 from deployments.keys import key_in
 from profiles.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 APPLICATION = "deployments.app:build"
+CONTROLLER = "cluster.controller.app:build"
 PATHS = ("model", "plan", "profile")
 HTTP = {"host": "127.0.0.1", "port": 8000}
 GRPC_PORT = 8001
@@ -33,6 +35,8 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
         content = _read(target)
     for one in ours(content):
         one["args"] = _checked((one.get("args") or {}) | overrides, root)
+    for one in steering(content):
+        checked(ControllerConfig, one.get("args") or {})
     content["http_options"] = HTTP | (content.get("http_options") or {})
     return content
 
@@ -40,6 +44,11 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
 def ours(content: ServeFile) -> list[dict[str, Any]]:
     """The applications that isobatch makes; a Serve file may hold others."""
     return [application for application in content["applications"] if application.get("import_path") == APPLICATION]
+
+
+def steering(content: ServeFile) -> list[dict[str, Any]]:
+    """The controllers among the applications."""
+    return [application for application in content["applications"] if application.get("import_path") == CONTROLLER]
 
 
 def key_variable(content: ServeFile) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -49,6 +49,7 @@ def _counted(devices: dict[str, int] | str) -> dict[str, int] | str:
     return devices
 
 
+Model = TypeVar("Model", bound=BaseModel)
 ImportPath = Annotated[str, AfterValidator(_well_formed)]
 Device = Annotated[str, AfterValidator(_known_device)]
 Devices = Annotated[dict[str, int] | str, AfterValidator(_counted)]
@@ -156,13 +157,18 @@ def parse(arguments: dict[str, Any]) -> AppConfig:
     >>> parse({"max_batch": 8}).max_batch
     8
     """
+    return checked(AppConfig, arguments)
+
+
+def checked(model: type[Model], arguments: dict[str, Any]) -> Model:
+    """The same for any configuration."""
     try:
-        return AppConfig.model_validate(arguments)
+        return model.model_validate(arguments)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            known = ", ".join(AppConfig.model_fields)
+            known = ", ".join(model.model_fields)
             raise UserError(f"args: there is no field {field!r}; there are: {known}") from error
         place = f"{field} = {first['input']!r}: " if field else ""
         raise UserError(f"args: {place}{first['msg'].removeprefix('Value error, ')}") from error

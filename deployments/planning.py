@@ -21,9 +21,7 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], Counts] | 
     """`has` counts the devices there are, where the configuration leaves it to the cluster."""
     if config.plan:
         return read_plan(Path(config.plan))
-    plan = optimize(
-        profile, devices := _devices(config, profile, has or ray_devices), links_between(devices), _goal(config)
-    )
+    plan = optimize(profile, devices := usable(config, profile, has), links_between(devices), _goal(config))
     log.info("planned for %s: %s", _told({device.kind: device.count for device in devices}), summary(plan))
     return plan
 
@@ -66,22 +64,22 @@ def devices_of(nodes: Iterable[Mapping[str, float]]) -> Counts:
     return counts | {"cpu": int(sum(node.get("CPU", 0) for node in nodes))}
 
 
-def _devices(config: AppConfig, profile: Profile, has: Callable[[], Counts]) -> list[Device]:
-    """Those that the profile knows times of."""
+def usable(config: AppConfig, profile: Profile, has: Callable[[], Counts] | None = None) -> list[Device]:
+    """The devices that plans may use: those that the profile knows times of."""
     if isinstance(config.devices, dict):
         for kind in config.devices:
             profile.table(kind)  # says what it has, if not this one
         return [device(kind, count) for kind, count in config.devices.items()]
-    there = dict(has())
+    there = dict((has or ray_devices)())
     # The front takes a CPU, and each replica on the CPU what it was told to.
     there["cpu"] = int((there.get("cpu", 0) - 1) / config.cpus_per_replica) if config.cpus_per_replica else there["cpu"]
-    usable = [device(kind, count) for kind, count in there.items() if kind in profile.kinds and count > 0]
-    if not usable:
+    found = [device(kind, count) for kind, count in there.items() if kind in profile.kinds and count > 0]
+    if not found:
         raise UserError(
             f"devices: auto: this Ray has {_told(there)}, {config.profile} has times of {', '.join(profile.kinds)}: "
             "profile what is there, or name what to use"
         )
-    return usable
+    return found
 
 
 def device(kind: str, count: int) -> Device:

@@ -58,7 +58,7 @@ def world(config: AppConfig, troubles: Troubles, front_s: float) -> World:
 
 def steered_world(config: AppConfig, controller: ControllerConfig, here: World) -> tuple[World, Question]:
     """The same with all that the controller may plan with, and what it will ask the planner."""
-    asked = question(controller, config, profile_of(config), here.plan.devices())
+    asked = question(controller, config, profile_of(config))
     return replace(here, facts=asked.facts(here.facts.survival, Corrections())), asked
 
 

@@ -86,6 +86,6 @@ def simulate(
 def _controller(content: ServeFile) -> ControllerConfig:
     """That of the file's own controller, if it has one."""
     from cluster.controller.config import ControllerConfig
+    from cluster.serve_file import steering
 
-    found = [one for one in content["applications"] if one.get("import_path") == "cluster.controller.app:build"]
-    return ControllerConfig.model_validate(found[0].get("args") or {}) if found else ControllerConfig()
+    return ControllerConfig.model_validate(next((one.get("args") or {} for one in steering(content)), {}))

@@ -12,7 +12,7 @@ from ray.serve import Application
 
 from cluster.controller.api import create_api
 from cluster.controller.config import ControllerConfig
-from cluster.controller.live import controller_of, lead
+from cluster.controller.live import allowed, controller_of, lead
 from cluster.controller.loop import Controller
 from cluster.inventory import Inventory
 from cluster.rollout import RunningApplication
@@ -46,8 +46,7 @@ class Steering:
         app_config: AppConfig = await deployer.config.remote()
         profile = profile_of(app_config)
         running = await RunningApplication(self.config.application).plan()
-        most = self.config.devices or app_config.devices
-        inventory = Inventory(most if isinstance(most, dict) else running.devices(), partial(needs, app_config))
+        inventory = Inventory(allowed(self.config, app_config, profile), partial(needs, app_config))
         application = RunningApplication(self.config.application, inventory)
         return controller_of(self.config, app_config, profile, application, running)
 

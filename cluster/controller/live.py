@@ -4,7 +4,6 @@ import asyncio
 import fcntl
 import logging
 import time
-from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
 from itertools import count
@@ -18,8 +17,8 @@ from cluster.controller.events import Events
 from cluster.controller.loop import Controller
 from cluster.controller.question import Question
 from deployments.config import AppConfig
-from deployments.planning import device
-from optimizer import Objective, Plan
+from deployments.planning import device, usable
+from optimizer import Objective, Plan, read_plan
 from profiles.files import Profile
 from profiles.history import History
 
@@ -32,17 +31,24 @@ def controller_of(
 ) -> Controller:
     folder = memory(config, profile)
     history, events = History(folder / "exits.jsonl"), Events(folder / "events.jsonl")
-    asked = question(config, app_config, profile, running.devices())
+    asked = question(config, app_config, profile)
     core = Core(asked, config, history, events, running, time.time())
     return Controller(application, core, time.time, time.perf_counter, asyncio.to_thread, partial(_tell, config))
 
 
-def question(config: ControllerConfig, app_config: AppConfig, profile: Profile, began: Mapping[str, int]) -> Question:
-    counts = config.devices or (app_config.devices if isinstance(app_config.devices, dict) else began)
+def allowed(config: ControllerConfig, app_config: AppConfig, profile: Profile) -> dict[str, int]:
+    """The most that plans may use: what was told, or what the application began with, whatever is lost just now."""
+    if config.devices or app_config.plan is None:
+        told = app_config.model_copy(update={"devices": config.devices}) if config.devices else app_config
+        return {each.kind: each.count for each in usable(told, profile)}
+    return read_plan(Path(app_config.plan)).devices()
+
+
+def question(config: ControllerConfig, app_config: AppConfig, profile: Profile) -> Question:
     objective = Objective(
         slo_s=(config.slo_ms or app_config.slo_ms) / 1e3, slack=config.slack, max_batch=config.max_batch
     )
-    fleet = tuple(device(kind, amount) for kind, amount in counts.items())
+    fleet = tuple(device(kind, amount) for kind, amount in allowed(config, app_config, profile).items())
     return Question(profile, fleet, objective, config.one_machine, config.side_by_side, config.gap)
 
 

@@ -87,3 +87,10 @@ def test_grpc_listens_where_it_was_told_or_where_nobody_does(
     content = with_grpc({"applications": [application]}, None, port, lambda *_: free)
     assert grpc_address(content) == found
     assert application["args"] == told, "what was given stays as it was"
+
+
+def test_a_misspelt_field_of_the_controller_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("applications: [{name: c, import_path: 'cluster.controller.app:build', args: {replan_evry_s: 1}}]")
+    with pytest.raises(UserError, match="there is no field 'replan_evry_s'; there are: replan_every_s, "):
+        serve_file(file, {})
