@@ -33,6 +33,9 @@ class _Series:
         self._buckets = metrics.Counter("isobatch_latency_ms_bucket", "Answers that took up to `le`.", ("le",))
         self._sum = metrics.Counter("isobatch_latency_ms_sum", "What all answers took.", ())
         self._answers = metrics.Counter("isobatch_latency_ms_count", "Answers.", ())
+        self._survivors = metrics.Counter(
+            "isobatch_survivor_bytes", "Of hidden states, by whether they came to the front.", ("way",)
+        )
         self._told: defaultdict[tuple[object, str], float] = defaultdict(float)
 
     def tell(self, driver: Driver) -> None:
@@ -41,6 +44,8 @@ class _Series:
             self._count(self._requests, "outcome", outcome, tally.outcomes[outcome])
         for block, count in tally.exits.items():
             self._count(self._exits, "block", str(block), count)
+        for way, size in tally.survivor_bytes.items():
+            self._count(self._survivors, "way", way, size)
         for block, launches in tally.launches.items():
             self._count(self._launches, "block", str(block), launches.count)
             self._count(self._inputs, "block", str(block), launches.inputs)

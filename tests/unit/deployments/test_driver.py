@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
 
+from deployments import split
 from deployments.answers import Answer, RefusedError
 from deployments.dispatch.messages import Limits
 from deployments.dispatch.route import Route, Stage
@@ -14,7 +15,8 @@ from deployments.dispatcher import Dispatcher
 from deployments.driver import Driver
 from deployments.local_workers import LocalWorkers
 from deployments.split import Departed, Order, SplitReplica, Stayed
-from deployments.wire import pack
+from deployments.wire import Packed, pack, unpack
+from profiles.model import Batch
 from tests.toy import RAMPS, Toy, left_at
 
 REPLICAS = {"front": ["f0", "f1"], "back": ["b0"]}
@@ -169,3 +171,34 @@ def test_what_fails_everywhere_says_why() -> None:
         assert answer.label == 1
 
     play(scene)
+
+
+def test_splits_that_take_turns_on_one_device_keep_their_survivors_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = (0.001,) * 4
+    first, second = Stage(0, 2, 4, "one", times), Stage(2, 4, 4, "one", times, ramps=frozenset({2}), local=True)
+    unpacked: list[int] = []
+
+    def noted(parts: Sequence[Packed]) -> Batch:
+        unpacked.append(parts[0].cursor)
+        return unpack(parts)
+
+    def refused(_: Batch) -> Packed:
+        raise AssertionError("survivors were brought to the host")
+
+    async def act() -> None:
+        replica = SplitReplica(Toy())
+        workers = LocalWorkers({"device": replica})
+        driver = Driver(Dispatcher(Route((first, second)), {"one": ["device"]}), workers, time.perf_counter)
+        wanted = [[block, label] for label in range(10) for block in range(4)]
+        inputs = [pack(Toy().encode([pair])) for pair in wanted]
+        monkeypatch.setattr(split, "unpack", noted)
+        monkeypatch.setattr(split, "pack", refused)
+        answers = await asyncio.gather(*(driver.answer(each, 20.0) for each in inputs))
+        assert [answer.label for (answer,) in answers] == [label for _, label in wanted]
+        assert all([step.block for step in answer.steps] == [0, 2] for (answer,) in answers)
+        assert set(unpacked) == {0}, "only what comes in is on the host"
+        await driver.close()
+        await asyncio.sleep(0)
+        assert len(replica.holdings) == 0
+
+    asyncio.run(act())

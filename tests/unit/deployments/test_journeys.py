@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from deployments import split
 from deployments.holdings import Held, Holdings, Share
 from deployments.split import Departed, Order, SplitReplica, Stayed
+from deployments.virtual import VirtualModel
 from deployments.wire import Packed, pack, take
+from profiles.exits import ExitProfile
+from profiles.latency import LatencyTable
 from profiles.model import Batch, SplitModel
 from tests.networks import network, random_inputs, with_memory
 from tests.toy import RAMPS, Toy
@@ -104,6 +107,17 @@ def test_no_way_of_holding_changes_an_answer(data: st.DataObject, blocks: list[i
         block, logits = uncut(toy, one)
         assert journey.answers[number][0] == block
         assert (journey.answers[number][1] == logits).all()
+    assert journey.held() == 0
+
+
+@settings(deadline=None)
+@given(st.data(), st.lists(st.integers(0, 3), min_size=1, max_size=10))
+def test_virtual_devices_hold_and_hand_over_too(data: st.DataObject, blocks: list[int]) -> None:
+    rows, none = ((0.001,) * 4,) * 2, ((0.0,) * 4,) * 2
+    table = LatencyTable("v100", (1, 8), rows, none, 0.0, (100,) * 4, (7, 5, 3, 1), "made up")
+    model = VirtualModel(table, ExitProfile((1.0, 0.5, 0.5, 0.5)), sleep=lambda seconds: None)
+    journey = travel(data, model, [model.encode([{"exit_block": block}]) for block in blocks])
+    assert {number: block for number, (block, _) in journey.answers.items()} == dict(enumerate(blocks))
     assert journey.held() == 0
 
 

@@ -202,6 +202,18 @@ def test_inputs_that_expire_between_two_splits_leave_nothing_behind(monkeypatch:
     play(scene, monkeypatch)
 
 
+def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.driver.GRACE_S", 0.2)
+    monkeypatch.setattr("deployments.exchange.TIDY_S", 0.05)
+
+    async def scene(rig: Rig) -> None:
+        monkeypatch.setattr(rig.fleet, "drop", lambda address, key: None)  # it tells nobody anything any more
+        await asyncio.gather(*(rig.ask(pair, within_s=5.0) for pair in WANTED))
+        assert rig.fleet.held() > 0
+
+    play(scene, monkeypatch)
+
+
 def test_another_plan_takes_over_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Route((Stage(0, 2, 4, "back", TIMES, ramps=frozenset({0})), Stage(2, 4, 4, "front", TIMES)))
 
