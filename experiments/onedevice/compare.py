@@ -24,7 +24,6 @@ SYSTEMS = {STOCK: "#999999", NAIVE: "#d98c3f", CONSTANT: "#1b6ca8"}
 MOST, STEPS = 1.3, 6  # the search begins at so much of a plan's promise; then halvings
 BETTER = 1.03  # times the rate of another plan, or this one is not tried further
 LOOSER = (1.0, 1.6, 2.5)  # times the SLO: what is planned for
-LEAST = 200  # inputs, however slow the device
 ROOMY_BYTES, AT_ONCE = 1 << 50, 1e30  # what never binds on one device
 
 
@@ -95,6 +94,7 @@ class Bench:
     source: Source
     stopwatch: Stopwatch
     max_batch: int = 64
+    least: int = 200  # inputs to judge a rate by, however slow the device
     make_ready: Callable[[Plan], None] = lambda plan: None
 
     def compare(
@@ -124,7 +124,7 @@ class Bench:
             )
 
             def at(rate: float, rehearsal: Callable[[], Rehearsal] = rehearsal) -> Record:
-                return rehearsal().run(arrivals("poisson", rate, max(seconds, LEAST / rate), seed))
+                return rehearsal().run(arrivals("poisson", rate, max(seconds, self.least / rate), seed))
 
             record = sustained(at, best.record.goodput_per_s, MOST * evaluate(plan, facts).goodput_per_s)
             best = Run(plan, record) if record else best

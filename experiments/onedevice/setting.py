@@ -82,12 +82,9 @@ def make(wish: Wish, progress: Callable[[str], None] = lambda what: None) -> Mad
     exits = _exits(wish, exact, recorded)
     found = Profile(folder.name, (table,), exits)
     source = _real(model, recorded) if recorded else _drawn(inputs, exits)
-    largest = min(wish.largest, table.batch_sizes[-1])
-    return Made(
-        Bench(model, found, kind, source, stopwatch_for(str(model.device)), largest, _ready(model, folder, kind)),
-        table,
-        notes,
-    )
+    watch, largest = stopwatch_for(str(model.device)), min(wish.largest, table.batch_sizes[-1])
+    bench = Bench(model, found, kind, source, watch, largest, make_ready=_ready(model, folder, kind))
+    return Made(bench, table, notes)
 
 
 def _recorded(wish: Wish, folder: Path) -> Recorded | None:

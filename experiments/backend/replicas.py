@@ -1,0 +1,72 @@
+"""How a machine's cores are best shared: few replicas with many threads, or many with few.
+
+Run as a program it is one replica: it loads, says so, waits for a line, computes for some seconds, and tells its rate.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+BATCH, LENGTH, NETWORK = 8, 32, "distilbert"
+ROOT = Path(__file__).parents[2]
+
+
+def rate_per_s(replicas: int, threads: int, seconds: float) -> float:
+    """Inputs per second of so many processes at once."""
+    command = [sys.executable, "-m", __name__, str(threads), str(seconds)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                subprocess.Popen(
+                    command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
+            for _ in range(replicas)
+        ]
+        for each in running:
+            _line(each)
+        for each in running:
+            assert each.stdin
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        return sum(float(_line(each)) for each in running)
+
+
+def _line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a replica ended with exit code {process.wait()} before it had told its rate")
+    return line
+
+
+def main(arguments: Sequence[str]) -> None:
+    import torch
+
+    from deployments.models.onnx_model import OnnxModel
+    from deployments.models.stretch import Stretch
+    from experiments.backend.families import batches, untrained
+
+    threads, seconds = int(arguments[0]), float(arguments[1])
+    torch.set_num_threads(threads)
+    exact = untrained(NETWORK)
+    batch = batches(NETWORK, LENGTH)(BATCH)
+    model = OnnxModel(exact, f"untrained {NETWORK}")
+    model.prepare([Stretch(0, exact.num_blocks)], batch)
+    model.run(batch, exact.num_blocks, ())
+    print("ready", flush=True)
+    sys.stdin.readline()
+    count, begun = 0, time.perf_counter()
+    while time.perf_counter() - begun < seconds:
+        model.run(batch, exact.num_blocks, ())
+        count += BATCH
+    print(count / (time.perf_counter() - begun), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,60 @@
+"""What it costs to move the survivors of a split: kept on the device, or by value through the host."""
+
+import pickle
+import time
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+import torch
+
+from deployments.models.torch_model import TorchModel
+from deployments.wire import Packed, pack, unpack
+from profiles.model import Batch
+
+REPEATS = 15
+
+
+def hop_ms(model: TorchModel, batch: Batch) -> dict[str, float]:
+    """Milliseconds for one batch that stands before block 1, and the bytes that it weighs on the wire."""
+    hidden = model.run(batch, 1, ()).survivors
+    assert hidden is not None, "This is a bug: no ramp is active, so all go on."
+    half = np.arange(len(hidden))[::2]
+    packed = pack(hidden)
+    wire = pickle.dumps(packed, protocol=5)
+    return {
+        "bytes": float(packed.size_bytes),
+        "gather_on_device": _median_ms(model, lambda: model.select(hidden, half)),
+        "merge_on_device": _median_ms(model, lambda: model.merge([hidden, hidden])),
+        "device_to_host": _median_ms(model, lambda: pack(hidden)),
+        "pickle": _median_ms(model, lambda: _own(pickle.dumps(packed, protocol=5))),
+        "host_to_device": _median_ms(model, lambda: _there(model, wire)),
+    }
+
+
+def _there(model: TorchModel, wire: bytes) -> object:
+    """As a replica begins: unpickled, padded, and on the device."""
+    arrays = unpack([_own(wire)]).arrays
+    return [torch.as_tensor(array).to(model.device) for array in arrays.values()]
+
+
+def _own(wire: bytes) -> Packed:
+    """Made in this very process a moment ago."""
+    packed: Packed = pickle.loads(wire)  # noqa: S301
+    return packed
+
+
+def _median_ms(model: TorchModel, call: Callable[[], object]) -> float:
+    took_s = []
+    for _ in range(2 + REPEATS):  # the first two warm up
+        _wait(model)
+        begun = time.perf_counter()
+        call()
+        _wait(model)
+        took_s.append(time.perf_counter() - begun)
+    return 1e3 * median(took_s[2:])
+
+
+def _wait(model: TorchModel) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)

@@ -1,0 +1,45 @@
+"""Stock, naive early exit and constant batches on one device, by the tables measured there, under the paper's SLOs."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from experiments.gpu.tables import Setting, inputs, network
+from experiments.onedevice.compare import Bench, Row
+from experiments.onedevice.drawn import drawn
+from experiments.onedevice.rehearsal import Source
+from experiments.planner.settings import EARLY, HALF
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+from profiles.latency import LatencyTable
+from profiles.measure import stopwatch_for
+
+SLOS_MS = (10.0, 25.0, 50.0, 100.0)
+DRAWN = 512
+# Who is still inside, by how deep, as a share of the blocks. MiniLM on SST-2: docs/prepare.md, light ramps.
+SURVIVALS = {
+    "paper: half by the middle": HALF,
+    "paper: DistilBERT": EARLY,
+    "MiniLM on SST-2": ((0.0, 1.0), (1 / 6, 0.21), (2 / 6, 0.15), (3 / 6, 0.08), (4 / 6, 0.05), (5 / 6, 0.01)),
+}
+
+
+def exits(name: str, blocks: int) -> ExitProfile:
+    """One of the survivals, for a network of so many blocks; straight lines in between."""
+    depths, shares = zip(*SURVIVALS[name], strict=True)
+    curve = np.interp(np.arange(blocks) / blocks, depths, shares)
+    return ExitProfile((1.0, *(float(share) for share in curve[1:])))
+
+
+def compare(
+    name: str, table: LatencyTable, survival: str, setting: Setting, slos_ms: Sequence[float], seconds: float
+) -> Iterator[Row]:
+    """Inputs of one length, told where to leave."""
+    model = network(name, setting)
+    leaving, random = exits(survival, model.num_blocks), np.random.default_rng(0)
+    each = inputs(model, name, table.length)
+    source = Source([drawn(each.batch(1), leaving, random) for _ in range(DRAWN)])
+    facts = Profile(name, (table,), leaving)
+    least = 200 if setting.layers is None else 20
+    bench = Bench(model, facts, table.kind, source, stopwatch_for(setting.device), table.batch_sizes[-1], least)
+    return bench.compare(slos_ms, seconds, rounds=1)

@@ -1,0 +1,89 @@
+"""Block latency tables of real networks on the device at hand, with a light ramp after every block."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from cluster.datasheets import shape_of
+from cluster.profiling import Inputs, kind_of, source_of, timed
+from deployments.models.torch_model import TorchModel
+from experiments.backend.families import NAMES, SIDE, batches, config, untrained
+from experiments.onedevice.drawn import with_told_exits
+from profiles.devices import CATALOGUE
+from profiles.files import Profile, load, save
+from profiles.latency import LatencyTable
+from profiles.measure import device_name
+from profiles.model import Batch
+from profiles.sweep import whole_s
+
+TEXTS = ("bert-base", "bert-large", "distilbert")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What to measure with. `layers` makes every network shallower, for a trial."""
+
+    device: str
+    dtype: str
+    lengths: tuple[int, ...] = (64, 128, 384)
+    largest: int = 256
+    budget_s: float = 20.0  # for one table
+    layers: int | None = None
+    networks: tuple[str, ...] = NAMES
+
+    @property
+    def kind(self) -> str:
+        return kind_of(device_name(self.device))
+
+
+def network(name: str, setting: Setting) -> TorchModel:
+    """Untrained, and with ramps at which inputs leave where they are told to."""
+    exact = untrained(name, setting.device, getattr(torch, setting.dtype), setting.layers)
+    return with_told_exits(exact, everywhere=True)
+
+
+def lengths_of(name: str, setting: Setting) -> tuple[int | None, ...]:
+    return setting.lengths if name in TEXTS else (None,)
+
+
+def inputs(model: TorchModel, name: str, length: int | None) -> Inputs:
+    of = batches(name, length or 0)
+
+    def staying(size: int) -> Batch:
+        """Nobody is told to leave before the end, so that every block is timed at the full size."""
+        batch = of(size)
+        return replace(batch, memory=torch.full((size, 1), float(model.num_blocks)).numpy())
+
+    return Inputs(length, staying)
+
+
+def measure(name: str, setting: Setting) -> Iterator[LatencyTable]:
+    """One table per length."""
+    model = network(name, setting)
+    source = source_of(device_name(setting.device), model.backend, setting.dtype, torch.get_num_threads())
+    for length in lengths_of(name, setting):
+        given = [inputs(model, name, length)]
+        (found,) = timed(model, given, setting.kind, source, setting.device, setting.budget_s, setting.largest)
+        yield found.table
+
+
+def keep(name: str, tables: Sequence[LatencyTable], folder: Path) -> Path:
+    """One file a network, to which other devices are added."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, new = folder / f"{name}.json", Profile(name, tuple(tables))
+    save(load(path).joined_by(new) if path.exists() else new, path)
+    return path
+
+
+def roofline_shares(name: str, table: LatencyTable, setting: Setting) -> dict[int, float]:
+    """By batch size: the device's peak rate would take this share of the time that the network took."""
+    if table.kind not in CATALOGUE:
+        return {}
+    device = CATALOGUE[table.kind]
+    peak = device.fp32_flops if setting.dtype == "float32" else device.fp16_flops
+    shape = shape_of(config(name, setting.layers), table.length, SIDE)
+    flops = sum(kernel.flops for block in shape.blocks for kernel in block.kernels)
+    pairs = zip(table.batch_sizes, whole_s(table), strict=True)
+    return {size: float(size * flops / peak / seconds) for size, seconds in pairs}

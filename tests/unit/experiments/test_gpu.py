@@ -1,0 +1,68 @@
+"""What is meant for an accelerator runs here in small form, and needs no Ray."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.backend.families import NAMES, batches, untrained
+from experiments.gpu import measure, systems, tables
+from profiles.files import load
+
+ROOT = Path(__file__).parents[3]
+WITHOUT_RAY = """
+import sys
+sys.modules["ray"] = None
+import profiles.measure, profiles.files, optimizer, deployments.in_process, deployments.backends
+import deployments.models.onnx_model, experiments.gpu.measure, experiments.onedevice.setting
+print("no ray")
+"""
+
+
+def test_a_trial_on_this_machine_gives_tables_and_comparisons(tmp_path: Path) -> None:
+    out = ["--device", "cpu", "--dtype", "float32", "--out", str(tmp_path), "--networks", "distilbert"]
+    measure.main([*out, "--small", "--seconds", "0.05"])
+    (table,) = load(tmp_path / "distilbert.json").tables
+    assert (table.kind, table.length, table.num_blocks, table.backend) == ("cpu", 16, 2, "torch")
+    assert table.batch_sizes[0] == 1
+    assert table.ramp_s[0][0] >= 0
+    assert min(table.memory_bytes) > 7_000_000 * 4, "a layer of DistilBERT has 7 million weights"
+    found = json.loads((tmp_path / "results-cpu.json").read_text())
+    assert found["trial"]
+    of_length = found["distilbert"]["16"]
+    assert all(0 < share < 1.5 for share in of_length["roofline_shares"].values())
+    assert of_length["hop_ms"]["bytes"] == 4 * (16 * 768 * 4 + 4)
+    ((survival, rows),) = of_length["systems"].items()
+    assert survival in systems.SURVIVALS
+    assert len(rows) == 3
+    assert all(row["goodput_per_s"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_network_has_its_true_width_and_runs(name: str) -> None:
+    model = untrained(name, layers=1)
+    exits = model.run(batches(name, 8)(1), model.num_blocks, ()).exits
+    assert exits.logits.shape == (1, 2)
+    widths = {"bert-large": 2 * 1024, "resnet-50": 256}
+    assert model.anatomy.pooled_widths[0] == widths.get(name, 2 * 768)
+
+
+@pytest.mark.parametrize("name", systems.SURVIVALS)
+def test_a_survival_fits_any_depth(name: str) -> None:
+    for blocks in (6, 12, 16, 24):
+        assert systems.exits(name, blocks).num_blocks == blocks
+
+
+def test_roofline_needs_a_device_of_the_catalogue(tmp_path: Path) -> None:
+    setting = tables.Setting("cpu", "float32", lengths=(8,), largest=1, budget_s=0.1, layers=1)
+    (table,) = tables.measure("distilbert", setting)
+    assert tables.roofline_shares("distilbert", table, setting)
+    assert tables.roofline_shares("distilbert", replace(table, kind="some-other"), setting) == {}
+
+
+def test_none_of_it_needs_ray() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_RAY], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "no ray", done.stderr
