@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0  # with a holder that neither answers nor breaks the connection
 TIDY_S = 1.0  # how often what is past its time is dropped, even if nobody calls
+IDLE_S = 30.0  # how long a connection is kept that nobody uses: its holder may be long gone
 DROP_S = 0.01  # drops to one holder are told together
 
 
@@ -93,14 +94,15 @@ class Exchange:
     @contextlib.asynccontextmanager
     async def _line(self, holder: str) -> AsyncIterator[Line]:
         """A connection that nobody else uses; what broke off in the middle is of no use again."""
-        lines = self._idle[holder]
+        lines = self._idle.get(holder)
         line = lines.pop() if lines else await Line(holder).open()
         try:
             yield line
         except BaseException:
             line.close()
             raise
-        lines.append(line)
+        line.used_s = self._loop.time()
+        self._idle[holder].append(line)
 
     def _tell(self) -> None:
         unwanted, self._unwanted = self._unwanted, {}
@@ -150,6 +152,16 @@ class Exchange:
         while True:
             await asyncio.sleep(TIDY_S)
             self._holdings.expire()
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        before_s = self._loop.time() - IDLE_S
+        for holder, lines in list(self._idle.items()):
+            for line in [line for line in lines if line.used_s < before_s]:
+                line.close()
+                lines.remove(line)
+            if not lines:
+                del self._idle[holder]
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

@@ -70,12 +70,17 @@ class Line:
         host, _, port = address.rpartition(":")
         self._place = host, int(port)
         self._loop = asyncio.get_running_loop()
+        self.used_s = self._loop.time()
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def open(self) -> Self:
-        await self._loop.sock_connect(self._socket, self._place)
+        try:
+            await self._loop.sock_connect(self._socket, self._place)
+        except BaseException:
+            self.close()
+            raise
         return self
 
     async def say(self, content: object) -> None:

@@ -173,6 +173,21 @@ def test_what_is_past_its_time_goes_though_nobody_calls(monkeypatch: pytest.Monk
     among(1, scene)
 
 
+def test_connections_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.exchange.TIDY_S", 0.01)
+    monkeypatch.setattr("deployments.exchange.IDLE_S", 0.05)
+
+    async def scene(here: Peer, there: Peer) -> None:
+        share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))
+        await here.exchange.gather([share])
+        assert len(there.exchange._askers) == 1
+        while there.exchange._askers:
+            await asyncio.sleep(0.005)
+        assert len(await here.exchange.gather([share])) == 1  # a new one is opened
+
+    among(2, scene)
+
+
 @pytest.mark.parametrize(
     "noise",
     [b"GET / HTTP/1.1\r\n\r\n", frame({"fetch": [["a"]]}), frame([1]), frame({"fetch": [["a", "b"]]}), b"\xff" * 64],
