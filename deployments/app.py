@@ -38,7 +38,7 @@ class Front:
 
     def __init__(self, config: AppConfig, deployer: Any = None) -> None:
         self._follower = Follower(config, deployer) if deployer else None
-        self._service = Service(config, time.perf_counter, self._connect, self._others)
+        self._service = Service(config, time.perf_counter, self._connect, self._others, self._plan)
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
         if config.planned:
@@ -48,6 +48,9 @@ class Front:
         driver = await (self._follower.open(clock) if self._follower else in_process(config, model, clock))
         self._metrics = asyncio.create_task(export(driver))
         return driver
+
+    def _plan(self) -> str | None:
+        return self._follower.plan if self._follower else None
 
     async def _others(self) -> list[Seen]:
         return await self._follower.others() if self._follower else []
@@ -84,7 +87,7 @@ def _deployer(config: AppConfig) -> Application:
         ray_actor_options={"num_cpus": 0, "runtime_env": without_proxy},
         graceful_shutdown_timeout_s=2 * config.drain_s,  # it goes after the fronts
         graceful_shutdown_wait_loop_s=0.1,
-        logging_config=_QUIET,
+        logging_config={"enable_access_log": False},  # what was planned is worth a line
     )
     return deployment(Deployer).bind(config, partial(build_fleet, config))
 

@@ -12,6 +12,7 @@ from deployments.dispatcher import Dispatcher
 from deployments.driver import Driver
 from deployments.fronts import Letter
 from deployments.graph import Graph
+from deployments.planning import summary
 from deployments.serve_workers import ServeWorkers
 from deployments.shares import shared_out
 from deployments.stats import Seen, Tell, seen_by
@@ -44,6 +45,11 @@ class Follower:
         self._driver = Driver(dispatcher, self._workers, clock, Counting(self._kinds))
         self._listening = asyncio.create_task(self._listen(letters))
         return self._driver
+
+    @property
+    def plan(self) -> str:
+        """In words."""
+        return summary(self._graph.plan)
 
     async def others(self) -> list[Seen]:
         """What the other fronts of this application have seen; nothing while there is no deployer to ask for it."""

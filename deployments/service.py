@@ -34,7 +34,8 @@ Connect = Callable[[AppConfig, SplitModel, Callable[[], float]], Awaitable[Drive
 class Service:
     """One network, ready to answer between `open` and `close`.
 
-    `connect` makes what runs it; `others` says what other fronts of it have seen.
+    `connect` makes what runs it; `others` says what other fronts of it have seen, `plan` what
+    is followed now.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Service:
         clock: Callable[[], float],
         connect: Connect = in_process,
         others: Callable[[], Awaitable[list[Seen]]] = _nobody,
+        plan: Callable[[], str | None] = lambda: None,
     ) -> None:
         directory = directory_of(config)
         self.name = config.name or ("demo" if config.model is None else Path(directory).name)
@@ -56,6 +58,7 @@ class Service:
         self._clock = clock
         self._connect = connect
         self._others = others
+        self._plan = plan
 
     @property
     def num_blocks(self) -> int:
@@ -109,7 +112,7 @@ class Service:
 
     async def stats(self) -> dict[str, Any]:
         """Since the start: requests by outcome, latencies, batches per split, inputs by the block they left after."""
-        return {"model": self.name} | told(await self.everywhere())
+        return {"model": self.name, "plan": self._plan()} | told(await self.everywhere())
 
     def _encoded(self, inputs: object) -> Packed:
         """Texts in a list are many. Any other list may be one input (an image, a pair of texts) or many."""

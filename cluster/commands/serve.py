@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -80,7 +81,9 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
             console.print(f"gRPC: {told}")
             variable = key_variable(complete)
             _show_example(console, base, example_body(content), ray.folder, variable)
-            _watch(console, _stats_of(base, variable), stop, ray)
+            stats = _stats_of(base, variable)
+            _show_plan(console, stats)
+            _watch(console, stats, stop, ray)
             _on_signals(_hurry)
             status.update("Stopping: what was admitted is answered first (Ctrl-C again: at once)")
             status.start()
@@ -133,6 +136,12 @@ def _show_example(console: Console, base: str, body: str | None, folder: Path, v
     console.print(f"try it:  curl{key} -d '{body}' {base}/predict", markup=False)
 
 
+def _show_plan(console: Console, stats: urllib.request.Request) -> None:
+    with contextlib.suppress(OSError, ValueError):  # an application that is not at the root has no /stats here
+        if plan := _read(stats).get("plan"):
+            console.print(f"plan: {plan}", markup=False)
+
+
 def _stats_of(base: str, variable: str | None) -> urllib.request.Request:
     return urllib.request.Request(f"{base}/stats", headers={"X-API-Key": os.environ[variable]} if variable else {})
 
@@ -147,10 +156,15 @@ def _watch(console: Console, stats: urllib.request.Request, stop: threading.Even
             live.update(Text(_line(stats)), refresh=True)
 
 
+def _read(request: urllib.request.Request) -> dict[str, Any]:
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        stats: dict[str, Any] = json.load(reply)
+    return stats
+
+
 def _line(request: urllib.request.Request) -> str:
     try:
-        with urllib.request.urlopen(request, timeout=2) as reply:
-            stats = json.load(reply)
+        stats = _read(request)
     except OSError as error:
         return f"no answer from {request.full_url}: {error}"
     exits = {int(block): count for block, count in stats["exits"].items()}
