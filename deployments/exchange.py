@@ -68,10 +68,13 @@ class Exchange:
         return tuple(here.values())
 
     def drop(self, holder: str, key: str) -> None:
-        """Tell the holder, soon, that nobody needs this any more."""
+        """Tell the holder, soon, that nobody needs this any more. Any thread may: each of them collects garbage."""
         if holder == self._holdings.address:
             self._holdings.drop([key])
-            return
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._forget, holder, key)
+
+    def _forget(self, holder: str, key: str) -> None:
         if not self._unwanted:
             self._loop.call_later(DROP_S, self._tell)
         self._unwanted.setdefault(holder, []).append(key)

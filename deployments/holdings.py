@@ -68,7 +68,7 @@ class Holdings:
         self._clock = clock
         self._states: dict[str, State] = {}
         self._ends: list[tuple[float, str]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # garbage may be collected, and dropped, while it is held
 
     def __len__(self) -> int:
         return len(self._states)
