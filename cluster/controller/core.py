@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from cluster.controller.beliefs import Beliefs
+from cluster.controller.candidates import expected_best
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
 from cluster.controller.events import Event, Events, What
@@ -18,15 +19,16 @@ from cluster.controller.present import Present
 from cluster.controller.question import Question
 from cluster.controller.record import Record
 from cluster.controller.trial import Trial
-from cluster.controller.verdict import Verdict, Worth, is_late, lacking, same, weigh
+from cluster.controller.verdict import Verdict, Worth, lacking, same, weigh
 from deployments.observed import Observed, merged
-from optimizer.evaluate import Score, evaluate
+from optimizer.evaluate import evaluate
 from optimizer.plan import Plan
 from optimizer.problem import Problem
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.history import History
 
+CONTENT = 0.98  # of the inputs answered in time: the rest are bursts
 EARLY = 4  # windows may be closed early so many times faster than on time
 
 
@@ -57,6 +59,18 @@ class Core:
         self._opened_s = now_s  # when all ramps were open last
         self._shifted_s = now_s  # when inputs surprised last
         self._news = False  # other devices since the last decision
+        if events.last:
+            self._go_on(events.last, now_s)
+
+    def _go_on(self, last: Event, now_s: float) -> None:
+        """After a restart: what became of the roll-out that was under way?"""
+        if last.what == "looking" and not same(last.before, self.running):
+            self._peek = Peek(last.before, last.number)
+        elif last.what in ("looking", "rolling out", "rolling back"):
+            arrived = last.after is not None and same(last.after, self.running)
+            back: What = "rolled back" if last.what == "rolling back" else "rolled out"
+            why = f"{last.why}; the controller was restarted meanwhile"
+            self.record.ended(last, back if arrived else "stayed", None, now_s, why)
 
     # What a driver asks
 
@@ -181,13 +195,14 @@ class Core:
     def _decision(self, seen: Observed, now_s: float, because: str, forced: bool = False) -> Decision:
         facts = self.facts()
         running = Worth(self.running, evaluate(self.running, facts), self.record.kept(self.running))
-        event = self._event(seen, running.score, now_s)
+        event = self._event(seen, running.score.goodput_per_s, now_s)
         try:
             best = self.question.best(self.beliefs.survival, self.corrections, self.present.counts)
         except UserError as error:
             return Decision(None, replace(event, why=f"{because}there is no plan: {error}"))
-        better = self._better(best, running, facts)
-        verdict = self._verdict(better, running, now_s, forced)
+        better = expected_best(best, running, self.record, facts, self.question.objective, self.present.counts)
+        content = seen.arrivals > 0 and seen.in_time >= CONTENT * seen.arrivals
+        verdict = self._verdict(better, running, now_s, forced, content)
         event = replace(event, why=because + verdict.why, gain_promised=verdict.gain)
         if self._should_peek(verdict, facts, now_s):
             why = "closed ramps are opened for a moment, to see who leaves there"
@@ -198,23 +213,11 @@ class Core:
         event = replace(event, what="rolling out", after=better.plan, starts=starts, forced=verdict.must)
         return Decision(better.plan, event)
 
-    def _better(self, best: Plan, running: Worth, facts: Problem) -> Worth:
-        """The planner's best, or a plan that ran lately and kept more of its promise.
-
-        Of a plan that never ran no more is expected than of others, unless the running one falls short because it is
-        late, which the new one will not be.
-        """
-        late = is_late(running.score, self.question.objective) and best not in self.record.plans
-        known = [plan for plan in self.record.plans if not lacking(plan, self.present.counts)]
-        worths = [Worth(plan, evaluate(plan, facts), self.record.kept(plan)) for plan in known]
-        worths.append(Worth(best, evaluate(best, facts), 1.0 if late else self.record.kept(best)))
-        return max(reversed(worths), key=lambda each: each.goodput_per_s)
-
-    def _verdict(self, better: Worth, running: Worth, now_s: float, forced: bool) -> Verdict:
+    def _verdict(self, better: Worth, running: Worth, now_s: float, forced: bool, content: bool) -> Verdict:
         record, patience = self.record, self.patience
         verdict = weigh(
             running, better, self.question.objective, patience,
-            changes=record.changes(now_s), start_s=record.start_s, counts=self.present.counts,
+            changes=record.changes(now_s), start_s=record.start_s, counts=self.present.counts, content=content,
         )  # fmt: skip
         moves = (verdict.moves or forced) and not same(better.plan, self.running)
         if record.paused:
@@ -237,7 +240,7 @@ class Core:
         outcome = trial.judge(self.sustained, self.patience.least_loss)
         if outcome and outcome.failed and not self.record.paused and not lacking(trial.before, self.present.counts):
             self.record.saw(trial.number, outcome.gain)
-            event = self._event(trial.seen, evaluate(self.running, self.facts()), now_s)
+            event = self._event(trial.seen, self.sustained(self.running), now_s)
             why = f"worse than the plan before: {outcome.why}"
             self.record.add(event := replace(event, what="rolling back", why=why, after=trial.before))
             return Decision(trial.before, event)
@@ -257,10 +260,8 @@ class Core:
         hold_s = self.patience.hold_windows * self.patience.replan_every_s
         return not verdict.moves and is_due(self.running, facts.ramp_blocks, since_s, hold_s)
 
-    def _peeked(self, peek: Peek, observed: Observed, now_s: float) -> Decision | None:
+    def _peeked(self, peek: Peek, observed: Observed, now_s: float) -> Decision:
         """Close the ramps again, wiser."""
-        if not peek.is_over():
-            return None
         before = self.beliefs.survival
         self.beliefs.opened(observed, self.ramps)
         self._peek, self._looks, self._opened_s, self._news = None, [], now_s, True
@@ -273,15 +274,6 @@ class Core:
     def _tell(self, what: What, why: str, now_s: float) -> None:
         self.record.add(Event(self.record.number, now_s, what, why, self.running, corrections=self.corrections))
 
-    def _event(self, seen: Observed, score: Score, now_s: float) -> Event:
+    def _event(self, seen: Observed, sustained_per_s: float, now_s: float) -> Event:
         event = Event(self.record.number, now_s, "stayed", "", self.running, corrections=self.corrections)
-        if not seen.seconds:
-            return event
-        p99_s = seen.quantile_s(0.99)
-        return replace(
-            event,
-            arrivals_per_s=seen.arrivals_per_s,
-            achieved_per_s=seen.goodput_per_s,
-            expected_per_s=min(seen.arrivals_per_s, score.goodput_per_s),
-            p99_ms=None if p99_s is None else 1e3 * p99_s,
-        )
+        return event.after_seeing(seen, sustained_per_s)

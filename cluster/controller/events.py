@@ -1,12 +1,13 @@
 """Decisions, as they are kept and shown: before, after, why, the gain that was promised and the gain that was seen."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter
 
 from cluster.controller.corrections import Corrections
+from deployments.observed import Observed
 from optimizer.plan import Plan
 from profiles.journal import Journal
 
@@ -54,6 +55,19 @@ class Event:
     def read(cls, fields: dict[str, Any]) -> "Event":
         event: Event = _EVENTS.validate_python(fields)
         return event
+
+    def after_seeing(self, seen: Observed, sustained_per_s: float) -> "Event":
+        """The same, with what the window that led to it held; the running plan sustains so much by the cost model."""
+        if not seen.seconds:
+            return self
+        p99_s = seen.quantile_s(0.99)
+        return replace(
+            self,
+            arrivals_per_s=seen.arrivals_per_s,
+            achieved_per_s=seen.goodput_per_s,
+            expected_per_s=min(seen.arrivals_per_s, sustained_per_s),
+            p99_ms=None if p99_s is None else 1e3 * p99_s,
+        )
 
     def as_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = _EVENTS.dump_python(self, mode="json")

@@ -1,5 +1,6 @@
 """The controller around its core: look, decide, roll out; the same for a live application and for a simulated one."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -51,8 +52,13 @@ class Controller:
         self.trouble: str | None = None  # why nothing could be seen lately
         self._application, self._clock, self._stopwatch, self._offload = application, clock, stopwatch, offload
         self._told = told
+        self._turn = asyncio.Lock()  # a person may ask while the loop looks
 
     async def step(self) -> None:
+        async with self._turn:
+            await self._step()
+
+    async def _step(self) -> None:
         observed = await self._application.observe()
         self.core.follow(await self._application.plan(), self._clock())
         begun_s = self._stopwatch()
@@ -63,12 +69,14 @@ class Controller:
 
     async def force(self) -> Event:
         """Close the window now, and take the best plan there is."""
-        self.core.follow(await self._application.plan(), self._clock())
-        return await self._follow(await self._offload(self.core.force, self._clock()))
+        async with self._turn:
+            self.core.follow(await self._application.plan(), self._clock())
+            return await self._follow(await self._offload(self.core.force, self._clock()))
 
     async def would(self) -> Event:
         """What would be decided now."""
-        decision: Decision = await self._offload(self.core.would, self._clock())
+        async with self._turn:
+            decision: Decision = await self._offload(self.core.would, self._clock())
         return decision.event
 
     def pause(self, paused: bool) -> None:

@@ -8,21 +8,15 @@ from dataclasses import dataclass, replace
 
 from optimizer.plan import Placement, Plan, Split
 
-LOOKS = 2  # the first still sees inputs that had passed before
 BLIND = 3  # so many times more often where all ramps are closed
 
 
-@dataclass
+@dataclass(frozen=True)
 class Peek:
-    """Back to `before` after a few looks. `number` is its event's."""
+    """Back to `before` after one look. `number` is its event's."""
 
     before: Plan
     number: int
-    left: int = LOOKS
-
-    def is_over(self) -> bool:
-        self.left -= 1
-        return self.left <= 0
 
 
 def is_due(plan: Plan, ramp_blocks: Collection[int], since_s: float = 0.0, hold_s: float = 0.0) -> bool:

@@ -7,6 +7,7 @@ from cluster.controller.config import Patience
 from cluster.controller.moving import moving
 from optimizer import Objective, Plan, Score
 
+HEADROOM = 3  # times as much is asked where more goodput would not be used
 FREE = 2  # changes of late that make the next one no harder
 LEAST_PER_S = 1e-9
 SAME = 1e-6  # a gain below this is a rounding error
@@ -37,10 +38,10 @@ class Worth:
 
 def weigh(
     running: Worth, better: Worth, objective: Objective, patience: Patience, *, changes: int, start_s: float,
-    counts: Mapping[str, int],
+    counts: Mapping[str, int], content: bool,
 ) -> Verdict:  # fmt: skip
     """`changes` are those of late: from the third on, each doubles what the next one has to promise, so that none
-    follow without end.
+    follow without end. `content`: every input is answered in time as it is, so that only headroom can be gained.
     """
     if missing := lacking(running.plan, counts):
         return Verdict(True, f"{missing}: the plan for what is left", must=True)
@@ -49,10 +50,11 @@ def weigh(
         return Verdict(False, "the running plan is the best there is", max(0.0, gain))
     effort = moving(running.plan, better.plan)
     lost = effort.lost_share(start_s, patience.hold_windows * patience.replan_every_s)
-    needed = patience.least_gain * 2 ** max(0, changes - FREE) + lost
+    needed = patience.least_gain * 2 ** max(0, changes - FREE) * (HEADROOM if content else 1) + lost
     moves = gain >= needed
     late = _too_late(running.score, objective)
     reason = f"{needed:.1%} are asked of a change that takes {effort.told}" + _of_late(changes)
+    reason += " while all inputs are answered in time" if content else ""
     return Verdict(moves, f"{late}{gain:.1%} more goodput {'is' if moves else 'is not'} worth it: {reason}", gain)
 
 

@@ -47,7 +47,7 @@ def test_steady_inputs_leave_the_plan_alone():
     assert not moves(run(app, controller(app), 3600, look_s=60))
 
 
-@settings(deadline=None, max_examples=5, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(deadline=None, max_examples=4, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.data())
 def test_under_any_drift_it_never_flaps_and_is_never_worse_than_the_first_plan_for_long(data):
     """Survival, load and devices jump every quarter of an hour to anything at all."""
@@ -60,7 +60,7 @@ def test_under_any_drift_it_never_flaps_and_is_never_worse_than_the_first_plan_f
     app.rate = lambda at_s: rates[int(at_s / 900) % 6]
     steered = controller(app)
     worse = 0
-    for window in range(40):
+    for window in range(30):
         events = run(app, steered, 120, look_s=60)
         behind = min(app.pace(first), app.rate(app.now_s)) > 1.05 * min(app.pace(app.running), app.rate(app.now_s))
         worse = worse + 1 if behind else 0
@@ -164,6 +164,39 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path):
     assert after.core.beliefs.evidence == before.core.beliefs.evidence
     after.pause(False)
     assert not moves(run(app, after, 300)), "what was rolled back is remembered"
+
+
+@pytest.mark.parametrize(("arrives", "told"), [(True, "rolled out"), (False, "stayed")])
+def test_a_restart_in_the_middle_of_a_roll_out_finds_out_what_became_of_it(tmp_path: Path, arrives: bool, told: str):
+    asked = question(MEDIUM)
+    app = Fluid(asked, batches(first_plan(asked), 4))
+    wanted = []
+
+    async def killed(plan):
+        wanted.append(plan)
+        raise KeyboardInterrupt
+
+    app.roll_out = killed
+    with pytest.raises(KeyboardInterrupt):
+        run(app, controller(app, tmp_path), 600)
+    app.running = wanted[0] if arrives else app.running
+    after = controller(app, tmp_path)
+    event = after.core.record.events.last
+    assert (event.what, "was restarted meanwhile" in event.why) == (told, True)
+    assert after.core.running == app.running
+
+
+def test_a_restart_while_ramps_were_open_closes_them_again(tmp_path: Path):
+    asked = question(HARD)
+    first = first_plan(asked)
+    app = Fluid(asked, first)
+    app.truth = lambda at_s: HARD
+    steered = controller(app, tmp_path)
+    while app.running == first:
+        run(app, steered, 30)
+    steered = controller(app, tmp_path)
+    run(app, steered, 90)
+    assert app.running == first
 
 
 def test_a_plan_that_somebody_else_rolled_out_is_taken_as_it_is():
