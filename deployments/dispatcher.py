@@ -53,11 +53,12 @@ class Dispatcher:
         """Admitted inputs that have not ended."""
         return len(self._tickets)
 
-    def waiting(self) -> dict[int, int]:
-        """How many inputs wait before each block."""
-        sizes: dict[int, int] = {}
+    def waiting(self) -> dict[tuple[str, int], int]:
+        """How many inputs wait, by the group that will run them and their next block."""
+        sizes: dict[tuple[str, int], int] = {}
         for pool in self._pools():
-            sizes[pool.cursor] = sizes.get(pool.cursor, 0) + pool.size
+            where = pool.stage.group, pool.cursor
+            sizes[where] = sizes.get(where, 0) + pool.size
         return sizes
 
     def replicas(self) -> dict[str, int]:

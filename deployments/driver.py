@@ -102,7 +102,7 @@ class Driver:
         self._pumping = False
         now_s = self._clock()
         for launch in self.dispatcher.tick(now_s):
-            self.tally.launched(launch.cursor, len(launch.tickets), launch.room)
+            self.tally.launched(launch.group, launch.cursor, len(launch.tickets), launch.room)
             # A context of its own: a launch belongs to many requests, and must not pass for a part of the one that
             # happened to complete the batch (Serve takes calls of one request for retries of each other).
             flight = asyncio.get_running_loop().create_task(self._fly(launch, now_s), context=Context())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deployments.dispatch.route import Route
+from deployments.dispatch.route import Route, Stage
 from deployments.driver import Driver
 from deployments.tally import OUTCOMES, Tally, merged
 from deployments.usage import Usage, usage
@@ -22,7 +22,7 @@ class Seen:
     tally: Tally
     route: Route
     inside: int  # inputs that were admitted and have no answer yet
-    waiting: dict[int, int]  # of them, before each block
+    waiting: dict[tuple[str, int], int]  # of them, by group and next block
     replicas: dict[str, int]  # of each group
     usage: Usage
 
@@ -40,20 +40,7 @@ def seen_by(driver: Driver) -> Seen:
 def told(seen: Sequence[Seen]) -> dict[str, Any]:
     """The first is who was asked. A route may change: fronts follow within milliseconds of each other."""
     tally, route = merged([each.tally for each in seen]), seen[0].route
-    waiting = {stage.start: sum(each.waiting.get(stage.start, 0) for each in seen) for stage in route.stages}
-    splits = [
-        {
-            "blocks": [stage.start, stage.stop],
-            "batch": stage.batch,
-            "ramps": sorted(stage.ramps),
-            "group": stage.group,
-            "replicas": seen[0].replicas.get(stage.group, 0),
-            "launches": tally.launches[stage.start].count,
-            "fill": round(tally.launches[stage.start].fill, 3),
-            "waiting": waiting[stage.start],
-        }
-        for stage in route.stages
-    ]
+    splits = [_of(stage, tally, seen) for stage in route.everywhere]
     return {
         "requests": {name: tally.outcomes[name] for name in OUTCOMES},
         "latency_ms": tally.latency_ms(),
@@ -64,4 +51,18 @@ def told(seen: Sequence[Seen]) -> dict[str, Any]:
         "survival": tally.survival(route.num_blocks),
         "survivor_bytes": dict(tally.survivor_bytes),
         "fronts": [asdict(each.usage) for each in seen],
+    }
+
+
+def _of(stage: Stage, tally: Tally, seen: Sequence[Seen]) -> dict[str, Any]:
+    where = stage.group, stage.start
+    return {
+        "blocks": [stage.start, stage.stop],
+        "batch": stage.batch,
+        "ramps": sorted(stage.ramps),
+        "group": stage.group,
+        "replicas": seen[0].replicas.get(stage.group, 0),
+        "launches": tally.launches[where].count,
+        "fill": round(tally.launches[where].fill, 3),
+        "waiting": sum(each.waiting.get(where, 0) for each in seen),
     }

@@ -43,7 +43,7 @@ class Tally:
     def __init__(self, maxlen: int | None = LATEST) -> None:
         self.outcomes: Counter[str] = Counter()
         self.exits: Counter[int] = Counter()
-        self.launches: dict[int, Launches] = defaultdict(Launches)
+        self.launches: dict[tuple[str, int], Launches] = defaultdict(Launches)  # by group and first block
         self.survivor_bytes: Counter[str] = Counter()  # that came back "by_value", or were "held" where they were
         # Of answered requests: all, queued, computed.
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -62,8 +62,8 @@ class Tally:
         self.buckets[bisect_left(BOUNDS_MS, 1e3 * took_s)] += 1
         self._latencies_s.append(took_s)
 
-    def launched(self, block: int, inputs: int, room: int) -> None:
-        self.launches[block].add(Launches(1, inputs, room))
+    def launched(self, group: str, block: int, inputs: int, room: int) -> None:
+        self.launches[group, block].add(Launches(1, inputs, room))
 
     def add(self, other: "Tally") -> None:
         self.outcomes.update(other.outcomes)
@@ -71,8 +71,8 @@ class Tally:
         self.survivor_bytes.update(other.survivor_bytes)
         self.buckets = [ours + theirs for ours, theirs in zip(self.buckets, other.buckets, strict=True)]
         self._latencies_s.extend(other._latencies_s)
-        for block, launches in other.launches.items():
-            self.launches[block].add(launches)
+        for place, launches in other.launches.items():
+            self.launches[place].add(launches)
         for name, seconds in other.seconds.items():
             self.seconds[name] += seconds
 
@@ -102,9 +102,9 @@ def merged(tallies: Iterable[Tally]) -> Tally:
     """Of several fronts, as if it were one.
 
     >>> one, other = Tally(), Tally()
-    >>> one.launched(0, 4, 8), other.launched(0, 8, 8)
+    >>> one.launched("gpu", 0, 4, 8), other.launched("gpu", 0, 8, 8)
     (None, None)
-    >>> merged([one, other]).launches[0].fill
+    >>> merged([one, other]).launches["gpu", 0].fill
     0.75
     """
     whole = Tally(maxlen=None)

@@ -71,9 +71,14 @@ class Route:
         return (replace(self, beside=()), *self.beside)
 
     @property
+    def everywhere(self) -> "tuple[Stage, ...]":
+        """The stages of all lanes."""
+        return tuple(stage for lane in (self, *self.beside) for stage in lane.stages)
+
+    @property
     def groups(self) -> tuple[str, ...]:
-        """All groups that its stages name, those beside too."""
-        return tuple(dict.fromkeys(stage.group for lane in (self, *self.beside) for stage in lane.stages))
+        """All that its stages name."""
+        return tuple(dict.fromkeys(stage.group for stage in self.everywhere))
 
     @cached_property
     def ramps(self) -> frozenset[int]:

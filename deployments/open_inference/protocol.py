@@ -56,7 +56,7 @@ async def statistics(service: Service) -> dict[str, Any]:
         "name": service.name,
         "version": VERSION,
         "inference_count": tally.exits.total(),
-        "execution_count": tally.launches[0].count,
+        "execution_count": sum(each.count for (_, block), each in tally.launches.items() if block == 0),
         "inference_stats": {
             "success": took(tally.seconds["all"]),
             "fail": took(0.0, tally.outcomes["failed"]),

@@ -21,9 +21,9 @@ def front(blocks: list[int], took_s: list[float], inside: int = 0, back: int = 1
     """It answered inputs that left after these blocks in that time, each in a launch of its own."""
     tally = Tally()
     for block, seconds in zip(blocks, took_s, strict=True):
-        tally.launched(0, 1, 4)
+        tally.launched("front", 0, 1, 4)
         tally.answered([Answer(0, 1.0, block, (Step(0, 1.0, 2.0),))], seconds)
-    return Seen(tally, ROUTE, inside, {2: inside}, {"front": 2, "back": back}, Usage(1.0, 50.0))
+    return Seen(tally, ROUTE, inside, {("back", 2): inside}, {"front": 2, "back": back}, Usage(1.0, 50.0))
 
 
 def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:

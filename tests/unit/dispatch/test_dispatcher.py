@@ -133,7 +133,7 @@ def test_early_answers_are_reported_while_the_launch_goes_on() -> None:
     assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.ANSWERED]
     dispatcher.completed(launch.id, 0.01, {1: Place("y", 0)})
     assert dispatcher.endings() == []
-    assert dispatcher.waiting() == {6: 1}
+    assert dispatcher.waiting() == {("back", 6): 1}
 
 
 def test_a_failed_launch_is_retried_elsewhere_from_what_is_still_held() -> None:
