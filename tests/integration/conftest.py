@@ -8,13 +8,15 @@ import pytest
 
 from cluster.deploy import deploy
 from cluster.local import LocalRay, free_port, local_ray
+from deployments.virtual import FAULTS
 
 
 @pytest.fixture(scope="session")
-def local() -> Iterator[tuple[LocalRay, str]]:
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRay, str]]:
     """The Ray and the address of its HTTP front; nothing is deployed yet."""
     before = dict(os.environ)
     os.environ.pop("RAY_ADDRESS", None)
+    os.environ[FAULTS] = str(tmp_path_factory.mktemp("faults"))  # read by virtual devices that play broken ones
     port = free_port(0)
     with local_ray({"host": "127.0.0.1", "port": port}) as ray:
         yield ray, f"http://127.0.0.1:{port}"

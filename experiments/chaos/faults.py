@@ -1,0 +1,97 @@
+"""What can go wrong with a live application, each as a function that does it and returns when it is done."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from cluster.processes import descendants
+from cluster.rollout import RunningApplication
+from experiments.live import NAME, Live
+from experiments.replan.suite import ROUND, START
+
+SLOW, HANGS = 5.0, 1e6
+
+Fault = Callable[[Live, random.Random], Awaitable[None]]
+
+
+def _kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+def _any(here: Live, deployment: str, chance: random.Random) -> int:
+    return chance.choice(sorted(here.processes(deployment).values()))
+
+
+async def replica_killed(here: Live, chance: random.Random) -> None:
+    _kill(_any(here, "split", chance))
+
+
+async def replica_hangs(here: Live, chance: random.Random) -> None:
+    here.slow_down(_any(here, "split", chance), HANGS)
+
+
+async def replica_slow(here: Live, chance: random.Random) -> None:
+    here.slow_down(_any(here, "split", chance), SLOW)
+
+
+async def front_killed(here: Live, chance: random.Random) -> None:
+    _kill(_any(here, "front", chance))
+
+
+async def deployer_killed(here: Live, chance: random.Random) -> None:
+    _kill(_any(here, "deployer", chance))
+
+
+async def deployer_killed_in_a_roll_out(here: Live, chance: random.Random) -> None:
+    """The application must go on by one of the two plans; it is led back by whoever comes next."""
+    roll_out = asyncio.create_task(RunningApplication(NAME).roll_out(chance.choice(ROUND)[1]))
+    await asyncio.sleep(chance.uniform(0.0, 0.2))
+    _kill(_any(here, "deployer", chance))
+    with contextlib.suppress(Exception):
+        await asyncio.wait_for(roll_out, 20.0)
+
+
+async def serve_controller_killed(here: Live, chance: random.Random) -> None:
+    for process in _named("ServeController"):
+        _kill(process)
+
+
+async def haproxy_killed(here: Live, chance: random.Random) -> None:
+    for process in _named("haproxy"):
+        _kill(process)
+
+
+FAULTS: dict[str, Fault] = {
+    "a replica is killed": replica_killed,
+    "a replica hangs": replica_hangs,
+    "a replica is 5 times slower": replica_slow,
+    "a front is killed": front_killed,
+    "the deployer is killed": deployer_killed,
+    "the deployer is killed in a roll-out": deployer_killed_in_a_roll_out,
+    "Serve's controller is killed": serve_controller_killed,
+    "HAProxy is killed": haproxy_killed,
+}
+
+
+async def restored(here: Live) -> None:
+    """Slow ones are themselves again, and the application follows the plan that it began with."""
+    for told in here.faults.iterdir():
+        told.unlink()
+    application = RunningApplication(NAME)
+    if await application.plan() != START:
+        await application.roll_out(START)
+
+
+def _named(what: str) -> list[int]:
+    """Processes below this one whose command says so."""
+    found = []
+    for process in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            if what in Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+                found.append(process)
+    return found

@@ -1,0 +1,184 @@
+"""A running application follows other plans and survives what dies, while requests go on."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.controller.application import RolloutError
+from cluster.local import LocalRay
+from cluster.rollout import RunningApplication
+from deployments.virtual import FAULTS
+from experiments.live import NAME, Live, application
+from experiments.replan.suite import BLOCKS, leaves_after, plan, profile
+from optimizer.plan import Plan
+from tests.integration.asking import ask
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+ONE_CUT = plan((4, 2, "v100"), (BLOCKS, 1, "v100"), batch=4)
+CHANGES = {
+    "cut moved": plan((5, 2, "v100"), (BLOCKS, 1, "v100"), batch=4),
+    "replicas moved": plan((5, 1, "v100"), (BLOCKS, 2, "v100"), batch=4),
+    "batch changed": plan((5, 1, "v100"), (BLOCKS, 2, "v100"), batch=2),
+    "split added": plan((2, 1, "v100"), (5, 1, "v100"), (BLOCKS, 1, "v100"), batch=2),
+    "device kind changed": plan((5, 2, "v100"), (BLOCKS, 1, "k80"), batch=4),
+    "split removed": plan((BLOCKS, 3, "v100"), batch=4),
+}
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs on one event loop: Serve's handles stay with the one that they were first used on."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(240)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def here(local: tuple[LocalRay, str], tmp_path_factory: pytest.TempPathFactory) -> Live:
+    folder = tmp_path_factory.mktemp("live")
+    live = Live(local[0], local[1], Path(os.environ[FAULTS]))
+    live.deploy(application(ONE_CUT, profile(), folder, slo_ms=60_000), patience_s=300)
+    return live
+
+
+@pytest.fixture
+def followed(here: Live, run: Run) -> RunningApplication:
+    """The application, on the plan that it was declared with."""
+    running = RunningApplication(NAME)
+    if run(running.plan()) != ONE_CUT:
+        run(running.roll_out(ONE_CUT))
+    return running
+
+
+@contextmanager
+def asked_meanwhile(here: Live, clients: int = 6) -> Iterator[None]:
+    """Clients that ask all the while: each answer must come, and say that the input left where it should."""
+    stop, trouble = threading.Event(), list[object]()
+
+    def client(depth: int) -> None:
+        while not stop.is_set():
+            status, reply = ask(here.base, "POST", "/predict", {"inputs": {"exit_block": depth}})
+            if status != 200 or reply["outputs"][0]["exit_block"] != leaves_after(depth):
+                trouble.append((depth, status, reply))
+
+    with ThreadPoolExecutor(clients) as pool:
+        asking = [pool.submit(client, number % BLOCKS) for number in range(clients)]
+        try:
+            yield
+            time.sleep(1.0)
+        finally:
+            stop.set()
+    for each in asking:
+        each.result()
+    assert trouble == []
+
+
+def stages(here: Live) -> list[list[int]]:
+    return [each["blocks"] for each in ask(here.base, "GET", "/stats")[1]["splits"]]
+
+
+def eventually(holds: Callable[[], bool], within_s: float = 90.0) -> bool:
+    until_s = time.monotonic() + within_s
+    while not holds() and time.monotonic() < until_s:
+        time.sleep(0.2)
+    return holds()
+
+
+def answers(here: Live) -> bool:
+    try:
+        return ask(here.base, "POST", "/predict", {"inputs": {"exit_block": 1}})[0] == 200
+    except OSError:
+        return False
+
+
+def test_every_kind_of_change_while_requests_flow(here: Live, followed: RunningApplication, run: Run) -> None:
+    before = here.processes("split")
+    with asked_meanwhile(here):
+        for what, changed in CHANGES.items():
+            run(followed.roll_out(changed))
+            assert run(followed.plan()) == changed, what
+            assert stages(here) == [[split.start, split.stop] for split in changed.splits], what
+            if changed.devices() == ONE_CUT.devices():
+                assert here.processes("split") == before, what  # no replica was touched
+    assert eventually(lambda: len(here.processes("split")) == 3)  # those of the other kind have gone
+
+
+def test_what_fronts_count_is_observed(here: Live, followed: RunningApplication, run: Run) -> None:
+    run(followed.observe())
+    for depth in (0, 1, 7):
+        ask(here.base, "POST", "/predict", {"inputs": {"exit_block": depth}})
+    seen = run(followed.observe())
+    assert (seen.arrivals, seen.in_time) == (3, 3)
+    assert seen.exits == (0, 2, 0, 0, 0, 0, 0, 1)
+    assert {launched.kind for launched in seen.launches} == {"v100"}
+
+
+def test_a_plan_that_cannot_run_changes_nothing(here: Live, followed: RunningApplication, run: Run) -> None:
+    unknown = Plan.from_json(ONE_CUT.to_json().replace("v100", "abacus"))
+    with asked_meanwhile(here, clients=2), pytest.raises(RolloutError, match="abacus"):
+        run(followed.roll_out(unknown))
+    assert run(followed.plan()) == ONE_CUT
+
+
+def test_the_same_file_again_leaves_everything_as_it_is(
+    here: Live, followed: RunningApplication, run: Run, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run(followed.roll_out(CHANGES["cut moved"]))
+    before = here.processes("split") | here.processes("front") | here.processes("deployer")
+    folder = next(path for path in tmp_path_factory.getbasetemp().iterdir() if path.name.startswith("live"))
+    with asked_meanwhile(here, clients=2):
+        here.deploy(application(ONE_CUT, profile(), folder, slo_ms=60_000))
+    assert here.processes("split") | here.processes("front") | here.processes("deployer") == before
+    assert run(followed.plan()) == CHANGES["cut moved"]
+
+
+@pytest.mark.parametrize("deployment", ["split", "deployer"])
+def test_what_is_killed_is_missed_by_nobody(
+    here: Live, followed: RunningApplication, run: Run, deployment: str
+) -> None:
+    run(followed.roll_out(CHANGES["cut moved"]))
+    before = here.processes(deployment)
+    with asked_meanwhile(here):
+        victim = min(before)
+        os.kill(before[victim], signal.SIGKILL)
+        assert eventually(
+            lambda: len(here.processes(deployment)) == len(before) and victim not in here.processes(deployment)
+        )
+    assert eventually(lambda: run(_follows(followed, CHANGES["cut moved"])))
+    run(followed.roll_out(ONE_CUT))
+
+
+async def _follows(running: RunningApplication, wanted: Plan) -> bool:
+    try:
+        return await running.plan() == wanted
+    except Exception:  # the next deployer is not there yet
+        return False
+
+
+def test_a_replica_that_hangs_is_replaced(here: Live, followed: RunningApplication) -> None:
+    before = here.processes("split")
+    here.slow_down(before[min(before)], 1e6)
+    with asked_meanwhile(here):
+        assert eventually(lambda: min(before) not in here.processes("split") and len(here.processes("split")) == 3)
+
+
+def test_a_front_that_was_killed_follows_the_plan_of_the_others(
+    here: Live, followed: RunningApplication, run: Run
+) -> None:
+    run(followed.roll_out(CHANGES["cut moved"]))
+    (process,) = here.processes("front").values()
+    os.kill(process, signal.SIGKILL)
+    assert eventually(lambda: process not in here.processes("front").values() and answers(here))
+    assert stages(here) == [[0, 5], [5, BLOCKS]]
