@@ -36,8 +36,9 @@ class Live:
     def url(self) -> str:
         return f"{self.base}/predict"
 
-    def deploy(self, application: dict[str, Any], patience_s: float = 180.0) -> None:
-        deploy(self.ray, {"applications": [application]}, patience_s)
+    def deploy(self, *applications: dict[str, Any], patience_s: float = 180.0) -> None:
+        """In place of those that were declared before."""
+        deploy(self.ray, {"applications": list(applications)}, patience_s)
 
     def processes(self, deployment: str) -> dict[str, int]:
         """Of every running replica of deployments of this name, whatever application they are of."""

@@ -96,8 +96,12 @@ class Load:
         connections: int = 512,
         headers: str = "",
         right: Callable[[int, bytes], bool] = lambda body, answer: True,
+        resends: bool = False,
     ) -> None:
-        """`right(index of the body, answer)` says whether an answer is what it should be."""
+        """`right(index of the body, answer)` says whether an answer is what it should be.
+
+        `resends`: as HTTP clients do, a request is sent once more when its connection ends without a word.
+        """
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise UserError(f"{url!r} must look like http://HOST:PORT/PATH")
@@ -106,7 +110,8 @@ class Load:
             f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n{headers}"
         )
         self._requests = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
-        self._most, self._right = connections, right
+        self._most, self._right, self._resends = connections, right, resends
+        self.resent: set[int] = set()  # since the load began
         self._open = 0
         self._idle: list[_Connection] = []
         self._queue: deque[int] = deque()
@@ -180,6 +185,7 @@ class Load:
         self._status = np.full(len(due_s), BROKEN)
         self._background: set[asyncio.Task[None]] = set()
         self._pending = 0
+        self.resent.clear()
         self._started_s = time.perf_counter()
 
     async def _end(self, patience_s: float) -> Record:
@@ -213,12 +219,17 @@ class Load:
         self._sent_s[index] = self._now()
 
         def done(status: int, answer: bytes) -> None:
+            if status == BROKEN and self._resends and index not in self.resent:
+                self.resent.add(index)
+                self._pending -= 1
+                self._release(connection)
+                return self._send(index)
             if status == 200 and not self._right(index % len(self._requests), answer):
                 status = WRONG
             self._ended_s[index], self._status[index] = self._now(), status
             self._pending -= 1
             self._release(connection)
-            self._done(index)
+            return self._done(index)
 
         connection.ask(self._requests[index % len(self._requests)], done)
 

@@ -42,6 +42,7 @@ class Round:
     failed: int  # an answer of 500
     late: int  # refused, expired
     wrong: int
+    resent: int  # once more, after the connection had ended without a word
     recovery_s: float
 
 
@@ -86,32 +87,44 @@ async def round_of(here: Live, what: str, fault: Fault, chance: random.Random) -
     await fault(here, chance)
     record = await running
     await restored(here)
-    seen = _round(what, record, at_s, rate)
-    console.print(f"{what}: {seen.recovery_s:.1f} s, {seen.lost} lost, {seen.failed} failed, {seen.late} late")
+    seen = _round(what, record, at_s, rate, len(requests.resent))
+    told = ", ".join(f"{getattr(seen, name)} {name}" for name in ("lost", "failed", "late", "resent"))
+    console.print(f"{what}: {seen.recovery_s:.1f} s, {told}")
     return seen
 
 
-def _round(what: str, record: Record, at_s: float, rate: float) -> Round:
+def _round(what: str, record: Record, at_s: float, rate: float, resent: int) -> Round:
     status = record.status
     counts = [int((status == one).sum()) for one in (BROKEN, 500, WRONG)]
     late = int(np.isin(status, (429, 503, 504)).sum())
     recovery_s = timeline(record, SLO_MS).recovered_s(at_s, ENOUGH * rate)
-    return Round(what, len(status), counts[0], counts[1], late, counts[2], recovery_s)
+    return Round(what, len(status), counts[0], counts[1], late, counts[2], resent, recovery_s)
 
 
 def table(rounds: list[Round]) -> Table:
     rows = Table(
-        "fault", "times", "s to 90 %, worst", "lost", "failed", "late", "of requests", title="faults under load"
+        "fault",
+        "times",
+        "s to 90 %, worst",
+        "lost",
+        "failed",
+        "late",
+        "sent twice",
+        "of requests",
+        title="faults under load",
     )
     for what in dict.fromkeys(each.what for each in rounds):
         same = [each for each in rounds if each.what == what]
-        sums = [sum(getattr(each, name) for each in same) for name in ("lost", "failed", "late", "requests")]
+        sums = [sum(getattr(each, name) for each in same) for name in ("lost", "failed", "late", "resent", "requests")]
         rows.add_row(what, str(len(same)), f"{max(each.recovery_s for each in same):.1f}", *map(str, sums))
     return rows
 
 
 def _figures(rounds: list[Round]) -> dict[str, float]:
-    figures = {name: float(sum(getattr(each, name) for each in rounds)) for name in ("lost", "failed", "late", "wrong")}
+    figures = {
+        name: float(sum(getattr(each, name) for each in rounds))
+        for name in ("lost", "failed", "late", "wrong", "resent")
+    }
     figures |= {"faults": float(len(rounds)), "requests": float(sum(each.requests for each in rounds))}
     figures["worst_recovery_s"] = max(each.recovery_s for each in rounds)
     for each in rounds:

@@ -17,6 +17,7 @@ from cluster.rollout import RunningApplication
 from experiments.live import NAME, live
 from experiments.load import BROKEN, WRONG, Load, Record
 from experiments.load_report import summary
+from experiments.replan import switch
 from experiments.replan.suite import ROUND, START, offered_per_s, profile
 from experiments.replan.timeline import load, steady_per_s, timeline
 from experiments.workloads import arrivals
@@ -25,6 +26,7 @@ from optimizer.plan import Plan
 SLO_MS = 2000.0
 ROUNDS = 5  # of six changes
 SHARE = 0.6
+PICTURE = Path(__file__).parents[2] / "docs" / "switch.png"
 CALM_S = 3.0  # before, between and after changes
 LONGEST_S = 1800.0
 console = Console(stderr=True)
@@ -42,7 +44,9 @@ class Change:
 def measure() -> dict[str, float]:
     with TemporaryDirectory() as folder, live(START, profile(), Path(folder), slo_ms=SLO_MS) as here:
         record, changes = asyncio.run(_changed_under_load(here.url, ROUND * ROUNDS))
-    return _figures(record, changes)
+    switched = switch.measure()
+    switch.draw(switched, PICTURE)
+    return _figures(record, changes) | switch.figures(switched)
 
 
 async def _changed_under_load(url: str, steps: tuple[tuple[str, Plan], ...]) -> tuple[Record, list[Change]]:

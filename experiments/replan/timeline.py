@@ -25,7 +25,7 @@ def load(url: str, slo_ms: float, seed: int = 0) -> Load:
         outputs = json.loads(answer)["outputs"]
         return len(outputs) == 1 and bool(outputs[0]["exit_block"] == leaves_after(depths[body]))
 
-    return Load(url, bodies, headers=f"X-Deadline-Ms: {slo_ms:g}\r\n", right=right)
+    return Load(url, bodies, headers=f"X-Deadline-Ms: {slo_ms:g}\r\n", right=right, resends=True)
 
 
 @dataclass(frozen=True)
