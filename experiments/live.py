@@ -103,7 +103,7 @@ def node(address: str, resources: Mapping[str, float], cpus: float = 1.0) -> Ite
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:
         try:
-            _until(lambda: _alive() > before, NODE_WITHIN_S, "the node did not join")
+            _until(lambda: _alive() - before, NODE_WITHIN_S, "the node did not join")
             yield process.pid
         finally:
             kill_node(process.pid)
@@ -116,10 +116,11 @@ def kill_node(process: int) -> None:
             os.kill(each, signal.SIGKILL)
 
 
-def _alive() -> int:
+def _alive() -> set[str]:
+    """Nodes, with those that died a moment ago."""
     import ray
 
-    return sum(1 for each in ray.nodes() if each["Alive"])
+    return {each["NodeID"] for each in ray.nodes() if each["Alive"]}
 
 
 def _until(holds: Any, within_s: float, otherwise: str) -> None:

@@ -104,14 +104,15 @@ def answers(here: Live) -> bool:
 
 
 def test_every_kind_of_change_while_requests_flow(here: Live, followed: RunningApplication, run: Run) -> None:
-    before = here.processes("split")
+    plans = [ONE_CUT, *CHANGES.values()]
     with asked_meanwhile(here):
-        for what, changed in CHANGES.items():
+        for what, before, changed in zip(CHANGES, plans, plans[1:], strict=False):
+            replicas = here.processes("split")
             run(followed.roll_out(changed))
             assert run(followed.plan()) == changed, what
             assert stages(here) == [[split.start, split.stop] for split in changed.splits], what
-            if changed.devices() == ONE_CUT.devices():
-                assert here.processes("split") == before, what  # no replica was touched
+            if changed.devices() == before.devices():
+                assert here.processes("split") == replicas, what  # none was touched
     assert eventually(lambda: len(here.processes("split")) == 3)  # those of the other kind have gone
 
 
