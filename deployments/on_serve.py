@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ from deployments.shares import shared_out
 from deployments.stats import Seen, Tell, seen_by
 
 log = logging.getLogger(__name__)
+JOIN_WITHIN_S = 4.0
 AGAIN_S = 0.5  # between two attempts to reach the deployer
 
 
@@ -92,7 +94,8 @@ class Follower:
         """Inputs go on from where they stand; nothing that runs is disturbed."""
         if graph.version == self._graph.version:
             return
-        await self._join(graph)
+        with suppress(TimeoutError):  # they ran a moment ago: if all are gone now, their successors are heard of
+            await asyncio.wait_for(self._join(graph), JOIN_WITHIN_S)
         self._graph = graph
         self._reroute()
 
