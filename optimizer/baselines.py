@@ -111,7 +111,7 @@ def _serial(facts: Problem, objective: Objective) -> Ways:
     loads, arrivals = zip(*(builder.still(start) for start in range(blocks)), strict=True)
     before = np.full((blocks + 1, len(arrivals[0])), np.inf)  # by block and batch
     came = np.zeros(before.shape, int)
-    before[0] = 0.0 if builder.spacious[0] else np.inf
+    before[0] = 0.0 if builder.room.spacious[0] else np.inf
     for start in range(blocks):
         grown, here = before[start] + loads[start][0].T, before[start + 1 :]
         came[start + 1 :][grown < here] = start

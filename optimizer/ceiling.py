@@ -88,7 +88,7 @@ class Ceiling:
     @cached_property
     def _known(self) -> NDArray[np.bool_]:
         """Kinds whose best pipeline is known and has one placement, so that with fewer devices each does no better."""
-        known: NDArray[np.bool_] = (self.paces > 0) & self._graph.builder.roomy
+        known: NDArray[np.bool_] = (self.paces > 0) & self._graph.builder.room.roomy
         return known
 
     def _alone(self, by: Cut) -> float:

@@ -42,10 +42,14 @@ def search(
 
 
 def _best(graph: Graph, below: float, gap: float, prove: bool) -> tuple[Found | None, float]:
-    """Of rounds, which are soon known, and of pipelines; and a bound on both."""
-    rounds = graph.local(below) if prove else None
-    found, bound = graph.best(rounds.value if rounds else below, gap, prove)
-    return found or rounds, min(bound, rounds.value) if rounds else bound
+    """Of rounds and of pipelines, and a bound on both. On one kind rounds come first: they are soon known, and good."""
+    if not prove:
+        return graph.best(below, gap, prove)
+    first = graph.local(below) if len(graph.facts.devices) == 1 else None
+    found, bound = graph.best(first.value if first else below, gap)
+    found = found or first
+    last = graph.local(found.value if found else below) if first is None else None
+    return last or found, min(bound, last.value if last else bound, first.value if first else bound)
 
 
 def least_without_exits(facts: Problem, objective: Objective, prices: Cut) -> float:

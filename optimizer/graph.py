@@ -80,8 +80,9 @@ class Graph:
             value = found.value
             if prove and value > self.bound * (1 + gap) + self.dust:
                 better, bound = self._proof(value, gap, WIDE)
-                if bound >= value / (1 + gap) * (1 - 2 * CLOSE) or better:
-                    return better or found, bound
+                found = better or found
+                if bound >= min(found.value, value / (1 + gap) * (1 - 2 * CLOSE)):
+                    return found, bound
             found = self._closer(found, gap)
             value = found.value
         if value <= self.bound * (1 + gap) + self.dust or not prove:
@@ -234,7 +235,7 @@ def _columns(builder: Builder) -> Columns:
     """One placement for a kind that holds the whole network, several for others."""
     kinds, capacity = [], []
     for kind, device in enumerate(builder.facts.devices):
-        roomy = bool(builder.roomy[kind])
+        roomy = bool(builder.room.roomy[kind])
         count = 1 if roomy else min(device.count, builder.facts.num_blocks, GROUPS)
         kinds += [kind] * count
         capacity += [np.inf if roomy else float(device.memory_bytes)] * count

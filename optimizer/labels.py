@@ -25,6 +25,7 @@ Ints = NDArray[np.int64]
 PAIRS = 2_000_000  # extensions looked at in one go
 CROWD = 16  # as many labels as this for every one that is kept in the end are compared
 CLOSE = 1e-9
+SPARED_BITS = 18
 
 
 @dataclass(frozen=True)
@@ -219,14 +220,18 @@ def _rank_in_group(values: Floats, group: Ints) -> Ints:
 
 
 def undominated(points: Floats, group: Ints) -> Ints:
-    """Rows that no other row of their group equals or undercuts in every column, the first of equals; in order."""
-    kept = [rows[_front(points[rows])] for rows in (np.nonzero(group == each)[0] for each in np.unique(group))]
+    """Rows that no other row of their group equals or undercuts in every column, the least of equals; in order.
+
+    What differs in the eleventh digit is equal: no floats are negative here, so that their bits are in their order.
+    """
+    coarse = np.ascontiguousarray(points).view(np.int64) >> SPARED_BITS
+    groups = (np.nonzero(group == each)[0] for each in np.unique(group))
+    kept = [rows[_front(coarse[rows], np.argsort(points[rows].sum(axis=1), kind="stable"))] for rows in groups]
     return np.sort(np.concatenate(kept))
 
 
-def _front(points: Floats, chunk: int = 256) -> Ints:
-    """A point is held against smaller sums only: nothing with a larger one can dominate it."""
-    order = np.argsort(points.sum(axis=1), kind="stable")
+def _front(points: Ints, order: Ints, chunk: int = 256) -> Ints:
+    """In order of the sums: nothing with a larger one can dominate a point."""
     front = np.zeros(0, np.int64)
     for at in range(0, len(order), chunk):
         rows = order[at : at + chunk]
@@ -237,7 +242,7 @@ def _front(points: Floats, chunk: int = 256) -> Ints:
     return front
 
 
-def _beaten(front: Floats, points: Floats) -> NDArray[np.bool_]:
+def _beaten(front: Ints, points: Ints) -> NDArray[np.bool_]:
     beats = np.ones((len(front), len(points)), bool)
     for column in range(points.shape[1]):
         beats &= front[:, column, None] <= points[:, column]

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from optimizer import cost
 from optimizer.problem import Problem
+from optimizer.room import Room
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+HAIR = 1e-12  # of a network's time; labels do not see it
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,10 @@ class Builder:
         return [self.starting(start) for start in range(self.facts.num_blocks)]
 
     @cached_property
+    def room(self) -> Room:
+        return Room(self.facts, self._largest)
+
+    @cached_property
     def _survival(self) -> Floats:
         """Survivals that the plan must bear x blocks: the expected one, and the pessimistic one if there is one."""
         return np.array([[*shares, 0.0] for shares in self.facts.survivals])
@@ -107,6 +113,12 @@ class Builder:
         return self._block_s + self._ramp_s * self._releasing
 
     @cached_property
+    def _hair_s(self) -> float:
+        """What every split seems to cost more, so that among equals the fewest splits are taken."""
+        size = np.maximum(np.arange(self._block_s.shape[1]), 1.0)[:, None]
+        return HAIR * float((self._block_s / size)[:, 1:].min(axis=(0, 1)).sum())
+
+    @cached_property
     def _launch_s(self) -> Floats:
         return np.array([table.launch_s for table in self.facts.tables])[:, None, None]
 
@@ -129,7 +141,7 @@ class Builder:
         shrinking, felt = self._shrinking_s(start, shares)
         held = cost.occupied_s(_by_stop(quiet, shrinking), transfer)
         possible, reach = np.isfinite(held), shares[start]
-        load = cost.load_s(reach, np.where(possible, held, 0.0), np.repeat(self._batches, 2))
+        load = cost.load_s(reach, np.where(possible, held, 0.0), np.repeat(self._batches, 2)) + self._hair_s
         work = _by_stop(quiet, felt) + transfer if reach > 0 else np.zeros_like(held)
         return np.where(possible, load, np.inf), np.where(possible, work, np.inf)
 
@@ -146,9 +158,14 @@ class Builder:
         quiet, shares = self._quiet_s(start), self._survival[:, start]
         possible = np.isfinite(quiet) & (self._batches <= self._largest[:, None])[..., None]
         held, size = np.where(possible, quiet, 0.0), self._batches[:, None]
-        load = np.max([cost.load_s(reach, held, size) for reach in shares], axis=0)
+        load = np.max([cost.load_s(reach, held, size) for reach in shares], axis=0) + self._hair_s
         arrivals = np.max([cost.wait_arrivals(reach, self._batches) for reach in shares], axis=0)
         return np.where(possible, load, np.inf), arrivals
+
+    def local_memory(self, start: int) -> Floats:
+        """Kinds x batches x stops 0.., of splits in a local placement."""
+        memory = self.room.local(start, self._batches).transpose(1, 2, 0)
+        return np.concatenate([np.full((*memory.shape[:2], start + 1), np.inf), memory], axis=2)
 
     def _shrinking_s(self, start: int, shares: Floats) -> tuple[Floats, Floats]:
         """The same when every ramp inside is active: on average, and as felt by an input that stays."""
@@ -195,8 +212,9 @@ class Builder:
 
     def _best(self, start: int, load: Floats, work: Floats, class_of: Ints) -> Options:
         """Those that fit and are worth a look, in flat arrays."""
-        batch, memory = np.repeat(self._batches, 2), self._memory(start)
-        fits = (memory <= self.capacity[:, None]) & (batch <= self._largest[:, None])
+        batch = np.repeat(self._batches, 2)
+        memory = np.repeat(self.room.splits(start, self._batches), 2, axis=2)
+        fits = (memory <= self.room.capacity[:, None]) & (batch <= self._largest[:, None])
         load = np.where(fits, load, np.inf)
         keep = np.isfinite(load.min(0)) & (work.min(0) <= self.budget_s)
         if self.pruned:
@@ -226,55 +244,9 @@ class Builder:
             rival = np.maximum.accumulate(np.where(record, order, 0), axis=-1)
         lighter = (np.take_along_axis(load, rival[None], -1) <= load).all(0)
         sooner = (not self.timed) | (np.take_along_axis(work, rival[None], -1) <= work).all(0)
-        leaner = self.roomy[:, None] | (np.take_along_axis(memory, rival, -1) <= memory)
+        leaner = self.room.roomy[:, None] | (np.take_along_axis(memory, rival, -1) <= memory)
         beaten: Bools = lighter & sooner & leaner & (rival != order)
         return beaten
-
-    @cached_property
-    def capacity(self) -> Floats:
-        return np.array([float(device.memory_bytes) for device in self.facts.devices])
-
-    @cached_property
-    def _weights(self) -> Floats:
-        return np.array([table.memory_bytes for table in self.facts.tables], float)
-
-    @cached_property
-    def _activations(self) -> Floats:
-        empty = (0,) * self.facts.num_blocks
-        return np.array([table.activation_bytes or empty for table in self.facts.tables], float)
-
-    def _memory(self, start: int) -> Floats:
-        """Stops x kinds x batches."""
-        weights = np.cumsum(self._weights[:, start:], axis=1).T
-        largest = np.maximum.accumulate(self._activations[:, start:], axis=1).T
-        memory: Floats = weights[..., None] + largest[..., None] * np.repeat(self._batches, 2)
-        return memory
-
-    def local_memory(self, start: int) -> Floats:
-        """Kinds x batches x stops 0..: of a split in a local placement, with what waits for it and behind it."""
-        hidden = np.array([[*table.hidden_bytes[:-1], 0.0] for table in self.facts.tables])
-        waiting = hidden[:, start:] + (hidden[:, [start - 1]] if start else 0.0)
-        memory = self._memory(start)[..., ::2].transpose(1, 2, 0) + waiting[:, None] * self._batches[:, None]
-        return np.concatenate([np.full((*memory.shape[:2], start + 1), np.inf), memory], axis=2)
-
-    @cached_property
-    def least_memory(self) -> Floats:
-        """By kind: what the whole network takes without a single input."""
-        least: Floats = self._weights.sum(1)
-        return least
-
-    @cached_property
-    def spacious(self) -> Bools:
-        """Kinds that hold the whole network and all that can wait between its splits."""
-        hidden = np.array([sum(table.hidden_bytes) for table in self.facts.tables])
-        activations = self._activations.sum(1) + 2 * hidden
-        return np.asarray(self._weights.sum(1) + activations * self._largest <= self.capacity)
-
-    @cached_property
-    def roomy(self) -> Bools:
-        """Kinds that hold the whole network however it is cut: their splits lose nothing by sharing one placement."""
-        everything = self._weights.sum(1) + self._activations.sum(1) * self._largest
-        return np.asarray(everything <= self.capacity)
 
 
 def _by_stop(quiet: Floats, shrinking: Floats) -> Floats:

@@ -63,7 +63,7 @@ class Rounds:
     @cached_property
     def fits(self) -> bool:
         """Whether the device holds the network at all."""
-        return bool(self.builder.least_memory[self.kind] <= self.builder.capacity[self.kind])
+        return bool(self.builder.room.holding[self.kind])
 
     @cached_property
     def sizes(self) -> Floats:
@@ -119,7 +119,7 @@ class Rounds:
         return float(value(heads.load_s, float(self.sizes[low]), heads.first).min(initial=np.inf))
 
     def _at(self, value: Value, size: int) -> tuple[float, Chain | None]:
-        heads = self._heads(size) if self.builder.spacious[self.kind] else self._lean(size)
+        heads = self._heads(size) if self.builder.room.spacious[self.kind] else self._lean(size)
         if not len(heads.load_s):
             return np.inf, None
         values = value(heads.load_s, float(self.sizes[size]), heads.first)
@@ -161,7 +161,7 @@ class Rounds:
                 for stop in range(start + 1, blocks + 1)
                 for load, more, rest in after[stop]
             ]
-            room = [each for each in grown if np.isfinite(each[0]) and each[1] <= self.builder.capacity[self.kind]]
+            room = [each for each in grown if np.isfinite(each[0]) and each[1] <= self.builder.room.capacity[self.kind]]
             after[start] = room if start == 0 else _undominated(room)
         loads, _, splits = zip(*after[0], strict=True) if after[0] else ((), (), ())
         return Heads(np.array(loads), np.array([float(each[0][1]) for each in splits]), lambda i: splits[i])

@@ -97,6 +97,10 @@ class Answer:
             "schema_version": 1,
             "plan": json.loads(self.plan.to_json()),
             "score": {**score, "latency_parts_s": self.score.latency_parts_s},
+            "tables": [
+                {"kind": table.kind, "source": table.source, "estimated": table.from_datasheet}
+                for table in self.facts.tables
+            ],
             "baselines": [
                 {
                     "name": each.name,

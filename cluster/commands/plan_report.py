@@ -14,8 +14,20 @@ def tables(answer: "Answer") -> Iterator[Table | str]:
     yield _splits(answer)
     yield _promise(answer)
     yield _baselines(answer)
+    yield from _estimated(answer)
     for line in answer.score.broken:
         yield f"[bold red]broken:[/] {line}"
+
+
+def _estimated(answer: "Answer") -> Iterator[str]:
+    """What was not measured is said not to be."""
+    tables = [table for table in answer.facts.tables if table.from_datasheet]
+    if tables:
+        kinds, launch_ms = ", ".join(table.kind for table in tables), tables[0].launch_s * 1e3
+        yield (
+            f"[bold]estimated[/] from datasheets, not measured: {kinds}. They assume {launch_ms:g} ms per launch, "
+            "which decides most of the gain over early exit: measure with 'isobatch profile'."
+        )
 
 
 def _splits(answer: "Answer") -> Table:

@@ -32,7 +32,7 @@ def run(profile: Path, *options: str) -> str:
 
 def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
     said = run(profile, "--out", str(tmp_path / "plan.json"), "--picture", str(tmp_path / "plan.png"), "--surprises")
-    for word in ("splits", "goodput", "travelling", "no exits", "proved", "if the forecast is wrong"):
+    for word in ("splits", "goodput", "travelling", "no exits", "proved", "if the forecast is wrong", "estimated"):
         assert word in said
     assert read_plan(tmp_path / "plan.json").num_blocks == 6
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
@@ -45,6 +45,7 @@ def test_a_plan_from_a_file_is_scored_as_it_was_promised(profile: Path, tmp_path
     assert scored["score"] == found["score"]
     assert found["plan"]["promise"]["goodput_per_s"] == pytest.approx(found["score"]["goodput_per_s"])
     assert {each["name"] for each in found["baselines"]} >= {"no exits"}
+    assert {each["kind"]: each["estimated"] for each in found["tables"]} == {"v100": True, "k80": True}
 
 
 def test_side_by_side_names_every_pipeline(profile: Path, tmp_path: Path) -> None:

@@ -63,6 +63,16 @@ def test_an_slo_that_just_fits_and_one_that_just_does_not() -> None:
     assert value(facts, Objective(slo_s=fastest / 0.8 * (1 - 1e-6))) == np.inf
 
 
+def test_among_equals_the_fewest_splits() -> None:
+    """Launches cost nothing, and nobody leaves before the third block: cutting there gains nothing."""
+    plan = search(replace(small(), survival=(1.0, 1.0, 0.5)), Objective())
+    assert plan
+    assert [(split.start, split.stop) for split in plan.splits] == [(0, 2), (2, 3)]
+    plan = search(small().without_exits, Objective())
+    assert plan
+    assert len(plan.splits) == 1
+
+
 @few
 @given(SEEDS)
 def test_more_devices_never_lower_goodput(seed: int) -> None:
