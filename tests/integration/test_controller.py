@@ -33,7 +33,7 @@ def controller(folder: Path, **told: object) -> dict[str, Any]:
     }
 
 
-def eventually(found: Callable[[], Any], within_s: float = 60.0) -> Any:
+def eventually(found: Callable[[], Any], within_s: float = 240.0) -> Any:
     until_s = time.monotonic() + within_s
     while not (answer := found()) and time.monotonic() < until_s:
         time.sleep(0.2)
