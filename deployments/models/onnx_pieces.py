@@ -1,8 +1,9 @@
 """A network's ONNX pieces: made once per machine, kept on disk by content, shared by all replicas."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
@@ -109,5 +110,21 @@ def in_8_bits(graph: Path) -> None:
 
     exact = graph.with_name("exact.onnx")
     graph.rename(exact)
-    quantize_dynamic(exact, graph, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul"])
+    with _without_advice():
+        quantize_dynamic(exact, graph, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul"])
     exact.unlink()
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """The quantiser recommends a preparation that brings nothing here, through everybody's logger."""
+    root = logging.getLogger()
+    root.addFilter(_is_no_advice)
+    try:
+        yield
+    finally:
+        root.removeFilter(_is_no_advice)
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "pre-processing before quantization" not in record.getMessage()
