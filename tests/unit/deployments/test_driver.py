@@ -202,3 +202,41 @@ def test_splits_that_take_turns_on_one_device_keep_their_survivors_on_it(monkeyp
         assert len(replica.holdings) == 0
 
     asyncio.run(act())
+
+
+class Hanging:
+    """The first launch on one of the replicas never comes back."""
+
+    def __init__(self, threads: LocalWorkers) -> None:
+        self._threads = threads
+        self.suspected: list[str] = []
+
+    async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
+        if replica == "f0" and not self.suspected:
+            await asyncio.Event().wait()
+        async for reply in self._threads.run(replica, order):
+            yield reply
+
+    def suspect(self, replica: str) -> None:
+        self.suspected.append(replica)
+
+    def drop(self, address: str, key: str) -> None:
+        self._threads.drop(address, key)
+
+    async def close(self) -> None:
+        await self._threads.close()
+
+
+def test_a_launch_that_hangs_is_tried_elsewhere_and_its_replica_is_suspected() -> None:
+    hanging: list[Hanging] = []
+
+    def workers(threads: LocalWorkers) -> Hanging:
+        hanging.append(Hanging(threads))
+        return hanging[0]
+
+    async def scene(rig: Rig) -> None:
+        answers = await asyncio.gather(*(rig.ask([3, label], within_s=20.0) for label in range(10)))
+        assert [answer.label for (answer,) in answers] == list(range(10))
+        assert hanging[0].suspected == ["f0"]
+
+    play(scene, limits=Limits(stuck_after_s=0.3, first_launch_s=0.0), workers=workers)
