@@ -5,15 +5,16 @@ Under load replicas are busy, and batches fill up while they are. A full batch m
 it starts the moment the one before it ends. When several pools want the same replicas,
 1. full and urgent ones come first (urgent: waiting longer would cost somebody the deadline), the deepest before the
    others, so that what was begun gets finished and the memory it holds is let go;
-2. then the one with the least time left.
+2. then the fullest, since a launch of few costs nearly what a full one does; who waits for long becomes urgent.
 """
 
 from collections.abc import Sequence
-from math import inf
 
 from deployments.dispatch.lane import Station
 from deployments.dispatch.pools import Pool
 from deployments.dispatch.replicas import Group, Replica
+
+URGENT = 1.5  # times what the rest takes in full batches without waiting: time to spare for some of that
 
 Choice = tuple[tuple[bool, float], int, Pool, Replica]
 
@@ -53,7 +54,7 @@ def _add_kept(choices: list[Choice], group: Group, now_s: float) -> None:
 
 
 def _rank(pool: Pool, now_s: float) -> tuple[bool, float]:
-    first, cursor = pool.first(), pool.cursor
-    left_s = first.deadline_s - now_s - pool.station.lane.route.remaining_s(cursor) if first else inf
-    presses = pool.size >= pool.stage.batch or left_s <= 0
-    return not presses, -cursor if presses else left_s
+    first, cursor, batch = pool.first(), pool.cursor, pool.stage.batch
+    needed_s = URGENT * pool.station.lane.route.remaining_s(cursor)
+    presses = pool.size >= batch or (first is not None and first.deadline_s - now_s <= needed_s)
+    return not presses, -cursor if presses else -pool.size / batch
