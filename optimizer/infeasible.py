@@ -3,8 +3,8 @@
 from dataclasses import replace
 from math import inf
 
-from optimizer.dp import search
 from optimizer.evaluate import evaluate
+from optimizer.lanes import side_by_side
 from optimizer.limits import memory_bytes
 from optimizer.objective import Objective
 from optimizer.plan import Plan, Split
@@ -35,7 +35,7 @@ def _too_large(facts: Problem) -> str | None:
 
 
 def _too_slow(facts: Problem, objective: Objective) -> str | None:
-    fastest = search(facts, replace(objective, goal="latency", slo_s=None, goodput_per_s=0.0, cost_per_hour=None))
+    fastest = side_by_side(facts, replace(objective, goal="latency", slo_s=None, goodput_per_s=0.0, cost_per_hour=None))
     if fastest is None:
         return (
             "the network fits on these devices only in parts, and no links lead from one part to the next: add devices"
@@ -47,7 +47,7 @@ def _too_slow(facts: Problem, objective: Objective) -> str | None:
 
 
 def _too_much(facts: Problem, objective: Objective) -> str | None:
-    most = search(facts, replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None))
+    most = side_by_side(facts, replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None))
     if most is None:
         return None
     sustained = _promise(most, facts, objective)[0]
@@ -63,7 +63,7 @@ def _too_dear(facts: Problem, objective: Objective) -> str | None:
     wanted = objective.goodput_per_s or 1e-6  # any plan at all
     arrivals = objective.arrivals_per_s or (objective.goodput_per_s or inf)
     least = replace(objective, goal="cost", goodput_per_s=wanted, arrivals_per_s=arrivals, cost_per_hour=None)
-    cheapest = search(facts, least)
+    cheapest = side_by_side(facts, least)
     if cheapest is None:
         return None
     dollars = _promise(cheapest, facts, objective)[2]

@@ -224,6 +224,8 @@ def undominated(points: Floats, group: Ints) -> Ints:
 
     What differs in the eleventh digit is equal: no floats are negative here, so that their bits are in their order.
     """
+    if not len(points):
+        return np.zeros(0, np.int64)
     coarse = np.ascontiguousarray(points).view(np.int64) >> SPARED_BITS
     groups = (np.nonzero(group == each)[0] for each in np.unique(group))
     kept = [rows[_front(coarse[rows], np.argsort(points[rows].sum(axis=1), kind="stable"))] for rows in groups]

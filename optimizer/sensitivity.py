@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from optimizer.dp import search
 from optimizer.evaluate import evaluate
+from optimizer.lanes import side_by_side
 from optimizer.objective import Objective
 from optimizer.plan import Plan
 from optimizer.problem import Problem
@@ -48,7 +48,7 @@ def sensitivity(
 
 
 def _surprise(plan: Plan, truth: Problem, objective: Objective, error: float) -> Surprise:
-    score, best = evaluate(plan, truth, objective), search(truth, objective)
+    score, best = evaluate(plan, truth, objective), side_by_side(truth, objective)
     most = evaluate(best, truth, objective).goodput_per_s if best else 0.0
     within = score.latency_s <= objective.budget_s * (1 + 1e-9)
     return Surprise(error, score.goodput_per_s, most, score.latency_s, within)

@@ -117,5 +117,8 @@ def _label(part: "SplitScore", plan: "Plan", score: "Score", turned: bool) -> st
     blocks = f"blocks {split.start}-{split.stop - 1}" if split.stop - split.start > 1 else f"block {split.start}"
     shared = len(placement.splits) > 1
     replicas = f"{_devices(part, plan, score):.1f} of {placement.replicas}" if shared else f"{placement.replicas}"
-    lines = (blocks, f"{replicas} {placement.kind}", f"batch {split.batch_size}", f"{part.launch_s * 1e3:.1f} ms")
-    return (", " if turned else "\n").join(lines)
+    if turned:
+        return f"{blocks}, batch {split.batch_size}"
+    return "\n".join(
+        (blocks, f"{replicas} {placement.kind}", f"batch {split.batch_size}", f"{part.launch_s * 1e3:.1f} ms")
+    )

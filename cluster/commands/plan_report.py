@@ -31,14 +31,18 @@ def _estimated(answer: "Answer") -> Iterator[str]:
 
 
 def _splits(answer: "Answer") -> Table:
-    """A row per split; splits that share a placement show its replicas once; pipelines are ruled off."""
+    """A row per split; splits that share a placement show its replicas once; pipelines are ruled off.
+
+    In a local placement survivors stay on the replica that made them.
+    """
     table = Table("blocks", "device", "replicas", "batch", "ramps", "ms per launch", "busy", "going on", title="splits")
     for plan, score in answer.lanes:
         table.add_section()
         seen: list[Placement] = []
         for part in score.splits:
             split, placement = part.split, plan.placement_of(part.split)
-            replicas = "(the same)" if placement in seen else str(placement.replicas)
+            held = f"{placement.replicas} (local)" if placement.local else str(placement.replicas)
+            replicas = "(the same)" if placement in seen else held
             seen.append(placement)
             table.add_row(
                 _run(split.start, split.stop - 1), placement.kind, replicas, str(split.batch_size), _ramps(split.ramps),

@@ -49,6 +49,30 @@ def test_constant_batch_halves_the_launches_of_the_second_split() -> None:
     assert second.fill_s == pytest.approx(7 / 0.5 / score.goodput_per_s)
 
 
+def test_a_local_placement_hands_nothing_over_and_answers_within_a_round() -> None:
+    """A round is 16 arrivals: two launches of the first split, one of the second, on whichever replica."""
+    splits = (Split(0, 1, 8, (0,)), Split(1, 2, 8))
+    score = evaluate(Plan((Placement("a", 2, splits, local=True),)), FACTS)
+    round_s = 2 * (2.5e-4 + 1.5e-3) + 2.5e-4 + 1e-3
+    assert score.goodput_per_s == pytest.approx(2 * 16 / round_s)
+    assert score.splits[1].transfer_s == 0.0
+    assert score.latency_s == pytest.approx(round_s + (7 + 8) / score.goodput_per_s)
+
+
+def test_what_waits_in_a_local_placement_takes_room() -> None:
+    splits = (Split(0, 1, 8, (0,)), Split(1, 2, 8))
+    for room, fits in ((120 + 16_000, True), (120 + 15_999, False)):
+        small = FACTS.with_devices((Device("a", 1, room, 2.0),))
+        assert bool(evaluate(Plan((Placement("a", 1, splits, local=True),)), small).broken) != fits
+
+
+def test_pipelines_side_by_side_share_a_rate_by_what_they_sustain() -> None:
+    lane = plan(Split(0, 2, 4))
+    score = evaluate(replace(lane, beside=(plan(Split(0, 2, 4), replicas=2),)), FACTS, Objective(arrivals_per_s=300.0))
+    assert [each.rate_per_s for each in score.lanes] == [pytest.approx(100.0), pytest.approx(200.0)]
+    assert score.latency_s == pytest.approx(max(each.latency_s for each in score.lanes))
+
+
 def test_a_rate_below_the_pace_fills_batches_more_slowly() -> None:
     score = evaluate(plan(Split(0, 2, 4)), FACTS, Objective(arrivals_per_s=100.0))
     assert score.splits[0].fill_s == pytest.approx(3 / 100)

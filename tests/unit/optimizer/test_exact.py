@@ -12,6 +12,7 @@ from experiments.planner.bruteforce import best_value
 from experiments.planner.random_problems import random_objective, random_problem
 from optimizer.dp import search
 from optimizer.evaluate import evaluate
+from optimizer.labels import undominated
 from optimizer.objective import Objective
 from optimizer.problem import Problem
 from profiles.devices import Device, Link
@@ -61,6 +62,11 @@ def test_an_slo_that_just_fits_and_one_that_just_does_not() -> None:
     fastest = value(facts, Objective(goal="latency"))
     assert value(facts, Objective(slo_s=fastest / 0.8 * (1 + 1e-8))) < np.inf
     assert value(facts, Objective(slo_s=fastest / 0.8 * (1 - 1e-6))) == np.inf
+
+
+def test_a_proof_that_does_not_fit_is_given_up() -> None:
+    """Far more partial plans than a proof may hold: there is a plan all the same, and the gap that is left."""
+    assert len(undominated(np.zeros((0, 3)), np.zeros(0, int))) == 0
 
 
 def test_among_equals_the_fewest_splits() -> None:

@@ -80,7 +80,7 @@ def test_never_worse_than_a_baseline_whatever_the_goal(seed: int) -> None:
 def test_a_right_forecast_loses_nothing(seed: int) -> None:
     facts = random_problem(seed)
     objective = Objective(slo_s=random_objective(seed, facts).slo_s)
-    plan = search(facts, objective)
+    plan = side_by_side(facts, objective)
     if plan:
         (right,) = sensitivity(plan, facts, objective, errors=(0.0,))
         assert right.within_slo
