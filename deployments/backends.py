@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 Backend = Literal["auto", "torch", "onnx"]
 INT8 = "int8"
+CHECK = "compare the accuracy with 'isobatch bench --dtype int8 --data FILE', or serve with exits: false"
 EXPORTED = (torch.float32, torch.float16)
 
 
@@ -36,6 +37,8 @@ def on_backend(model: SplitModel, directory: str | Path, backend: Backend, *, in
     from deployments.models.onnx_model import OnnxModel
 
     assert isinstance(model, TorchModel), "This is a bug: anything else is an obstacle."
+    if int8 and model.ramp_blocks:
+        log.warning("%s: its ramps were made in float32; in 8 bits inputs may leave elsewhere: %s", directory, CHECK)
     served = OnnxModel(model, fingerprint(directory, model), int8)
     return model if backend == "auto" and not int8 and choose(served, directory).backend == "torch" else served
 

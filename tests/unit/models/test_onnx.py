@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import given, settings
@@ -155,8 +156,13 @@ def test_half_precision_is_as_near_to_full_as_torch_is(cache: Path) -> None:
     assert np.abs(found.logits - expected.logits).max() < 0.01 * np.abs(expected.logits).max()
 
 
+def operators(graph: Path) -> list[str]:
+    return [node.op_type for node in onnx.load(graph).graph.node]
+
+
 @pytest.mark.parametrize("name", ["bert", "distilbert"])
-def test_8_bits_change_few_answers(name: str, cache: Path) -> None:
+def test_8_bits_change_few_answers(name: str, tmp_path: Path) -> None:
+    cache = tmp_path
     exact = network(name, "entropy", [THRESHOLD])
     served, batch = OnnxModel(exact, name, int8=True, cache=cache), batch_for(exact, name, 64)
     everything = Stretch(0, exact.num_blocks, exact.ramp_blocks)
