@@ -112,7 +112,9 @@ class Dispatcher:
         lane = self._open[0] if len(self._open) == 1 else self._fastest(now_s)
         expected_s = lane.expected_s(now_s)
         late_s = now_s + expected_s * (1 + self.limits.slack) - deadline_s
-        if late_s > 0:
+        # While nobody is inside, the plan's own times decide: replicas that were slow for a while, so slow that all are
+        # refused, would else get nothing to do by which they could show that they no longer are.
+        if late_s > 0 and (self._tickets or now_s + lane.alone_s * (1 + self.limits.slack) > deadline_s):
             return Refusal("the deadline cannot be met with what is ahead", late_s)
         if len(self._tickets) >= self.limits.backlog:
             return Refusal(f"the backlog of {self.limits.backlog} inputs is full", expected_s)

@@ -59,6 +59,7 @@ class Lane:
             group.forget_pools()
             group.transfer_s = max(stage.transfer_s for stage in route.stages if stage.group == group.name)
         self.entry = self.stations[0].pool(0, None)
+        self.alone_s = sum(stage.launch_s[0] for stage in route.stages)  # of an input that meets nobody, as planned
 
     @property
     def open(self) -> bool:

@@ -252,3 +252,26 @@ def test_whoever_is_admitted_is_answered_in_time_when_devices_are_as_planned(rat
     assert all(world.ended_s[ticket] <= world.deadlines[ticket] for ticket in world.outcomes)
     assert set(world.outcomes.values()) == {Outcome.ANSWERED}
     assert len(world.outcomes) >= 0.9 * 3 * min(rate_per_s, 400)
+
+
+def test_replicas_that_were_slow_for_a_while_get_a_chance_to_show_that_they_no_longer_are() -> None:
+    """Refused for good would be who comes after: nothing runs, so nothing is learned."""
+    dispatcher = Dispatcher(Route((Stage(0, 1, 1, "g", (0.01,)),)), {"g": ["r"]})
+    now_s = 0.0
+
+    def run(deadline_s: float, taking_s: float) -> None:
+        nonlocal now_s
+        assert not isinstance(dispatcher.admit(now_s, now_s + deadline_s, Place("state", 0)), Refusal)
+        if dispatcher.expected_s(now_s) > 0.1:
+            assert isinstance(dispatcher.admit(now_s, now_s + 0.1, Place("state", 0)), Refusal), "one is enough"
+        (launch,) = dispatcher.tick(now_s)
+        now_s += taking_s
+        dispatcher.completed(launch.id, now_s, {})
+
+    for _ in range(10):
+        run(deadline_s=60.0, taking_s=1.0)
+    assert dispatcher.expected_s(now_s) > 0.9
+    assert isinstance(dispatcher.admit(now_s, now_s + 0.011, Place("state", 0)), Refusal), "no plan can do that"
+    while dispatcher.expected_s(now_s) > 0.08:
+        run(deadline_s=0.1, taking_s=0.01)
+    assert now_s < 12
