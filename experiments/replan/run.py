@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.rollout import RunningApplication
-from experiments.live import NAME, live
+from experiments.live import NAME, Live, live
 from experiments.load import BROKEN, WRONG, Load, Record
 from experiments.load_report import summary
 from experiments.replan import switch
@@ -42,11 +42,19 @@ class Change:
 
 
 def measure() -> dict[str, float]:
-    with TemporaryDirectory() as folder, live(START, profile(), Path(folder), slo_ms=SLO_MS) as here:
-        record, changes = asyncio.run(_changed_under_load(here.url, ROUND * ROUNDS))
-    switched = switch.measure()
+    with (
+        TemporaryDirectory() as first,
+        TemporaryDirectory() as second,
+        live(START, profile(), Path(first), slo_ms=SLO_MS) as here,
+    ):
+        record, changes, switched = asyncio.run(_measured(here, Path(second)))
     switch.draw(switched, PICTURE)
     return _figures(record, changes) | switch.figures(switched)
+
+
+async def _measured(here: Live, folder: Path) -> tuple[Record, list[Change], switch.Switch]:
+    record, changes = await _changed_under_load(here.url, ROUND * ROUNDS)
+    return record, changes, await switch.measure(here, folder)
 
 
 async def _changed_under_load(url: str, steps: tuple[tuple[str, Plan], ...]) -> tuple[Record, list[Change]]:

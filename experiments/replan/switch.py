@@ -10,14 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from cluster.rollout import RunningApplication
-from experiments.live import NAME, Live, application, bare
+from experiments.live import NAME, Live, application
 from experiments.load import Load, Record
 from experiments.replan.suite import BATCH, BLOCKS
 from experiments.workloads import arrivals, exit_blocks
@@ -79,13 +78,13 @@ def best(easy: float) -> Plan:
     return optimize(profile(easy), known.devices, links_between(known.devices), objective())
 
 
-def measure() -> Switch:
-    with TemporaryDirectory() as folder, bare() as here:
-        front = application(best(SHARES[0]), profile(SHARES[0]), Path(folder), slo_ms=SLO_MS, devices=DEVICES)
-        here.deploy(front)
-        staying = asyncio.run(_staying(here))
-        here.deploy(front, _controller(Path(folder)))
-        return asyncio.run(_steered(here, staying))
+async def measure(here: Live, folder: Path) -> Switch:
+    """All on one event loop: Serve's handles stay with the one that they were first used on."""
+    front = application(best(SHARES[0]), profile(SHARES[0]), folder, slo_ms=SLO_MS, devices=DEVICES)
+    await asyncio.to_thread(here.deploy, front)
+    staying = await _staying(here)
+    await asyncio.to_thread(here.deploy, front, _controller(folder))
+    return await _steered(here, staying)
 
 
 def _controller(folder: Path) -> dict[str, Any]:
