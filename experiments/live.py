@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 from cluster.deploy import deploy
@@ -94,7 +94,7 @@ def application(plan: Plan, facts: Profile, folder: Path, **told: Any) -> dict[s
 
 
 @contextmanager
-def node(address: str, resources: Mapping[str, float], cpus: float = 1.0) -> Iterator[int]:
+def node(address: str, resources: Mapping[str, float], cpus: float = 3.0) -> Iterator[int]:
     """One more node of a running Ray, as a second machine would join it; yields its process, which may be killed."""
     command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--address={address}"]
     command += [f"--num-cpus={cpus:g}", f"--resources={_json(resources)}", "--num-gpus=0", "--log-style=record"]
@@ -104,6 +104,7 @@ def node(address: str, resources: Mapping[str, float], cpus: float = 1.0) -> Ite
     ) as process:
         try:
             _until(lambda: _alive() - before, NODE_WITHIN_S, "the node did not join")
+            _forget(address)
             yield process.pid
         finally:
             kill_node(process.pid)
@@ -114,6 +115,14 @@ def kill_node(process: int) -> None:
     for each in (*descendants(process), process):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
+
+
+def _forget(address: str) -> None:
+    """`ray start` notes the cluster as this machine's own, and others would take it for one to stay away from."""
+    note = Path(os.environ.get("RAY_TMPDIR", gettempdir())) / "ray" / "ray_current_cluster"
+    with contextlib.suppress(OSError):
+        if note.read_text().strip() == address:
+            note.unlink()
 
 
 def _alive() -> set[str]:

@@ -59,7 +59,7 @@ def application_on_two_nodes(folder: Path, fronts: int = 2) -> Iterator[tuple[Li
     """The application, and the fault that takes the second node from it and then gives it another."""
     total = START.devices()["v100"]
     with bare() as here, ExitStack() as nodes:
-        nodes.enter_context(node(here.ray.address, {"v100": total - REMOTE}, cpus=2))
+        nodes.enter_context(node(here.ray.address, {"v100": total - REMOTE}))
         second = [nodes.enter_context(node(here.ray.address, {"v100": REMOTE}))]
         here.deploy(application(START, profile(), folder, slo_ms=SLO_MS, front_replicas=fronts))
 
