@@ -1,7 +1,7 @@
 """Hand a Serve file to the Serve that runs, and wait until it answers."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from cluster.local import LocalRay
@@ -23,8 +23,10 @@ def deploy(ray: LocalRay, content: ServeFile, patience_s: float, tell: Callable[
         field = ".".join(str(part) for part in first["loc"])
         raise UserError(f"the Serve file is not valid: {field} = {first['input']!r}: {first['msg']}") from error
     client = _client(ray)
+    names = [application.name for application in schema.applications]
+    leaving = _splits_of(names, _applications())  # of what ran here before: however they end, it is no failure of ours
     client.deploy_apps(schema)
-    _wait_until_running([application.name for application in schema.applications], patience_s, tell)
+    _wait_until_running(names, leaving, patience_s, tell)
     ray.serving.result()
     client.wait_for_proxies_serving(wait_for_applications_running=True)
 
@@ -40,12 +42,24 @@ def _client(ray: LocalRay) -> Any:
     return client
 
 
-def _wait_until_running(names: list[str], patience_s: float, tell: Callable[[str], None]) -> None:
+def _applications() -> Mapping[str, Any]:
     from ray import serve
 
+    found: Mapping[str, Any] = serve.status().applications
+    return found
+
+
+def _splits_of(fronts: Sequence[str], found: Iterable[str]) -> set[str]:
+    """Applications that run splits are named after their front."""
+    return {name for name in found if name.startswith(tuple(f"{front}." for front in fronts))}
+
+
+def _wait_until_running(
+    names: list[str], leaving: Collection[str], patience_s: float, tell: Callable[[str], None]
+) -> None:
     deadline_s = time.monotonic() + patience_s
     while True:
-        found = serve.status().applications
+        found = {name: each for name, each in _applications().items() if name not in leaving}
         tell(_progress(found))
         states = [found[name].status.value if name in found else "NOT_STARTED" for name in names]
         _raise_failure(names, found)
@@ -59,8 +73,7 @@ def _wait_until_running(names: list[str], patience_s: float, tell: Callable[[str
 
 def _raise_failure(names: Sequence[str], found: Mapping[str, Any]) -> None:
     """A front whose splits failed knows no reason: theirs, named after it, comes first."""
-    splits = [name for name in found if name.startswith(tuple(f"{front}." for front in names))]
-    for name in [*splits, *names]:
+    for name in [*sorted(_splits_of(names, found)), *names]:
         if name in found and found[name].status.value in FAILED:
             raise UserError(f"application {name!r} did not start: {_reason(found[name])}")
 
