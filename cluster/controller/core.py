@@ -128,7 +128,11 @@ class Core:
 
     def failed(self, decision: Decision, reason: str, now_s: float) -> None:
         """The plan from before runs again."""
-        self.record.ended(decision.event, "failed", None, now_s, why=f"{decision.event.why}, but {reason}")
+        looked = decision.event.what == "looking"
+        if looked:
+            self._opened_s = now_s  # not again before the next look is due
+        told: What = "stayed" if looked else "failed"
+        self.record.ended(decision.event, told, None, now_s, why=f"{decision.event.why}, but {reason}")
         self._start_window(now_s)
 
     def pause(self, now_s: float, paused: bool = True) -> None:
