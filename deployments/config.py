@@ -115,7 +115,7 @@ class AppConfig(BaseModel):
         16 * 2**20, ge=1, description="Size that the body of one request may have (413 beyond)."
     )
     by_value_bytes: int = Field(
-        128 * 2**10, ge=0, description="Survivors of a launch that weigh more wait where they were computed."
+        320 * 2**10, ge=0, description="Survivors of a launch that weigh more wait where they were computed."
     )
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must show; none: whoever reaches the port."

@@ -64,8 +64,14 @@ def eventually(holds: Callable[[], bool], within_s: float = 15.0) -> bool:
     return holds()
 
 
-def test_hundreds_in_flight_each_get_their_own_answer(deployed: Put, tmp_path: Path) -> None:
-    base = deployed(application(tmp_path, cut_at(2)))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For tests that share an application: the same file, deployed again, changes nothing and takes no time."""
+    return tmp_path_factory.mktemp("toy")
+
+
+def test_hundreds_in_flight_each_get_their_own_answer(deployed: Put, folder: Path) -> None:
+    base = deployed(application(folder, cut_at(2)))
     wanted = [[block, label] for label in range(10) for block in range(4)] * 10
     with ThreadPoolExecutor(64) as pool:
         replies = list(pool.map(lambda pair: predict(base, [pair]), wanted))
@@ -75,17 +81,17 @@ def test_hundreds_in_flight_each_get_their_own_answer(deployed: Put, tmp_path: P
     assert ask(base, "GET", "/readyz")[0] == 200
 
 
-def test_the_open_inference_protocol_answers_through_the_graph_too(deployed: Put, tmp_path: Path) -> None:
-    base = deployed(application(tmp_path, cut_at(2)))
+def test_the_open_inference_protocol_answers_through_the_graph_too(deployed: Put, folder: Path) -> None:
+    base = deployed(application(folder, cut_at(2)))
     tensor = {"name": "inputs", "shape": [2, 2], "datatype": "INT64", "data": [[3, 7], [0, 3]]}
     status, reply = ask(base, "POST", "/v2/models/toy/infer", {"inputs": [tensor]})
     assert (status, reply["outputs"][0]["data"]) == (200, [7, 3])
 
 
-def test_what_happens_is_told_to_prometheus(deployed: Put, tmp_path: Path) -> None:
+def test_what_happens_is_told_to_prometheus(deployed: Put, folder: Path) -> None:
     import ray
 
-    base = deployed(application(tmp_path, cut_at(2)))
+    base = deployed(application(folder, cut_at(2)))
     predict(base, [[3, 7], [0, 3]])
     metrics = f"http://127.0.0.1:{ray.nodes()[0]['MetricsExportPort']}/metrics"
 
@@ -98,10 +104,10 @@ def test_what_happens_is_told_to_prometheus(deployed: Put, tmp_path: Path) -> No
     assert eventually(told, within_s=30)
 
 
-def test_a_front_is_not_ready_while_a_split_has_no_replica(deployed: Put, tmp_path: Path) -> None:
+def test_a_front_is_not_ready_while_a_split_has_no_replica(deployed: Put, folder: Path) -> None:
     from ray import serve
 
-    base = deployed(application(tmp_path, cut_at(2)))
+    base = deployed(application(folder, cut_at(2)))
     assert eventually(lambda: len(fleets()) == 1), fleets()  # those of another application have gone
     serve.delete(fleets()[0])
     status, reply = ask(base, "GET", "/readyz")
