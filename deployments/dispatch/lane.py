@@ -66,9 +66,6 @@ class Lane:
         """Whether an input can get to its end here: every group has a replica."""
         return all(group.members for group in self.groups)
 
-    def _stations_of(self, group: Group) -> tuple[Station, ...]:
-        return tuple(station for station in self.stations if station.group is group)
-
     @property
     def is_stirred(self) -> bool:
         """Whether a newcomer may have made a launch possible: a replica is idle, or the batch is full."""

@@ -1,16 +1,13 @@
 """A real network behind the real front: what many clients get at once is what each input gets alone, without Ray."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from deployments.models import load
-from tests.integration.asking import ask, predict
-from tests.integration.uncut import uncut
+from tests.integration.asking import ask
+from tests.integration.uncut import answers_as_uncut
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +17,7 @@ def front(deployed: Callable[..., str], checkpoint: Path) -> str:
 
 
 def test_answers_equal_those_of_each_input_alone(front: str, checkpoint: Path) -> None:
-    images = np.random.default_rng(3).normal(size=(120, 8, 8)).tolist()
-    with ThreadPoolExecutor(16) as pool:
-        answers = [outputs[0] for outputs in pool.map(lambda image: predict(front, image), images)]
-    model = load(checkpoint)
-    for image, answer in zip(images, answers, strict=True):
-        ((label, block, score),) = uncut(model, [image])
-        assert (answer["label"], answer["exit_block"]) == (label, block)
-        assert answer["score"] == pytest.approx(score, abs=1e-4)
+    answers = answers_as_uncut(front, checkpoint, 120, 16)
     assert len({answer["exit_block"] for answer in answers}) > 1
 
 

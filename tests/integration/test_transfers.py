@@ -6,14 +6,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from deployments.models import load
 from optimizer.plan import Placement, Plan, Split
 from tests.integration.asking import predict
 from tests.integration.test_graph import application, cut_at, eventually
-from tests.integration.uncut import uncut
+from tests.integration.uncut import answers_as_uncut
 from tests.toy import RAMPS, left_at
 
 BLOCKS = 4
@@ -61,14 +59,7 @@ def test_answers_are_those_of_the_uncut_network(
     deployed: Callable[..., str], checkpoint: Path, tmp_path: Path, plan: Plan
 ) -> None:
     base = deployed(application(tmp_path, plan, "deployments.models:load", model=str(checkpoint), by_value_bytes=0))
-    images = np.random.default_rng(3).normal(size=(300, 8, 8)).tolist()
-    with ThreadPoolExecutor(64) as pool:
-        answers = [outputs[0] for outputs in pool.map(lambda image: predict(base, image), images)]
-    model = load(checkpoint)
-    for image, answer in zip(images, answers, strict=True):
-        ((label, block, score),) = uncut(model, [image])
-        assert (answer["label"], answer["exit_block"]) == (label, block)
-        assert answer["score"] == pytest.approx(score, abs=1e-4)
+    answers = answers_as_uncut(base, checkpoint, 300, 64)
     assert max(len(answer["splits"]) for answer in answers) == 3
     assert eventually(nothing_is_held)
 

@@ -1,11 +1,18 @@
 """What the network alone gives: the reference for whatever a graph answers."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
+from deployments.models import load
 from deployments.split import Departed, Order, SplitReplica
 from deployments.wire import pack
 from profiles.model import SplitModel
+from tests.integration.asking import predict
 
 
 def uncut(model: SplitModel, inputs: Sequence[Any]) -> list[tuple[int, int, float]]:
@@ -19,3 +26,16 @@ def uncut(model: SplitModel, inputs: Sequence[Any]) -> list[tuple[int, int, floa
             for row, label, block, score in zip(exits.rows, exits.labels, exits.blocks, scores, strict=True):
                 found[int(row)] = (int(label), int(block), float(score))
     return [found[row] for row in range(len(inputs))]
+
+
+def answers_as_uncut(base: str, checkpoint: Path, count: int, clients: int) -> list[dict[str, Any]]:
+    """What a graph answers to so many small images, asked for by so many clients at once: each as if it were alone."""
+    images = np.random.default_rng(3).normal(size=(count, 8, 8)).tolist()
+    with ThreadPoolExecutor(clients) as pool:
+        answers = [outputs[0] for outputs in pool.map(lambda image: predict(base, image), images)]
+    model = load(checkpoint)
+    for image, answer in zip(images, answers, strict=True):
+        ((label, block, score),) = uncut(model, [image])
+        assert (answer["label"], answer["exit_block"]) == (label, block)
+        assert answer["score"] == pytest.approx(score, abs=1e-4)
+    return answers
