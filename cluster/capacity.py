@@ -7,7 +7,7 @@ from typing import Any
 from cluster.serve_file import ServeFile, ours
 from deployments.config import AppConfig, parse
 from deployments.graph import Graph, read_graph
-from deployments.placed import resources
+from deployments.replicas.placed import resources
 from profiles.errors import UserError
 
 

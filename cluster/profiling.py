@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from deployments.backends import backend_of
+from deployments.models.backends import backend_of
 from deployments.models.stretch import Stretch
 from profiles.devices import CATALOGUE, GB
 from profiles.errors import UserError

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.controller.application import RolloutError
-from deployments.counting import since
-from deployments.observed import Observed, merged
-from deployments.rollout import Undone
+from deployments.front.counting import since
+from deployments.front.observed import Observed, merged
+from deployments.rollout.steps import Undone
 from optimizer.plan import Plan
 
 Inventory = Callable[[], Mapping[str, int]]

@@ -6,8 +6,8 @@ from typing import Any
 
 from cluster.controller.config import ControllerConfig
 from deployments.config import DEMO, checked, named, parse
+from deployments.front.keys import key_in
 from deployments.graph import read_graph
-from deployments.keys import key_in
 from profiles.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,20 +14,21 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from deployments import router, shortcut
 from deployments.config import AppConfig
-from deployments.deployer import Deployer
 from deployments.driver import Driver
-from deployments.fleet import DEPLOYMENT, declared
+from deployments.front import shortcut
+from deployments.front.http import create_api
+from deployments.front.metrics import export
+from deployments.front.open_inference.rpc import check_port
+from deployments.front.service import Service, directory_of
+from deployments.front.stats import Seen
 from deployments.graph import check_depth
-from deployments.http import create_api
 from deployments.in_process import in_process
-from deployments.metrics import export
-from deployments.on_serve import Follower
-from deployments.open_inference.rpc import check_port
-from deployments.placed import Placed, resources
-from deployments.service import Service, directory_of
-from deployments.stats import Seen
+from deployments.replicas import router
+from deployments.replicas.placed import DEPLOYMENT, Placed, resources
+from deployments.rollout.deployer import Deployer
+from deployments.rollout.fleet import declared
+from deployments.rollout.on_serve import Follower
 from profiles.model import SplitModel
 
 _QUIET = {"enable_access_log": False, "log_level": "WARNING"}  # a line per call costs more than the call

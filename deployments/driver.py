@@ -15,15 +15,15 @@ from typing import Protocol
 
 import numpy as np
 
-from deployments.answers import Answer, RefusedError, Step
-from deployments.counting import Counting
 from deployments.dispatch.messages import Ending, Launch, Outcome, Refusal
 from deployments.dispatch.pools import Place
 from deployments.dispatcher import Dispatcher
-from deployments.holdings import Held, LostError, Share
-from deployments.split import Departed, Order, Stayed
-from deployments.tally import Tally
-from deployments.wire import Integers, Packed, take
+from deployments.front.answers import Answer, RefusedError, Step
+from deployments.front.counting import Counting
+from deployments.front.tally import Tally
+from deployments.replicas.holdings import Held, LostError, Share
+from deployments.replicas.split import Departed, Order, Stayed
+from deployments.replicas.wire import Integers, Packed, take
 
 GRACE_S = 5.0  # how long survivors are held beyond their last deadline: a launch may be under way then
 

@@ -7,8 +7,8 @@ from itertools import count
 from pathlib import Path
 
 from deployments.config import AppConfig
+from deployments.dispatch.planned import placements_of, route_of
 from deployments.dispatch.route import Route
-from deployments.planned import placements_of, route_of
 from deployments.planning import first_plan
 from optimizer.plan import Placement, Plan, read_plan
 from optimizer.problem import Problem, problem

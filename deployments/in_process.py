@@ -7,8 +7,8 @@ from deployments.config import AppConfig
 from deployments.dispatch.route import Route, Stage
 from deployments.dispatcher import Dispatcher
 from deployments.driver import Driver
-from deployments.local_workers import LocalWorkers
-from deployments.split import SplitReplica
+from deployments.replicas.local_workers import LocalWorkers
+from deployments.replicas.split import SplitReplica
 from profiles.model import SplitModel
 
 _GROUP = _REPLICA = "here"

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from deployments.dispatch.messages import Launch
+from deployments.dispatch.planned import placements_of
 from deployments.dispatch.pools import Place
 from deployments.dispatch.route import stops
-from deployments.planned import placements_of
 from optimizer.plan import Placement, Plan
 from optimizer.problem import Problem
 from profiles.errors import UserError
@@ -52,7 +52,7 @@ class Troubles:
 class Leg(NamedTuple):
     """A stretch of a launch at whose end inputs may leave. `seconds[n]` is what it takes with n inputs inside.
 
-    A replica calls its model once per leg (deployments/split.py), so that each pays what a launch costs.
+    A replica calls its model once per leg (deployments/replicas/split.py), so that each pays what a launch costs.
     """
 
     stop: int

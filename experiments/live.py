@@ -16,7 +16,7 @@ from typing import Any
 from cluster.deploy import deploy
 from cluster.local import LocalRay, free_port, local_ray
 from cluster.processes import descendants
-from deployments.virtual import FAULTS
+from deployments.replicas.virtual import FAULTS
 from optimizer.plan import Plan
 from profiles.files import Profile, save
 

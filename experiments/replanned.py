@@ -11,7 +11,7 @@ from cluster.controller.events import Event, Events
 from cluster.controller.loop import Controller, Effort
 from cluster.controller.moving import moving
 from cluster.controller.question import Question
-from deployments.observed import Observed
+from deployments.front.observed import Observed
 from experiments.simulator import Inputs, Simulation, World
 from experiments.tally import Report
 from optimizer.plan import Plan

@@ -14,11 +14,11 @@ from math import inf
 import numpy as np
 
 from deployments.dispatch.messages import Launch, Limits, Outcome, Refusal
+from deployments.dispatch.planned import route_of
 from deployments.dispatch.pools import Place
 from deployments.dispatch.route import Route
 from deployments.dispatcher import Dispatcher
-from deployments.observed import Observed
-from deployments.planned import route_of
+from deployments.front.observed import Observed
 from experiments.devices import Departure, Devices, Flight, Outage, Troubles
 from experiments.tally import Report, Tally
 from experiments.workloads import Floats, Ints

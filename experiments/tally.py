@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.dispatch.messages import Launch, Outcome
-from deployments.observed import FASTEST_S as FINEST_S
-from deployments.observed import STEP, Launched, Observed, Took
-from deployments.planned import placements_of
+from deployments.dispatch.planned import placements_of
+from deployments.front.observed import FASTEST_S as FINEST_S
+from deployments.front.observed import STEP, Launched, Observed, Took
 from optimizer.evaluate import evaluate
 from optimizer.plan import Plan, Split
 from optimizer.problem import Problem

@@ -60,8 +60,8 @@ def profile(
         stranger,
         timed,
     )
-    from deployments.backends import INT8, make_ready, on_backend
     from deployments.models import load
+    from deployments.models.backends import INT8, make_ready, on_backend
     from deployments.prepare.data import Columns
     from profiles.files import Profile, save
     from profiles.files import load as load_profile

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from cluster.controller.loop import Controller
 from cluster.controller.status import brief, told
-from deployments.keys import UNKNOWN, is_shown
+from deployments.front.keys import UNKNOWN, is_shown
 
 
 class Leader(Protocol):

@@ -17,9 +17,9 @@ from cluster.controller.loop import Controller
 from cluster.inventory import Inventory
 from cluster.rollout import RunningApplication
 from deployments.config import AppConfig
+from deployments.front.keys import key_in
 from deployments.graph import profile_of
-from deployments.keys import key_in
-from deployments.placed import needs
+from deployments.replicas.placed import needs
 
 AGAIN_S = 1.0
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from deployments.observed import Observed
+from deployments.front.observed import Observed
 from optimizer.plan import Plan
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from deployments.observed import Observed
+from deployments.front.observed import Observed
 from profiles.exits import ExitProfile
 from profiles.forecast import Forecast, Forecaster
 from profiles.history import History

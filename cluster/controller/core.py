@@ -20,7 +20,7 @@ from cluster.controller.question import Question
 from cluster.controller.record import Record
 from cluster.controller.trial import Trial
 from cluster.controller.verdict import Verdict, Worth, lacking, same, weigh
-from deployments.observed import Observed, merged
+from deployments.front.observed import Observed, merged
 from optimizer.evaluate import evaluate
 from optimizer.plan import Plan
 from optimizer.problem import Problem

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from deployments.observed import Launched, Took
+from deployments.front.observed import Launched, Took
 from optimizer.plan import Plan, Split
 from optimizer.problem import Problem
 from optimizer.works import work

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import TypeAdapter
 
 from cluster.controller.corrections import Corrections
-from deployments.observed import Observed
+from deployments.front.observed import Observed
 from optimizer.plan import Plan
 from profiles.journal import Journal
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from cluster.controller.config import Patience
 from cluster.controller.events import Event, Events, What
 from cluster.controller.trial import Barred
-from deployments.observed import Observed
+from deployments.front.observed import Observed
 from optimizer.plan import Plan
 
 SLOWLY = 0.5  # the weight of the newest value

@@ -7,7 +7,7 @@ while it ran. So neither harder inputs nor a quieter hour speak against the new 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deployments.observed import Observed, merged
+from deployments.front.observed import Observed, merged
 from optimizer.plan import Plan
 
 ENOUGH = 50  # arrivals before anything can be said

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from deployments.backends import on_backend
 from deployments.demo import demo_digits, demo_directory
 from deployments.models import TorchModel, load
+from deployments.models.backends import on_backend
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.stretch import Stretch
 from experiments.backend import minilm, replicas

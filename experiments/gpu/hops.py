@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from deployments.models.torch_model import TorchModel
-from deployments.wire import Packed, pack, unpack
+from deployments.replicas.wire import Packed, pack, unpack
 from profiles.model import Batch
 
 REPEATS = 15

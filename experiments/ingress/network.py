@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from deployments.virtual import VirtualModel
+from deployments.replicas.virtual import VirtualModel
 from experiments.ingress.sampler import Sampler
 from profiles.files import load as load_profile
 

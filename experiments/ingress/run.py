@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from deployments.split import Order
-from deployments.virtual import VirtualModel
-from deployments.wire import pack
+from deployments.replicas.split import Order
+from deployments.replicas.virtual import VirtualModel
+from deployments.replicas.wire import pack
 from experiments.ingress.network import COSTS
 from experiments.ingress.sampler import TOLD_EVERY_S
 from experiments.serve import measures, servers

@@ -29,8 +29,12 @@ LAYERS = {
     "json": ("/json/",),
     "our handler": ("/deployments/",),
     "dispatcher": ("/deployments/dispatch",),
-    "driver: tasks and replies": ("/deployments/driver.py", "/deployments/tally.py", "/deployments/counting.py"),
-    "encode and pack": ("/deployments/virtual.py", "/deployments/wire.py", "/numpy/"),
+    "driver: tasks and replies": (
+        "/deployments/driver.py",
+        "/deployments/front/tally.py",
+        "/deployments/front/counting.py",
+    ),
+    "encode and pack": ("/deployments/replicas/virtual.py", "/deployments/replicas/wire.py", "/numpy/"),
     "uvicorn: HTTP in and out": ("/uvicorn/",),
     "Serve's wrapping of a request": ("/ray/", "/starlette/", "/fastapi/"),
 }  # fmt: skip
@@ -39,7 +43,7 @@ LAYERS = {
 def layer(files: Sequence[str]) -> str:
     """Of a stack, from the innermost frame outwards.
 
-    >>> layer(["/lib/json/encoder.py", "/x/deployments/predict.py", "/lib/uvicorn/run.py"])
+    >>> layer(["/lib/json/encoder.py", "/x/deployments/front/predict.py", "/lib/uvicorn/run.py"])
     'json'
     >>> layer(["/lib/json/encoder.py", "/lib/ray/serve/handle.py"])
     'calls to replicas'

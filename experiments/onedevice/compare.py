@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 
-from deployments.planned import route_of
+from deployments.dispatch.planned import route_of
 from experiments.baselines import oracle_per_s
 from experiments.onedevice.rehearsal import GROUP, Record, Rehearsal, Source
 from experiments.workloads import arrivals

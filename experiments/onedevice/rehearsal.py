@@ -125,7 +125,7 @@ class Rehearsal:
         self._at(at_s, self._complete, launch, rows, survivors)
 
     def _legs(self, launch: Launch) -> Iterator[tuple[Launched, float]]:
-        """From ramp to ramp, as a replica runs it (deployments/split.py)."""
+        """From ramp to ramp, as a replica runs it (deployments/replicas/split.py)."""
         here: Batch | None = None
         for stop in stops(launch.cursor, launch.stop, launch.ramps):
 

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.deploy import deploy
 from cluster.local import LocalRay, free_port, local_ray
-from deployments.virtual import FAULTS
+from deployments.replicas.virtual import FAULTS
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import pytest
 from cluster.controller.application import RolloutError
 from cluster.local import LocalRay
 from cluster.rollout import RunningApplication
-from deployments.virtual import FAULTS
+from deployments.replicas.virtual import FAULTS
 from experiments.live import NAME, Live, application
 from experiments.replan.suite import BLOCKS, leaves_after, plan, profile
 from optimizer.plan import Plan

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from deployments.models import load
-from deployments.split import Departed, Order, SplitReplica
-from deployments.wire import pack
+from deployments.replicas.split import Departed, Order, SplitReplica
+from deployments.replicas.wire import pack
 from profiles.model import SplitModel
 from tests.integration.asking import predict
 

@@ -16,7 +16,7 @@ from cluster.controller.loop import Controller
 from cluster.controller.moving import moving
 from cluster.controller.question import Question
 from cluster.controller.verdict import lacking
-from deployments.observed import Launched, Observed, Took
+from deployments.front.observed import Launched, Observed, Took
 from optimizer import Objective, Plan, evaluate
 from optimizer.works import work
 from profiles.devices import Device

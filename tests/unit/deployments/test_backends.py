@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.backends import backend_of, make_ready, on_backend, planned, stretches, warn_of_another
 from deployments.models import load, onnx_choice
+from deployments.models.backends import backend_of, make_ready, on_backend, planned, stretches, warn_of_another
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from deployments.models.stretch import Stretch
-from deployments.virtual import VirtualModel
+from deployments.replicas.virtual import VirtualModel
 from optimizer.plan import Placement, Plan, Split
 from profiles.errors import UserError
 from profiles.exits import ExitProfile

@@ -1,7 +1,7 @@
 """What a front counts, and what is new of it."""
 
-from deployments.counting import Counting, since
-from deployments.observed import Launched, Took
+from deployments.front.counting import Counting, since
+from deployments.front.observed import Launched, Took
 
 
 def test_what_is_counted_is_told() -> None:

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from deployments import split
-from deployments.answers import Answer, RefusedError
 from deployments.dispatch.messages import Limits
 from deployments.dispatch.route import Route, Stage
 from deployments.dispatcher import Dispatcher
 from deployments.driver import Driver
-from deployments.local_workers import LocalWorkers
-from deployments.split import Departed, Order, SplitReplica, Stayed
-from deployments.wire import Packed, pack, unpack
+from deployments.front.answers import Answer, RefusedError
+from deployments.replicas import split
+from deployments.replicas.local_workers import LocalWorkers
+from deployments.replicas.split import Departed, Order, SplitReplica, Stayed
+from deployments.replicas.wire import Packed, pack, unpack
 from profiles.model import Batch
 from tests.toy import RAMPS, Toy, left_at
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.exchange import Exchange
-from deployments.frames import LONGEST, frame
-from deployments.holdings import Held, Holdings, LostError, Share
-from deployments.wire import Packed, pack, take
+from deployments.replicas.exchange import Exchange
+from deployments.replicas.frames import LONGEST, frame
+from deployments.replicas.holdings import Held, Holdings, LostError, Share
+from deployments.replicas.wire import Packed, pack, take
 from profiles.model import Batch
 from tests.unit.deployments.test_wire import batches
 
@@ -137,7 +137,7 @@ def test_a_holder_that_is_gone_is_a_loss() -> None:
 
 
 def test_a_holder_that_hangs_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.exchange.PATIENCE_S", 0.05)
+    monkeypatch.setattr("deployments.replicas.exchange.PATIENCE_S", 0.05)
 
     async def scene(here: Peer) -> None:
         with socket.create_server((HOST, 0)) as silent:
@@ -163,7 +163,7 @@ def test_a_drop_is_told_to_the_holder() -> None:
 
 
 def test_what_is_past_its_time_goes_though_nobody_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.exchange.TIDY_S", 0.01)
+    monkeypatch.setattr("deployments.replicas.exchange.TIDY_S", 0.01)
 
     async def scene(here: Peer) -> None:
         here.holdings.hold(numbers(1), for_s=0.02)
@@ -174,8 +174,8 @@ def test_what_is_past_its_time_goes_though_nobody_calls(monkeypatch: pytest.Monk
 
 
 def test_connections_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.exchange.TIDY_S", 0.01)
-    monkeypatch.setattr("deployments.exchange.IDLE_S", 0.05)
+    monkeypatch.setattr("deployments.replicas.exchange.TIDY_S", 0.01)
+    monkeypatch.setattr("deployments.replicas.exchange.IDLE_S", 0.05)
 
     async def scene(here: Peer, there: Peer) -> None:
         share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))

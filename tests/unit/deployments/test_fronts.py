@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from deployments.fronts import Fronts, Letter
+from deployments.rollout.fronts import Fronts, Letter
 
 
 async def listen(fronts: Fronts, name: str, answer: Callable[[Letter], object], heard: list[object]) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from deployments.config import AppConfig
-from deployments.open_inference.messages import SERVICE, message
-from deployments.open_inference.rpc import check_port, serving
-from deployments.service import Service
+from deployments.front.open_inference.messages import SERVICE, message
+from deployments.front.open_inference.rpc import check_port, serving
+from deployments.front.service import Service
 from profiles.errors import UserError
 
 PAIRS = [[4, 7], [0, 3]]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from deployments.holdings import Held, Holdings, LostError
-from deployments.wire import Packed, pack
+from deployments.replicas.holdings import Held, Holdings, LostError
+from deployments.replicas.wire import Packed, pack
 from profiles.model import Batch
 
 
@@ -74,7 +74,7 @@ def test_asking_does_not_bring_back_what_is_dropped_meanwhile(monkeypatch: pytes
         holdings.drop([held.key])
         return pack(state)
 
-    monkeypatch.setattr("deployments.holdings.pack", slow)
+    monkeypatch.setattr("deployments.replicas.holdings.pack", slow)
     assert len(holdings.packed(held.key, np.array([1]))) == 1
     assert len(holdings) == 0
 

@@ -7,8 +7,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from deployments.config import AppConfig
-from deployments.http import create_api
-from deployments.service import Service
+from deployments.front.http import create_api
+from deployments.front.service import Service
 from profiles.errors import UserError
 
 

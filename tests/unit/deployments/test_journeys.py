@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments import split
-from deployments.holdings import Held, Holdings, Share
-from deployments.split import Departed, Order, SplitReplica, Stayed
-from deployments.virtual import VirtualModel
-from deployments.wire import Packed, pack, take
+from deployments.replicas import split
+from deployments.replicas.holdings import Held, Holdings, Share
+from deployments.replicas.split import Departed, Order, SplitReplica, Stayed
+from deployments.replicas.virtual import VirtualModel
+from deployments.replicas.wire import Packed, pack, take
 from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
 from profiles.model import Batch, SplitModel

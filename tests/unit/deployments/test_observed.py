@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.observed import Launched, Observed, Took, latency_bin, merged
+from deployments.front.observed import Launched, Observed, Took, latency_bin, merged
 
 counts = st.integers(0, 1000)
 

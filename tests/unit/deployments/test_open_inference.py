@@ -12,11 +12,11 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.answers import RefusedError
 from deployments.config import AppConfig
-from deployments.http import create_api
-from deployments.open_inference.tensors import HEADER, Asked, read, write
-from deployments.service import Service
+from deployments.front.answers import RefusedError
+from deployments.front.http import create_api
+from deployments.front.open_inference.tensors import HEADER, Asked, read, write
+from deployments.front.service import Service
 
 INFER = "/v2/models/toy/infer"
 

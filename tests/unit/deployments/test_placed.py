@@ -9,17 +9,17 @@ from typing import TypeVar
 
 import pytest
 
-from deployments.answers import Answer, RefusedError
 from deployments.config import AppConfig
 from deployments.dispatch.messages import Limits
 from deployments.dispatch.route import Route, Stage
 from deployments.dispatcher import Dispatcher
 from deployments.driver import Driver
-from deployments.exchange import Exchange
-from deployments.holdings import Holdings
-from deployments.placed import Placed
-from deployments.split import Departed, Order, Stayed
-from deployments.wire import pack
+from deployments.front.answers import Answer, RefusedError
+from deployments.replicas.exchange import Exchange
+from deployments.replicas.holdings import Holdings
+from deployments.replicas.placed import Placed
+from deployments.replicas.split import Departed, Order, Stayed
+from deployments.replicas.wire import pack
 from tests.toy import RAMPS, Toy, left_at
 
 CONFIG = AppConfig(loader="tests.toy:load")
@@ -120,7 +120,7 @@ class Rig:
 def play(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, by_value_bytes: int = 0, route: Route = CHAIN, limits: Limits = CALM
 ) -> None:
-    monkeypatch.setattr("deployments.placed.node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("deployments.replicas.placed.node_address", lambda: "127.0.0.1")
 
     async def act() -> None:
         rig = Rig(by_value_bytes, route, limits)
@@ -204,7 +204,7 @@ def test_inputs_that_expire_between_two_splits_leave_nothing_behind(monkeypatch:
 
 def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.driver.GRACE_S", 0.2)
-    monkeypatch.setattr("deployments.exchange.TIDY_S", 0.05)
+    monkeypatch.setattr("deployments.replicas.exchange.TIDY_S", 0.05)
 
     async def scene(rig: Rig) -> None:
         monkeypatch.setattr(rig.fleet, "drop", lambda address, key: None)  # it tells nobody anything any more

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.planned import route_of
+from deployments.dispatch.planned import route_of
 from optimizer.evaluate import evaluate
 from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import problem

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deployments import rollout
-from deployments.rollout import CannotStartError, Moved, Standing, move
+from deployments.rollout import steps
+from deployments.rollout.steps import CannotStartError, Moved, Standing, move
 
 
 @dataclass
@@ -64,7 +64,7 @@ def test_a_kind_that_is_not_needed_any_more_keeps_no_replica() -> None:
 
 def test_where_there_is_no_room_old_ones_go_first_and_how_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(0, 1000, 2))
-    monkeypatch.setattr(rollout, "now_s", lambda: float(next(times)))
+    monkeypatch.setattr(steps, "now_s", lambda: float(next(times)))
     fleet = CountedFleet({"a": 4}, room=5)
     told = moved(fleet, {"a": 4}, {"a": 2, "b": 2})
     assert fleet.log[:3] == ["a=2", "b=2", "followed"]

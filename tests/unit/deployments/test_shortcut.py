@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from deployments import shortcut
-from deployments.shortcut import Shortcut
+from deployments.front import shortcut
+from deployments.front.shortcut import Shortcut
 
 
 @pytest.fixture(autouse=True)

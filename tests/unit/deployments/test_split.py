@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.split import Departed, Order, SplitReplica
-from deployments.wire import pack
+from deployments.replicas.split import Departed, Order, SplitReplica
+from deployments.replicas.wire import pack
 from profiles.model import Exits
 from tests.toy import RAMPS, Toy, left_at
 

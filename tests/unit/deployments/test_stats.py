@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from deployments.answers import Answer, Step
 from deployments.config import AppConfig
 from deployments.dispatch.route import Route, Stage
-from deployments.open_inference.protocol import statistics
-from deployments.service import Service
-from deployments.stats import Seen, told
-from deployments.tally import Tally, merged
-from deployments.usage import Usage
+from deployments.front.answers import Answer, Step
+from deployments.front.open_inference.protocol import statistics
+from deployments.front.service import Service
+from deployments.front.stats import Seen, told
+from deployments.front.tally import Tally, merged
+from deployments.front.usage import Usage
 
 ROUTE = Route((Stage(0, 2, 4, "front", (0.001,) * 4), Stage(2, 4, 4, "back", (0.001,) * 4)))
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.virtual import VirtualModel
+from deployments.replicas.virtual import VirtualModel
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.wire import pack, take, unpack
+from deployments.replicas.wire import pack, take, unpack
 from profiles.model import Batch
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64)

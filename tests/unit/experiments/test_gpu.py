@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 WITHOUT_RAY = """
 import sys
 sys.modules["ray"] = None
-import profiles.measure, profiles.files, optimizer, deployments.in_process, deployments.backends
+import profiles.measure, profiles.files, optimizer, deployments.in_process, deployments.models.backends
 import deployments.models.onnx_model, experiments.gpu.measure, experiments.onedevice.setting
 print("no ray")
 """

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from deployments.dispatch.planned import route_of
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
-from deployments.planned import route_of
 from experiments.onedevice.compare import CONSTANT, NAIVE, STOCK, Bench, alone, plans, sustained
 from experiments.onedevice.drawn import drawn, with_told_exits
 from experiments.onedevice.rehearsal import GROUP, Record, Rehearsal, Source

@@ -7,12 +7,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.answers import RefusedError
-from deployments.deadlines import HEADER, deadline_s
-from deployments.open_inference import protocol
-from deployments.open_inference.protocol import check
-from deployments.open_inference.tensors import BYTES, check_outputs, described, dtype_of, from_bytes, rows, to_bytes
-from deployments.service import Service
+from deployments.front.answers import RefusedError
+from deployments.front.deadlines import HEADER, deadline_s
+from deployments.front.open_inference import protocol
+from deployments.front.open_inference.protocol import check
+from deployments.front.open_inference.tensors import (
+    BYTES,
+    check_outputs,
+    described,
+    dtype_of,
+    from_bytes,
+    rows,
+    to_bytes,
+)
+from deployments.front.service import Service
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """How long whoever asks will wait for the answer."""
 
-from deployments.answers import RefusedError
+from deployments.front.answers import RefusedError
 
 HEADER = "x-deadline-ms"
 

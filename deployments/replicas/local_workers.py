@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from deployments.split import Departed, Order, SplitReplica, Stayed
+from deployments.replicas.split import Departed, Order, SplitReplica, Stayed
 
 _END = object()
 

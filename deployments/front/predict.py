@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 
 from starlette.types import Receive, Scope, Send
 
-from deployments.answers import Answer, RefusedError
-from deployments.deadlines import HEADER, deadline_s
-from deployments.service import Service
+from deployments.front.answers import Answer, RefusedError
+from deployments.front.deadlines import HEADER, deadline_s
+from deployments.front.service import Service
 
 _JSON = b"application/json"
 _DEADLINE = HEADER.encode()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.answers import RefusedError
+from deployments.front.answers import RefusedError
 
 Values = Sequence[Any] | NDArray[Any]  # texts, or numbers
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from deployments.frames import Line, buffers, describe, frame, read_frame, room_for
-from deployments.holdings import Holdings, LostError, Share
-from deployments.wire import Packed, take
+from deployments.replicas.frames import Line, buffers, describe, frame, read_frame, room_for
+from deployments.replicas.holdings import Holdings, LostError, Share
+from deployments.replicas.wire import Packed, take
 
 log = logging.getLogger(__name__)
 

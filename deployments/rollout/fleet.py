@@ -12,9 +12,9 @@ from ray import serve
 from ray._private.state import available_resources_per_node
 from ray.serve import Application
 
-from deployments.rollout import Standing
+from deployments.replicas.placed import DEPLOYMENT
+from deployments.rollout.steps import Standing
 
-DEPLOYMENT = "split"  # the one deployment of a fleet's application
 Needs = Mapping[str, float]  # what one replica asks Ray for
 _GIVEN_UP = ("DEPLOY_FAILED", "UNHEALTHY")
 _GONE = ("NOT_STARTED", "DELETING", "DEPLOY_FAILED")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-PATH = "deployments.router:ChosenReplicaRouter"
+PATH = "deployments.replicas.router:ChosenReplicaRouter"
 
 Listener = Callable[[frozenset[str]], None]
 
@@ -39,7 +39,7 @@ class ChosenReplicaRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
 
     def _tell(self) -> None:
         # Serve carries this class over by value, with a copy of its module: the true one is where others can reach it.
-        from deployments.router import listeners
+        from deployments.replicas.router import listeners
 
         if listener := listeners.get(self.app_name):
             listener(frozenset(replica_id.unique_id for replica_id in self.curr_replicas))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deployments.answers import Answer
+from deployments.front.answers import Answer
 
 OUTCOMES = ("answered", "refused", "failed", "abandoned")
 LATEST = 2000

@@ -6,10 +6,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from deployments.open_inference import protocol
-from deployments.open_inference.protocol import VERSION, check
-from deployments.open_inference.tensors import HEADER, read, write
-from deployments.service import Service
+from deployments.front.open_inference import protocol
+from deployments.front.open_inference.protocol import VERSION, check
+from deployments.front.open_inference.tensors import HEADER, read, write
+from deployments.front.service import Service
 
 
 def routes(

@@ -10,13 +10,12 @@ import numpy as np
 from ray import serve
 from ray.exceptions import RayActorError
 
-from deployments import router
-from deployments.exchange import Exchange
-from deployments.fleet import DEPLOYMENT
-from deployments.holdings import Holdings, Share
-from deployments.placed import node_address
-from deployments.split import Departed, Order, Stayed
-from deployments.wire import Packed
+from deployments.replicas import router
+from deployments.replicas.exchange import Exchange
+from deployments.replicas.holdings import Holdings, Share
+from deployments.replicas.placed import DEPLOYMENT, node_address
+from deployments.replicas.split import Departed, Order, Stayed
+from deployments.replicas.wire import Packed
 
 STUCK_S = 5.0  # a launch that still runs so long after it was given up will never end
 BELIEVED_AFTER_S = 2.0  # Serve finds out within a second or so whether a replica is alive

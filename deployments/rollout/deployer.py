@@ -12,14 +12,14 @@ from ray import serve
 from ray.serve import Application
 
 from deployments.config import AppConfig
-from deployments.fleet import ServeFleet, delete_fleets
-from deployments.fronts import Fronts, Letter
+from deployments.front.observed import Observed
+from deployments.front.stats import Seen, Tell
 from deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
-from deployments.memory import Memory, forget, recall
-from deployments.observed import Observed
-from deployments.placed import needs
-from deployments.rollout import CannotStartError, Moved, Undone, move, risen
-from deployments.stats import Seen, Tell
+from deployments.replicas.placed import needs
+from deployments.rollout.fleet import ServeFleet, delete_fleets
+from deployments.rollout.fronts import Fronts, Letter
+from deployments.rollout.memory import Memory, forget, recall
+from deployments.rollout.steps import CannotStartError, Moved, Undone, move, risen
 from optimizer.plan import Plan
 from profiles.errors import UserError
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import grpc
 
-from deployments.answers import RefusedError
-from deployments.keys import UNKNOWN, is_shown
-from deployments.open_inference.messages import SERVICE, message
-from deployments.open_inference.methods import METHODS, Call, Method, infer
-from deployments.service import Service
+from deployments.front.answers import RefusedError
+from deployments.front.keys import UNKNOWN, is_shown
+from deployments.front.open_inference.messages import SERVICE, message
+from deployments.front.open_inference.methods import METHODS, Call, Method, infer
+from deployments.front.service import Service
 from profiles.errors import UserError
 
 _CODES = {

@@ -8,15 +8,15 @@ from typing import Any
 from uuid import uuid4
 
 from deployments.config import AppConfig
-from deployments.counting import Counting
 from deployments.dispatcher import Dispatcher
 from deployments.driver import Driver
-from deployments.fronts import Letter
+from deployments.front.counting import Counting
+from deployments.front.stats import Seen, Tell, seen_by
 from deployments.graph import Graph
 from deployments.planning import summary
-from deployments.serve_workers import ServeWorkers
-from deployments.shares import shared_out
-from deployments.stats import Seen, Tell, seen_by
+from deployments.replicas.serve_workers import ServeWorkers
+from deployments.rollout.fronts import Letter
+from deployments.rollout.shares import shared_out
 
 log = logging.getLogger(__name__)
 JOIN_WITHIN_S = 4.0

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from deployments.answers import Answer, RefusedError
-from deployments.open_inference.tensors import BYTES
-from deployments.service import Service
-from deployments.tally import merged
+from deployments.front.answers import Answer, RefusedError
+from deployments.front.open_inference.tensors import BYTES
+from deployments.front.service import Service
+from deployments.front.tally import merged
 
 VERSION = "1"
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]

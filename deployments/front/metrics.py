@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from deployments.driver import Driver
-from deployments.tally import BOUNDS_MS, OUTCOMES
+from deployments.front.tally import BOUNDS_MS, OUTCOMES
 
 EVERY_S = 1.0
 _WHERE = ("group", "block")  # of replicas, and the first block that a batch runs there

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.wire import Packed
+from deployments.replicas.wire import Packed
 
 _LENGTH = struct.Struct("<I")
 LONGEST = 2**22  # of a description; the arrays' own bytes are not part of it

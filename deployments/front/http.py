@@ -10,13 +10,13 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from deployments.answers import RefusedError, Step
-from deployments.deadlines import HEADER, deadline_s
-from deployments.keys import OPEN, UNKNOWN, is_shown
-from deployments.open_inference.rest import routes
-from deployments.open_inference.rpc import serving
-from deployments.predict import Predict, body_of
-from deployments.service import Service
+from deployments.front.answers import RefusedError, Step
+from deployments.front.deadlines import HEADER, deadline_s
+from deployments.front.keys import OPEN, UNKNOWN, is_shown
+from deployments.front.open_inference.rest import routes
+from deployments.front.open_inference.rpc import serving
+from deployments.front.predict import Predict, body_of
+from deployments.front.service import Service
 
 
 class Output(BaseModel):

@@ -7,17 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deployments.backends import INT8, backend_of, make_ready, on_backend, planned, stretches, warn_of_another
 from deployments.config import AppConfig, named
-from deployments.exchange import Exchange
-from deployments.holdings import Holdings
-from deployments.local_workers import LocalWorkers
-from deployments.split import Departed, Order, SplitReplica, Stayed
+from deployments.models.backends import INT8, backend_of, make_ready, on_backend, planned, stretches, warn_of_another
+from deployments.replicas.exchange import Exchange
+from deployments.replicas.holdings import Holdings
+from deployments.replicas.local_workers import LocalWorkers
+from deployments.replicas.split import Departed, Order, SplitReplica, Stayed
 from optimizer.plan import read_plan
 from profiles.errors import UserError
 from profiles.files import load
 from profiles.model import SplitModel
 
+DEPLOYMENT = "split"  # the one deployment of an application of replicas
 _HERE = "here"
 HAND_OVER_S = 0.05  # how often a replica that is to end looks whether it still holds anything
 
@@ -107,7 +108,7 @@ def _load(config: AppConfig, directory: str, device: str) -> SplitModel:
 
 
 def _virtual(config: AppConfig, kind: str | None) -> SplitModel:
-    from deployments.virtual import VirtualModel
+    from deployments.replicas.virtual import VirtualModel
 
     assert config.profile, "This is a bug: AppConfig asks for it."
     profile = load(Path(config.profile))

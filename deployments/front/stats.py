@@ -6,8 +6,8 @@ from typing import Any
 
 from deployments.dispatch.route import Route, Stage
 from deployments.driver import Driver
-from deployments.tally import OUTCOMES, Tally, merged
-from deployments.usage import Usage, usage
+from deployments.front.tally import OUTCOMES, Tally, merged
+from deployments.front.usage import Usage, usage
 
 
 @dataclass(frozen=True)

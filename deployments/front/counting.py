@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from deployments.observed import Launched, Observed, Took, latency_bin
+from deployments.front.observed import Launched, Observed, Took, latency_bin
 
 
 class Counting:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from deployments.dispatch.route import stops
-from deployments.holdings import Held, Holdings, Share, State
-from deployments.wire import Integers, Packed, pack, take, unpack
+from deployments.replicas.holdings import Held, Holdings, Share, State
+from deployments.replicas.wire import Integers, Packed, pack, take, unpack
 from profiles.model import Batch, Exits, SplitModel
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from deployments.wire import Integers, Packed, is_all, pack, take
+from deployments.replicas.wire import Integers, Packed, is_all, pack, take
 from profiles.model import Batch
 
 State = Batch | Packed

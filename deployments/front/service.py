@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from deployments.answers import Answer, RefusedError
 from deployments.config import DEMO, AppConfig, named
 from deployments.driver import Driver
+from deployments.front.answers import Answer, RefusedError
+from deployments.front.keys import key_in
+from deployments.front.stats import Seen, seen_by, told
 from deployments.in_process import in_process
-from deployments.keys import key_in
-from deployments.placed import load_front_model
-from deployments.stats import Seen, seen_by, told
-from deployments.wire import Packed, pack
+from deployments.replicas.placed import load_front_model
+from deployments.replicas.wire import Packed, pack
 from profiles.model import SplitModel
 
 log = logging.getLogger(__name__)
