@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format chaos clean
+.PHONY: help setup serve test lint format results chaos clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -34,6 +34,9 @@ format: setup  ## rewrite the code in the project's format
 
 bench-%: setup  ## run one benchmark and write experiments/results/NAME.json: make bench-prepare
 	$(BIN)/python -m experiments.bench $*
+
+results: setup  ## write the tables of docs/results.md from what the benchmarks have kept
+	$(BIN)/python -m experiments.headlines
 
 chaos: setup  ## break a live application 30 times, and see how it recovers
 	$(BIN)/python -m experiments.bench chaos

@@ -18,8 +18,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
+from experiments import headlines
+from experiments.headlines import HERE, RESULTS
 
 
 def claims() -> list[str]:
@@ -68,6 +68,7 @@ def main(arguments: list[str]) -> int:
     console = Console()
     console.print(table(name, figures))
     console.print(f"written to {write(name, figures)}")
+    headlines.write()
     return 0
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments import headlines
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("profiles", "optimizer", "deployments", "cluster", "experiments")
 MODULES = sorted(
@@ -31,3 +33,8 @@ def test_each_package_is_found_inside_the_checkout_from_anywhere(package: str) -
     code = f"import {package}; print({package}.__path__[0])"
     found = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True).stdout
     assert Path(found.strip()).resolve() == ROOT / package
+
+
+def test_the_page_of_results_says_what_the_benchmarks_have_kept() -> None:
+    text = headlines.PAGE.read_text()
+    assert headlines.page(text) == text, "run: make results"
