@@ -1,7 +1,6 @@
 """isobatch plan: which blocks run where, in how many replicas, at what batch size, and what that promises."""
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +9,7 @@ import typer
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
-    from optimizer import Objective, Plan, Problem, Score
-    from optimizer.baselines import Baseline
+    from optimizer import Objective, Problem
 
 
 def plan(
@@ -50,67 +48,30 @@ def plan(
     from rich.console import Console
 
     from cluster.commands import plan_report
+    from cluster.commands.plan_answer import answer
 
     facts, objective = (
         _question(profile, devices, one_machine, margin),
         _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch),
     )
     with Console(stderr=True).status("planning"):
-        answer = _answer(facts, objective, alpha, gap, not one_pipeline, evaluate)
+        found = answer(facts, objective, alpha, gap, not one_pipeline, evaluate)
     if out:
-        out.write_text(answer.plan.to_json() + "\n")
+        out.write_text(found.plan.to_json() + "\n")
     if picture and picture.name:
         from cluster.commands.plan_picture import draw
 
-        draw(answer, picture)
+        draw(found, picture)
     if as_json:
-        print(json.dumps(answer.as_json(), indent=2))
+        print(json.dumps(found.as_json(), indent=2))
         return
     console = Console()
-    for table in plan_report.tables(answer):
+    for table in plan_report.tables(found):
         console.print(table)
     if surprises:
-        console.print(plan_report.surprises(answer))
+        console.print(plan_report.surprises(found))
     if picture and picture.name:
         console.print(f"drawn in {picture}")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A plan, and what is to be said of it."""
-
-    facts: "Problem"
-    objective: "Objective"
-    plan: "Plan"
-    score: "Score"
-    baselines: "tuple[Baseline, ...]"
-
-    @property
-    def lanes(self) -> "list[tuple[Plan, Score]]":
-        """Every pipeline with its score."""
-        return list(zip(self.plan.lanes, self.score.lanes or (self.score,), strict=True))
-
-    def as_json(self) -> dict[str, object]:
-        """Described in docs/planner.md; fields are added, never renamed, within a schema version."""
-        score = asdict(self.score)
-        return {
-            "schema_version": 1,
-            "plan": json.loads(self.plan.to_json()),
-            "score": {**score, "latency_parts_s": self.score.latency_parts_s},
-            "tables": [
-                {"kind": table.kind, "source": table.source, "estimated": table.from_datasheet}
-                for table in self.facts.tables
-            ],
-            "baselines": [
-                {
-                    "name": each.name,
-                    "goodput_per_s": each.score.goodput_per_s if each.score else 0.0,
-                    "cost_per_hour": each.score.cost_per_hour if each.score else None,
-                    "latency_s": each.score.latency_s if each.score else None,
-                }
-                for each in self.baselines
-            ],
-        }
 
 
 def _question(profile: Path, devices: str, one_machine: bool, margin: float) -> "Problem":
@@ -148,22 +109,3 @@ def _objective(
         )
     except ValueError as error:
         raise UserError(str(error)) from None
-
-
-def _answer(
-    facts: "Problem", objective: "Objective", alpha: float | None, gap: float, apart: bool, file: Path | None
-) -> Answer:
-    from optimizer import evaluate, read_plan
-    from optimizer.baselines import baselines, held_to
-    from optimizer.dp import search
-    from optimizer.infeasible import reason
-    from optimizer.lanes import side_by_side
-
-    others = baselines(facts, objective)
-    if alpha is not None:
-        objective = held_to(objective, others[0], alpha)
-    find = side_by_side if apart else search
-    found = read_plan(file) if file else find(facts, objective, gap)
-    if found is None:
-        raise UserError(reason(facts, objective))
-    return Answer(facts, objective, found, evaluate(found, facts, objective), others)

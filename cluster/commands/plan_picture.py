@@ -2,19 +2,18 @@
 
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from cluster.commands.plan import Answer
-    from optimizer import Plan, Score
-    from optimizer.evaluate import SplitScore
+from cluster.commands.plan_answer import Answer
+from optimizer import Plan, Score
+from optimizer.evaluate import SplitScore
 
 PALETTE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222255")
 NARROW = 0.09  # of the width: labels in narrower boxes are turned
 INK = "#333333"
 
 
-def draw(answer: "Answer", path: Path) -> None:
+def draw(answer: Answer, path: Path) -> None:
     """One pair of axes per pipeline: the share still inside, and the splits below it."""
     import matplotlib
 
@@ -36,14 +35,14 @@ def draw(answer: "Answer", path: Path) -> None:
     pyplot.close(figure)
 
 
-def _devices(part: "SplitScore", plan: "Plan", score: "Score") -> float:
+def _devices(part: SplitScore, plan: Plan, score: Score) -> float:
     """Replicas that a split keeps busy; a placement's idle time is shared out among its splits."""
     placement = plan.placement_of(part.split)
     total = sum(each.busy for each in score.splits if each.split in placement.splits)
     return placement.replicas * part.busy / total
 
 
-def _edges(plan: "Plan", score: "Score") -> list[float]:
+def _edges(plan: Plan, score: Score) -> list[float]:
     widths = [_devices(part, plan, score) for part in score.splits]
     least = 0.02 * sum(widths)  # a split that hardly anybody reaches must still be seen
     edges = [0.0]
@@ -52,7 +51,7 @@ def _edges(plan: "Plan", score: "Score") -> list[float]:
     return edges
 
 
-def _survivors(axes: Any, survival: tuple[float, ...], score: "Score", edges: list[float]) -> None:
+def _survivors(axes: Any, survival: tuple[float, ...], score: Score, edges: list[float]) -> None:
     """The share inside each block, blocks spread evenly over the width of their split; dots are active ramps.
 
     The dashed line is the profile: who would be inside if every ramp were active.
@@ -78,7 +77,7 @@ def _survivors(axes: Any, survival: tuple[float, ...], score: "Score", edges: li
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _boxes(axes: Any, kinds: list[str], plan: "Plan", score: "Score", edges: list[float]) -> None:
+def _boxes(axes: Any, kinds: list[str], plan: Plan, score: Score, edges: list[float]) -> None:
     tallest = max(part.split.batch_size for part in score.splits)
     for part, (left, right) in zip(score.splits, pairwise(edges), strict=True):
         color = PALETTE[kinds.index(part.kind) % len(PALETTE)]
@@ -99,7 +98,7 @@ def _legend(axes: Any) -> list[str]:
 
 
 def _write(
-    axes: Any, part: "SplitScore", plan: "Plan", score: "Score", sides: tuple[float, float], size: tuple[float, float]
+    axes: Any, part: SplitScore, plan: Plan, score: Score, sides: tuple[float, float], size: tuple[float, float]
 ) -> None:
     """What a box is, inside it where there is room, else above it."""
     (left, right), (width, tallest), height = sides, size, part.split.batch_size
@@ -112,7 +111,7 @@ def _write(
     )  # fmt: skip
 
 
-def _label(part: "SplitScore", plan: "Plan", score: "Score", turned: bool) -> str:
+def _label(part: SplitScore, plan: Plan, score: Score, turned: bool) -> str:
     split, placement = part.split, plan.placement_of(part.split)
     blocks = f"blocks {split.start}-{split.stop - 1}" if split.stop - split.start > 1 else f"block {split.start}"
     shared = len(placement.splits) > 1

@@ -1,16 +1,14 @@
 """A plan as tables."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from cluster.commands.plan import Answer
-    from optimizer import Placement, Score
+from cluster.commands.plan_answer import Answer
+from optimizer import Placement, Score
 
 
-def tables(answer: "Answer") -> Iterator[Table | str]:
+def tables(answer: Answer) -> Iterator[Table | str]:
     yield _splits(answer)
     yield _promise(answer)
     yield _baselines(answer)
@@ -19,7 +17,7 @@ def tables(answer: "Answer") -> Iterator[Table | str]:
         yield f"[bold red]broken:[/] {line}"
 
 
-def _estimated(answer: "Answer") -> Iterator[str]:
+def _estimated(answer: Answer) -> Iterator[str]:
     """What was not measured is said not to be."""
     tables = [table for table in answer.facts.tables if table.from_datasheet]
     if tables:
@@ -30,7 +28,7 @@ def _estimated(answer: "Answer") -> Iterator[str]:
         )
 
 
-def _splits(answer: "Answer") -> Table:
+def _splits(answer: Answer) -> Table:
     """A row per split; splits that share a placement show its replicas once; pipelines are ruled off.
 
     In a local placement survivors stay on the replica that made them.
@@ -70,7 +68,7 @@ def _run(first: int, last: int) -> str:
     return f"{first}-{last}" if last > first else str(first)
 
 
-def _promise(answer: "Answer") -> Table:
+def _promise(answer: Answer) -> Table:
     score, objective = answer.score, answer.objective
     table = Table("promise", "value", show_header=False, title="promise")
     table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second")
@@ -90,7 +88,7 @@ def _promise(answer: "Answer") -> Table:
     return table
 
 
-def _baselines(answer: "Answer") -> Table:
+def _baselines(answer: Answer) -> Table:
     table = Table("against", "goodput", "dollars per hour", "latency", "gain", title="gain")
     for each in answer.baselines:
         if each.score:
@@ -102,7 +100,7 @@ def _baselines(answer: "Answer") -> Table:
     return table
 
 
-def _gain(answer: "Answer", other: "Score") -> str:
+def _gain(answer: Answer, other: Score) -> str:
     score = answer.score
     if answer.objective.goal == "cost":
         return f"{1 - score.cost_per_hour / other.cost_per_hour:.0%} cheaper" if other.cost_per_hour else "as cheap"
@@ -113,7 +111,7 @@ def _gain(answer: "Answer", other: "Score") -> str:
     return gain
 
 
-def surprises(answer: "Answer") -> Table:
+def surprises(answer: Answer) -> Table:
     from optimizer.sensitivity import sensitivity
 
     table = Table("leavers", "goodput", "best possible", "lost", "latency", title="if the forecast is wrong")

@@ -1,19 +1,17 @@
 """Forecast and reality side by side: batch sizes at two cuts, as in figure 21 of the E3 paper, and the whole day."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from experiments.forecast.run import Backtest
+from experiments.forecast.backtest import Backtest
 
 ENTERING = 8  # inputs per batch at the first block
 SHOWN = 10  # windows of the bars
 ACTUAL, FORECAST = "#1f2933", "#2a6fbb"
 
 
-def draw(test: "Backtest", path: Path) -> None:
+def draw(test: Backtest, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout="constrained")

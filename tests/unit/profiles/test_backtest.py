@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.forecast.run import WARM_UP, backtest, wandering
+from experiments.forecast.backtest import WARM_UP, backtest
+from experiments.forecast.run import wandering
 from experiments.forecast.traces import DAY, Trace, arrivals, elasticbert, sampled, tenants
 from experiments.sources import data
 from profiles.errors import UserError
