@@ -85,10 +85,11 @@ class AppConfig(BaseModel):
         description="Inputs per second that are expected, for a plan made at the start; none: all it can do.",
     )
     profile: str | None = Field(None, description="File of `isobatch profile`: what the plan was made from.")
-    backend: Literal["auto", "torch", "onnx", "virtual"] = Field(
+    backend: Literal["auto", "torch", "graphs", "onnx", "virtual"] = Field(
         "torch",
         description="What computes. auto: torch or ONNX Runtime, whichever is faster here (measured at the first "
-        "start). virtual: devices take the profile's time instead of computing (a rehearsal).",
+        "start). graphs: torch, replayed as CUDA graphs. virtual: devices take the profile's time instead of "
+        "computing (a rehearsal).",
     )
     cpus_per_replica: float = Field(
         1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for (those of virtual devices ask for none)."

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from deployments.folders import alone, cache_directory
 from deployments.models.loading import quietly
+from deployments.models.ramps import RampDtype
 from deployments.prepare.measuring import Options
 from deployments.prepare.pipeline import prepare
 from deployments.prepare.sample import Parts, Sample
@@ -42,12 +43,15 @@ Images = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
 
-def demo_directory() -> Path:
-    """The demo's checkpoint: trained at first use, then kept in the cache. Whoever comes meanwhile waits."""
-    target = cache_directory() / f"demo-{VERSION}"
+def demo_directory(dtype: RampDtype = "float32") -> Path:
+    """The demo's checkpoint: trained at first use, then kept in the cache. Whoever comes meanwhile waits.
+
+    In int8 it is the same network, with ramps made for 8-bit blocks.
+    """
+    target = cache_directory() / (f"demo-{VERSION}" if dtype == "float32" else f"demo-{VERSION}-{dtype}")
     with alone(target):
         if not target.is_dir():
-            make_demo(target)
+            make_demo(target) if dtype == "float32" else _prepare(demo_directory(), target, dtype)
     return target
 
 
@@ -101,15 +105,14 @@ def make_demo(target: Path) -> None:
         with torch.random.fork_rng(devices=[]), TemporaryDirectory() as folder, quietly():
             torch.manual_seed(0)
             _save(_train(), Path(folder))
-            prepare(
-                Path(folder),
-                _sample(),
-                target,
-                Options(max_accuracy_loss=MAX_ACCURACY_LOSS),
-                {"data": "scikit-learn digits, distorted"},
-            )
+            _prepare(Path(folder), target, "float32")
     finally:
         torch.set_num_threads(threads)
+
+
+def _prepare(source: Path, target: Path, dtype: RampDtype) -> None:
+    options = Options(dtype=dtype, max_accuracy_loss=MAX_ACCURACY_LOSS)
+    prepare(source, _sample(), target, options, {"data": "scikit-learn digits, distorted"})
 
 
 def _sample() -> Sample:

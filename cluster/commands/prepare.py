@@ -8,6 +8,7 @@ import typer
 from profiles.errors import UserError
 
 Kind = Literal["light", "pooler"]
+Dtype = Literal["float32", "int8"]
 
 
 def prepare(
@@ -34,6 +35,9 @@ def prepare(
     ] = None,
     max_rows: Annotated[int, typer.Option(min=50, help="Use a uniform sample of at most so many rows.")] = 20_000,
     device: Annotated[str, typer.Option(help="Where features are computed: auto, cpu, cuda:0.")] = "auto",
+    dtype: Annotated[
+        Dtype, typer.Option(help="What will serve: float32 (and halves of it), or int8 (CPU, ONNX Runtime).")
+    ] = "float32",
     seed: Annotated[int, typer.Option(help="For the sample, its parts and the training.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False,
 ) -> None:
@@ -54,7 +58,7 @@ def prepare(
 
     path = policy if ":" in policy else f"deployments.exits:{policy}"
     policy_at(path)
-    options = Options(path, ramp, share(max_accuracy_loss), seed=seed)
+    options = Options(path, ramp, dtype, share(max_accuracy_loss), seed=seed)
     pipeline.check_free(out, force)
     source = checkpoint.locate(model)
     header = tuple(columns.split(",")) if columns else None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from profiles.exits import ExitProfile
     from profiles.latency import LatencyTable
 
-Backend = Literal["torch", "onnx", "auto"]
+Backend = Literal["torch", "graphs", "onnx", "auto"]
 
 
 def profile(
@@ -23,7 +23,8 @@ def profile(
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime).")] = "float32",
     backend: Annotated[
-        Backend, typer.Option(help="What computes: torch, onnx, or auto, the faster of them; serve with the same.")
+        Backend,
+        typer.Option(help="What computes: torch, graphs (CUDA), onnx, or auto: torch or onnx; serve with the same."),
     ] = "torch",
     data: Annotated[Path | None, typer.Option(help="Recorded inputs (csv, tsv, jsonl, npz): counts exits.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Column of the texts, if not a usual name.")] = None,

@@ -1,4 +1,4 @@
-"""What computes a network: torch, or ONNX Runtime. `auto` takes the one that is faster on this machine."""
+"""What computes a network: torch, as it is or in CUDA graphs, or ONNX Runtime. `auto` takes torch or ONNX Runtime."""
 
 import logging
 from collections.abc import Collection, Iterator
@@ -17,18 +17,18 @@ from profiles.model import SplitModel
 
 log = logging.getLogger(__name__)
 
-Backend = Literal["auto", "torch", "onnx"]
+Backend = Literal["auto", "torch", "graphs", "onnx"]
 INT8 = "int8"
-CHECK = "compare the accuracy with 'isobatch bench --dtype int8 --data FILE', or serve with exits: false"
 EXPORTED = (torch.float32, torch.float16)
 
 
 def on_backend(model: SplitModel, directory: str | Path, backend: Backend, *, int8: bool = False) -> SplitModel:
     """The network as the backend runs it. `directory` is where it was loaded from."""
-    if backend == "torch" and not int8:
-        return model
-    if backend == "torch":
-        raise UserError("dtype int8 runs on ONNX Runtime only: use backend: onnx or auto")
+    _warn_of_ramps(model, directory, INT8 if int8 else "float32")
+    if backend in ("torch", "graphs"):
+        if int8:
+            raise UserError("dtype int8 runs on ONNX Runtime only: use backend: onnx or auto")
+        return model if backend == "torch" else _replayed(model)
     if obstacle := _obstacle(model, int8):
         if backend == "onnx" or int8:
             raise UserError(obstacle)
@@ -37,8 +37,6 @@ def on_backend(model: SplitModel, directory: str | Path, backend: Backend, *, in
     from deployments.models.onnx_model import OnnxModel
 
     assert isinstance(model, TorchModel), "This is a bug: anything else is an obstacle."
-    if int8 and model.ramp_blocks:
-        log.warning("%s: its ramps were made in float32; in 8 bits inputs may leave elsewhere: %s", directory, CHECK)
     served = OnnxModel(model, fingerprint(directory, model), int8)
     return model if backend == "auto" and not int8 and choose(served, directory).backend == "torch" else served
 
@@ -85,6 +83,23 @@ def warn_of_another(profile: Path, kind: str, served: str) -> None:
         log.warning(
             "%s: %s was measured on %s, but %s serves, at other times: %s", profile, kind, measured, served, again
         )
+
+
+def _replayed(model: SplitModel) -> SplitModel:
+    from deployments.models.graphs import GraphModel, on_cuda
+
+    if not isinstance(model, TorchModel) or model.device.type != "cuda":
+        where = f"on {model.device.type}" if isinstance(model, TorchModel) else f"for a {type(model).__name__}"
+        raise UserError(f"backend graphs replays CUDA graphs, and there are none {where}: use backend: torch")
+    return GraphModel(model, on_cuda)
+
+
+def _warn_of_ramps(model: SplitModel, directory: str | Path, served: str) -> None:
+    """Ramps and thresholds are right for the features they were made from."""
+    if not isinstance(model, TorchModel) or not model.ramp_blocks or model.ramps.rules.dtype == served:
+        return
+    made, again = model.ramps.rules.dtype, f"make others with 'isobatch prepare --dtype {served}'"
+    log.warning("%s: its ramps were made for %s, in %s inputs leave elsewhere: %s", directory, made, served, again)
 
 
 def _obstacle(model: SplitModel, int8: bool) -> str | None:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -21,12 +22,20 @@ HIDDEN, PRESENT, AFTER, HEAD = "hidden", "present", "after", "head"
 Compute = Callable[[Stretch, Mapping[str, Tensor], Tensor | None, MaskOf], Passed]
 
 
+_one_at_a_time = Lock()  # the exporter keeps its state in globals, and so does the hook that notes modules
+
+
 def ramp_name(block: int) -> str:
     return f"ramp{block}"
 
 
 def export(compute: Compute, stretch: Stretch, inputs: Mapping[str, Tensor], path: Path) -> None:
     """Write the graph. `inputs` are an example of what it reads: batch and length may vary, nothing else."""
+    with _one_at_a_time:
+        _export(compute, stretch, inputs, path)
+
+
+def _export(compute: Compute, stretch: Stretch, inputs: Mapping[str, Tensor], path: Path) -> None:
     # A batch of one must not look special to the tracer.
     inputs = {name: torch.cat((tensor, tensor)) for name, tensor in inputs.items()}
     with torch.no_grad(), _modules() as modules:

@@ -19,6 +19,7 @@ class OnnxModel(TorchModel):
     """The same network with the same answers; a call's blocks are one graph, whatever the plan has cut."""
 
     backend = "onnx"
+    always_masks = True  # one graph serves batches with and without padding
 
     def __init__(self, inner: TorchModel, fingerprint: str, int8: bool = False, cache: Path | None = None) -> None:
         super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
@@ -30,12 +31,17 @@ class OnnxModel(TorchModel):
     def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
         """Have these pieces ready before anybody asks; the example is a batch that stands before block 0."""
         arrays, present = self._enter(example)
-        at, wanted = 0, sorted(set(stretches))
+        at, wanted = 0, sorted(each for each in set(stretches) if not self.pieces.get(each))
         for stretch in show(wanted, "exporting to ONNX"):
             if stretch.start > at:
                 arrays = _hidden(self.inner.through(Stretch(at, stretch.start), arrays, present))
                 at = stretch.start
             self.pieces.make(stretch, _inputs(arrays, present))
+
+    def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
+        """By this backend from the first batch on: what is made of them must not depend on how far exporting is."""
+        self.prepare([Stretch(block, block + 1) for block in range(self.num_blocks)], batch)
+        return super().features(batch)
 
     def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
         inputs = _inputs(arrays, present)
@@ -43,10 +49,6 @@ class OnnxModel(TorchModel):
             return _passed(session.run(inputs), stretch)
         self.pieces.order(stretch, inputs)
         return self._piecewise(stretch, arrays, present)
-
-    def _present(self, batch: Batch, longest: int) -> Tensor | None:
-        """A graph for texts always reads which tokens are real: one graph serves batches with and without padding."""
-        return None if batch.lengths is None else self._mask(batch.lengths, longest)
 
     def _piecewise(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
         """By the pieces that there are, and torch in between."""

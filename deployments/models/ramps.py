@@ -22,6 +22,7 @@ WEIGHTS = "ramps.safetensors"
 RULES = "exits.json"
 
 RampKind = Literal["light", "pooler"]
+RampDtype = Literal["float32", "int8"]
 
 
 class RampRule(BaseModel):
@@ -47,6 +48,7 @@ class ExitRules(BaseModel):
     version: Literal[1] = 1
     kind: RampKind = Field("light", description="The shape of every ramp.")
     policy: str = Field("deployments.exits:entropy", description="Who leaves: a policy's import path.")
+    dtype: RampDtype = Field("float32", description="Of the network that the ramps were made for: 8 bits give others.")
     ramps: tuple[RampRule, ...] = ()
     head_temperature: float = Field(1.0, gt=0, description="The same for the network's own head.")
     full_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: of the full network.")

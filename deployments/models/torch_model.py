@@ -28,6 +28,7 @@ class TorchModel:
     """
 
     backend = "torch"
+    always_masks = False  # whether blocks of texts are told which tokens are real even where all are
 
     def __init__(
         self,
@@ -44,6 +45,10 @@ class TorchModel:
         self.device = device
         self.dtype = dtype
         self.encoder = encoder
+
+    def with_ramps(self, ramps: Ramps) -> "TorchModel":
+        """The same blocks and weights under other rules."""
+        return TorchModel(self.anatomy, self.encoder, ramps, self.labels, self.device, self.dtype)
 
     @property
     def num_blocks(self) -> int:
@@ -108,14 +113,17 @@ class TorchModel:
 
     @torch.inference_mode()
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """What ramps are made from: what one after each block would read, and the full model's own logits."""
+        """What ramps are made from: what one after each block but the last reads, and the network's own logits."""
         arrays, present = self._enter(batch)
-        hidden, pooled = self._before(0, arrays), []
-        mask = None if present is None else _over_keys(present)
-        for block in self.anatomy.blocks:
-            hidden = block(hidden, mask)
+        pooled = []
+        for block in range(self.num_blocks - 1):
+            hidden = self.through(Stretch(block, block + 1), arrays, present).hidden
+            assert hidden is not None, "This is a bug: the network goes on."
             pooled.append(self.anatomy.pool(hidden, present).float())
-        return pooled, self.anatomy.head(hidden).float()
+            arrays = {"hidden": hidden}
+        head = self.through(Stretch(self.num_blocks - 1, self.num_blocks), arrays, present).head
+        assert head is not None, "This is a bug: the network ends here."
+        return pooled, head * self.ramps.head_temperature
 
     def _check(self, batch: Batch, stop: int, ramps: Collection[int]) -> None:
         if not batch.cursor < stop <= self.num_blocks:
@@ -142,7 +150,7 @@ class TorchModel:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
     def _present(self, batch: Batch, longest: int) -> Tensor | None:
-        if batch.lengths is None or bool((batch.lengths == longest).all()):
+        if batch.lengths is None or (not self.always_masks and bool((batch.lengths == longest).all())):
             return None
         return self._mask(batch.lengths, longest)
 

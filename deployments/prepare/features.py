@@ -71,7 +71,7 @@ def _compute(model: TorchModel, values: Sequence[Any], folder: Path) -> None:
     ]
     for chosen in show(list(_batches(values)), "features"):
         pooled, logits = model.features(model.encode([values[index] for index in chosen]))
-        for array, found in zip(maps, [*pooled[:-1], logits], strict=True):
+        for array, found in zip(maps, [*pooled, logits], strict=True):
             array[chosen] = found.cpu().numpy()
     for array in maps:
         array.flush()

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deployments.models.ramps import ExitRules, RampKind, RampRule, policy_at
+from deployments.models.ramps import ExitRules, RampDtype, RampKind, RampRule, policy_at
 from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.features import Features, Floats
 from deployments.prepare.sample import Indices, Sample
@@ -21,6 +21,7 @@ class Options:
 
     policy: str = "deployments.exits:entropy"
     ramp: RampKind = "light"
+    dtype: RampDtype = "float32"
     max_accuracy_loss: float = 0.01
     margin: float = 2.0
     seed: int = 0
@@ -118,6 +119,7 @@ def _rules(
     return ExitRules(
         kind=options.ramp,
         policy=options.policy,
+        dtype=options.dtype,
         ramps=ramps,
         head_temperature=temperatures[-1],
         full_accuracy=float(right[-1].mean()),

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from deployments.backends import INT8, on_backend
 from deployments.folders import cache_directory, whole
-from deployments.models import checkpoint, load
-from deployments.models.ramps import RULES, ExitRules, save_ramps
+from deployments.models import TorchModel, checkpoint, load
+from deployments.models.ramps import RULES, ExitRules, Ramps, save_ramps
 from deployments.prepare.features import features
 from deployments.prepare.measuring import Options, make_ramps
 from deployments.prepare.report import draw_exits
@@ -28,11 +29,11 @@ def prepare(
 ) -> ExitRules:
     """Write `out`: the checkpoint in `source`, its ramps, their rules, and a picture of what they reach."""
     check_free(out, force)
-    model = load(source, device)
+    model = _served(load(source, device).with_ramps(Ramps()), source, options)
     if model.num_blocks < 2:
         raise UserError(f"{source}: has {model.num_blocks} block; a ramp needs another block after it")
     fingerprint = checkpoint.fingerprint(source)
-    found = features(model, fingerprint, sample.values, cache_directory() / "features")
+    found = features(model, f"{fingerprint} {options.dtype}", sample.values, cache_directory() / "features")
     rules, heads = make_ramps(found, sample, options)
     rules = rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
     with whole(out) as draft:
@@ -40,6 +41,15 @@ def prepare(
         save_ramps(draft, rules, heads)
         draw_exits(rules, draft / PICTURE)
     return rules
+
+
+def _served(model: TorchModel, source: Path, options: Options) -> TorchModel:
+    """As it will be served: ramps learn from what 8-bit blocks give, not from what they would give in float32."""
+    if options.dtype != INT8:
+        return model
+    in_8_bits = on_backend(model, source, "onnx", int8=True)
+    assert isinstance(in_8_bits, TorchModel), "This is a bug: a network on torch stays one."
+    return in_8_bits
 
 
 def check_free(out: Path, force: bool) -> None:

@@ -94,7 +94,8 @@ def load_front_model(config: AppConfig, directory: str) -> SplitModel:
     if config.backend == "virtual":
         return _virtual(config, None)
     if config.planned:
-        return _load(config.model_copy(update={"backend": "torch", "dtype": "float32"}), directory, "cpu")
+        encoding: SplitModel = named(config.loader)(directory, device="cpu", dtype="float32")
+        return encoding
     model = _load(config, directory, config.device)
     make_ready(model, directory, [*stretches(model, 0, model.num_blocks, model.ramp_blocks if config.exits else ())])
     return model

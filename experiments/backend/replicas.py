@@ -9,10 +9,21 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
 BATCH, LENGTH, NETWORK = 8, 32, "distilbert"
+SECONDS = 3.0
 ROOT = Path(__file__).parents[2]
+
+
+def compared() -> dict[str, float]:
+    """One replica and one a core, each with one thread and with one a core; and which of these ways is the best."""
+    cores = os.cpu_count() or 1
+    rates = {way: rate_per_s(*way, SECONDS) for way in product((1, cores), (1, cores))}
+    figures = {f"replicas_{count}_threads_{threads}_per_s": rate for (count, threads), rate in rates.items()}
+    best_replicas, best_threads = max(rates, key=lambda way: rates[way])
+    return figures | {"best_replicas": best_replicas, "best_threads": best_threads}
 
 
 def rate_per_s(replicas: int, threads: int, seconds: float) -> float:

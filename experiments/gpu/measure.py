@@ -25,7 +25,7 @@ console = Console(stderr=True)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     wish = _arguments(arguments)
-    setting = tables.Setting(wish.device, wish.dtype, networks=tuple(wish.networks.split(",")))
+    setting = tables.Setting(wish.device, wish.dtype, wish.backend, networks=tuple(wish.networks.split(",")))
     seconds, slos_ms, survivals = wish.seconds, list(systems.SLOS_MS), list(systems.SURVIVALS)
     if wish.small:
         setting = replace(setting, lengths=(16,), largest=4, budget_s=0.5, layers=2)
@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found: dict[str, Any] = {
         "device": device_name(setting.device),
         "dtype": setting.dtype,
+        "backend": setting.backend,
         "date": datetime.now(UTC).date().isoformat(),
         "trial": wish.small,
     }
@@ -71,6 +72,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float16", choices=("float32", "float16", "bfloat16"))
+    parser.add_argument("--backend", default="torch", choices=("torch", "graphs"), help="graphs: CUDA graphs")
     parser.add_argument("--out", type=Path, default=Path("profiles/measured"))
     parser.add_argument("--networks", default=",".join(NAMES))
     parser.add_argument("--seconds", type=float, default=0.5, help="of load at each rate that is tried")

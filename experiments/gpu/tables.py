@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from cluster.datasheets import shape_of
 from cluster.profiling import Inputs, kind_of, source_of, timed
+from deployments.backends import on_backend
 from deployments.models.torch_model import TorchModel
 from experiments.backend.families import NAMES, SIDE, batches, config, untrained
 from experiments.onedevice.drawn import with_told_exits
@@ -27,6 +29,7 @@ class Setting:
 
     device: str
     dtype: str
+    backend: Literal["torch", "graphs"] = "torch"
     lengths: tuple[int, ...] = (64, 128, 384)
     largest: int = 256
     budget_s: float = 20.0  # for one table
@@ -41,7 +44,9 @@ class Setting:
 def network(name: str, setting: Setting) -> TorchModel:
     """Untrained, and with ramps at which inputs leave where they are told to."""
     exact = untrained(name, setting.device, getattr(torch, setting.dtype), setting.layers)
-    return with_told_exits(exact, everywhere=True)
+    served = on_backend(with_told_exits(exact, everywhere=True), name, setting.backend)
+    assert isinstance(served, TorchModel), "This is a bug: CUDA graphs replay a network on torch."
+    return served
 
 
 def lengths_of(name: str, setting: Setting) -> tuple[int | None, ...]:

@@ -33,11 +33,12 @@ def with_told_exits(model: TorchModel, everywhere: bool = False) -> TorchModel:
     """The same network and ramps with that policy; `everywhere`: a light ramp after each block that has none."""
     blocks = range(model.num_blocks - 1) if everywhere else model.ramp_blocks
     rules = ExitRules(
-        policy=f"{__name__}:told", ramps=tuple(RampRule(block=block, threshold=float(block)) for block in blocks)
+        policy=f"{__name__}:told",
+        dtype=model.ramps.rules.dtype,
+        ramps=tuple(RampRule(block=block, threshold=float(block)) for block in blocks),
     )
     heads = {block: model.ramps.heads.get(block) or _light(model, block) for block in blocks}
-    ramps = ToldRamps(rules, heads)
-    return TorchModel(model.anatomy, model.encoder, ramps, model.labels, model.device, model.dtype)
+    return model.with_ramps(ToldRamps(rules, heads))
 
 
 def drawn(batch: Batch, exits: ExitProfile, random: np.random.Generator) -> Batch:

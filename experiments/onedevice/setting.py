@@ -13,6 +13,7 @@ from cluster.profiling import alone as timed_alone
 from deployments.demo import demo_digits, demo_directory
 from deployments.models import TorchModel, checkpoint, load
 from deployments.models.backends import INT8, Backend, make_ready, on_backend, planned
+from deployments.models.stretch import Stretch
 from deployments.prepare.data import rows
 from deployments.prepare.sample import label_number, sampled
 from experiments.onedevice.compare import Bench
@@ -63,14 +64,15 @@ class Recorded:
 
 def make(wish: Wish, progress: Callable[[str], None] = lambda what: None) -> Made:
     torch.set_num_threads(wish.threads)
-    folder = demo_directory() if wish.model == DEMO else checkpoint.locate(wish.model)
-    exact = load(folder, wish.device, "float32" if wish.dtype == INT8 else wish.dtype)
+    int8 = wish.dtype == INT8
+    folder = demo_directory("int8" if int8 else "float32") if wish.model == DEMO else checkpoint.locate(wish.model)
+    exact = load(folder, wish.device, "float32" if int8 else wish.dtype)
     if not exact.ramp_blocks:
         raise UserError(f"{wish.model} has no ramps: give it some with 'isobatch prepare'")
     recorded = _recorded(wish, folder)
     told = exact if recorded else with_told_exits(exact)
     progress("choosing the backend")
-    model = on_backend(told, folder, wish.backend, int8=wish.dtype == INT8)
+    model = on_backend(told, folder, wish.backend, int8=int8)
     assert isinstance(model, TorchModel), "This is a bug: it was loaded by our own loader."
     inputs = _invented(model, folder, wish.length if recorded is None else _typical_length(model, recorded))
     kind = kind_of(device_name(str(model.device)))
@@ -78,8 +80,8 @@ def make(wish: Wish, progress: Callable[[str], None] = lambda what: None) -> Mad
     if wish.profile is None:
         make_ready(model, folder, timed_alone(model))
     table, notes = _table(wish, model, inputs, kind)
-    progress("encoding inputs")
-    exits = _exits(wish, exact, recorded)
+    progress("looking where inputs leave")
+    exits = _counted(model, folder, recorded) if recorded else _told_before(wish, exact)
     found = Profile(folder.name, (table,), exits)
     source = _real(model, recorded) if recorded else _drawn(inputs, exits)
     watch, largest = stopwatch_for(str(model.device)), min(wish.largest, table.batch_sizes[-1])
@@ -133,9 +135,13 @@ def _table(wish: Wish, model: TorchModel, inputs: Inputs, kind: str) -> tuple[La
     return measured.table, (str(measured),)
 
 
-def _exits(wish: Wish, exact: TorchModel, recorded: Recorded | None) -> ExitProfile:
-    if recorded:
-        return count_exits(exact, in_batches(exact, recorded.values))
+def _counted(model: TorchModel, folder: Path, recorded: Recorded) -> ExitProfile:
+    """By the network that will be compared: 8 bits, say, leave elsewhere than float32 does."""
+    make_ready(model, folder, [Stretch(0, model.num_blocks, model.ramp_blocks)])
+    return count_exits(model, in_batches(model, recorded.values))
+
+
+def _told_before(wish: Wish, exact: TorchModel) -> ExitProfile:
     if wish.profile and wish.profile.exits:
         return wish.profile.exits
     known = exits_from_rules([(rule.block, rule.survival) for rule in exact.ramps.rules.ramps], exact.num_blocks)

@@ -1,6 +1,6 @@
 """What the network alone gives: the reference for whatever a graph answers."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,12 @@ from profiles.model import SplitModel
 from tests.integration.asking import predict
 
 
-def uncut(model: SplitModel, inputs: Sequence[Any]) -> list[tuple[int, int, float]]:
-    """(label, exit block, score) of each input, all ramps active, in one batch on one replica."""
-    order = Order(model.num_blocks, frozenset(model.ramp_blocks), (pack(model.encode(inputs)),))
+def uncut(
+    model: SplitModel, inputs: Sequence[Any], ramps: Collection[int] | None = None
+) -> list[tuple[int, int, float]]:
+    """(label, exit block, score) of each input in one batch on one replica; ramps: the active ones, None: all."""
+    active = frozenset(model.ramp_blocks if ramps is None else ramps)
+    order = Order(model.num_blocks, active, (pack(model.encode(inputs)),))
     found = {}
     for reply in SplitReplica(model).run(order):
         if isinstance(reply, Departed):

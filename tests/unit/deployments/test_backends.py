@@ -101,6 +101,7 @@ def test_the_fingerprint_is_of_what_is_computed(folder: Path) -> None:
         ("bfloat16", "onnx", False, "does not run bfloat16"),
         ("float32", "torch", True, "int8 runs on ONNX Runtime only"),
         ("bfloat16", "auto", True, "does not run bfloat16"),
+        ("float32", "graphs", False, "there are none on cpu: use backend: torch"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(folder: Path, dtype: str, backend: str, int8: bool, message: str) -> None:
@@ -125,3 +126,18 @@ def test_a_profile_of_another_backend_is_told(tmp_path: Path, caplog: pytest.Log
         warn_of_another(path, "v100", "onnx")
     assert "was measured on torch, but onnx serves" in caplog.text
     assert "isobatch profile --backend onnx" in caplog.text
+
+
+def test_ramps_that_were_made_for_another_dtype_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = load(folder)
+    on_backend(model, folder, "torch")
+    assert not caplog.records
+    on_backend(model, folder, "onnx", int8=True)
+    assert "made for float32, in int8 inputs leave elsewhere" in caplog.text
+    assert "isobatch prepare --dtype int8" in caplog.text
+    caplog.clear()
+    made_for_8_bits = model.with_ramps(
+        replace(model.ramps, rules=model.ramps.rules.model_copy(update={"dtype": "int8"}))
+    )
+    on_backend(made_for_8_bits, folder, "onnx", int8=True)
+    assert not caplog.records

@@ -172,3 +172,28 @@ def test_8_bits_change_few_answers(name: str, tmp_path: Path) -> None:
     assert np.abs(found.logits - expected.logits).max() > 0
     assert (found.labels == expected.labels).mean() > 0.9
     assert (found.blocks == expected.blocks).mean() > 0.8
+
+
+@pytest.mark.parametrize("name", ["bert", "vit"])
+def test_ramps_are_made_from_what_the_backend_gives(name: str, cache: Path) -> None:
+    """From the first batch on, however far exporting is."""
+    exact = network(name)
+    batch = batch_for(exact, name, 16)
+    expected, logits = exact.features(batch)
+    for int8 in (False, True):
+        served = OnnxModel(exact, name, int8=int8, cache=cache)
+        found, head = served.features(batch)
+        assert not served.pieces.ordered
+        assert len(found) == exact.num_blocks - 1
+        pairs = zip([*expected, logits], [*found, head], strict=True)
+        assert (max(float((one - other).abs().max()) for one, other in pairs) < 1e-4) != int8
+
+
+def test_networks_of_one_process_export_one_after_the_other(cache: Path) -> None:
+    """Torch's exporter has global state: while a moved cut is exported beside, another network may be loaded."""
+    models = {name: OnnxModel(network(name), f"{name}, together", cache=cache) for name in ("bert", "vit", "electra")}
+    for name, model in models.items():
+        model.run(batch_for(model, name), 1, ())
+    for model in models.values():
+        model.pieces.wait()
+        assert model.pieces.get(Stretch(0, 1))

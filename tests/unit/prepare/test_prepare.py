@@ -119,6 +119,16 @@ def test_features_are_computed_once_and_the_result_is_reproducible(
         assert first == again.replace(b'"checkpoint": "first"', b'"checkpoint": "network"')
 
 
+def test_ramps_for_8_bits_are_made_from_8_bit_blocks(run: Run, checkpoint: Path, tmp_path: Path, cache: Path) -> None:
+    data = reviews(tmp_path / "a.csv")
+    for dtype in ("float32", "int8"):
+        assert run(checkpoint, "--data", data, "--out", tmp_path / dtype, "--dtype", dtype) == 0
+        assert rules_in(tmp_path / dtype)["dtype"] == dtype
+    assert len([entry for entry in cache.iterdir() if entry.is_dir()]) == 2, "features of their own"
+    one, other = ((tmp_path / dtype / "ramps.safetensors").read_bytes() for dtype in ("float32", "int8"))
+    assert one != other
+
+
 def test_recorded_inputs_without_labels_follow_the_network(
     run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
