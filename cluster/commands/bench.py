@@ -48,9 +48,12 @@ def bench(
     """
     from rich.console import Console
 
+    from cluster.profiling import check_writable
+
     setting, report = tool("onedevice.setting", "bench"), tool("onedevice.report", "bench")
     console = Console(soft_wrap=True, stderr=as_json)
     slos = _numbers(slo_ms)
+    check_writable(out)
     with console.status("loading") as status:
         made = setting.make(
             setting.Wish(
@@ -66,7 +69,7 @@ def bench(
         print(out.read_text(), end="")
         return
     console.print(report.table(rows, title))
-    for note in made.notes:
+    for note in (*made.notes, *report.unkept(rows, made.table)):
         console.print(note, highlight=False)
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
 

@@ -1,7 +1,7 @@
 """What a comparison on one device came to: a table, a picture, and JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from rich.table import Table
 
 from experiments.onedevice.compare import NAIVE, STOCK, SYSTEMS, Row
 from profiles.latency import LatencyTable
+from profiles.sweep import whole_s
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
@@ -46,6 +47,14 @@ def _cells(row: Row, stock: Row) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}"
+
+
+def unkept(rows: Sequence[Row], measured: LatencyTable) -> Iterator[str]:
+    """A word on SLOs that nothing keeps."""
+    alone_ms = 1e3 * whole_s(measured)[0]
+    for slo_ms in dict.fromkeys(row.slo_ms for row in rows):
+        if not any(row.goodput_per_s for row in rows if row.slo_ms == slo_ms):
+            yield f"nothing keeps an SLO of {slo_ms:g} ms: one input alone takes {alone_ms:.3g} ms in full"
 
 
 def ratios(rows: Sequence[Row], slo_ms: float) -> dict[str, float]:

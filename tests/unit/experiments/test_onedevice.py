@@ -15,7 +15,7 @@ from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from experiments.onedevice.compare import CONSTANT, NAIVE, STOCK, Bench, alone, plans, sustained
 from experiments.onedevice.drawn import drawn, with_told_exits
 from experiments.onedevice.rehearsal import GROUP, Record, Rehearsal, Source
-from experiments.onedevice.report import ratios
+from experiments.onedevice.report import ratios, unkept
 from experiments.workloads import arrivals
 from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
@@ -109,6 +109,8 @@ def test_what_nothing_keeps_is_said(profile: Profile) -> None:
     rows = list(Bench(toy, profile, "cpu", source(toy), toy.stopwatch).compare([0.5], seconds=0.1, rounds=1))
     assert [row.goodput_per_s for row in rows] == [0.0, 0.0, 0.0]
     assert all(row.plan == "nothing keeps this SLO" for row in rows)
+    (word,) = unkept(rows, profile.tables[0])
+    assert word == "nothing keeps an SLO of 0.5 ms: one input alone takes 4.4 ms in full"
 
 
 def test_the_systems_differ_in_what_they_may_do(profile: Profile) -> None:
@@ -174,3 +176,8 @@ def test_a_network_without_ramps_is_told_what_to_do(checkpoint: Path, tmp_path: 
     (bare / "exits.json").unlink()
     result = CliRunner().invoke(app, ["bench", str(bare), "--device", "cpu"])
     assert "give it some with 'isobatch prepare'" in str(result.exception)
+
+
+def test_where_nothing_can_be_written_is_found_before_anything_is_measured(checkpoint: Path) -> None:
+    result = CliRunner().invoke(app, ["bench", str(checkpoint), "--out", "/nonexistent/bench.json"])
+    assert "cannot write /nonexistent/bench.json" in str(result.exception)
