@@ -33,8 +33,9 @@ def on_backend(model: SplitModel, directory: str | Path, backend: Backend, *, in
         if backend == "onnx" or int8:
             raise UserError(obstacle)
         return model
-    from deployments.models.onnx_choice import choose, fingerprint
+    from deployments.models.onnx_choice import choose
     from deployments.models.onnx_model import OnnxModel
+    from deployments.models.onnx_pieces import fingerprint
 
     assert isinstance(model, TorchModel), "This is a bug: anything else is an obstacle."
     served = OnnxModel(model, fingerprint(directory, model), int8)

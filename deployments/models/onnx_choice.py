@@ -14,7 +14,6 @@ import torch
 from deployments.folders import alone, cache_directory
 from deployments.models import checkpoint
 from deployments.models.onnx_model import OnnxModel
-from deployments.models.ramps import WEIGHTS
 from deployments.models.stretch import Stretch
 from deployments.models.torch_model import TorchModel
 from profiles.measure import device_name, stopwatch_for
@@ -61,17 +60,6 @@ def example(model: TorchModel, directory: str | Path, count: int = 1) -> Batch:
         return model.encode([" ".join(["the"] * WORDS)] * count)
     side, channels = checkpoint.image_size(checkpoint.locate(directory))
     return model.encode([np.zeros((side, side, channels), np.float32)] * count)
-
-
-def fingerprint(directory: str | Path, model: TorchModel) -> str:
-    """The same for the same weights, those of the ramps too. Thresholds are no part of it: torch decides who leaves."""
-    folder = checkpoint.locate(directory)
-    digest = sha256(checkpoint.fingerprint(folder).encode())
-    if (weights := folder / WEIGHTS).is_file():
-        digest.update(weights.read_bytes())
-    rules = model.ramps.rules
-    digest.update(repr([rules.head_temperature, *((rule.block, rule.temperature) for rule in rules.ramps)]).encode())
-    return digest.hexdigest()
 
 
 def onnx_over_torch(served: OnnxModel, batch_of: "partial[Batch]") -> float:

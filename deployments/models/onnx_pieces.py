@@ -1,9 +1,8 @@
 """A network's ONNX pieces: made once per machine, kept on disk by content, shared by all replicas."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
@@ -14,9 +13,13 @@ import torch
 from torch import Tensor
 
 from deployments.folders import alone, make_room, whole
+from deployments.models import checkpoint
 from deployments.models.onnx_export import OPSET, Compute, export
+from deployments.models.onnx_int8 import in_8_bits
 from deployments.models.onnx_session import Session
+from deployments.models.ramps import WEIGHTS
 from deployments.models.stretch import Stretch
+from deployments.models.torch_model import TorchModel
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,17 @@ class Origin:
         return sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
+def fingerprint(directory: str | Path, model: TorchModel) -> str:
+    """The same for the same weights, those of the ramps too. Thresholds are no part of it: torch decides who leaves."""
+    folder = checkpoint.locate(directory)
+    digest = sha256(checkpoint.fingerprint(folder).encode())
+    if (weights := folder / WEIGHTS).is_file():
+        digest.update(weights.read_bytes())
+    rules = model.ramps.rules
+    digest.update(repr([rules.head_temperature, *((rule.block, rule.temperature) for rule in rules.ramps)]).encode())
+    return digest.hexdigest()
+
+
 class Pieces:
     """Stretches that are ready to run. What is not is made on a thread of its own, unless somebody waits for it."""
 
@@ -64,8 +78,10 @@ class Pieces:
     def make(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> None:
         """Returns when it is ready."""
         if stretch not in self._ready:
-            if len(self._ready) >= MOST:  # the one that was made first goes
-                self._ready.pop(next(iter(self._ready)), None)
+            if len(self._ready) >= MOST:  # the one that was made first goes, and may be ordered again
+                first = next(iter(self._ready))
+                self._coming.pop(first, None)
+                del self._ready[first]
             self._ready[stretch] = Session(self._file(stretch, inputs), self.origin.device)
 
     def order(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> None:
@@ -102,44 +118,3 @@ class Pieces:
                         in_8_bits(draft / GRAPH)
             entry.touch()
         return entry / GRAPH
-
-
-def in_8_bits(graph: Path) -> None:
-    """Weights of the blocks' dense layers become 8-bit integers, one scale a channel; activations scale at run time.
-
-    Ramps and head stay as they are: they cost next to nothing, and decide. A ramp's weights hold the
-    scales of its features, which lie so far apart that 8 bits would leave nothing of the small ones.
-    """
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    exact = graph.with_name("exact.onnx")
-    graph.rename(exact)
-    nodes = onnx.load(exact, load_external_data=False).graph.node
-    # What is not run by token is a Gemm here, and a MatMul of this name to the quantiser.
-    heads = [f"{node.name}{suffix}" for node in nodes if node.op_type == "Gemm" for suffix in ("", "_MatMul")]
-    with _without_advice():
-        quantize_dynamic(
-            exact,
-            graph,
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-            op_types_to_quantize=["MatMul"],
-            nodes_to_exclude=heads,
-        )
-    exact.unlink()
-
-
-@contextmanager
-def _without_advice() -> Iterator[None]:
-    """The quantiser recommends a preparation that brings nothing here, through everybody's logger."""
-    root = logging.getLogger()
-    root.addFilter(_is_no_advice)
-    try:
-        yield
-    finally:
-        root.removeFilter(_is_no_advice)
-
-
-def _is_no_advice(record: logging.LogRecord) -> bool:
-    return "pre-processing before quantization" not in record.getMessage()

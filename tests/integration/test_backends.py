@@ -18,8 +18,7 @@ from cluster.rollout import RunningApplication
 from deployments.demo import demo_directory, demo_inputs
 from deployments.folders import cache_directory
 from deployments.models import load
-from deployments.models.onnx_choice import fingerprint
-from deployments.models.onnx_pieces import GRAPH, Origin
+from deployments.models.onnx_pieces import GRAPH, Origin, fingerprint
 from deployments.models.stretch import Stretch
 from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile

@@ -11,6 +11,7 @@ import torch
 from deployments.models import load, onnx_choice
 from deployments.models.backends import backend_of, make_ready, on_backend, planned, stretches, warn_of_another
 from deployments.models.onnx_model import OnnxModel
+from deployments.models.onnx_pieces import fingerprint
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from deployments.models.stretch import Stretch
 from deployments.replicas.virtual import VirtualModel
@@ -89,7 +90,7 @@ def test_the_fingerprint_is_of_what_is_computed(folder: Path) -> None:
         marks = []
         for threshold, temperature in ((0.5, 1.0), (0.7, 1.0), (0.5, 2.0)):
             prepare(folder, threshold, temperature)
-            marks.append(onnx_choice.fingerprint(folder, load(folder)))
+            marks.append(fingerprint(folder, load(folder)))
         assert marks[0] == marks[1] != marks[2]
     finally:
         prepare(folder, 0.5)

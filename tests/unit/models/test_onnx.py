@@ -116,6 +116,17 @@ def test_a_piece_is_exported_once_for_all_replicas(cache: Path, monkeypatch: pyt
     assert again.pieces.get(Stretch(1, 2))
 
 
+def test_a_piece_that_had_to_go_can_be_ordered_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_pieces, "MOST", 1)
+    model = network("vit")
+    served, batch = OnnxModel(model, "vit, few", cache=cache), batch_for(model, "vit")
+    for stop in (1, 2, 1):
+        served.run(batch, stop, ())
+        served.pieces.wait()
+        assert served.pieces.get(Stretch(0, stop))
+    assert not served.pieces.get(Stretch(0, 2))
+
+
 def test_other_weights_are_another_piece() -> None:
     tensors = {"hidden": torch.zeros(1, 2)}
     cpu = torch.device("cpu")
