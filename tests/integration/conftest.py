@@ -1,14 +1,19 @@
 """One local Ray for the whole session, started and stopped as `isobatch serve` does it."""
 
+import asyncio
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cluster.deploy import deploy
 from cluster.local import LocalRay, free_port, local_ray
 from deployments.replicas.virtual import FAULTS
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +40,17 @@ def deployed(local: tuple[LocalRay, str]) -> Callable[..., str]:
         return address
 
     return put
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs on one event loop: Serve's handles stay with the one that they were first used on."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(240)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """ONNX Runtime behind a real graph: the demo in two splits answers as the uncut network, also while a cut moves."""
 
-import asyncio
 import shutil
 import time
 import uuid
@@ -25,6 +24,7 @@ from profiles.exits import ExitProfile
 from profiles.files import Profile, save
 from profiles.latency import LatencyTable
 from tests.integration.asking import ask, predict
+from tests.integration.conftest import Run
 from tests.integration.uncut import uncut
 
 BLOCKS, RAMPS = 8, (1, 6)
@@ -94,14 +94,14 @@ def asked_meanwhile(base: str, images: Sequence[Any]) -> Iterator[Answers]:
 
 
 def test_the_demo_on_onnx_answers_as_uncut_while_a_cut_moves(
-    base: str, demo: Path, graph_of: Callable[..., Path]
+    base: str, demo: Path, graph_of: Callable[..., Path], run: Run
 ) -> None:
     images = demo_inputs(12, seed=7).tolist()
     assert graph_of(2, 4).is_file(), "exported before the replica said that it was ready"
     assert not graph_of(2, 5).exists()
     with asked_meanwhile(base, images) as answers:
         eventually(lambda: len(answers) > 50)
-        asyncio.run(RunningApplication("demo").roll_out(cut_at(5)))
+        run(RunningApplication("demo").roll_out(cut_at(5)))
         assert eventually(lambda: graph_of(2, 5).is_file()), "made beside, while torch and the others serve"
         moved = len(answers)
         eventually(lambda: len(answers) > moved + 50)

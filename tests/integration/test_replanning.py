@@ -1,15 +1,13 @@
 """A running application follows other plans and survives what dies, while requests go on."""
 
-import asyncio
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,8 +19,8 @@ from experiments.live import NAME, Live, application
 from experiments.replan.suite import BLOCKS, leaves_after, plan, profile
 from optimizer.plan import Plan
 from tests.integration.asking import ask
+from tests.integration.conftest import Run
 
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 ONE_CUT = plan((4, 2, "v100"), (BLOCKS, 1, "v100"), batch=4)
 CHANGES = {
     "cut moved": plan((5, 2, "v100"), (BLOCKS, 1, "v100"), batch=4),
@@ -32,17 +30,6 @@ CHANGES = {
     "device kind changed": plan((5, 2, "v100"), (BLOCKS, 1, "k80"), batch=4),
     "split removed": plan((BLOCKS, 3, "v100"), batch=4),
 }
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    """Runs on one event loop: Serve's handles stay with the one that they were first used on."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(240)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
 
 
 @pytest.fixture(scope="module")
