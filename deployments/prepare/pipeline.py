@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from deployments.backends import INT8, on_backend
 from deployments.folders import cache_directory, whole
 from deployments.models import TorchModel, checkpoint, load
+from deployments.models.backends import INT8, on_backend
 from deployments.models.ramps import RULES, ExitRules, Ramps, save_ramps
 from deployments.prepare.features import features
 from deployments.prepare.measuring import Options, make_ramps

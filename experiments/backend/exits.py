@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from deployments.backends import make_ready, on_backend
 from deployments.demo import demo_digits, demo_directory
 from deployments.models import load
+from deployments.models.backends import make_ready, on_backend
 from deployments.models.ramps import RampDtype
 from deployments.models.stretch import Stretch
 from experiments.backend import minilm

@@ -9,7 +9,7 @@ import torch
 
 from cluster.datasheets import shape_of
 from cluster.profiling import Inputs, kind_of, source_of, timed
-from deployments.backends import on_backend
+from deployments.models.backends import on_backend
 from deployments.models.torch_model import TorchModel
 from experiments.backend.families import NAMES, SIDE, batches, config, untrained
 from experiments.onedevice.drawn import with_told_exits
