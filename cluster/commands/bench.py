@@ -42,6 +42,7 @@ def bench(
 
     Each is planned by itself for every SLO. Batches are really computed; queues run in virtual time, so that neither a
     front door nor a busy machine is in the way. A rate is sustained when 99 % of the inputs are answered in time.
+    "bound" is the share of what no system can exceed by the same table, "depth" the share of blocks that an input runs.
     Without --data, inputs leave as the profile or `isobatch prepare` says, whatever they are.
 
     Example: [bold]isobatch bench my-bert-ee --data reviews.csv --slo-ms 50,100[/]
@@ -69,7 +70,7 @@ def bench(
         print(out.read_text(), end="")
         return
     console.print(report.table(rows, title))
-    for note in (*made.notes, *report.unkept(rows, made.table)):
+    for note in (*report.plan_lines(rows), *made.notes, *report.unkept(rows, made.table)):
         console.print(note, highlight=False)
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
 

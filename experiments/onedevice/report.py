@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from experiments.onedevice.compare import NAIVE, STOCK, SYSTEMS, Row
@@ -13,30 +14,38 @@ from profiles.sweep import whole_s
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
-    result = Table(title=title, title_justify="left")
+    """Narrow enough for 80 columns; plans are told by `plan_lines`."""
+    result = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     result.add_column("SLO ms", justify="right")
     result.add_column("system", no_wrap=True)
-    for heading in ("sustained/s", "x", "promised/s", "of bound", "p50 ms", "p99 ms", "accuracy", "blocks run"):
-        result.add_column(heading, justify="right")
-    result.add_column("blocks @ batch")
+    for heading in ("per s", "x", "bound", "p50 ms", "p99 ms", "accuracy", "depth"):
+        result.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         if row.system == STOCK and result.rows:
             result.add_section()
-        result.add_row(f"{row.slo_ms:g}", row.system, *_cells(row, stock_of(rows, row)), row.plan)
+        result.add_row(f"{row.slo_ms:g}", row.system, *_cells(row, _stock_of(rows, row)))
     return result
 
 
-def stock_of(rows: Sequence[Row], row: Row, system: str = STOCK) -> Row:
-    """What another system did under the same SLO."""
-    return next(each for each in rows if each.system == system and each.slo_ms == row.slo_ms)
+def plan_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """What was run, each plan once: blocks @ batch, split by split."""
+    slos_of: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.goodput_per_s:
+            slos_of.setdefault((row.system, row.plan), []).append(f"{row.slo_ms:g}")
+    for (system, plan), slos in slos_of.items():
+        yield f"{system}, {', '.join(slos)} ms: blocks @ batch {plan}"
+
+
+def _stock_of(rows: Sequence[Row], row: Row) -> Row:
+    """What the network in full did under the same SLO."""
+    return next(each for each in rows if each.system == STOCK and each.slo_ms == row.slo_ms)
 
 
 def _cells(row: Row, stock: Row) -> list[str]:
-    times = f"{row.goodput_per_s / stock.goodput_per_s:.2f}" if stock.goodput_per_s else "-"
     return [
-        f"{row.goodput_per_s:,.1f}",
-        times,
-        f"{row.promised_per_s:,.1f}",
+        f"{row.goodput_per_s:,.0f}" if row.goodput_per_s >= 100 else f"{row.goodput_per_s:.1f}",
+        f"{row.goodput_per_s / stock.goodput_per_s:.2f}" if stock.goodput_per_s else "-",
         f"{row.share_of_bound:.0%}",
         _number(row.p50_ms),
         _number(row.p99_ms),

@@ -2,20 +2,22 @@
 
 import json
 from collections.abc import Callable, Collection
+from io import StringIO
 from pathlib import Path
 from shutil import copytree
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.cli import app
 from deployments.dispatch.planned import route_of
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
-from experiments.onedevice.compare import CONSTANT, NAIVE, STOCK, Bench, alone, plans, sustained
+from experiments.onedevice.compare import CONSTANT, NAIVE, STOCK, Bench, Row, alone, plans, sustained
 from experiments.onedevice.drawn import drawn, with_told_exits
 from experiments.onedevice.rehearsal import GROUP, Record, Rehearsal, Source
-from experiments.onedevice.report import ratios, unkept
+from experiments.onedevice.report import plan_lines, ratios, table, unkept
 from experiments.workloads import arrivals
 from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
@@ -142,6 +144,25 @@ def test_inputs_leave_where_they_are_told_to_on_real_ramps() -> None:
     assert set(only_last.blocks.tolist()) == {2, 3}
     assert exact.ramps.observed((2,)) == {2}, "others are not computed for the sake of their memory"
     assert with_told_exits(network("vit"), everywhere=True).ramp_blocks == (0, 1, 2)
+
+
+def test_the_table_fits_a_terminal_and_plans_are_told_once() -> None:
+    systems = {
+        STOCK: (14_230.0, "0..7 @ 64"),
+        NAIVE: (12_035.0, "0..7 @ 64"),
+        CONSTANT: (20_492.0, "0..3 @ 64, 4..7 @ 64"),
+    }
+    rows = [
+        Row(system, slo_ms, per_s, per_s, 25_000.0, 5.1, 99.9, 0.958, 0.41, plan)
+        for slo_ms in (25.0, 100.0)
+        for system, (per_s, plan) in systems.items()
+    ]
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(table(rows, "title"))
+    text = console.export_text()
+    for part in ("SLO ms", "constant batch", "20,492", "1.44", "82%", "99.9", "95.8%", "41%"):
+        assert part in text
+    assert list(plan_lines(rows))[-1] == "constant batch, 25, 100 ms: blocks @ batch 0..3 @ 64, 4..7 @ 64"
 
 
 @pytest.fixture
