@@ -25,7 +25,7 @@ from profiles.files import Profile, save
 from profiles.latency import LatencyTable
 from tests.integration.asking import ask, predict
 from tests.integration.conftest import Run
-from tests.integration.uncut import uncut
+from tests.integration.uncut import assert_same, uncut
 
 BLOCKS, RAMPS = 8, (1, 6)
 CACHE = cache_directory() / "onnx"  # the replicas'
@@ -56,6 +56,7 @@ def graph_of(demo: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def base(deployed: Callable[..., str], demo: Path, tmp_path: Path) -> str:
+    """The demo on ONNX Runtime in two splits."""
     (tmp_path / "plan.json").write_text(cut_at(4).to_json())
     rows, weights = ((0.001,) * BLOCKS, (0.002,) * BLOCKS), (1000,) * BLOCKS
     table = LatencyTable("cpu", (1, 8), rows, ((0.0,) * BLOCKS,) * 2, 0.0005, weights, weights, "made up")
@@ -109,9 +110,15 @@ def test_the_demo_on_onnx_answers_as_uncut_while_a_cut_moves(
     expected = uncut(load(demo), images, RAMPS)
     assert len({block for _, block, _ in expected}) == 3
     for number, answer in answers:
-        label, block, score = expected[number]
-        assert (answer["label"], answer["exit_block"]) == (label, block)
-        assert answer["score"] == pytest.approx(score, abs=1e-4)
+        assert_same(answer, expected[number])
+
+
+def test_auto_answers_as_uncut_whichever_it_takes(deployed: Callable[..., str], demo: Path) -> None:
+    arguments = {"model": str(demo), "backend": "auto"}
+    base = deployed({"name": "demo", "import_path": "deployments.app:build", "args": arguments})
+    images = demo_inputs(12, seed=7).tolist()
+    for answer, expected in zip(predict(base, images), uncut(load(demo), images), strict=True):
+        assert_same(answer, expected)
 
 
 def eventually(holds: Callable[[], bool], within_s: float = 60.0) -> bool:

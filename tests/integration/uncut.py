@@ -14,11 +14,11 @@ from deployments.replicas.wire import pack
 from profiles.model import SplitModel
 from tests.integration.asking import predict
 
+Answer = tuple[int, int, float]  # label, exit block, score
 
-def uncut(
-    model: SplitModel, inputs: Sequence[Any], ramps: Collection[int] | None = None
-) -> list[tuple[int, int, float]]:
-    """(label, exit block, score) of each input in one batch on one replica; ramps: the active ones, None: all."""
+
+def uncut(model: SplitModel, inputs: Sequence[Any], ramps: Collection[int] | None = None) -> list[Answer]:
+    """What each input gets in one batch on one replica; ramps: the active ones, None: all."""
     active = frozenset(model.ramp_blocks if ramps is None else ramps)
     order = Order(model.num_blocks, active, (pack(model.encode(inputs)),))
     found = {}
@@ -38,7 +38,11 @@ def answers_as_uncut(base: str, checkpoint: Path, count: int, clients: int) -> l
         answers = [outputs[0] for outputs in pool.map(lambda image: predict(base, image), images)]
     model = load(checkpoint)
     for image, answer in zip(images, answers, strict=True):
-        ((label, block, score),) = uncut(model, [image])
-        assert (answer["label"], answer["exit_block"]) == (label, block)
-        assert answer["score"] == pytest.approx(score, abs=1e-4)
+        assert_same(answer, *uncut(model, [image]))
     return answers
+
+
+def assert_same(answer: dict[str, Any], expected: Answer) -> None:
+    label, block, score = expected
+    assert (answer["label"], answer["exit_block"]) == (label, block)
+    assert answer["score"] == pytest.approx(score, abs=1e-4)
