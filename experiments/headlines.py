@@ -100,10 +100,16 @@ HEADLINES = {
         Headline("chaos", "worst_recovery_s", "longest way back to 90 % of the reachable goodput (s)"),
     ),
     "Computing, on two cores": (
+        Headline("backend", "onnx_over_torch_bert", "BERT-base, ONNX Runtime over torch", 1),
+        Headline("backend", "onnx_over_torch_distilbert", "DistilBERT, the same", 1),
+        Headline("backend", "onnx_over_torch_vit", "ViT-base, the same", 1),
+        Headline("backend", "onnx_over_torch_resnet", "ResNet-50, the same", 1),
         Headline("backend", "demo_constant_over_naive", "the demo, constant batch over early exit"),
         Headline("backend", "demo_constant_over_stock", "the demo, constant batch over no exits"),
         Headline("backend", "minilm_constant_over_naive", "MiniLM on SST-2, constant batch over early exit"),
         Headline("backend", "minilm_constant_over_stock", "MiniLM on SST-2, constant batch over no exits"),
+        Headline("backend", "minilm_int8_constant_over_stock", "the same in 8 bits, over no exits in 8 bits"),
+        Headline("backend", "minilm_int8_exits_cost_points", "accuracy that exits cost there (points)", 1, True),
     ),
 }
 

@@ -11,7 +11,7 @@ from profiles.model import Batch, SplitModel
 
 FAMILIES = {"bert": "bert-base", "distilbert": "distilbert", "vit": "vit-base", "resnet": "resnet-50"}
 TEXTS = ("bert", "distilbert")  # whose dense layers 8 bits are for
-SIZES, LENGTH, ROUNDS = (1, 8), 32, 4
+SIZES, LENGTH, ROUNDS = (1, 8), 32, 3
 
 
 def of_family(family: str, layers: int | None = None) -> dict[str, float]:

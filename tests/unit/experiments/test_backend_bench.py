@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from experiments.backend import minilm, replicas, run, speed
+from experiments.backend import exits, minilm, replicas, run, speed
+from experiments.onedevice.rehearsal import Source
+from tests.networks import network, random_inputs
 
 
 def test_a_family_is_compared_on_every_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +38,13 @@ def test_without_minilm_one_line_says_what_is_left_out_and_how_to_give_it(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("minilm_* left out (")
     assert "need ISOBATCH_MINILM" in line
+
+
+def test_answers_are_judged_over_all_inputs() -> None:
+    model, inputs = network("vit", "entropy", [0.8]), random_inputs("vit", 40, seed=5)
+    at_once = model.run(model.merge(inputs), model.num_blocks, model.ramp_blocks).exits
+    labels = np.where(np.arange(40) % 4 == 0, 99, at_once.labels[np.argsort(at_once.rows)])
+    early = exits.judged(model, Source(inputs, labels), model.ramp_blocks)
+    assert early.accuracy == 0.75
+    assert early.depth == pytest.approx((at_once.blocks + 1).mean() / model.num_blocks)
+    assert exits.judged(model, Source(inputs, labels), ()).depth == 1.0
