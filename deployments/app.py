@@ -98,7 +98,7 @@ def build_fleet(config: AppConfig, kind: str, replicas: int) -> Application:
     split = serve.deployment(
         name=DEPLOYMENT,
         num_replicas=replicas,
-        max_ongoing_requests=16,  # the dispatcher sends two at most, from each front replica
+        max_ongoing_requests=16,  # orders do not come this way: fronts ask where it is
         ray_actor_options=resources(config, kind) | {"resources": declared(kind)},
         request_router_config=RequestRouterConfig(request_router_class=router.PATH),
         health_check_period_s=1.0,  # so long a dead one is not replaced

@@ -7,7 +7,6 @@ import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import isfinite
@@ -103,9 +102,7 @@ class Driver:
         now_s = self._clock()
         for launch in self.dispatcher.tick(now_s):
             self.tally.launched(launch.group, launch.cursor, len(launch.tickets), launch.room)
-            # A context of its own: a launch belongs to many requests, and must not pass for a part of the one that
-            # happened to complete the batch (Serve takes calls of one request for retries of each other).
-            flight = asyncio.get_running_loop().create_task(self._fly(launch, now_s), context=Context())
+            flight = asyncio.get_running_loop().create_task(self._fly(launch, now_s))
             self._flights.add(flight)
             flight.add_done_callback(self._flights.discard)
         for ending in self.dispatcher.endings():

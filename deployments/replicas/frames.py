@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from deployments.replicas.wire import Packed
 
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
 LONGEST = 2**22  # of a description; the arrays' own bytes are not part of it
 
 
@@ -25,20 +25,20 @@ def frame(content: object) -> bytes:
     b'\\x0c\\x00\\x00\\x00{"drop": []}'
     """
     text = json.dumps(content).encode()
-    return _LENGTH.pack(len(text)) + text
+    return LENGTH.pack(len(text)) + text
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Any:
-    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    return json.loads(await reader.readexactly(_checked(length)))
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    return json.loads(await reader.readexactly(checked(length)))
 
 
 def describe(packed: Packed) -> dict[str, object]:
     return {
         "cursor": packed.cursor,
-        "arrays": {name: _form(array) for name, array in packed.arrays.items()},
-        "memory": _form(packed.memory),
-        "lengths": None if packed.lengths is None else _form(packed.lengths),
+        "arrays": {name: form_of(array) for name, array in packed.arrays.items()},
+        "memory": form_of(packed.memory),
+        "lengths": None if packed.lengths is None else form_of(packed.lengths),
         "bfloat16": sorted(packed.bfloat16),
     }
 
@@ -47,8 +47,13 @@ def buffers(packed: Packed) -> Iterator[memoryview]:
     """The bytes of all arrays, in the order in which they are described."""
     lengths = () if packed.lengths is None else (packed.lengths,)
     for array in (*packed.arrays.values(), packed.memory, *lengths):
-        if array.nbytes:
-            yield np.ascontiguousarray(array).data.cast("B")
+        yield from bytes_of(array)
+
+
+def bytes_of(array: NDArray[Any]) -> Iterator[memoryview]:
+    """Nothing of an array that has none."""
+    if array.nbytes:
+        yield np.ascontiguousarray(array).data.cast("B")
 
 
 def room_for(description: dict[str, Any]) -> Packed:
@@ -56,9 +61,9 @@ def room_for(description: dict[str, Any]) -> Packed:
     lengths = description["lengths"]
     return Packed(
         description["cursor"],
-        {name: _empty(form) for name, form in description["arrays"].items()},
-        _empty(description["memory"]),
-        None if lengths is None else _empty(lengths),
+        {name: empty(form) for name, form in description["arrays"].items()},
+        empty(description["memory"]),
+        None if lengths is None else empty(lengths),
         frozenset(description["bfloat16"]),
     )
 
@@ -87,8 +92,8 @@ class Line:
         await self._loop.sock_sendall(self._socket, frame(content))
 
     async def hear(self) -> Any:
-        (length,) = _LENGTH.unpack(await self._filled(bytearray(_LENGTH.size)))
-        return json.loads(bytes(await self._filled(bytearray(_checked(length)))))
+        (length,) = LENGTH.unpack(await self._filled(bytearray(LENGTH.size)))
+        return json.loads(bytes(await self._filled(bytearray(checked(length)))))
 
     async def fill(self, packed: Packed) -> Packed:
         for buffer in buffers(packed):
@@ -107,15 +112,15 @@ class Line:
         return room
 
 
-def _checked(length: int) -> int:
-    if length > LONGEST:
-        raise ValueError(f"a description of {length} bytes: {LONGEST} are allowed")
+def checked(length: int) -> int:
+    if not 0 < length <= LONGEST:
+        raise ValueError(f"a description of {length} bytes: 1 to {LONGEST} are allowed")
     return length
 
 
-def _form(array: NDArray[Any]) -> list[object]:
+def form_of(array: NDArray[Any]) -> list[object]:
     return [array.dtype.str, array.shape]
 
 
-def _empty(form: list[Any]) -> NDArray[Any]:
+def empty(form: list[Any]) -> NDArray[Any]:
     return np.empty(form[1], np.dtype(form[0]))

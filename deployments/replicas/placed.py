@@ -11,6 +11,7 @@ from deployments.config import AppConfig, named
 from deployments.models.backends import INT8, backend_of, make_ready, on_backend, planned, stretches, warn_of_another
 from deployments.replicas.exchange import Exchange
 from deployments.replicas.holdings import Holdings
+from deployments.replicas.line import Desk, Whereabouts
 from deployments.replicas.local_workers import LocalWorkers
 from deployments.replicas.split import Departed, Order, SplitReplica, Stayed
 from optimizer.plan import read_plan
@@ -24,50 +25,45 @@ HAND_OVER_S = 0.05  # how often a replica that is to end looks whether it still 
 
 
 class Placed:
-    """One replica of a placement."""
+    """One replica of a placement. Serve asks it where it is; orders come over connections of their own."""
 
     def __init__(self, config: AppConfig, kind: str, directory: str) -> None:
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
         self._workers = LocalWorkers({_HERE: SplitReplica(load_model(config, kind, directory), self._holdings)})
+        self._desk = Desk(self.run, self.end_if_stuck)
         self._opening = asyncio.Lock()
-        self._is_open = False
+        self._whereabouts: Whereabouts | None = None
         # Serve awaits this before it ends a replica. On the instance, so that Python's own clean-up does not call it.
         self.__del__ = self.hand_over
 
+    async def whereabouts(self) -> Whereabouts:
+        """Answers when the network is loaded; from then on orders are taken."""
+        async with self._opening:
+            if not self._whereabouts:
+                host = node_address()
+                await self._exchange.open(host)
+                self._whereabouts = Whereabouts(replica_name(), await self._desk.open(host), self._desk.key)
+        return self._whereabouts
+
     async def hand_over(self) -> None:
-        """Returns when all that is held has been fetched: who made it may be replaced, but not what was made."""
-        while len(self._holdings):
+        """Returns when all is computed and fetched: who made it may be replaced, but not what was made.
+
+        A front that hears from Serve that this replica goes hangs up, as soon as it has what it asked for.
+        """
+        while self._desk.callers or len(self._holdings):
             await asyncio.sleep(HAND_OVER_S)
 
-    async def ping(self) -> None:
-        """Answers when the network is loaded."""
-
-    async def end_if_stuck(self, replica: str, after_s: float) -> None:
+    def end_if_stuck(self, after_s: float) -> None:
         """End this very process if its launch has taken so long: Serve puts another replica in its place."""
-        from ray import serve
-
-        is_meant = serve.get_replica_context().replica_id.unique_id == replica
-        if is_meant and self._workers.computes_for_s(_HERE) >= after_s:
+        if self._workers.computes_for_s(_HERE) >= after_s:
             os._exit(1)  # a thread that hangs would keep any gentler end from coming
-
-    async def run_straight(self, order: Order) -> list[Departed | Stayed]:
-        """The same at once, where nothing is known before the end: a plain call costs less than a stream."""
-        return [reply async for reply in self.run(order)]
 
     async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
         """What others hold is brought here first, while the launch before this one still computes."""
-        await self._open()
         here = replace(order, parts=await self._exchange.gather(order.parts))
         async for reply in self._workers.run(_HERE, here):
             yield reply
-
-    async def _open(self) -> None:
-        """Others can ask for what is held here, from the first launch on."""
-        async with self._opening:
-            if not self._is_open:
-                await self._exchange.open(node_address())
-                self._is_open = True
 
 
 def node_address() -> str:
@@ -75,6 +71,13 @@ def node_address() -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
+
+
+def replica_name() -> str:
+    """What Serve calls the replica in this process."""
+    from ray import serve
+
+    return str(serve.get_replica_context().replica_id.unique_id)
 
 
 def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:

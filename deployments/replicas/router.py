@@ -1,6 +1,6 @@
-"""Serve's request router for splits: a call goes to the very replica that the dispatcher chose.
+"""Serve's request router for splits: whoever watches is told which replicas there are, and can ask each where it is.
 
-The choice travels as the call's session id. Who there is to choose from is told to whoever watches.
+Which of them is meant travels as the call's session id.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-PATH = "deployments.replicas.router:ChosenReplicaRouter"
+PATH = "deployments.replicas.router:NamedReplicaRouter"
 
 Listener = Callable[[frozenset[str]], None]
 
@@ -20,14 +20,14 @@ def watch(application: str, listener: Listener) -> None:
     listeners[application] = listener
 
 
-class ChosenReplicaRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
+class NamedReplicaRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         wanted = pending_request.metadata.session_id if pending_request else ""
-        chosen = [replica for replica in candidate_replicas if replica.replica_id.unique_id == wanted]
-        # The chosen one may just have gone: any other can run the call, which carries all it needs.
-        return [chosen or candidate_replicas]
+        named = [replica for replica in candidate_replicas if replica.replica_id.unique_id == wanted]
+        # It may just have gone. Another then says so by its own name: without any, Serve would wait for it.
+        return [named or candidate_replicas]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)

@@ -28,11 +28,6 @@ class Order:
     by_value_bytes: int = sys.maxsize
     hold_s: float = 60.0
 
-    @property
-    def is_straight(self) -> bool:
-        """Nobody leaves before the end."""
-        return len(stops(self.parts[0].cursor, self.stop, self.ramps)) == 1
-
 
 @dataclass(frozen=True)
 class Departed:

@@ -52,18 +52,26 @@ def _is_plain(batch: Batch) -> bool:
     return all(isinstance(array, np.ndarray) for array in (batch.memory, *batch.arrays.values()))
 
 
-def unpack(parts: Sequence[Packed]) -> Batch:
-    """One batch of all parts, in order, padded to the longest input among them."""
+def join(parts: Sequence[Packed]) -> Packed:
+    """All parts as one, in order."""
     first = parts[0]
+    if len(parts) == 1:
+        return first
     if any(part.cursor != first.cursor for part in parts):
         raise ValueError(f"parts must stand before one block, got {sorted({part.cursor for part in parts})}")
+    arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in first.arrays}
     lengths = None if first.lengths is None else np.concatenate([_lengths(part) for part in parts])
+    return Packed(first.cursor, arrays, np.concatenate([part.memory for part in parts]), lengths, first.bfloat16)
+
+
+def unpack(parts: Sequence[Packed]) -> Batch:
+    """One batch of all parts, in order, padded to the longest input among them."""
+    joined = join(parts)
     arrays: dict[str, Array] = {}
-    for name in first.arrays:
-        rows = np.concatenate([part.arrays[name] for part in parts])
-        padded = rows if lengths is None else _with_padding(rows, lengths)
-        arrays[name] = torch.from_numpy(padded).view(torch.bfloat16) if name in first.bfloat16 else padded
-    return Batch(first.cursor, arrays, np.concatenate([part.memory for part in parts]), lengths)
+    for name, rows in joined.arrays.items():
+        padded = rows if joined.lengths is None else _with_padding(rows, joined.lengths)
+        arrays[name] = torch.from_numpy(padded).view(torch.bfloat16) if name in joined.bfloat16 else padded
+    return Batch(joined.cursor, arrays, joined.memory, joined.lengths)
 
 
 def take(packed: Packed, rows: Integers) -> Packed:

@@ -16,15 +16,8 @@ from types import FrameType
 EVERY_S, TOLD_EVERY_S = 0.001, 1.0
 SOON_S = 1e-4  # so long may the thread go on after it was asked to show itself
 IDLE = "the event loop itself"
-# Who is paying: the innermost frame that is known. What runs inside of a call to a replica belongs to the call.
-CALLS = (
-    "/serve_workers.py",
-    "/serve/_private/router.py",
-    "/request_router/",
-    "/replica_result.py",
-    "/serve/handle.py",
-    "/grpc/",
-)
+# Who is paying: the innermost frame that is known. What runs inside of an order belongs to it.
+CALLS = ("/serve_workers.py", "/replicas/line.py", "/replicas/framed.py", "/replicas/orders.py", "/replicas/frames.py")
 LAYERS = {
     "json": ("/json/",),
     "our handler": ("/deployments/",),
@@ -45,11 +38,11 @@ def layer(files: Sequence[str]) -> str:
 
     >>> layer(["/lib/json/encoder.py", "/x/deployments/front/predict.py", "/lib/uvicorn/run.py"])
     'json'
-    >>> layer(["/lib/json/encoder.py", "/lib/ray/serve/handle.py"])
-    'calls to replicas'
+    >>> layer(["/lib/json/encoder.py", "/x/deployments/replicas/frames.py"])
+    'orders and replies'
     """
     if any(mark in file for file in files for mark in CALLS):
-        return "calls to replicas"
+        return "orders and replies"
     for file in files:
         found = [name for name, marks in LAYERS.items() if any(mark in file for mark in marks)]
         if found:

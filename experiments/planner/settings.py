@@ -28,10 +28,14 @@ class Network:
         curve = np.interp(np.arange(count) / count, depths, shares)
         return ExitProfile((1.0, *(float(share) for share in curve[1:])))
 
+    def profile(self, devices: str, dtype: str | None = None) -> Profile:
+        """On these devices, by their datasheets."""
+        tables = tuple(datasheet_table(self.shape, device.kind, dtype=dtype) for device in fleet(devices))
+        return Profile(self.name, tables, self.exits)
+
     def facts(self, devices: str, dtype: str | None = None) -> Problem:
         kinds = fleet(devices)
-        tables = tuple(datasheet_table(self.shape, device.kind, dtype=dtype) for device in kinds)
-        return problem(Profile(self.name, tables, self.exits), kinds, links_between(kinds))
+        return problem(self.profile(devices, dtype), kinds, links_between(kinds))
 
 
 # Half of BERT's inputs are gone by the middle, and most of DistilBERT's leave right there (E3, sections 2 and 5.1).

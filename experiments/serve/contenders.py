@@ -1,26 +1,26 @@
 """Three ways to use the same devices: as planned, with all ramps at shrinking batches, and without exits.
 
-The devices are those of `fleet`: a launch takes as long for one input as for sixteen. That is where constant batch
-pays most: small kernels, which cannot keep a device busy. Where a smaller batch takes less time, it pays less.
+As in E3's figure 7: BERT-base in single precision on V100s, by their datasheet; half of the inputs have left by the
+middle. Each way has the best batch that it can have within the SLO.
 """
 
-from experiments.serve.fleet import BATCH, facts_for
+from experiments.planner.settings import BERT_BASE
 from optimizer import optimize
 from optimizer.baselines import Baseline, baselines
 from optimizer.objective import Objective
 from optimizer.plan import Plan
 from profiles.devices import links_between
-from profiles.files import Profile
 
-DEVICES = {"v100": 2}
+DEVICES, DTYPE, SLO_S = "v100=2", "float32", 0.1
+PROFILE = BERT_BASE.profile(DEVICES, DTYPE)
 
 
-def contenders(profile: Profile, slo_s: float) -> dict[str, tuple[Plan, float]]:
+def contenders(max_batch: int) -> dict[str, tuple[Plan, float]]:
     """Each with its plan, and the goodput that the cost model promises."""
-    facts = facts_for(profile, DEVICES)
-    objective = Objective(slo_s=slo_s, max_batch=BATCH)
+    facts = BERT_BASE.facts(DEVICES, DTYPE)
+    objective = Objective(slo_s=SLO_S, max_batch=max_batch)
     stock, naive, _ = baselines(facts, objective)
-    ours = optimize(profile, facts.devices, links_between(facts.devices), objective)
+    ours = optimize(PROFILE, facts.devices, links_between(facts.devices), objective)
     assert ours.promise, "This is a bug: a plan that was searched promises something."
     return {
         "ours": (ours, ours.promise.goodput_per_s),

@@ -24,7 +24,7 @@ PATIENCE_S = 180.0
 @contextmanager
 def isobatch(serve_file: Path) -> Iterator[str]:
     """`isobatch serve FILE`, until the block ends; yields its address."""
-    port = free_port(8210)
+    port = free_port(0)
     command = [sys.executable, "-m", "cluster.cli", "serve", str(serve_file), "--port", str(port), "--grpc-port", "0"]
     with _running(command, "ready at"):
         yield f"http://127.0.0.1:{port}/predict"
@@ -40,7 +40,7 @@ def served(chosen: Plan, facts: Profile, slo_ms: float, **told: object) -> Itera
 @contextmanager
 def ray_default() -> Iterator[str]:
     """Plain Ray Serve with `@serve.batch`, with none of our settings but the fair share of the processor."""
-    port = free_port(8310)
+    port = free_port(0)
     with _running([sys.executable, "-m", "experiments.serve.ray_default", str(port)], READY):
         yield f"http://127.0.0.1:{port}/predict"
 
@@ -52,7 +52,7 @@ def litserve_python() -> str | None:
 
 @contextmanager
 def litserve(python: str) -> Iterator[str]:
-    port = free_port(8410)
+    port = free_port(0)
     stage = Path(__file__).with_name("litserve_stage.py")
     with _running([python, str(stage), str(port)], READY):
         yield f"http://127.0.0.1:{port}/predict"

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,6 +16,7 @@ from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.open_inference.rpc import check_port, serving
 from deployments.front.service import Service
 from profiles.errors import UserError
+from tests.toy import Toy
 
 PAIRS = [[4, 7], [0, 3]]
 
@@ -152,22 +154,29 @@ def test_limits_hold_here_too() -> None:
         {"parameters": [{"key": "timeout", "value": {"int64_param": 100_000}}]},
     ],
 )
-def test_a_deadline_may_be_told_in_three_ways(within: dict[str, Any]) -> None:
-    """The one thread is busy for 0.4 s: what waits behind must be told in time, and not be computed."""
+def test_a_deadline_may_be_told_in_three_ways(within: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one thread is busy until it is let go: what waits behind must be told meanwhile, and not be computed."""
+    begun, end, run = threading.Event(), threading.Event(), Toy.run
+
+    def held(*args: Any) -> Any:
+        begun.set()
+        assert end.wait(20)
+        return run(*args)
+
+    monkeypatch.setattr(Toy, "run", held)
 
     async def scene(client: Client) -> str:
         busy = asyncio.create_task(client.ask("ModelInfer", **pairs()))
-        await asyncio.sleep(0.03)
-        started_s = time.perf_counter()
+        await asyncio.to_thread(begun.wait, 20)
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await client.ask("ModelInfer", **pairs(), **within)
-        assert time.perf_counter() - started_s < 0.35
+        end.set()
         await busy
         (statistics,) = (await client.ask("ModelStatistics")).model_stats
         assert statistics.inference_count == 2
         return str(error.value.code().name)
 
-    assert play(scene, loader="tests.toy:load_leisurely", slo_ms=60_000) == "DEADLINE_EXCEEDED"
+    assert play(scene, slo_ms=60_000) == "DEADLINE_EXCEEDED"
 
 
 def test_a_stream_answers_in_order_and_survives_a_refusal() -> None:

@@ -1,12 +1,11 @@
 """Replicas that hand survivors to each other over sockets: every answer is right, and nothing stays held."""
 
 import asyncio
-import pickle
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import replace
-from typing import TypeVar
 
+import numpy as np
 import pytest
 
 from deployments.config import AppConfig
@@ -17,6 +16,7 @@ from deployments.driver import Driver
 from deployments.front.answers import Answer, RefusedError
 from deployments.replicas.exchange import Exchange
 from deployments.replicas.holdings import Holdings
+from deployments.replicas.line import Line, line_to
 from deployments.replicas.placed import Placed
 from deployments.replicas.split import Departed, Order, Stayed
 from deployments.replicas.wire import pack
@@ -25,23 +25,16 @@ from tests.toy import RAMPS, Toy, left_at
 CONFIG = AppConfig(loader="tests.toy:load")
 
 
-T = TypeVar("T")
-
-
-def over_the_wire(message: T) -> T:
-    again: T = pickle.loads(pickle.dumps(message))  # noqa: S301  # what is sent is what was made here
-    return again
-
-
 async def _for_ever(*_: object) -> None:
     await asyncio.Event().wait()
 
 
 class Fleet:
-    """Workers on the other side of a wire: what is said is pickled, what is large is fetched."""
+    """Workers on the other side of a wire: orders and replies go over it, what is large is fetched."""
 
     def __init__(self, names: list[str], by_value_bytes: int) -> None:
         self.replicas = {name: Placed(CONFIG, "cpu", "") for name in names}
+        self._lines: dict[str, Line] = {}
         self._exchange = Exchange(Holdings())
         self._by_value_bytes = by_value_bytes
         self._hanging: list[Placed] = []
@@ -49,11 +42,8 @@ class Fleet:
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
         if replica not in self.replicas:
             raise ConnectionError(f"replica {replica} has gone")
-        sent = over_the_wire(replace(order, by_value_bytes=self._by_value_bytes))
-        async for reply in self.replicas[replica].run(sent):
-            if replica not in self.replicas:
-                raise ConnectionError(f"replica {replica} went")
-            yield over_the_wire(reply)
+        async for reply in self._lines[replica].run(replace(order, by_value_bytes=self._by_value_bytes)):
+            yield reply
 
     def drop(self, address: str, key: str) -> None:
         self._exchange.drop(address, key)
@@ -61,6 +51,7 @@ class Fleet:
     def kill(self, name: str) -> None:
         """It answers nobody any more, and what it held is gone."""
         gone = self.replicas.pop(name)
+        gone._desk.close()
         gone._exchange.close()
         gone._holdings.drop(list(gone._holdings._states))
 
@@ -68,10 +59,13 @@ class Fleet:
         """Its machine is gone without a word: connections to it stay open, and nothing comes."""
         gone = self.replicas.pop(name)
         gone._exchange._answer = _for_ever  # type: ignore[method-assign]
+        gone._desk.run = _nothing
         self._hanging.append(gone)
 
     async def open(self) -> None:
         await self._exchange.open("127.0.0.1")
+        for name, replica in self.replicas.items():
+            self._lines[name] = await line_to(await replica.whereabouts(), lambda: None)
 
     def held(self) -> int:
         return sum(len(replica._holdings) for replica in self.replicas.values())
@@ -82,10 +76,22 @@ class Fleet:
     async def close(self) -> None:
         """Exchanges stay open: who looks whether something is still held needs them."""
 
+    def hang_up(self) -> None:
+        for line in self._lines.values():
+            line.retire()
+
     async def end(self) -> None:
-        for exchange in (self._exchange, *(each._exchange for each in (*self.replicas.values(), *self._hanging))):
-            exchange.close()
+        self.hang_up()
+        for placed in (*self.replicas.values(), *self._hanging):
+            placed._desk.close()
+            placed._exchange.close()
+        self._exchange.close()
         await asyncio.sleep(0)
+
+
+async def _nothing(order: Order) -> AsyncIterator[Departed | Stayed]:
+    await _for_ever()
+    yield Stayed(None, np.zeros(0, np.int64), 0.0)
 
 
 GROUPS = {"front": ["f0", "f1"], "back": ["b0", "b1"]}
@@ -121,6 +127,7 @@ def play(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, by_value_bytes: int = 0, route: Route = CHAIN, limits: Limits = CALM
 ) -> None:
     monkeypatch.setattr("deployments.replicas.placed.node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("deployments.replicas.placed.replica_name", lambda: "it")
 
     async def act() -> None:
         rig = Rig(by_value_bytes, route, limits)
@@ -257,6 +264,8 @@ def test_a_replica_that_is_to_end_waits_until_what_it_holds_was_fetched(monkeypa
         rig.driver.pump()
         answers = await asyncio.gather(*asked)
         assert [answer.label for (answer,) in answers] == list(range(8))
+        assert not any(end.done() for end in ends), "the front may still have something to ask"
+        rig.fleet.hang_up()
         await asyncio.wait_for(asyncio.gather(*ends), 10.0)
 
     play(scene, monkeypatch)
