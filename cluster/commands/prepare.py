@@ -52,7 +52,7 @@ def prepare(
     from deployments.prepare import pipeline
     from deployments.prepare.data import Columns, rows
     from deployments.prepare.measuring import Options
-    from deployments.prepare.report import exit_table, shortfall
+    from deployments.prepare.report import advice, exit_table
     from deployments.prepare.sample import draw
     from deployments.progress import show
 
@@ -73,8 +73,8 @@ def prepare(
     notes: dict[str, str | int | float] = {"checkpoint": Path(model).name, "data": data.name, "rows": len(sample)}
     rules = pipeline.prepare(source, sample, out, options, notes, device, force)
     console.print(exit_table(rules, len(checkpoint.label_names(source))))
-    if warning := shortfall(rules, options.max_accuracy_loss):
-        console.print(f"[yellow]{warning}[/]")
+    if said := advice(rules, options.max_accuracy_loss):
+        console.print(f"[yellow]{said}[/]")
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
 
 

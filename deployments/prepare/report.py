@@ -41,20 +41,27 @@ def summary(rules: ExitRules) -> str:
     )
 
 
-def shortfall(rules: ExitRules, allowed: float) -> str | None:
-    """What to say when more was lost on the inputs kept for the report than was allowed.
+def advice(rules: ExitRules, allowed: float) -> str | None:
+    """What to say when the thresholds are not what was hoped for: more was lost than allowed, or nobody leaves early.
 
-    >>> print(shortfall(ExitRules(full_accuracy=0.95, exit_accuracy=0.92, notes={"calibrated_on": 120}), 0.01))
+    >>> print(advice(ExitRules(full_accuracy=0.95, exit_accuracy=0.92, notes={"calibrated_on": 120}), 0.01))
     3.0% were lost, not the 1.0% allowed: thresholds were chosen on 120 inputs; give more, or allow less
+    >>> print(advice(ExitRules(mean_depth_share=1.0, notes={"calibrated_on": 120}), 0.01))
+    no input leaves early: of 120 inputs, too few to be sure that no more than 1.0% are lost; give more, or allow more
     """
     lost = (rules.full_accuracy or 0.0) - (rules.exit_accuracy or 0.0)
-    if lost <= allowed:
-        return None
     count = rules.notes.get("calibrated_on")
-    return (
-        f"{lost:.1%} were lost, not the {allowed:.1%} allowed: thresholds were chosen on {count} inputs; "
-        "give more, or allow less"
-    )
+    if lost > allowed:
+        return (
+            f"{lost:.1%} were lost, not the {allowed:.1%} allowed: thresholds were chosen on {count} inputs; "
+            "give more, or allow less"
+        )
+    if rules.mean_depth_share == 1.0:
+        return (
+            f"no input leaves early: of {count} inputs, too few to be sure that no more than {allowed:.1%} are lost; "
+            "give more, or allow more"
+        )
+    return None
 
 
 def _cells(rule: RampRule, inside: float) -> tuple[str, ...]:
