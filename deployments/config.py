@@ -45,7 +45,7 @@ def _known_device(device: str) -> str:
 def _counted(devices: dict[str, int] | str) -> dict[str, int] | str:
     counts = devices.values() if isinstance(devices, dict) else ()
     if devices != "auto" and (not counts or min(counts) < 1):
-        raise ValueError("devices must be auto, or KIND: COUNT with at least one of each kind")
+        raise ValueError("devices must be auto, or counts of at least one, as in {v100: 2, p100: 2}")
     return devices
 
 
