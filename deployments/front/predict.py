@@ -78,13 +78,17 @@ def inputs_in(body: bytes) -> object:
 
 
 def _output(answer: Answer, labels: Sequence[str]) -> dict[str, Any]:
-    """As `http.Output` describes it."""
+    """As `http.Output` describes it; times to the microsecond."""
+    steps = [
+        {"block": step.block, "queued_ms": round(step.queued_ms, 3), "computed_ms": round(step.computed_ms, 3)}
+        for step in answer.steps
+    ]
     return {
         "label": answer.label,
         "name": labels[answer.label],
         "score": answer.score,
         "exit_block": answer.exit_block,
-        "queued_ms": answer.queued_ms,
-        "computed_ms": answer.computed_ms,
-        "splits": [vars(step) for step in answer.steps],
+        "queued_ms": round(answer.queued_ms, 3),
+        "computed_ms": round(answer.computed_ms, 3),
+        "splits": steps,
     }
