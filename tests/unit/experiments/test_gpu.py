@@ -13,13 +13,14 @@ from experiments.gpu import measure, systems, tables
 from profiles.files import load
 
 ROOT = Path(__file__).parents[3]
-WITHOUT_RAY = """
+WITHOUT = """
 import sys
-sys.modules["ray"] = None
-import profiles.measure, profiles.files, optimizer, deployments.in_process, deployments.models.backends
-import deployments.models.onnx_model, experiments.gpu.measure, experiments.onedevice.setting
-print("no ray")
+sys.modules.update(dict.fromkeys({blocked}))
+import {modules}
+print("imported")
 """
+SERVING = ["ray", "fastapi", "grpc", "typer"]
+PLANNING = ["statsmodels", "sklearn", "matplotlib", "onnx", "onnxruntime"]
 
 
 def test_a_trial_on_this_machine_gives_tables_and_comparisons(tmp_path: Path) -> None:
@@ -63,6 +64,15 @@ def test_roofline_needs_a_device_of_the_catalogue(tmp_path: Path) -> None:
     assert tables.roofline_shares("distilbert", replace(table, kind="some-other"), setting) == {}
 
 
-def test_none_of_it_needs_ray() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_RAY], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "no ray", done.stderr
+@pytest.mark.parametrize(
+    ("modules", "blocked"),
+    [
+        ("experiments.gpu.measure", [*SERVING, *PLANNING]),
+        ("profiles.measure, profiles.files, optimizer, deployments.in_process, experiments.onedevice.setting", SERVING),
+        ("deployments.models.backends, deployments.models.onnx_model", SERVING),
+    ],
+)
+def test_it_needs_what_a_machine_with_an_accelerator_has(modules: str, blocked: list[str]) -> None:
+    script = WITHOUT.format(modules=modules, blocked=blocked)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "imported", done.stderr
