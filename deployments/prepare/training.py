@@ -18,7 +18,7 @@ from deployments.models.ramps import RampKind, make_head
 from deployments.prepare.features import Floats
 from deployments.progress import show
 
-PENALTIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
+PENALTIES = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
 ITERATIONS = 60
 EPOCHS = 200
 EPOCHS_WITHOUT_GAIN = 6

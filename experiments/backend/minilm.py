@@ -62,7 +62,7 @@ def sentences(part: str, most: int) -> tuple[list[str], Labels]:
 
 def prepared(dtype: RampDtype = "float32") -> Path:
     """The checkpoint with its ramps: trained at first use, then kept in the cache. In int8 only its ramps differ."""
-    target = cache_directory() / ("minilm-sst2-3" if dtype == "float32" else f"minilm-sst2-3-{dtype}")
+    target = cache_directory() / ("minilm-sst2-4" if dtype == "float32" else f"minilm-sst2-4-{dtype}")
     with alone(target):
         if not target.is_dir():
             with quietly(), TemporaryDirectory() as folder:
