@@ -1,7 +1,7 @@
 """From a stretch of a network on torch to an ONNX graph: its blocks fused into one, with ramps and head inside.
 
-Torch's TorchScript exporter is used, not the newer one: on BERT, ViT and ResNet it took 0.8 to 2.2 s instead of 2.4 to
-4.8 s, its graphs ran as fast or up to 9 % faster, and it needs `onnx` only.
+Torch's TorchScript exporter is used, not the newer one: on BERT, ViT and ResNet it took half as long or less, its
+graphs ran as fast or faster, and it needs `onnx` only.
 """
 
 import warnings
