@@ -40,6 +40,15 @@ def test_without_minilm_one_line_says_what_is_left_out_and_how_to_give_it(
     assert "need ISOBATCH_MINILM" in line
 
 
+def test_all_parts_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "of_family", lambda family: {f"onnx_over_torch_{family}": 1.0})
+    monkeypatch.setattr(replicas, "compared", lambda: {"best_replicas": 2.0})
+    monkeypatch.setattr(exits, "of_demo", lambda: {"demo_constant_over_naive": 1.0})
+    monkeypatch.setattr(run, "_minilm", lambda: {"minilm_constant_over_naive": 1.0})
+    families = {f"onnx_over_torch_{family}" for family in ("bert", "distilbert", "vit", "resnet")}
+    assert set(run.measure()) == families | {"best_replicas", "demo_constant_over_naive", "minilm_constant_over_naive"}
+
+
 def test_answers_are_judged_over_all_inputs() -> None:
     model, inputs = network("vit", "entropy", [0.8]), random_inputs("vit", 40, seed=5)
     at_once = model.run(model.merge(inputs), model.num_blocks, model.ramp_blocks).exits
