@@ -61,8 +61,8 @@ def test_the_rate_and_the_largest_batch_are_kept(profile: str) -> None:
     [
         ({"devices": {"v100": 3}, "slo_ms": 1.0}, "ms"),
         ({"devices": {"k80": 3}}, "no table for device kind 'k80'"),
-        ({"devices": {"v100": 0}}, "at least one of each"),
-        ({"devices": {}}, "at least one of each"),
+        ({"devices": {"v100": 0}}, "counts of at least one"),
+        ({"devices": {}}, "counts of at least one"),
         ({"devices": {"v100": 1}, "device": "cpu"}, "device cannot be set beside a plan"),
     ],
 )
