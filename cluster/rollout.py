@@ -7,7 +7,7 @@ from typing import Any
 from cluster.controller.application import RolloutError
 from deployments.front.counting import since
 from deployments.front.observed import Observed, merged
-from deployments.rollout.steps import Undone
+from deployments.rollout.steps import Moved, Undone
 from optimizer.plan import Plan
 
 Inventory = Callable[[], Mapping[str, int]]
@@ -40,5 +40,11 @@ class RunningApplication:
 
     async def roll_out(self, plan: Plan) -> None:
         """Returns when all fronts follow the plan. Who asked may end meanwhile: the roll-out is brought to an end."""
-        if isinstance(ended := await self._deployer.apply.remote(plan.to_json()), Undone):
+        await self.lead_to(plan)
+
+    async def lead_to(self, plan: Plan) -> Moved:
+        """The same, and how it went."""
+        ended: Moved | Undone = await self._deployer.apply.remote(plan.to_json())
+        if isinstance(ended, Undone):
             raise RolloutError(ended.reason)
+        return ended

@@ -141,10 +141,9 @@ class AppConfig(BaseModel):
             raise ValueError("rate_per_s needs devices: it is for the plan that is made for them")
         return self
 
-    @property
-    def limits(self) -> Limits:
-        """Of each front's dispatcher."""
-        return Limits(backlog=-(-self.max_waiting // self.front_replicas), share=1 / self.front_replicas)
+    def limits(self, fronts: int) -> Limits:
+        """Of each front's dispatcher, where so many share the replicas."""
+        return Limits(backlog=-(-self.max_waiting // fronts), share=1 / fronts)
 
     @property
     def planned(self) -> bool:

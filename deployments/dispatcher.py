@@ -107,6 +107,13 @@ class Dispatcher:
         for lane, tickets in waiting:
             self._wait(tickets, lane)
 
+    def limit(self, limits: Limits) -> None:
+        """What it may do from now on: other fronts have gone, or come."""
+        self.limits = limits
+        for group in self._groups.values():
+            group.limit(limits)
+        self._calm = False
+
     def admit(self, now_s: float, deadline_s: float, place: Place) -> int | Refusal:
         """A ticket's number, or why there is none."""
         lane = self._open[0] if len(self._open) == 1 else self._fastest(now_s)

@@ -21,6 +21,6 @@ async def in_process(config: AppConfig, model: SplitModel, clock: Callable[[], f
     times = (_UNKNOWN_S,) * config.max_batch
     route = Route((Stage(0, model.num_blocks, config.max_batch, _GROUP, times, ramps=ramps),))
     # Never ahead: what waits at a busy thread could have been merged with what comes meanwhile.
-    limits = replace(config.limits, retries=0, ahead=0)
+    limits = replace(config.limits(config.front_replicas), retries=0, ahead=0)
     dispatcher = Dispatcher(route, {_GROUP: [_REPLICA]}, limits)
     return Driver(dispatcher, LocalWorkers({_REPLICA: SplitReplica(model)}), clock)

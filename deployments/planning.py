@@ -26,6 +26,18 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], Counts] | 
     return plan
 
 
+def plan_for_fewer(running: Plan, counts: Counts, config: AppConfig, profile: Profile) -> Plan | None:
+    """The best plan for the devices that are left of a running one, with batches no larger than it has."""
+    devices = [device(kind, count) for kind, count in counts.items() if count]
+    largest = max(split.batch_size for lane in running.lanes for split in lane.splits)
+    goal = Objective(slo_s=config.slo_ms / 1e3, max_batch=largest)
+    try:
+        return optimize(profile, devices, links_between(devices), goal) if devices else None
+    except UserError as error:
+        log.warning("nothing can run meanwhile on %s: %s", _told(counts), error)
+        return None
+
+
 def summary(plan: Plan) -> str:
     """
     >>> from optimizer import Placement, Split

@@ -2,13 +2,16 @@
 
 A claim is a folder with `run.py`, whose `measure()` returns its figures by name. Here they are printed as a table and
 written to `experiments/results/NAME.json` with the machine and the date, so that every quoted number has a command.
+
+A part of one is run by naming what is smaller, as `measure()` calls it: `python -m experiments.bench replan changes=6`.
+Its figures are printed, not kept.
 """
 
 import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import import_module
@@ -59,14 +62,26 @@ def table(name: str, figures: Mapping[str, float]) -> Table:
     return result
 
 
+def smaller(told: Sequence[str]) -> dict[str, int | str]:
+    """
+    >>> smaller(["changes=6", "parts=changes"])
+    {'changes': 6, 'parts': 'changes'}
+    """
+    pairs = (each.split("=", 1) for each in told)
+    return {name: int(value) if value.isdecimal() else value for name, value in pairs}
+
+
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1 or arguments[0] not in claims():
-        print(f"usage: python -m experiments.bench NAME, with NAME one of: {', '.join(claims())}", file=sys.stderr)
+    name, *told = arguments or [""]
+    if name not in claims() or not all("=" in each for each in told):
+        usage = "python -m experiments.bench NAME [WHAT=SMALLER ...], with NAME one of"
+        print(f"usage: {usage}: {', '.join(claims())}", file=sys.stderr)
         return 2
-    (name,) = arguments
-    figures = import_module(f"experiments.{name}.run").measure()
+    figures = import_module(f"experiments.{name}.run").measure(**smaller(told))
     console = Console()
     console.print(table(name, figures))
+    if told:
+        return 0
     console.print(f"written to {write(name, figures)}")
     headlines.write()
     return 0

@@ -1,6 +1,7 @@
 """A live application on virtual devices: on a Ray of this process, with nodes that can be added and killed."""
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -57,14 +58,6 @@ class Live:
 
 
 @contextmanager
-def live(plan: Plan, facts: Profile, folder: Path, **told: Any) -> Iterator[Live]:
-    """Served until the block ends. `told` are further arguments of the application."""
-    with bare() as here:
-        here.deploy(application(plan, facts, folder, **told))
-        yield here
-
-
-@contextmanager
 def bare() -> Iterator[Live]:
     """A Ray and a Serve that serves nothing yet."""
     before, port = dict(os.environ), free_port(8610)
@@ -74,6 +67,7 @@ def bare() -> Iterator[Live]:
         # Only one proxy: those of several nodes of one machine would want the same port.
         with local_ray({"host": "127.0.0.1", "port": port, "location": "HeadOnly"}) as ray:
             yield Live(ray, f"http://127.0.0.1:{port}", Path(faults))
+            logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # of the event loop that handles belonged to
     os.environ.clear()
     os.environ.update(before)
 
@@ -91,6 +85,13 @@ def application(plan: Plan, facts: Profile, folder: Path, **told: Any) -> dict[s
         **told,
     }
     return {"name": NAME, "import_path": "deployments.app:build", "args": arguments}
+
+
+def controller(folder: Path, **told: Any) -> dict[str, Any]:
+    """What a Serve file says of the controller beside it; what it remembers lies in the folder."""
+    arguments = {"application": NAME, "memory": str(folder / "memory"), **told}
+    path = "cluster.controller.app:build"
+    return {"name": "controller", "import_path": path, "route_prefix": "/controller", "args": arguments}
 
 
 @contextmanager

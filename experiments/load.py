@@ -8,8 +8,9 @@ from then. A slow server so cannot lighten the load that it is measured under (n
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -20,6 +21,7 @@ from profiles.errors import UserError
 Floats = NDArray[np.float64]
 BROKEN = 0  # the status of a request that got no answer
 WRONG = -1  # of one that got an answer that is not right
+AGAIN_S = 0.1  # before a request whose connection broke is sent again
 _HEAD_END, _LENGTH, _LAST_CHUNK = b"\r\n\r\n", b"content-length:", b"\r\n0\r\n\r\n"
 
 
@@ -96,11 +98,11 @@ class Load:
         connections: int = 512,
         headers: str = "",
         right: Callable[[int, bytes], bool] = lambda body, answer: True,
-        resends: bool = False,
+        again_s: float = 0.0,
     ) -> None:
         """`right(index of the body, answer)` says whether an answer is what it should be.
 
-        `resends`: as HTTP clients do, a request is sent once more when its connection ends without a word.
+        A request whose connection ends without a word is sent again for so long (`again_s`), each time over a new one.
         """
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
@@ -110,8 +112,8 @@ class Load:
             f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n{headers}"
         )
         self._requests = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
-        self._most, self._right, self._resends = connections, right, resends
-        self.resent: set[int] = set()  # since the load began
+        self._most, self._right, self._again_s = connections, right, again_s
+        self.resent: set[int] = set()  # since the load began; each may have been sent more often
         self._open = 0
         self._idle: list[_Connection] = []
         self._queue: deque[int] = deque()
@@ -121,17 +123,22 @@ class Load:
         """Open loop: one request at each of these times. Who has no answer `patience_s` after the last is given up."""
         await self._connect(min(self._most, 32))
         self._begin(due_s)
-        self._stopped = False
-        sent = 0
+        self._stopped, self._sent = False, 0
         for index, due in enumerate(due_s):
             if (wait_s := due - self._now()) > 0:
                 await asyncio.sleep(wait_s)
             if self._stopped:
                 break
             self._send(index)
-            sent = index + 1
-        record = await self._end(patience_s)
-        return Record(record.due_s[:sent], record.sent_s[:sent], record.ended_s[:sent], record.status[:sent])
+            self._sent = index + 1
+        await self._end(patience_s)
+        return self.so_far()
+
+    def so_far(self) -> Record:
+        """What became of the requests that were sent until now."""
+        sent = slice(self._sent)
+        due_s, sent_s, ended_s = (each[sent].copy() for each in (self._due_s, self._sent_s, self._ended_s))
+        return Record(due_s, sent_s, ended_s, self._status[sent].copy())
 
     def stop(self) -> None:
         """What is due later is not sent any more."""
@@ -157,9 +164,9 @@ class Load:
         for client in range(clients):
             again(client)
         await asyncio.sleep(seconds)
-        record = await self._end(patience_s=10.0)
-        used = ~np.isnan(record.due_s)
-        return Record(record.due_s[used], record.sent_s[used], record.ended_s[used], record.status[used])
+        await self._end(patience_s=10.0)
+        self._sent = int((~np.isnan(self._due_s)).sum())
+        return self.so_far()
 
     async def _connect(self, count: int) -> None:
         try:
@@ -188,7 +195,7 @@ class Load:
         self.resent.clear()
         self._started_s = time.perf_counter()
 
-    async def _end(self, patience_s: float) -> Record:
+    async def _end(self, patience_s: float) -> None:
         until_s = self._now() + patience_s
         while self._pending and self._now() < until_s:
             await asyncio.sleep(0.01)
@@ -196,7 +203,6 @@ class Load:
         for connection in self._idle:
             if connection.transport:
                 connection.transport.close()
-        return Record(self._due_s, self._sent_s, self._ended_s, self._status)
 
     def _now(self) -> float:
         return time.perf_counter() - self._started_s
@@ -210,20 +216,21 @@ class Load:
             self._open -= 1
         self._queue.append(index)
         if self._open < self._most:
-            task = asyncio.ensure_future(self._try_one_more())
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self._begin_task(self._try_one_more())
         return None
+
+    def _begin_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _ask(self, connection: _Connection, index: int) -> None:
         self._sent_s[index] = self._now()
 
         def done(status: int, answer: bytes) -> None:
-            if status == BROKEN and self._resends and index not in self.resent:
-                self.resent.add(index)
-                self._pending -= 1
-                self._release(connection)
-                return self._send(index)
+            if status == BROKEN and self._now() < self._due_s[index] + self._again_s:
+                self._open -= 1
+                return self._later(index)
             if status == 200 and not self._right(index % len(self._requests), answer):
                 status = WRONG
             self._ended_s[index], self._status[index] = self._now(), status
@@ -232,6 +239,22 @@ class Load:
             return self._done(index)
 
         connection.ask(self._requests[index % len(self._requests)], done)
+
+    def _later(self, index: int) -> None:
+        self.resent.add(index)
+        asyncio.get_running_loop().call_later(AGAIN_S, lambda: self._begin_task(self._send_anew(index)))
+
+    async def _send_anew(self, index: int) -> None:
+        """Over a connection that nobody has used: idle ones may have ended for the same reason."""
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(_Connection, *self._place)
+        except OSError:
+            if self._now() < self._due_s[index] + self._again_s:
+                return self._later(index)
+            self._pending -= 1
+            return None
+        self._open += 1
+        return self._ask(connection, index)
 
     def _release(self, connection: _Connection) -> None:
         if self._queue and connection.transport:

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -44,6 +45,8 @@ def status(
     chosen = [name for name, wanted in actions.items() if wanted]
     if len(chosen) > 1 or (chosen and watch):
         raise UserError("--pause, --resume, --force, --dry-run and --watch are one at a time")
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise UserError(f"{url!r} must look like http://HOST:PORT, as 'isobatch serve' prints it")
     base, console = url.rstrip("/") + path, Console()
     if chosen:
         answer = _ask(f"{base}/{chosen[0]}", api_key_variable, post=chosen[0] != "would")
@@ -71,7 +74,8 @@ def _ask(url: str, variable: str | None, post: bool = False) -> Any:
         raise UserError(_refusal(url, error)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise UserError(f"no controller answers at {url}: {reason}") from None
+        told = getattr(reason, "strerror", None) or reason
+        raise UserError(f"nobody answers at {url} ({told}): does 'isobatch serve' run there?") from None
 
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> str:
@@ -143,7 +147,8 @@ def _events(events: list[dict[str, Any]]) -> Table:
     for event in events[::-1]:
         at = datetime.fromtimestamp(event["at_s"]).strftime("%H:%M:%S")
         gains = (event["gain_promised"], event["gain_seen"])
-        table.add_row(at, event["what"], event["why"], *("" if gain is None else f"{gain:+.1%}" for gain in gains))
+        why = event["why"] + (f"\nfrom {event['before']}\nto {event['after']}" if event["after"] else "")
+        table.add_row(at, event["what"], why, *("" if gain is None else f"{gain:+.1%}" for gain in gains))
     return table
 
 

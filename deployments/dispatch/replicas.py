@@ -52,13 +52,17 @@ class Group:
         self.stirred: set[Replica] = set()  # may run something that they keep
         self.transfer_s = 0.0  # the longest that a launch takes to get here
         self.owed_s = 0.0  # to inputs inside, but for the launches under way
-        self._limits = limits
         self._benched: set[Replica] = set()
         # By how much they run; each in the order in which they got there, so that the first frees earliest.
         self._by_load: list[dict[str, Replica]] = [{}]
         self._flights = 0
         self._ends_s = 0.0  # the sum of when they are expected to end
         self._notes = 0
+        self.limit(limits)
+
+    def limit(self, limits: Limits) -> None:
+        """What the group may do from now on."""
+        self._limits = limits
         self._ahead = round(limits.ahead * limits.share)  # others keep a shared replica busy too
         self._settle()
 

@@ -1,4 +1,7 @@
-"""What runs in the application of one placement: a replica that computes on a thread, and stays reachable meanwhile."""
+"""What runs in the application of one placement: a replica that computes on a thread, and stays reachable meanwhile.
+
+What computes (torch, ONNX Runtime) is imported where a network is loaded: virtual devices start without it.
+"""
 
 import asyncio
 import os
@@ -8,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from deployments.config import AppConfig, named
-from deployments.models.backends import INT8, backend_of, make_ready, on_backend, planned, stretches, warn_of_another
 from deployments.replicas.exchange import Exchange
 from deployments.replicas.holdings import Holdings
 from deployments.replicas.line import Desk, Whereabouts
@@ -84,6 +86,8 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
     """The network as a device of this kind runs it."""
     if config.backend == "virtual":
         return _virtual(config, kind)
+    from deployments.models.backends import backend_of, make_ready, planned, warn_of_another
+
     model = _load(config, directory, "cpu" if kind == "cpu" else "cuda")
     if config.plan:
         make_ready(model, directory, planned(model, read_plan(Path(config.plan)), kind))
@@ -99,12 +103,16 @@ def load_front_model(config: AppConfig, directory: str) -> SplitModel:
     if config.planned:
         encoding: SplitModel = named(config.loader)(directory, device="cpu", dtype="float32")
         return encoding
+    from deployments.models.backends import make_ready, stretches
+
     model = _load(config, directory, config.device)
     make_ready(model, directory, [*stretches(model, 0, model.num_blocks, model.ramp_blocks if config.exits else ())])
     return model
 
 
 def _load(config: AppConfig, directory: str, device: str) -> SplitModel:
+    from deployments.models.backends import INT8, on_backend
+
     int8 = config.dtype == INT8
     model: SplitModel = named(config.loader)(directory, device=device, dtype="float32" if int8 else config.dtype)
     assert config.backend != "virtual", "This is a bug: a virtual device loads nothing."

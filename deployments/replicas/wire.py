@@ -1,19 +1,23 @@
-"""A batch as it travels: in host memory, rows one after another, with no padding."""
+"""A batch as it travels: in host memory, rows one after another, with no padding.
+
+torch is imported where it is needed: a replica of a virtual device never does, and starts in half the processor time.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from profiles.model import Array, Batch
 
-Integers = NDArray[np.int64]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-# numpy has no bfloat16: such arrays travel as their bits.
-_BITS = torch.int16
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,12 @@ def pack(batch: Batch) -> Packed:
     """Whatever device it is on: padding is left behind there."""
     if batch.lengths is None and _is_plain(batch):  # nothing to move, nothing to leave behind
         return Packed(batch.cursor, batch.arrays, batch.memory)
+    import torch
+
+    bits = torch.int16  # numpy has no bfloat16: such arrays travel as their bits
     tensors = {name: _without_padding(torch.as_tensor(array), batch.lengths) for name, array in batch.arrays.items()}
     brain = frozenset(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16)
-    arrays = {name: (t.view(_BITS) if name in brain else t).cpu().numpy() for name, t in tensors.items()}
+    arrays = {name: (t.view(bits) if name in brain else t).cpu().numpy() for name, t in tensors.items()}
     return Packed(batch.cursor, arrays, torch.as_tensor(batch.memory).cpu().numpy(), batch.lengths, brain)
 
 
@@ -70,7 +77,7 @@ def unpack(parts: Sequence[Packed]) -> Batch:
     arrays: dict[str, Array] = {}
     for name, rows in joined.arrays.items():
         padded = rows if joined.lengths is None else _with_padding(rows, joined.lengths)
-        arrays[name] = torch.from_numpy(padded).view(torch.bfloat16) if name in joined.bfloat16 else padded
+        arrays[name] = _brain(padded) if name in joined.bfloat16 else padded
     return Batch(joined.cursor, arrays, joined.memory, joined.lengths)
 
 
@@ -117,9 +124,17 @@ def _places(lengths: Integers, longest: int) -> Integers:
     return _ranges(np.arange(len(lengths)) * longest, lengths)
 
 
-def _without_padding(tensor: torch.Tensor, lengths: Integers | None) -> torch.Tensor:
+def _brain(bits: NDArray[Any]) -> Tensor:
+    import torch
+
+    return torch.from_numpy(bits).view(torch.bfloat16)
+
+
+def _without_padding(tensor: Tensor, lengths: Integers | None) -> Tensor:
     if lengths is None:
         return tensor
+    import torch
+
     places = torch.from_numpy(_places(lengths, tensor.shape[1])).to(tensor.device, non_blocking=True)
     return tensor.flatten(0, 1).index_select(0, places)
 

@@ -15,6 +15,7 @@ from deployments.config import AppConfig
 from deployments.front.observed import Observed
 from deployments.front.stats import Seen, Tell
 from deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
+from deployments.planning import plan_for_fewer
 from deployments.replicas.placed import needs
 from deployments.rollout.fleet import ServeFleet, delete_fleets
 from deployments.rollout.fronts import Fronts, Letter
@@ -97,20 +98,23 @@ class Deployer:
     async def _apply(self, plan: str, patience_s: float) -> Moved | Undone:
         async with self._moving:
             try:
-                after = self._graph_of(plan, self._graph.version + 1)
-                before = self._graph.plan.devices()
-                return await move(self._fleet, before, after.plan.devices(), partial(self._lead, after), patience_s)
+                before, after = self._graph.plan, self._graph_of(plan, self._graph.version + 1).plan
+                return await move(self._fleet, before, after, self._lead, self._meanwhile, patience_s)
             except (UserError, CannotStartError) as error:
                 return Undone(str(error))
             except Exception as error:
                 log.exception("a plan could not be rolled out")
                 return Undone(f"{type(error).__name__}: {error}")
 
-    async def _lead(self, after: Graph) -> None:
+    async def _lead(self, plan: Plan) -> None:
         """From here on a deployer that is restarted goes forward to this plan, not back."""
-        self._graph = after
+        self._graph = self._graph_of(plan.to_json(), self._graph.version + 1)
         self._remember()
-        await self._fronts.ask(after, FOLLOW_WITHIN_S)
+        await self._fronts.ask(self._graph, FOLLOW_WITHIN_S)
+
+    async def _meanwhile(self, counts: Mapping[str, int]) -> Plan | None:
+        """What runs best on the devices that stay, while others are freed for those to come; None: nothing can."""
+        return await asyncio.to_thread(plan_for_fewer, self._graph.plan, counts, self._config, self._profile)
 
     # How it begins and ends
 

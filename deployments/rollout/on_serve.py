@@ -15,7 +15,7 @@ from deployments.front.stats import Seen, Tell, seen_by
 from deployments.graph import Graph
 from deployments.planning import summary
 from deployments.replicas.serve_workers import ServeWorkers
-from deployments.rollout.fronts import Letter
+from deployments.rollout.fronts import Dealt, Letter
 from deployments.rollout.shares import shared_out
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Follower:
         self._graph: Graph = letter.content
         await self._workers.open()
         await self._join(self._graph)
-        dispatcher = Dispatcher(self._graph.route, self._members(), self._config.limits)
+        dispatcher = Dispatcher(self._graph.route, self._members(), self._config.limits(self._config.front_replicas))
         self._driver = Driver(dispatcher, self._workers, clock, Counting(self._kinds))
         self._listening = asyncio.create_task(self._listen(letters))
         return self._driver
@@ -84,6 +84,9 @@ class Follower:
         match letter.content:
             case Graph():
                 await self._follow(letter.content)
+            case Dealt(fronts) if self._driver:
+                self._driver.dispatcher.limit(self._config.limits(fronts))
+                return
             case Tell() if self._driver:
                 reply = seen_by(self._driver)
             case _ if self._driver:

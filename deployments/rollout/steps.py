@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic as now_s
 from typing import Protocol
+
+from optimizer.plan import Plan
 
 LOOK_EVERY_S = 0.1
 Counts = Mapping[str, int]  # replicas by kind
@@ -56,29 +59,41 @@ class Undone:
 
 
 async def move(
-    fleet: Fleet, before: Counts, after: Counts, follow: Callable[[], Awaitable[None]], patience_s: float
+    fleet: Fleet,
+    before: Plan,
+    after: Plan,
+    lead: Callable[[Plan], Awaitable[None]],
+    meanwhile: Callable[[Counts], Awaitable[Plan | None]],
+    patience_s: float,
 ) -> Moved:
-    """Add what the new plan needs, have it followed, take away what it does not.
+    """Add what the new plan needs, lead all fronts to it, take away what it does not.
 
-    Where the new replicas have no room beside the old ones, those go first, and for that long capacity is missing.
-    If the new ones do not come up, the counts from before are restored and CannotStartError says why.
+    Where the new replicas have no room beside the old ones, those that will go are freed first. For that long those
+    that stay do what they can: `meanwhile` plans for them. If the new ones do not come up, the plan from before is
+    restored and CannotStartError says why.
     """
-    started_s = now_s()
-    more = {kind: count for kind, count in after.items() if count > before.get(kind, 0)}
-    less = {kind: after.get(kind, 0) for kind, count in before.items() if after.get(kind, 0) < count}
-    missing_since_s = None
+    started_s, has, wants = now_s(), before.devices(), after.devices()
+    more = {kind: count for kind, count in wants.items() if count > has.get(kind, 0)}
+    less = {kind: wants.get(kind, 0) for kind, count in has.items() if wants.get(kind, 0) < count}
+    freed_s = None
     try:
-        if less and not await asyncio.to_thread(fleet.has_room, _growth(before, more)):
-            missing_since_s = now_s()
+        if less and not await asyncio.to_thread(fleet.has_room, _growth(has, more)):
+            freed_s = now_s()
+            if fewer := await meanwhile({kind: less.get(kind, count) for kind, count in has.items()}):
+                await lead(fewer)
             await _freed(fleet, less, patience_s)
         await risen(fleet, more, patience_s)
     except Exception:
-        await asyncio.to_thread(fleet.want, {kind: before.get(kind, 0) for kind in (*more, *less)})
+        await asyncio.to_thread(fleet.want, {kind: has.get(kind, 0) for kind in (*more, *less)})
+        if freed_s is not None:
+            with suppress(CannotStartError):
+                await risen(fleet, has, patience_s)
+            await lead(before)
         raise
-    await follow()
+    await lead(after)
     followed_s = now_s()
     await asyncio.to_thread(fleet.want, less)
-    return Moved(followed_s - started_s, 0.0 if missing_since_s is None else followed_s - missing_since_s)
+    return Moved(followed_s - started_s, 0.0 if freed_s is None else followed_s - freed_s)
 
 
 async def risen(fleet: Fleet, counts: Counts, patience_s: float) -> None:

@@ -5,15 +5,20 @@ import contextlib
 import os
 import random
 import signal
+import urllib.request
 from collections.abc import Awaitable, Callable
+from http.client import HTTPException
 from pathlib import Path
 
+from cluster.controller.verdict import same
 from cluster.processes import descendants
 from cluster.rollout import RunningApplication
+from experiments.chaos.suite import START
 from experiments.live import NAME, Live
-from experiments.replan.suite import ROUND, START
+from experiments.replan.suite import ROUNDS
 
 SLOW, HANGS = 5.0, 1e6
+ALSO = [plan for _, plan in ROUNDS if plan.devices() == START.devices()]  # what it may be led to meanwhile
 
 Fault = Callable[[Live, random.Random], Awaitable[None]]
 
@@ -49,11 +54,24 @@ async def deployer_killed(here: Live, chance: random.Random) -> None:
 
 async def deployer_killed_in_a_roll_out(here: Live, chance: random.Random) -> None:
     """The application must go on by one of the two plans; it is led back by whoever comes next."""
-    roll_out = asyncio.create_task(RunningApplication(NAME).roll_out(chance.choice(ROUND)[1]))
+    roll_out = asyncio.create_task(RunningApplication(NAME).roll_out(chance.choice(ALSO)))
     await asyncio.sleep(chance.uniform(0.0, 0.2))
     _kill(_any(here, "deployer", chance))
     with contextlib.suppress(Exception):
         await asyncio.wait_for(roll_out, 20.0)
+
+
+async def controller_killed(here: Live, chance: random.Random) -> None:
+    _kill(_any(here, "controller", chance))
+
+
+async def controller_killed_in_a_roll_out(here: Live, chance: random.Random) -> None:
+    """Asked by hand to take the best plan, while another one runs."""
+    await RunningApplication(NAME).roll_out(chance.choice(ALSO))
+    force = asyncio.create_task(asyncio.to_thread(_force, here))
+    await asyncio.sleep(chance.uniform(0.0, 0.2))
+    _kill(_any(here, "controller", chance))
+    await force
 
 
 async def serve_controller_killed(here: Live, chance: random.Random) -> None:
@@ -73,6 +91,8 @@ FAULTS: dict[str, Fault] = {
     "a front is killed": front_killed,
     "the deployer is killed": deployer_killed,
     "the deployer is killed in a roll-out": deployer_killed_in_a_roll_out,
+    "the controller is killed": controller_killed,
+    "the controller is killed in a roll-out": controller_killed_in_a_roll_out,
     "Serve's controller is killed": serve_controller_killed,
     "HAProxy is killed": haproxy_killed,
 }
@@ -83,8 +103,15 @@ async def restored(here: Live) -> None:
     for told in here.faults.iterdir():
         told.unlink()
     application = RunningApplication(NAME)
-    if await application.plan() != START:
+    if not same(await application.plan(), START):
         await application.roll_out(START)
+
+
+def _force(here: Live) -> None:
+    """The controller may die before it replies."""
+    request = urllib.request.Request(f"{here.base}/controller/force", method="POST")
+    with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(request, timeout=20):
+        pass
 
 
 def _named(what: str) -> list[int]:

@@ -1,5 +1,7 @@
 """The network, the devices and the plans between which the application is led."""
 
+import os
+from collections.abc import Mapping
 from itertools import pairwise
 
 from optimizer.evaluate import evaluate
@@ -11,19 +13,25 @@ from profiles.files import Profile
 from profiles.latency import LatencyTable
 
 BLOCKS = 8
-BATCH = 8
-BLOCK_S = {"v100": 0.030, "k80": 0.060}  # whatever the batch: slow enough that this machine is not the limit
+BATCH = 4
+FAST, SLOW = "v100", "k80"
+BLOCK_S = {FAST: 0.010, SLOW: 0.020}  # whatever the batch: slow enough that this machine is not the limit
 RAMPS = (1, 3, 4)  # active in every plan, so that it is known where each input leaves
 SURVIVAL = (1.0, 1.0, 0.8, 0.8, 0.6, 0.5, 0.5, 0.5)
+ROOM = 10  # so many replicas find place on this machine beside the front: those of a plan, and three
 
 
-def profile() -> Profile:
+def profile(block_s: Mapping[str, float] = BLOCK_S) -> Profile:
     sizes, none = (4096,) * BLOCKS, ((0.0,) * BLOCKS,) * 2
     tables = tuple(
         LatencyTable(kind, (1, BATCH), ((seconds,) * BLOCKS,) * 2, none, 0.0, sizes, sizes, "made up")
-        for kind, seconds in BLOCK_S.items()
+        for kind, seconds in block_s.items()
     )
     return Profile("virtual", tables, ExitProfile(SURVIVAL))
+
+
+def cpus_per_replica() -> float:
+    return ((os.cpu_count() or 2) - 1) / ROOM
 
 
 def plan(*parts: tuple[int, int, str], batch: int = BATCH) -> Plan:
@@ -34,28 +42,47 @@ def plan(*parts: tuple[int, int, str], batch: int = BATCH) -> Plan:
     return Plan(tuple(placements))
 
 
-START = plan((4, 4, "v100"), (BLOCKS, 3, "v100"))
+START = plan((4, 4, FAST), (BLOCKS, 3, FAST))
+KIND = "device kind changed"
 
-# One round: what changes, and the plan that the application is led to. The last one leads back.
-ROUND = (
-    ("cut moved", plan((5, 4, "v100"), (BLOCKS, 3, "v100"))),
-    ("replicas moved", plan((5, 5, "v100"), (BLOCKS, 2, "v100"))),
-    ("split added", plan((2, 2, "v100"), (5, 3, "v100"), (BLOCKS, 2, "v100"))),
-    ("batch changed", plan((2, 2, "v100"), (5, 3, "v100"), (BLOCKS, 2, "v100"), batch=6)),
-    ("device kind changed", plan((2, 2, "v100"), (5, 3, "v100"), (BLOCKS, 2, "k80"), batch=6)),
-    ("split removed", START),
+# What changes, and the plan that the application is led to; the second round leads back to where the first began.
+ROUNDS = (
+    ("cut moved", plan((5, 4, FAST), (BLOCKS, 3, FAST))),
+    ("split added", plan((2, 2, FAST), (5, 3, FAST), (BLOCKS, 2, FAST))),
+    ("replicas moved", plan((2, 2, FAST), (5, 2, FAST), (BLOCKS, 3, FAST))),
+    ("batch changed", plan((2, 2, FAST), (5, 2, FAST), (BLOCKS, 3, FAST), batch=3)),
+    ("split removed", plan((5, 4, FAST), (BLOCKS, 3, FAST), batch=3)),
+    (KIND, plan((5, 4, FAST), (BLOCKS, 3, SLOW), batch=3)),
+    ("cut moved", plan((6, 4, FAST), (BLOCKS, 3, SLOW), batch=3)),
+    ("split added", plan((2, 2, FAST), (6, 2, FAST), (BLOCKS, 3, SLOW), batch=3)),
+    ("replicas moved", plan((2, 1, FAST), (6, 3, FAST), (BLOCKS, 3, SLOW), batch=3)),
+    ("batch changed", plan((2, 1, FAST), (6, 3, FAST), (BLOCKS, 3, SLOW))),
+    ("split removed", plan((4, 4, FAST), (BLOCKS, 3, SLOW))),
+    (KIND, START),
 )
+# Six devices of the other kind find no room beside those that run: those that will go are freed first.
+NO_ROOM = "devices freed first"
+WITHOUT_ROOM = ((NO_ROOM, plan((4, 3, FAST), (BLOCKS, 6, SLOW))), (NO_ROOM, START))
 
 
-def capacity_per_s(chosen: Plan) -> float:
+def steps(changes: int) -> tuple[tuple[str, Plan], ...]:
+    """Two for which devices must be freed first, and so many more, every kind in turn.
+
+    >>> [what for what, _ in steps(2)]
+    ['devices freed first', 'devices freed first', 'cut moved', 'split added']
+    """
+    return WITHOUT_ROOM + tuple(ROUNDS[number % len(ROUNDS)] for number in range(changes))
+
+
+def capacity_per_s(chosen: Plan, known: Profile) -> float:
     """What the planner's cost model says that the plan sustains."""
     devices = [Device(kind, count, 10**12, 1.0) for kind, count in chosen.devices().items()]
-    return evaluate(chosen, problem(profile(), devices, links_between(devices))).goodput_per_s
+    return evaluate(chosen, problem(known, devices, links_between(devices))).goodput_per_s
 
 
 def offered_per_s(share: float) -> float:
     """A share of what the weakest of the plans sustains."""
-    return share * min(capacity_per_s(chosen) for chosen in (START, *(chosen for _, chosen in ROUND)))
+    return share * min(capacity_per_s(chosen, profile()) for _, chosen in (*ROUNDS, *WITHOUT_ROOM))
 
 
 def leaves_after(sure_after: int) -> int:

@@ -1,44 +1,45 @@
 """E3's section 5.4 on a live application: easy to hard inputs from 80:20 over 50:50 to 20:80, and who follows.
 
-The controller's windows are shortened to seconds. Plans that stay (the best for each mix, early exit with shrinking
-batches, no exits) are put onto the very same application, one after the other, and meet the same inputs.
+It is the setting of `experiments/drift`, with all times stretched so far that two cores can play the devices, and the
+controller's windows shortened to seconds. Plans that stay (the best for each mix, early exit with shrinking batches, no
+exits) are put onto the very same application, one after the other, and meet the same inputs.
 """
 
 import asyncio
 import json
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
+from cluster.controller.events import Event, Events
 from cluster.rollout import RunningApplication
-from experiments.live import NAME, Live, application
+from deployments.planning import summary
+from experiments.baselines import naive, stock
+from experiments.drift.suite import SUITE
+from experiments.live import NAME, Live, application, controller
 from experiments.load import Load, Record
-from experiments.replan.suite import BATCH, BLOCKS
-from experiments.workloads import arrivals, exit_blocks
-from optimizer import Objective, Plan, Problem, evaluate, optimize
-from optimizer.baselines import baselines
+from experiments.workloads import Floats, arrivals, exit_blocks
+from optimizer import Plan, Problem
+from optimizer.lanes import side_by_side
 from optimizer.problem import problem
-from profiles.devices import Device, links_between
+from profiles.devices import links_between
 from profiles.exits import ExitProfile
 from profiles.files import Profile
-from profiles.latency import LatencyTable
+from profiles.latency import LatencyTable, Rows
 
-EASY = ExitProfile((1.0, 1.0, 0.35, 0.3, 0.25, 0.2, 0.2, 0.2))
-HARD = ExitProfile((1.0, 1.0, 1.0, 0.95, 0.95, 0.9, 0.35, 0.3))
-SHARES = (0.8, 0.5, 0.2)  # of easy inputs
-# Launches and ramps cost enough that easy inputs want other cuts than hard ones: in the last mix the first plan does
-# 15 % less than the best, by the cost model.
-BLOCK_S, LAUNCH_S, RAMP_S = 0.025, 0.050, 0.006
-DEVICES = {"v100": 4}
-SLO_MS = 1500.0
+SHARES = SUITE.easy_shares
+STRETCH = 20.0
+SLO_MS = 1e3 * SUITE.slo_s * STRETCH
+INPUT_BYTES = 4096  # of an input on its way: a real one's 400 KB take no longer on a real network than these do here
 WINDOW_S, LOOK_S, WINDOWS = 6.0, 1.0, 5  # of the controller, and how many each mix lasts
-STAY_S = 10.0  # what a plan that stays is watched for
-LOAD = 0.95  # of what the best plan for each mix promises
+STAY_S, SETTLE_S = 7, 2  # what a plan that stays is watched for, and what of that is not counted
 AFTER_WINDOWS = 2
 console = Console(stderr=True)
 
@@ -51,107 +52,124 @@ class Switch:
     staying_per_s: Mapping[str, Sequence[float]]
     changes_s: Sequence[float]
     cpu_share: float
+    effort: Mapping[str, float]
 
-
-def survival(easy: float) -> tuple[float, ...]:
-    return tuple(easy * one + (1 - easy) * other for one, other in zip(EASY.survival, HARD.survival, strict=True))
+    @property
+    def phase_s(self) -> int:
+        """How long each mix lasted."""
+        return len(self.steered_per_s) // len(SHARES)
 
 
 def profile(easy: float) -> Profile:
-    sizes = (4096,) * BLOCKS
-    blocks, ramps = ((BLOCK_S,) * BLOCKS,) * 2, ((RAMP_S,) * (BLOCKS - 1) + (0.0,),) * 2
-    table = LatencyTable("v100", (1, BATCH), blocks, ramps, LAUNCH_S, sizes, sizes, "made up")
-    return Profile("virtual", (table,), ExitProfile(survival(easy)))
+    known = SUITE.question.profile
+    return Profile("BERT-base, stretched", tuple(map(_stretched, known.tables)), ExitProfile(SUITE.survival(easy)))
+
+
+def _stretched(table: LatencyTable) -> LatencyTable:
+    def times(rows: Rows) -> Rows:
+        return tuple(tuple(STRETCH * seconds for seconds in row) for row in rows)
+
+    sizes = (INPUT_BYTES,) * table.num_blocks
+    return replace(
+        table, block_s=times(table.block_s), ramp_s=times(table.ramp_s), block_p95_s=(), launch_p95_s=None,
+        launch_s=STRETCH * table.launch_s, hidden_bytes=sizes,
+    )  # fmt: skip
 
 
 def facts(easy: float) -> Problem:
-    devices = [Device(kind, count, 10**12, 1.0) for kind, count in DEVICES.items()]
-    return problem(profile(easy), devices, links_between(devices))
-
-
-def objective() -> Objective:
-    return Objective(slo_s=SLO_MS / 1e3, max_batch=BATCH)
+    fleet = SUITE.question.fleet
+    return problem(profile(easy), fleet, links_between(fleet))
 
 
 def best(easy: float) -> Plan:
-    known = facts(easy)
-    return optimize(profile(easy), known.devices, links_between(known.devices), objective())
+    plan = side_by_side(facts(easy), replace(SUITE.question.objective, slo_s=SLO_MS / 1e3), SUITE.gap)
+    assert plan, "This is a bug: the stretched network has no plan."
+    return plan
 
 
-async def measure(here: Live, folder: Path) -> Switch:
+def devices() -> dict[str, int]:
+    return {each.kind: each.count for each in SUITE.question.fleet}
+
+
+async def measure(here: Live, folder: Path, windows: int = WINDOWS) -> Switch:
     """All on one event loop: Serve's handles stay with the one that they were first used on."""
-    front = application(best(SHARES[0]), profile(SHARES[0]), folder, slo_ms=SLO_MS, devices=DEVICES)
+    front = application(best(SHARES[0]), profile(SHARES[0]), folder, slo_ms=SLO_MS, devices=devices())
     await asyncio.to_thread(here.deploy, front)
     staying = await _staying(here)
-    await asyncio.to_thread(here.deploy, front, _controller(folder))
-    return await _steered(here, staying)
-
-
-def _controller(folder: Path) -> dict[str, Any]:
-    patience = {"replan_every_s": WINDOW_S, "look_every_s": LOOK_S, "start_s": 1.0, "max_batch": BATCH}
-    arguments = {"application": NAME, "memory": str(folder / "memory"), "devices": DEVICES, **patience}
-    path = "cluster.controller.app:build"
-    return {"name": "controller", "import_path": path, "route_prefix": "/controller", "args": arguments}
+    leader = controller(
+        folder, replan_every_s=WINDOW_S, look_every_s=LOOK_S, start_s=1.0, max_batch=SUITE.max_batch, devices=devices()
+    )
+    await asyncio.to_thread(here.deploy, front, leader)
+    return await _steered(here, folder, staying, int(windows * WINDOW_S))
 
 
 async def _staying(here: Live) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"best plan": [], "early exit": [], "no exits": []}
     for easy in SHARES:
-        stock, naive, _ = baselines(facts(easy), objective())
-        for name, plan in {"best plan": best(easy), "early exit": naive.plan, "no exits": stock.plan}.items():
-            assert plan, f"This is a bug: {name} has no plan for {easy:.0%} easy inputs."
+        known = facts(easy)
+        plans = (best(easy), naive(known, SUITE.max_batch), stock(known, SUITE.max_batch))
+        for name, plan in zip(found, plans, strict=True):
             await RunningApplication(NAME).roll_out(plan)
-            record = await _load(here, easy).at(_arrivals(easy, STAY_S))
-            found[name].append(float(_good(record, STAY_S)[2:].mean()))
+            record = await _load(here, _bodies(easy, 1000)).at(_arrivals(easy, STAY_S, plan), patience_s=SLO_MS / 1e3)
+            found[name].append(float(_good(record, STAY_S)[SETTLE_S:].mean()))
             console.print(f"{easy:.0%} easy, {name}: {found[name][-1]:.0f} in time per second")
     await RunningApplication(NAME).roll_out(best(SHARES[0]))
     return found
 
 
-async def _steered(here: Live, staying: dict[str, list[float]]) -> Switch:
-    phase_s = WINDOWS * WINDOW_S
-    changes = asyncio.create_task(_changes())
+async def _steered(here: Live, folder: Path, staying: dict[str, list[float]], phase_s: int) -> Switch:
     (process,) = here.processes("controller").values()
-    cpu_s, began_s = _cpu_s(process), time.monotonic()
-    steered: list[float] = []
-    for easy in SHARES:
-        record = await _load(here, easy).at(_arrivals(easy, phase_s), patience_s=SLO_MS / 1e3)
-        steered += _good(record, phase_s).tolist()
-        console.print(f"{easy:.0%} easy, with the controller: {np.mean(steered[-int(WINDOW_S) :]):.0f} per second")
-    share = (_cpu_s(process) - cpu_s) / (time.monotonic() - began_s)
-    changes.cancel()
-    return Switch(steered, staying, await _ended(changes), share)
+    cpu_s, began_s = _cpu_s(process), time.time()
+    console.print(f"with the controller: {phase_s * len(SHARES)} s")
+    due_s = [number * phase_s + _arrivals(easy, phase_s) for number, easy in enumerate(SHARES)]
+    bodies = [_bodies(easy, len(each)) for easy, each in zip(SHARES, due_s, strict=True)]
+    record = await _load(here, [*chain(*bodies)]).at(np.concatenate(due_s), patience_s=SLO_MS / 1e3)
+    share = (_cpu_s(process) - cpu_s) / (time.time() - began_s)
+    steered = _good(record, phase_s * len(SHARES)).tolist()
+    changes_s = [event.at_s - began_s for event in _decisions(folder, began_s)]
+    return Switch(steered, staying, changes_s, share, await asyncio.to_thread(_effort, here))
 
 
-async def _changes() -> list[float]:
-    """When the application was seen to follow another plan."""
-    running, began_s, seen = RunningApplication(NAME), time.monotonic(), list[float]()
-    before = await running.plan()
-    try:
-        while True:
-            await asyncio.sleep(0.5)
-            if (now := await running.plan()) != before:
-                seen.append(time.monotonic() - began_s)
-                before = now
-    except asyncio.CancelledError:
-        return seen
+def _effort(here: Live) -> dict[str, float]:
+    """What the controller says of its own cost."""
+    with urllib.request.urlopen(f"{here.base}/controller/status", timeout=30) as reply:
+        told: dict[str, float] = json.load(reply)["effort"]
+    return told
 
 
-async def _ended(changes: "asyncio.Task[list[float]]") -> list[float]:
-    return await changes
+def _decisions(folder: Path, began_s: float) -> list[Event]:
+    """What the controller decided since then that led to another plan, from what it keeps."""
+    (path,) = (folder / "memory").glob("*/events.jsonl")
+    events = [
+        event for event in Events(path).all if event.at_s >= began_s and event.what in ("rolled out", "rolled back")
+    ]
+    for event in events:
+        gains = f"promised {event.gain_promised or 0:+.0%}, seen " + (
+            f"{event.gain_seen:+.0%}" if event.gain_seen is not None else "?"
+        )
+        console.print(
+            f"{event.at_s - began_s:.0f} s, {event.what}: {summary(event.after or event.before)}: {event.why} ({gains})"
+        )
+    return events
 
 
-def _arrivals(easy: float, seconds: float) -> Any:
-    return arrivals("uniform", LOAD * evaluate(best(easy), facts(easy)).goodput_per_s, seconds, 0)
+def _arrivals(easy: float, seconds: float, plan: Plan | None = None) -> Floats:
+    """As many as the best plan can carry; or fewer, if this one cannot."""
+    known = facts(easy)
+    rates = [SUITE.offered_per_s(each, known) for each in (plan, best(easy)) if each]
+    return arrivals("uniform", min(rates), seconds, 0)
 
 
-def _load(here: Live, easy: float) -> Load:
-    depths = exit_blocks(ExitProfile(survival(easy)), 1000, np.random.default_rng(1)).tolist()
-    bodies = [json.dumps({"inputs": {"exit_block": depth}}).encode() for depth in depths]
+def _bodies(easy: float, count: int) -> list[bytes]:
+    depths = exit_blocks(ExitProfile(SUITE.survival(easy)), count, np.random.default_rng(1)).tolist()
+    return [json.dumps({"inputs": {"exit_block": depth}}).encode() for depth in depths]
+
+
+def _load(here: Live, bodies: Sequence[bytes]) -> Load:
     return Load(here.url, bodies, headers=f"X-Deadline-Ms: {SLO_MS:g}\r\n")
 
 
-def _good(record: Record, seconds: float) -> Any:
+def _good(record: Record, seconds: float) -> NDArray[np.int64]:
     """Answers in time, by the second in which they were asked for."""
     good = (record.status == 200) & (1e3 * (record.ended_s - record.due_s) <= SLO_MS)
     counts, _ = np.histogram(record.due_s[good], np.arange(0, seconds + 1))
@@ -165,15 +183,21 @@ def _cpu_s(process: int) -> float:
 
 
 def figures(switch: Switch) -> dict[str, float]:
-    phase, settled = int(WINDOWS * WINDOW_S), int(AFTER_WINDOWS * WINDOW_S)
+    """Gains are those of the last windows of each mix."""
+    phase, settled = switch.phase_s, int(AFTER_WINDOWS * WINDOW_S)
     ours = [float(np.mean(switch.steered_per_s[n * phase + settled : (n + 1) * phase])) for n in range(len(SHARES))]
     shares = [mine / known for mine, known in zip(ours, switch.staying_per_s["best plan"], strict=True)]
     return {
         "adapt_share_after_2_windows": min(shares[1:]),
         "adapt_changes": float(len(switch.changes_s)),
-        "adapt_over_early_exit": ours[-1] / switch.staying_per_s["early exit"][-1],
-        "adapt_over_no_exits": ours[-1] / switch.staying_per_s["no exits"][-1],
+        **{
+            f"adapt_over_{name.replace(' ', '_')}_{easy:.0%}_easy".replace("%", "_percent"): mine / theirs
+            for name in ("early exit", "no exits")
+            for easy, mine, theirs in zip(SHARES, ours, switch.staying_per_s[name], strict=True)
+        },
         "controller_cpu_share": switch.cpu_share,
+        "controller_ms_per_window": switch.effort["ms_per_window"],
+        "controller_ms_per_look": switch.effort["ms_per_look"],
     }
 
 
@@ -185,7 +209,7 @@ def draw(switch: Switch, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(9, 4))
-    edges = [number * WINDOWS * WINDOW_S for number in range(len(SHARES) + 1)]
+    edges = [number * switch.phase_s for number in range(len(SHARES) + 1)]
     for name, colour in {"best plan": "#333333", "early exit": "#d98c3f", "no exits": "#999999"}.items():
         per_s = switch.staying_per_s[name]
         axes.step(edges, [per_s[0], *per_s], color=colour, label=name, linestyle=":" if name == "best plan" else "-")
@@ -195,7 +219,7 @@ def draw(switch: Switch, path: Path) -> None:
     for at_s in switch.changes_s:
         axes.axvline(at_s, color="#bb3333", linewidth=0.7, alpha=0.6)
     for begins_s, easy in zip(edges, SHARES, strict=False):
-        axes.text(begins_s + WINDOWS * WINDOW_S / 2, 0, f"{easy:.0%} easy", ha="center", va="bottom", fontsize=8)
+        axes.text(begins_s + switch.phase_s / 2, 0, f"{easy:.0%} easy", ha="center", va="bottom", fontsize=8)
     axes.set(xlabel=f"seconds (a window: {WINDOW_S:g} s; red: another plan)", ylabel="answered in time per second")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.16))

@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from deployments.rollout.fronts import Fronts, Letter
+import pytest
+
+from deployments.rollout import fronts as module
+from deployments.rollout.fronts import Dealt, Fronts, Letter
 
 
 async def listen(fronts: Fronts, name: str, answer: Callable[[Letter], object], heard: list[object]) -> None:
@@ -52,5 +55,23 @@ def test_a_late_reply_is_nobodys() -> None:
     async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
         fronts.reply("lively", 77, "too late")
         assert await fronts.ask("what", within_s=0.05) == {"lively": "what!"}
+
+    with_two(test)
+
+
+def test_who_is_left_is_told_how_many_share_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DEAL_AFTER_S", 0.0)
+
+    async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
+        await asyncio.sleep(0.01)
+        assert lively == mute == ["first", Dealt(2)]
+        await fronts.ask("what", within_s=0.01)
+        await asyncio.sleep(0.01)
+        assert lively[-1] == Dealt(1)
+        async for letter in fronts.letters("late", "first"):
+            assert letter.content == "first"
+            break
+        await asyncio.sleep(0.01)
+        assert lively[-1] == Dealt(1)
 
     with_two(test)

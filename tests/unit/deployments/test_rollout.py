@@ -8,6 +8,7 @@ import pytest
 
 from deployments.rollout import steps
 from deployments.rollout.steps import CannotStartError, Moved, Standing, move
+from optimizer.plan import Placement, Plan, Split
 
 
 @dataclass
@@ -37,28 +38,40 @@ class CountedFleet:
         return sum(self.counts.values()) + sum(more.values()) <= self.room
 
 
-def moved(fleet: CountedFleet, before: dict[str, int], after: dict[str, int], patience_s: float = 5.0) -> Moved:
-    async def follow() -> None:
-        fleet.log.append("followed")
+def devices(**counts: int) -> Plan:
+    """A plan for so many devices of each kind."""
+    kinds = enumerate(counts.items())
+    return Plan(tuple(Placement(kind, count, (Split(block, block + 1, 1),)) for block, (kind, count) in kinds))
 
-    return asyncio.run(move(fleet, before, after, follow, patience_s))
+
+def moved(fleet: CountedFleet, before: Plan, after: Plan, patience_s: float = 5.0) -> Moved:
+    """The fleet's log says too which plan was led to."""
+
+    async def lead(plan: Plan) -> None:
+        fleet.log.append("to " + " ".join(f"{kind}={count}" for kind, count in plan.devices().items()))
+
+    async def meanwhile(counts: Mapping[str, int]) -> Plan | None:
+        left = {kind: count for kind, count in counts.items() if count}
+        return devices(**left) if left else None
+
+    return asyncio.run(move(fleet, before, after, lead, meanwhile, patience_s))
 
 
 def test_what_touches_no_replica_is_only_followed() -> None:
     fleet = CountedFleet({"a": 4})
-    assert moved(fleet, {"a": 4}, {"a": 4}).missing_s == 0
-    assert fleet.log == ["followed"]
+    assert moved(fleet, devices(a=4), devices(a=4)).missing_s == 0
+    assert fleet.log == ["to a=4"]
 
 
 def test_new_replicas_come_before_old_ones_go() -> None:
     fleet = CountedFleet({"a": 4, "b": 1})
-    assert moved(fleet, {"a": 4, "b": 1}, {"a": 2, "b": 1, "c": 3}).missing_s == 0
-    assert fleet.log == ["c=3", "followed", "a=2"]
+    assert moved(fleet, devices(a=4, b=1), devices(a=2, b=1, c=3)).missing_s == 0
+    assert fleet.log == ["c=3", "to a=2 b=1 c=3", "a=2"]
 
 
 def test_a_kind_that_is_not_needed_any_more_keeps_no_replica() -> None:
     fleet = CountedFleet({"a": 4, "b": 1})
-    moved(fleet, {"a": 4, "b": 1}, {"a": 4})
+    moved(fleet, devices(a=4, b=1), devices(a=4))
     assert fleet.counts == {"a": 4, "b": 0}
 
 
@@ -66,9 +79,15 @@ def test_where_there_is_no_room_old_ones_go_first_and_how_long_is_told(monkeypat
     times = iter(range(0, 1000, 2))
     monkeypatch.setattr(steps, "now_s", lambda: float(next(times)))
     fleet = CountedFleet({"a": 4}, room=5)
-    told = moved(fleet, {"a": 4}, {"a": 2, "b": 2})
-    assert fleet.log[:3] == ["a=2", "b=2", "followed"]
+    told = moved(fleet, devices(a=4), devices(a=2, b=2))
+    assert fleet.log[:4] == ["to a=2", "a=2", "b=2", "to a=2 b=2"]  # those that stay do what they can meanwhile
     assert 0 < told.missing_s < told.seconds
+
+
+def test_where_no_device_stays_nothing_can_run_meanwhile() -> None:
+    fleet = CountedFleet({"a": 4}, room=5)
+    moved(fleet, devices(a=4), devices(b=4))
+    assert fleet.log[:3] == ["a=0", "b=4", "to b=4"]
 
 
 @pytest.mark.parametrize("room", [100, 5], ids=["beside", "freed first"])
@@ -76,6 +95,7 @@ def test_where_there_is_no_room_old_ones_go_first_and_how_long_is_told(monkeypat
 def test_what_does_not_start_is_undone(room: int, why: str, says: str) -> None:
     fleet = CountedFleet({"a": 4}, room=room, **{why: frozenset("b")})
     with pytest.raises(CannotStartError, match=says):
-        moved(fleet, {"a": 4}, {"a": 2, "b": 2}, patience_s=0.2)
+        moved(fleet, devices(a=4), devices(a=2, b=2), patience_s=0.2)
     assert fleet.counts == {"a": 4, "b": 0}
-    assert "followed" not in fleet.log
+    assert "to a=2 b=2" not in fleet.log
+    assert [each for each in fleet.log if each.startswith("to")][-1:] in ([], ["to a=4"])

@@ -52,6 +52,17 @@ def test_a_lone_input_is_promised_a_lone_pass_whatever_the_share() -> None:
     assert part.expected_s(0.0) == whole.expected_s(0.0)
 
 
+def test_who_is_left_alone_takes_over_what_the_others_had() -> None:
+    left, alone = (Dispatcher(ROUTE, {"a": REPLICAS}, Limits(share=share)) for share in (0.5, 1.0))
+    left.limit(Limits())
+    for dispatcher in (left, alone):
+        for _ in range(100):
+            dispatcher.admit(0.0, 10.0, Place("x", 0))
+        dispatcher.tick(0.0)
+    assert left.expected_s(0.0) == alone.expected_s(0.0)
+    assert left.waiting() == alone.waiting()
+
+
 def test_a_share_is_a_share() -> None:
     with pytest.raises(ValueError, match="share = 0"):
         Limits(share=0)

@@ -68,6 +68,17 @@ def test_outcomes_are_told_apart() -> None:
     assert summary(record, 100).outcomes == {"answered": 2, "refused": 1, "unanswered": 1}
 
 
+def test_who_is_cut_off_asks_again_over_a_new_connection() -> None:
+    replies = [b"", b"", OK]
+
+    async def ask(url: str) -> tuple[Record, set[int]]:
+        load = Load(url, [b"{}"], 1, again_s=5.0)
+        return await load.at(np.zeros(1)), load.resent
+
+    record, resent = measured(lambda n: (0.0, replies[n]), ask)
+    assert (record.status.tolist(), resent) == ([200], {0})
+
+
 def test_clients_ask_again_when_they_are_answered() -> None:
     record: Record = measured(lambda _: (0.02, OK), lambda url: Load(url, [b"{}"], 4).by_clients(4, 0.4))
     assert 40 <= len(record.status) <= 84  # 4 clients, 20 ms each, 0.4 s: 80 at best

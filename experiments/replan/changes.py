@@ -1,0 +1,144 @@
+"""A live application is led from plan to plan under load: how long each change takes, and what it costs meanwhile."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from cluster.rollout import RunningApplication
+from experiments.live import NAME
+from experiments.load import BROKEN, WRONG, Load, Record
+from experiments.replan.suite import NO_ROOM, offered_per_s, steps
+from experiments.replan.timeline import Timeline, load, timeline
+from experiments.workloads import Floats, arrivals
+from optimizer.plan import Plan
+
+SLO_MS = 1000.0
+SHARE = 0.6  # of what the weakest of the plans sustains
+CALM_S = 2.5  # between one change and the next
+AFTER_S = 1.0  # so long what is seen is put down to the change before
+LONGEST_S = 1800.0
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class Change:
+    """When the application was led to another plan, and until when; for how long devices were missing to both plans."""
+
+    what: str
+    began_s: float
+    ended_s: float
+    missing_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_s - self.began_s
+
+    @property
+    def stretch(self) -> tuple[float, float]:
+        return self.began_s, self.ended_s + AFTER_S
+
+
+async def under_load(url: str, changes: int) -> tuple[Record, list[Change]]:
+    requests, rate = load(url, SLO_MS), offered_per_s(SHARE)
+    console.print(f"{rate:.0f} requests a second, {len(steps(changes))} changes")
+    await load(url, SLO_MS).at(arrivals("uniform", rate, CALM_S, 0))  # warms up
+    running = asyncio.create_task(requests.at(arrivals("uniform", rate, LONGEST_S, 0)))
+    await asyncio.sleep(CALM_S)
+    try:
+        made = [await _change(requests, *step) for step in steps(changes)]
+    finally:
+        requests.stop()
+    return await running, made
+
+
+async def _change(requests: Load, what: str, plan: Plan) -> Change:
+    began_s = requests.now_s()
+    moved = await RunningApplication(NAME).lead_to(plan)
+    change = Change(what, began_s, requests.now_s(), moved.missing_s)
+    console.print(f"{what}: {change.seconds:.2f} s")
+    await asyncio.sleep(CALM_S)
+    return change
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What changes of one kind cost. Shares are of the steady goodput, in the worst window of a second."""
+
+    what: str
+    times: int
+    seconds: float  # the median
+    worst_s: float
+    missing_s: float
+    share: float
+    p99_ms: float  # of all requests that were due around these changes
+
+    def figures(self) -> dict[str, float]:
+        name = self.what.replace(" ", "_")
+        found = {"s": self.seconds, "min_goodput_share": self.share, "p99_ms": self.p99_ms}
+        return {f"{name}_{what}": value for what, value in found.items()}
+
+
+def kinds(record: Record, changes: Sequence[Change]) -> list[Kind]:
+    times = timeline(record, SLO_MS)
+    steady = _steady(times, changes)
+    return [
+        _kind(record, times, steady, [change for change in changes if change.what == what])
+        for what in dict.fromkeys(change.what for change in changes)
+    ]
+
+
+def _kind(record: Record, times: Timeline, steady_per_s: float, same: Sequence[Change]) -> Kind:
+    seconds = [change.seconds for change in same]
+    least = min(times.during(change.stretch).min(initial=np.inf) for change in same)
+    missing_s = max(change.missing_s for change in same)
+    p99_ms = _p99_ms(record, [change.stretch for change in same])
+    return Kind(
+        same[0].what, len(same), float(np.median(seconds)), max(seconds), missing_s, least / steady_per_s, p99_ms
+    )
+
+
+def figures(record: Record, changes: Sequence[Change]) -> dict[str, float]:
+    """Of a change that must free devices first other things are asked: it is told by itself."""
+    found, times = kinds(record, changes), timeline(record, SLO_MS)
+    steady = _steady(times, changes)
+    calm = times.outside(*(change.stretch for change in changes))
+    gently = [kind for kind in found if kind.what != NO_ROOM]
+    return {
+        "changes": float(len(changes)),
+        "failed": float((~np.isin(record.status, (200, WRONG))).sum()),
+        "unanswered": float((record.status == BROKEN).sum()),
+        "wrong": float((record.status == WRONG).sum()),
+        "requests": float(len(record.status)),
+        "steady_goodput_per_s": steady,
+        "min_goodput_share": min(kind.share for kind in gently),
+        "min_goodput_share_between_changes": float(calm.min()) / steady,
+        "p99_ms": max(kind.p99_ms for kind in gently),
+        "slo_ms": SLO_MS,
+        "missing_s": max(kind.missing_s for kind in found),
+        **{name: value for kind in found for name, value in kind.figures().items()},
+    }
+
+
+def table(found: Sequence[Kind]) -> Table:
+    columns = ("change", "times", "s", "s, worst", "devices missing, s", "least goodput in any second", "p99, ms")
+    rows = Table(*columns, title=f"changes under load, SLO {SLO_MS:g} ms")
+    for kind in found:
+        numbers = (f"{kind.seconds:.2f}", f"{kind.worst_s:.2f}", f"{kind.missing_s:.1f}")
+        rows.add_row(kind.what, str(kind.times), *numbers, f"{kind.share:.0%}", f"{kind.p99_ms:.0f}")
+    return rows
+
+
+def _steady(times: Timeline, changes: Sequence[Change]) -> float:
+    return float(times.outside(*(change.stretch for change in changes)).mean())
+
+
+def _p99_ms(record: Record, stretches: Sequence[tuple[float, float]]) -> float:
+    due = np.zeros(len(record.due_s), bool)
+    for start_s, stop_s in stretches:
+        due |= (record.due_s >= start_s) & (record.due_s < stop_s)
+    latency_ms: Floats = 1e3 * (record.ended_s - record.due_s)[due & (record.status == 200)]
+    return float(np.percentile(latency_ms, 99)) if len(latency_ms) else float("inf")
