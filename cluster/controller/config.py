@@ -1,5 +1,7 @@
 """What a user may write under `args:` of the controller's application."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -34,6 +36,11 @@ class ControllerConfig(Patience):
     """The controller of one application. Network, plan and key are the application's own; all fields have defaults."""
 
     application: str = Field("isobatch", description="The name of the application it controls.")
+    goal: Literal["goodput", "cost"] = Field(
+        "goodput",
+        description="The most goodput of all devices; or cost: the fewest dollars, at the catalogue's prices, that "
+        "sustain the inputs that are expected.",
+    )
     devices: dict[str, int] | None = Field(
         None, description="The most that plans may use, as KIND: COUNT; none: what the application began with."
     )

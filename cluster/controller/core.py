@@ -18,8 +18,9 @@ from cluster.controller.peek import Peek, is_due, opened
 from cluster.controller.present import Present
 from cluster.controller.question import Question
 from cluster.controller.record import Record
+from cluster.controller.saving import Demand, demand, is_swamped, weigh_dollars
 from cluster.controller.trial import Trial
-from cluster.controller.verdict import Verdict, Worth, lacking, same, weigh
+from cluster.controller.verdict import Verdict, Worth, is_content, lacking, same, weigh
 from deployments.front.observed import Observed, merged
 from optimizer.evaluate import evaluate
 from optimizer.plan import Plan
@@ -28,7 +29,6 @@ from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.history import History
 
-CONTENT = 0.98  # of the inputs answered in time: the rest are bursts
 EARLY = 4  # windows may be closed early so many times faster than on time
 
 
@@ -85,6 +85,8 @@ class Core:
             return self._close(now_s)
         if self._early(now_s) and (latest := self._surprise()):
             return self._close(now_s, "the inputs are others than were forecast: ", latest)
+        if self.question.cheapest and self._early(now_s) and is_swamped(observed, self.sustained(self.running)):
+            return self._close(now_s, "more arrive than the plan sustains: ")
         missing = lacking(self.running, self.present.counts)
         if self._news and (missing or self._early(now_s)):
             return self._close(now_s)
@@ -200,13 +202,17 @@ class Core:
         facts = self.facts()
         running = Worth(self.running, evaluate(self.running, facts), self.record.kept(self.running))
         event = self._event(seen, running.score.goodput_per_s, now_s)
+        asked = demand(self.beliefs.forecast, seen) if self.question.cheapest else None
         try:
-            best = self.question.best(self.beliefs.survival, self.corrections, self.present.counts)
+            wanted_per_s = asked.planned_for(running.kept) if asked else None
+            best = self.question.best(self.beliefs.survival, self.corrections, self.present.counts, wanted_per_s)
         except UserError as error:
             return Decision(None, replace(event, why=f"{because}there is no plan: {error}"))
-        better = expected_best(best, running, self.record, facts, self.question.objective, self.present.counts)
-        content = seen.arrivals > 0 and seen.in_time >= CONTENT * seen.arrivals
-        verdict = self._verdict(better, running, now_s, forced, content)
+        if asked:
+            better = Worth(best, evaluate(best, facts), running.kept)
+        else:
+            better = expected_best(best, running, self.record, facts, self.question.objective, self.present.counts)
+        verdict = self._verdict(better, running, now_s, forced, seen, asked)
         event = replace(event, why=because + verdict.why, gain_promised=verdict.gain)
         if self._should_peek(verdict, facts, now_s):
             why = "closed ramps are opened for a moment, to see who leaves there"
@@ -217,12 +223,17 @@ class Core:
         event = replace(event, what="rolling out", after=better.plan, starts=starts, forced=verdict.must)
         return Decision(better.plan, event)
 
-    def _verdict(self, better: Worth, running: Worth, now_s: float, forced: bool, content: bool) -> Verdict:
-        record, patience = self.record, self.patience
-        verdict = weigh(
-            running, better, self.question.objective, patience,
-            changes=record.changes(now_s), start_s=record.start_s, counts=self.present.counts, content=content,
-        )  # fmt: skip
+    def _verdict(
+        self, better: Worth, running: Worth, now_s: float, forced: bool, seen: Observed, asked: Demand | None
+    ) -> Verdict:
+        record, patience, changes = self.record, self.patience, self.record.changes(now_s)
+        if asked and not lacking(running.plan, self.present.counts):
+            verdict = weigh_dollars(running, better, asked, patience.least_gain, changes)
+        else:
+            verdict = weigh(
+                running, better, self.question.objective, patience,
+                changes=changes, start_s=record.start_s, counts=self.present.counts, content=is_content(seen),
+            )  # fmt: skip
         moves = (verdict.moves or forced) and not same(better.plan, self.running)
         if record.paused:
             would = "would change" if moves else "would stay"

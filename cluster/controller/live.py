@@ -49,7 +49,8 @@ def question(config: ControllerConfig, app_config: AppConfig, profile: Profile) 
         slo_s=(config.slo_ms or app_config.slo_ms) / 1e3, slack=config.slack, max_batch=config.max_batch
     )
     fleet = tuple(device(kind, amount) for kind, amount in allowed(config, app_config, profile).items())
-    return Question(profile, fleet, objective, config.one_machine, config.side_by_side, config.gap)
+    cheapest = config.goal == "cost"
+    return Question(profile, fleet, objective, config.one_machine, config.side_by_side, config.gap, cheapest)
 
 
 def memory(config: ControllerConfig, profile: Profile) -> Path:

@@ -1,6 +1,7 @@
 """What is asked of the planner, window after window: the same network and objective, another survival and fleet."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from cluster.controller.corrections import Corrections
@@ -14,7 +15,10 @@ FEW = 1e-3
 
 @dataclass(frozen=True)
 class Question:
-    """`fleet` is the most that may be used; how many of them are there is another matter."""
+    """`fleet` is the most that may be used; how many of them are there is another matter.
+
+    `cheapest`: not the most goodput is sought, but the fewest dollars for the inputs that come.
+    """
 
     profile: Profile
     fleet: tuple[Device, ...]
@@ -22,6 +26,7 @@ class Question:
     one_machine: bool = False
     side_by_side: bool = True
     gap: float = 0.01
+    cheapest: bool = False
 
     def here(self, counts: Mapping[str, int]) -> tuple[Device, ...]:
         """The fleet as far as it is there; of a kind that nobody counted, all of it."""
@@ -32,8 +37,21 @@ class Question:
         links = links_between(self.fleet, one_machine=self.one_machine)
         return problem(corrections.applied(self.profile), self.fleet, links, _worth_planning(survival))
 
-    def best(self, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]) -> Plan:
-        """Where nothing can keep the SLO on what is left, the fastest plan there is."""
+    def best(
+        self,
+        survival: Sequence[float],
+        corrections: Corrections,
+        counts: Mapping[str, int],
+        wanted_per_s: float | None = None,
+    ) -> Plan:
+        """The cheapest plan for so many inputs, if that is told and any plan sustains them; else the most goodput.
+
+        Where nothing can keep the SLO on what is left, the fastest plan there is.
+        """
+        if wanted_per_s:
+            with suppress(UserError):
+                goal = replace(self.objective, goal="cost", goodput_per_s=wanted_per_s)
+                return self._optimize(survival, corrections, self.here(counts), goal)
         try:
             return self._optimize(survival, corrections, self.here(counts), self.objective)
         except UserError:

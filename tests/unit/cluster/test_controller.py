@@ -1,5 +1,6 @@
 """The controller on an application that behaves as the cost model says: what it decides, and what it never does."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from cluster.controller.config import Patience
 from cluster.controller.peek import OFTEN
+from optimizer import evaluate
 from tests.unit.cluster.fluid import EASY, HARD, MEDIUM, Fluid, batches, controller, first_plan, question, run
 
 MOVED = ("rolled out", "rolled back", "failed")
@@ -103,6 +105,33 @@ def test_under_any_drift_it_never_flaps_and_is_never_worse_than_the_first_plan_f
 )
 def test_such_drift_is_followed_too(eras, rates):
     follows_drift(eras, rates)
+
+
+def test_where_dollars_count_no_more_devices_are_kept_than_the_arrivals_need():
+    asked = replace(question(MEDIUM, v100=4, k80=4), cheapest=True)
+    app = Fluid(asked, first_plan(asked))
+    steered = controller(app)
+    dollars = []
+    for rate in (150.0, 20.0, 600.0):
+        app.rate = lambda at_s, rate=rate: rate
+        run(app, steered, 1200)
+        dollars.append(evaluate(app.running, app.facts()).cost_per_hour)
+    few, fewest, all_of_them = dollars
+    assert fewest < few < all_of_them
+    assert app.pace(app.running) > 600
+    assert not any(event.gain_seen is not None and event.gain_seen < -0.1 for event in steered.core.record.events.all)
+
+
+def test_a_rush_is_not_waited_out_on_few_devices():
+    asked = replace(question(MEDIUM, v100=4), cheapest=True)
+    app = Fluid(asked, first_plan(asked))
+    app.rate = lambda at_s: 20.0
+    steered = controller(app)
+    run(app, steered, 1200)
+    assert app.pace(app.running) < 300
+    app.rate = lambda at_s: 300.0
+    run(app, steered, 60)
+    assert app.pace(app.running) > 300
 
 
 def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back():
