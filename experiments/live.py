@@ -118,6 +118,16 @@ def kill_node(process: int) -> None:
             os.kill(each, signal.SIGKILL)
 
 
+def named(what: str) -> list[int]:
+    """Processes below this one whose command says so."""
+    found = []
+    for process in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            if what in Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+                found.append(process)
+    return found
+
+
 def _forget(address: str) -> None:
     """`ray start` notes the cluster as this machine's own, and others would take it for one to stay away from."""
     note = Path(os.environ.get("RAY_TMPDIR", gettempdir())) / "ray" / "ray_current_cluster"

@@ -8,13 +8,11 @@ import signal
 import urllib.request
 from collections.abc import Awaitable, Callable
 from http.client import HTTPException
-from pathlib import Path
 
 from cluster.controller.verdict import same
-from cluster.processes import descendants
 from cluster.rollout import RunningApplication
 from experiments.chaos.suite import START
-from experiments.live import NAME, Live
+from experiments.live import NAME, Live, named
 from experiments.replan.suite import ROUNDS
 
 SLOW, HANGS = 5.0, 1e6
@@ -75,12 +73,12 @@ async def controller_killed_in_a_roll_out(here: Live, chance: random.Random) -> 
 
 
 async def serve_controller_killed(here: Live, chance: random.Random) -> None:
-    for process in _named("ServeController"):
+    for process in named("ServeController"):
         _kill(process)
 
 
 async def haproxy_killed(here: Live, chance: random.Random) -> None:
-    for process in _named("haproxy"):
+    for process in named("haproxy"):
         _kill(process)
 
 
@@ -112,13 +110,3 @@ def _force(here: Live) -> None:
     request = urllib.request.Request(f"{here.base}/controller/force", method="POST")
     with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(request, timeout=20):
         pass
-
-
-def _named(what: str) -> list[int]:
-    """Processes below this one whose command says so."""
-    found = []
-    for process in descendants(os.getpid()):
-        with contextlib.suppress(OSError):
-            if what in Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
-                found.append(process)
-    return found

@@ -23,7 +23,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRay, 
     os.environ.pop("RAY_ADDRESS", None)
     os.environ[FAULTS] = str(tmp_path_factory.mktemp("faults"))  # read by virtual devices that play broken ones
     port = free_port(0)
-    with local_ray({"host": "127.0.0.1", "port": port}) as ray:
+    with local_ray({"host": "127.0.0.1", "port": port, "location": "HeadOnly"}) as ray:
         yield ray, f"http://127.0.0.1:{port}"
     os.environ.clear()
     os.environ.update(before)

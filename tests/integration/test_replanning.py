@@ -15,12 +15,14 @@ from cluster.controller.application import RolloutError
 from cluster.local import LocalRay
 from cluster.rollout import RunningApplication
 from deployments.replicas.virtual import FAULTS
-from experiments.live import NAME, Live, application
-from experiments.replan.suite import BLOCKS, leaves_after, plan, profile
+from experiments.live import NAME, Live, application, kill_node, named, node
+from experiments.replan.suite import BLOCK_S, BLOCKS, leaves_after, plan, profile
 from optimizer.plan import Plan
 from tests.integration.asking import ask
 from tests.integration.conftest import Run
 
+ELSEWHERE = "t4"  # a kind that only a second node has
+PROFILE = profile({**BLOCK_S, ELSEWHERE: 0.020})
 ONE_CUT = plan((4, 2, "v100"), (BLOCKS, 1, "v100"), batch=4)
 CHANGES = {
     "cut moved": plan((5, 2, "v100"), (BLOCKS, 1, "v100"), batch=4),
@@ -36,7 +38,7 @@ CHANGES = {
 def here(local: tuple[LocalRay, str], tmp_path_factory: pytest.TempPathFactory) -> Live:
     folder = tmp_path_factory.mktemp("live")
     live = Live(local[0], local[1], Path(os.environ[FAULTS]))
-    live.deploy(application(ONE_CUT, profile(), folder, slo_ms=60_000), patience_s=300)
+    live.deploy(application(ONE_CUT, PROFILE, folder, slo_ms=60_000), patience_s=300)
     return live
 
 
@@ -127,7 +129,7 @@ def test_the_same_file_again_leaves_everything_as_it_is(
     before = here.processes("split") | here.processes("front") | here.processes("deployer")
     folder = next(path for path in tmp_path_factory.getbasetemp().iterdir() if path.name.startswith("live"))
     with asked_meanwhile(here, clients=2):
-        here.deploy(application(ONE_CUT, profile(), folder, slo_ms=60_000))
+        here.deploy(application(ONE_CUT, PROFILE, folder, slo_ms=60_000))
     assert here.processes("split") | here.processes("front") | here.processes("deployer") == before
     assert run(followed.plan()) == CHANGES["cut moved"]
 
@@ -162,6 +164,22 @@ def test_a_replica_that_hangs_is_replaced(here: Live, followed: RunningApplicati
         assert eventually(lambda: min(before) not in here.processes("split") and len(here.processes("split")) == 3)
 
 
+def test_a_slow_replica_costs_nobody_an_answer(here: Live, followed: RunningApplication) -> None:
+    slowed = here.processes("split")[min(here.processes("split"))]
+    with asked_meanwhile(here):
+        here.slow_down(slowed, 5.0)
+    here.slow_down(slowed, 1.0)
+
+
+def test_who_is_on_a_lost_node_goes_on_elsewhere(here: Live, followed: RunningApplication, run: Run) -> None:
+    with node(here.ray.address, {ELSEWHERE: 1}) as second:
+        run(followed.roll_out(plan((5, 2, "v100"), (BLOCKS, 1, ELSEWHERE), batch=4)))
+        with asked_meanwhile(here):
+            kill_node(second)
+            run(followed.roll_out(ONE_CUT))  # as the controller does when it sees fewer devices
+    assert run(followed.plan()) == ONE_CUT
+
+
 def test_a_front_that_was_killed_follows_the_plan_of_the_others(
     here: Live, followed: RunningApplication, run: Run
 ) -> None:
@@ -170,3 +188,9 @@ def test_a_front_that_was_killed_follows_the_plan_of_the_others(
     os.kill(process, signal.SIGKILL)
     assert eventually(lambda: process not in here.processes("front").values() and answers(here))
     assert stages(here) == [[0, 5], [5, BLOCKS]]
+
+
+def test_haproxy_is_started_again(here: Live, followed: RunningApplication) -> None:
+    for process in named("haproxy"):
+        os.kill(process, signal.SIGKILL)
+    assert eventually(lambda: answers(here))
