@@ -23,6 +23,7 @@ BROKEN = 0  # the status of a request that got no answer
 WRONG = -1  # of one that got an answer that is not right
 AGAIN_S = 0.1  # before a request whose connection broke is sent again
 _HEAD_END, _LENGTH, _LAST_CHUNK = b"\r\n\r\n", b"content-length:", b"\r\n0\r\n\r\n"
+_CLOSE = b"\r\nconnection: close"
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,12 @@ class _Connection(asyncio.Protocol):
         self._buffer += data
         if not _is_whole(self._buffer):
             return
-        status, body = int(self._buffer[9:12]), bytes(self._buffer).partition(_HEAD_END)[2]
+        head, _, body = bytes(self._buffer).partition(_HEAD_END)
         self._buffer.clear()
-        self._finish(status, body)
+        if _CLOSE in head.lower() and self.transport:  # whoever asks again here would not be heard
+            self.transport.close()
+            self.transport = None
+        self._finish(int(head[9:12]), body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
@@ -229,7 +233,7 @@ class Load:
 
         def done(status: int, answer: bytes) -> None:
             if status == BROKEN and self._now() < self._due_s[index] + self._again_s:
-                self._open -= 1
+                self._release(connection)
                 return self._later(index)
             if status == 200 and not self._right(index % len(self._requests), answer):
                 status = WRONG
@@ -257,7 +261,11 @@ class Load:
         return self._ask(connection, index)
 
     def _release(self, connection: _Connection) -> None:
-        if self._queue and connection.transport:
+        if not connection.transport:
+            self._open -= 1
+            if self._queue:
+                self._begin_task(self._try_one_more())
+        elif self._queue:
             self._ask(connection, self._queue.popleft())
         else:
             self._idle.append(connection)

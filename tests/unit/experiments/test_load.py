@@ -79,6 +79,12 @@ def test_who_is_cut_off_asks_again_over_a_new_connection() -> None:
     assert (record.status.tolist(), resent) == ([200], {0})
 
 
+def test_a_connection_that_is_said_to_close_is_not_used_again() -> None:
+    last = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"
+    record: Record = measured(lambda _: (0.0, last), lambda url: Load(url, [b"{}"], 1).at(np.arange(5) / 50))
+    assert record.status.tolist() == [200] * 5
+
+
 def test_clients_ask_again_when_they_are_answered() -> None:
     record: Record = measured(lambda _: (0.02, OK), lambda url: Load(url, [b"{}"], 4).by_clients(4, 0.4))
     assert 40 <= len(record.status) <= 84  # 4 clients, 20 ms each, 0.4 s: 80 at best
