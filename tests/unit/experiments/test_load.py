@@ -28,6 +28,8 @@ def measured(answer: Answer, ask: Callable[[str], Any]) -> Any:
             if not reply:
                 break
             writer.write(reply)
+            if b"Connection: close" in reply:
+                await reader.read()  # nobody reads what else is asked here
         writer.close()
 
     async def run() -> Any:
