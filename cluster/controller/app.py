@@ -48,6 +48,7 @@ class Steering:
         running = await RunningApplication(self.config.application).plan()
         inventory = Inventory(allowed(self.config, app_config, profile), partial(needs, app_config))
         application = RunningApplication(self.config.application, inventory)
+        await application.observe()  # what was counted before is not of the first window: it may be of hours ago
         return controller_of(self.config, app_config, profile, application, running)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
