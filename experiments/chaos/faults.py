@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable
 from http.client import HTTPException
 
+from cluster.controller.application import RolloutError
 from cluster.controller.verdict import same
 from cluster.rollout import RunningApplication
 from experiments.chaos.suite import START
@@ -16,6 +17,7 @@ from experiments.live import NAME, Live, named
 from experiments.replan.suite import ROUNDS
 
 SLOW, HANGS = 5.0, 1e6
+WITHIN_S = 60.0  # everything is there again, or something is wrong
 ALSO = [plan for _, plan in ROUNDS if plan.devices() == START.devices()]  # what it may be led to meanwhile
 
 Fault = Callable[[Live, random.Random], Awaitable[None]]
@@ -26,49 +28,54 @@ def _kill(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-def _any(here: Live, deployment: str, chance: random.Random) -> int:
-    return chance.choice(sorted(here.processes(deployment).values()))
+async def _any(here: Live, deployment: str, chance: random.Random) -> int:
+    """One that runs; after the fault before, Serve may still be starting it."""
+    async with asyncio.timeout(WITHIN_S):
+        while not (running := await asyncio.to_thread(here.processes, deployment)):
+            await asyncio.sleep(0.2)
+    return chance.choice(sorted(running.values()))
 
 
 async def replica_killed(here: Live, chance: random.Random) -> None:
-    _kill(_any(here, "split", chance))
+    _kill(await _any(here, "split", chance))
 
 
 async def replica_hangs(here: Live, chance: random.Random) -> None:
-    here.slow_down(_any(here, "split", chance), HANGS)
+    here.slow_down(await _any(here, "split", chance), HANGS)
 
 
 async def replica_slow(here: Live, chance: random.Random) -> None:
-    here.slow_down(_any(here, "split", chance), SLOW)
+    here.slow_down(await _any(here, "split", chance), SLOW)
 
 
 async def front_killed(here: Live, chance: random.Random) -> None:
-    _kill(_any(here, "front", chance))
+    _kill(await _any(here, "front", chance))
 
 
 async def deployer_killed(here: Live, chance: random.Random) -> None:
-    _kill(_any(here, "deployer", chance))
+    _kill(await _any(here, "deployer", chance))
 
 
 async def deployer_killed_in_a_roll_out(here: Live, chance: random.Random) -> None:
     """The application must go on by one of the two plans; it is led back by whoever comes next."""
     roll_out = asyncio.create_task(RunningApplication(NAME).roll_out(chance.choice(ALSO)))
     await asyncio.sleep(chance.uniform(0.0, 0.2))
-    _kill(_any(here, "deployer", chance))
+    _kill(await _any(here, "deployer", chance))
     with contextlib.suppress(Exception):
         await asyncio.wait_for(roll_out, 20.0)
 
 
 async def controller_killed(here: Live, chance: random.Random) -> None:
-    _kill(_any(here, "controller", chance))
+    _kill(await _any(here, "controller", chance))
 
 
 async def controller_killed_in_a_roll_out(here: Live, chance: random.Random) -> None:
     """Asked by hand to take the best plan, while another one runs."""
-    await RunningApplication(NAME).roll_out(chance.choice(ALSO))
+    with contextlib.suppress(RolloutError):  # it leads elsewhere already
+        await RunningApplication(NAME).roll_out(chance.choice(ALSO))
     force = asyncio.create_task(asyncio.to_thread(_force, here))
     await asyncio.sleep(chance.uniform(0.0, 0.2))
-    _kill(_any(here, "controller", chance))
+    _kill(await _any(here, "controller", chance))
     await force
 
 
@@ -101,8 +108,13 @@ async def restored(here: Live) -> None:
     for told in here.faults.iterdir():
         told.unlink()
     application = RunningApplication(NAME)
-    if not same(await application.plan(), START):
-        await application.roll_out(START)
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            with contextlib.suppress(Exception):  # the deployer is on its way back, or the controller leads just now
+                if same(await application.plan(), START):
+                    return
+                await application.roll_out(START)
+            await asyncio.sleep(0.2)
 
 
 def _force(here: Live) -> None:
