@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cluster.controller.verdict import LEAST_PER_S, Verdict, Worth, asked_of, is_content, same
+from cluster.controller.verdict import HEADROOM, LEAST_PER_S, Verdict, Worth, asked_of, is_content, same
 from deployments.front.observed import Observed
 from profiles.forecast import Forecast
 
@@ -46,7 +46,7 @@ def weigh_dollars(running: Worth, better: Worth, asked: Demand, least_gain: floa
         return Verdict(gain >= least_gain, f"{sustains} that are expected: {gain:.1%} more goodput", gain)
     dollars = running.score.cost_per_hour
     saved = 1 - better.score.cost_per_hour / dollars if dollars else 0.0
-    needed = asked_of(least_gain, changes, content=True)
+    needed = asked_of(HEADROOM * least_gain, changes)
     moves = saved >= needed
     why = f"{saved:.1%} fewer dollars {'are' if moves else 'are not'} worth it: {needed:.1%} are asked"
     return Verdict(moves, why, saved)

@@ -9,7 +9,7 @@ from deployments.front.observed import Observed
 from optimizer import Objective, Plan, Score
 
 CONTENT = 0.98  # of the inputs answered in time: the rest are bursts
-HEADROOM = 3  # times as much is asked where more goodput would not be used
+HEADROOM = 3  # times as much is asked where more goodput would not be used; a third where some is missed, for a message
 FREE = 2  # changes of late that make the next one no harder
 LEAST_PER_S = 1e-9
 SAME = 1e-6  # a gain below this is a rounding error
@@ -52,7 +52,8 @@ def weigh(
         return Verdict(False, "the running plan is the best there is", max(0.0, gain))
     effort = moving(running.plan, better.plan)
     lost = effort.lost_share(start_s, patience.hold_windows * patience.replan_every_s)
-    needed = asked_of(patience.least_gain, changes, content) + lost
+    times = HEADROOM if content else 1 if effort.starts else 1 / HEADROOM
+    needed = asked_of(times * patience.least_gain, changes) + lost
     moves = gain >= needed
     late = _too_late(running.score, objective)
     reason = f"{needed:.1%} are asked of a change that takes {effort.told}" + _of_late(changes)
@@ -60,13 +61,13 @@ def weigh(
     return Verdict(moves, f"{late}{gain:.1%} more goodput {'is' if moves else 'is not'} worth it: {reason}", gain)
 
 
-def asked_of(least_gain: float, changes: int, content: bool) -> float:
+def asked_of(least_gain: float, changes: int) -> float:
     """The gain that a change must promise, if moving costs nothing.
 
-    >>> [round(asked_of(0.03, changes, content=False), 2) for changes in (0, 2, 3, 4)]
+    >>> [round(asked_of(0.03, changes), 2) for changes in (0, 2, 3, 4)]
     [0.03, 0.03, 0.06, 0.12]
     """
-    return least_gain * 2.0 ** max(0, changes - FREE) * (HEADROOM if content else 1)
+    return least_gain * 2.0 ** max(0, changes - FREE)
 
 
 def is_content(seen: Observed) -> bool:

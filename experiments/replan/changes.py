@@ -18,7 +18,7 @@ from optimizer.plan import Plan
 
 SLO_MS = 1000.0
 SHARE = 0.6  # of what the weakest of the plans sustains
-CALM_S = 2.5  # between one change and the next
+CALM_S = 2.2  # between one change and the next
 AFTER_S = 1.0  # so long what is seen is put down to the change before
 LONGEST_S = 1800.0
 console = Console(stderr=True)

@@ -20,7 +20,7 @@ from profiles.latency import LatencyTable
 
 BLOCKS, BATCH, KIND = 2, 16, "v100"
 BLOCK_S = 0.001  # so fast that the front is the limit
-CLIENTS, SPELL_S, PAIRS = 64, 4.0, 4
+CLIENTS, SPELL_S, PAIRS = 64, 3.0, 4
 WINDOW_S, LOOK_S = 6.0, 1.0
 console = Console(stderr=True)
 

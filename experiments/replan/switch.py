@@ -22,6 +22,7 @@ from cluster.controller.events import Event, Events
 from cluster.rollout import RunningApplication
 from deployments.planning import summary
 from experiments.baselines import naive, stock
+from experiments.drift.plot import COLOURS
 from experiments.drift.suite import SUITE
 from experiments.live import NAME, Live, application, controller
 from experiments.load import Load, Record
@@ -35,11 +36,11 @@ from profiles.files import Profile
 from profiles.latency import LatencyTable, Rows
 
 SHARES = SUITE.easy_shares
-STRETCH = 20.0
+STRETCH = 8.0
 SLO_MS = 1e3 * SUITE.slo_s * STRETCH
 INPUT_BYTES = 4096  # of an input on its way: a real one's 400 KB take no longer on a real network than these do here
-WINDOW_S, LOOK_S, WINDOWS = 6.0, 1.0, 5  # of the controller, and how many each mix lasts
-STAY_S, SETTLE_S = 7, 2  # what a plan that stays is watched for, and what of that is not counted
+WINDOW_S, LOOK_S, WINDOWS = 8.0, 0.5, 4  # of the controller, and how many each mix lasts
+STAY_S, SETTLE_S = 5, 2  # what a plan that stays is watched for, and what of that is not counted
 AFTER_WINDOWS = 2
 console = Console(stderr=True)
 
@@ -104,10 +105,10 @@ async def measure(here: Live, folder: Path, windows: int = WINDOWS) -> Switch:
 
 
 async def _staying(here: Live) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {"best plan": [], "early exit": [], "no exits": []}
+    found: dict[str, list[float]] = {name: [] for name in COLOURS}
     for easy in SHARES:
         known = facts(easy)
-        plans = (best(easy), naive(known, SUITE.max_batch), stock(known, SUITE.max_batch))
+        plans = (best(easy), best(SHARES[0]), naive(known, SUITE.max_batch), stock(known, SUITE.max_batch))
         for name, plan in zip(found, plans, strict=True):
             await RunningApplication(NAME).roll_out(plan)
             record = await _load(here, _bodies(easy, 1000)).at(_arrivals(easy, STAY_S, plan), patience_s=SLO_MS / 1e3)
@@ -192,7 +193,7 @@ def figures(switch: Switch) -> dict[str, float]:
         "adapt_changes": float(len(switch.changes_s)),
         **{
             f"adapt_over_{name.replace(' ', '_')}_{easy:.0%}_easy".replace("%", "_percent"): mine / theirs
-            for name in ("early exit", "no exits")
+            for name in ("first plan", "early exit", "no exits")
             for easy, mine, theirs in zip(SHARES, ours, switch.staying_per_s[name], strict=True)
         },
         "controller_cpu_share": switch.cpu_share,
@@ -210,7 +211,7 @@ def draw(switch: Switch, path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(9, 4))
     edges = [number * switch.phase_s for number in range(len(SHARES) + 1)]
-    for name, colour in {"best plan": "#333333", "early exit": "#d98c3f", "no exits": "#999999"}.items():
+    for name, colour in COLOURS.items():
         per_s = switch.staying_per_s[name]
         axes.step(edges, [per_s[0], *per_s], color=colour, label=name, linestyle=":" if name == "best plan" else "-")
     axes.plot(
@@ -222,7 +223,7 @@ def draw(switch: Switch, path: Path) -> None:
         axes.text(begins_s + switch.phase_s / 2, 0, f"{easy:.0%} easy", ha="center", va="bottom", fontsize=8)
     axes.set(xlabel=f"seconds (a window: {WINDOW_S:g} s; red: another plan)", ylabel="answered in time per second")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    axes.legend(frameon=False, fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130, bbox_inches="tight")
     plt.close(figure)
