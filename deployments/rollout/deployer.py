@@ -50,7 +50,7 @@ class Deployer:
         self._fronts = Fronts()
         self._starting, self._moving = asyncio.Lock(), asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._running = False
+        self._running = self._leading = False
         self._cannot: CannotStartError | None = None
         self._graph = self._first()
 
@@ -91,12 +91,13 @@ class Deployer:
 
     async def apply(self, plan: str, patience_s: float = PATIENCE_S) -> Moved | Undone:
         """Lead the application to another plan. Whoever asked for it may go meanwhile: it is brought to an end."""
-        if self._moving.locked() or not self._running:
+        if self._leading or not self._running:
             return Undone("another plan is being rolled out" if self._running else "the application is not running yet")
+        self._leading = True
         return await asyncio.shield(self._task(self._apply(plan, patience_s)))
 
     async def _apply(self, plan: str, patience_s: float) -> Moved | Undone:
-        async with self._moving:
+        async with self._moving:  # what is just being tidied up is waited for
             try:
                 before, after = self._graph.plan, self._graph_of(plan, self._graph.version + 1).plan
                 return await move(self._fleet, before, after, self._lead, self._meanwhile, patience_s)
@@ -105,6 +106,8 @@ class Deployer:
             except Exception as error:
                 log.exception("a plan could not be rolled out")
                 return Undone(f"{type(error).__name__}: {error}")
+            finally:
+                self._leading = False
 
     async def _lead(self, plan: Plan) -> None:
         """From here on a deployer that is restarted goes forward to this plan, not back."""
