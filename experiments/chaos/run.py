@@ -33,7 +33,7 @@ BEFORE_S, ROUND_S = 3.0, 9.0
 LONGEST_S = 1800.0
 REMOTE = 2  # of the devices stand on the node that can be lost
 PATIENCE = {"look_every_s": 1.0, "replan_every_s": 20.0}  # of the controller: devices that return are used in 5 s
-console = Console(stderr=True)
+console = Console(stderr=True, width=140)  # tables are kept in files too
 
 
 @dataclass(frozen=True)

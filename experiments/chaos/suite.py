@@ -13,7 +13,7 @@ from profiles.exits import ExitProfile
 
 DEVICES = {FAST: 7}
 PROFILE = profile({FAST: 0.030})
-SLO_MS = 1000.0
+SLO_MS = 2000.0
 AGAIN_S = 10.0  # so long a client asks again whose connection broke
 SHARE = 0.5  # of what the plan sustains: what is left after a fault can carry it
 KINDS = 500  # of inputs, drawn once and sent in turns

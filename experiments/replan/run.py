@@ -17,7 +17,7 @@ from experiments.replan import cost, switch
 from experiments.replan.suite import START, cpus_per_replica, profile
 
 PICTURE = Path(__file__).parents[2] / "docs" / "switch.png"
-console = Console(stderr=True)
+console = Console(stderr=True, width=140)  # tables are kept in files too
 Figures = dict[str, float]
 
 
