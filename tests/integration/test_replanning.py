@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def eventually(holds: Callable[[], bool], within_s: float = 90.0) -> bool:
 def answers(here: Live) -> bool:
     try:
         return ask(here.base, "POST", "/predict", {"inputs": {"exit_block": 1}})[0] == 200
-    except OSError:
+    except (OSError, HTTPException, ValueError):  # nobody there, or an HAProxy that knows no front yet
         return False
 
 
