@@ -22,7 +22,7 @@ from deployments.front.counting import Counting
 from deployments.front.tally import Tally
 from deployments.replicas.holdings import Held, LostError, Share
 from deployments.replicas.split import Departed, Order, Stayed
-from deployments.replicas.wire import Integers, Packed, take
+from deployments.replicas.wire import Packed, take
 
 GRACE_S = 5.0  # how long survivors are held beyond their last deadline: a launch may be under way then
 
@@ -171,24 +171,25 @@ class Driver:
 
     def _depart(self, launch: Launch, departed: Departed, started_s: float) -> None:
         exits, now_s = departed.exits, self._clock()
-        scores = exits.probabilities.max(axis=1)
-        for row, label, score, block in zip(exits.rows, exits.labels, scores, exits.blocks, strict=True):
+        scores, rows = exits.probabilities.max(axis=1), exits.rows.tolist()
+        told = zip(rows, exits.labels.tolist(), scores.tolist(), exits.blocks.tolist(), strict=True)
+        for row, label, score, block in told:
             waiting = self._waiting.get(launch.tickets[row])
             if waiting and not waiting.reply.done():
                 waiting.step(launch.cursor, started_s, departed.computed_s, now_s)
-                self.counting.answered(int(block), now_s - waiting.admitted_s, now_s <= waiting.deadline_s)
-                waiting.reply.set_result(Answer(int(label), float(score), int(block), tuple(waiting.steps)))
-        self.dispatcher.released(launch.id, exits.rows.tolist())
+                self.counting.answered(block, now_s - waiting.admitted_s, now_s <= waiting.deadline_s)
+                waiting.reply.set_result(Answer(label, score, block, tuple(waiting.steps)))
+        self.dispatcher.released(launch.id, rows)
 
     def _stay(self, launch: Launch, stayed: Stayed, started_s: float) -> None:
-        now_s = self._clock()
+        now_s, rows = self._clock(), stayed.rows.tolist()
         self.counting.launched(launch.replica, launch.cursor, launch.stop, len(launch.tickets), stayed.computed_s)
-        for row in stayed.rows:
+        for row in rows:
             if waiting := self._waiting.get(launch.tickets[row]):
                 waiting.step(launch.cursor, started_s, stayed.computed_s, now_s)
         if stayed.survivors is not None:
             self._claim(stayed.survivors)
-        places = {int(row): Place(stayed.survivors, index) for index, row in enumerate(stayed.rows)}
+        places = {row: Place(stayed.survivors, index) for index, row in enumerate(rows)}
         self.dispatcher.completed(launch.id, now_s, places)
 
     def _claim(self, survivors: Packed | Held) -> None:
@@ -229,8 +230,10 @@ class Driver:
 def parts_of(places: Sequence[Place]) -> tuple[Packed | Share, ...]:
     """Neighbours that come from one batch are taken from it together."""
     runs = [list(run) for _, run in groupby(places, key=lambda place: id(place.payload))]
-    return tuple(_part(run[0].payload, np.array([place.row for place in run])) for run in runs)
+    return tuple(_part(run[0].payload, [place.row for place in run]) for run in runs)
 
 
-def _part(source: Packed | Held, rows: Integers) -> Packed | Share:
-    return Share(source, rows) if isinstance(source, Held) else take(source, rows)
+def _part(source: Packed | Held, rows: list[int]) -> Packed | Share:
+    if isinstance(source, Held):
+        return Share(source, np.array(rows))
+    return source if len(source) == 1 else take(source, np.array(rows))

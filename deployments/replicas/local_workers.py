@@ -1,13 +1,41 @@
 """Replicas in this process: one thread each. For a machine without Ray, and for one device whose splits take turns."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 from deployments.replicas.split import Departed, Order, SplitReplica, Stayed
 
-_END = object()
+Said = Departed | Stayed | Exception
+
+
+class _Device:
+    """A replica and its thread: always the same one, which libraries keep their state for."""
+
+    def __init__(self, name: str, replica: SplitReplica) -> None:
+        self._replica = replica
+        self._orders: SimpleQueue[tuple[Order, asyncio.AbstractEventLoop, asyncio.Queue[Said]] | None] = SimpleQueue()
+        self.since_s: float | None = None  # when it began the launch that it computes
+        threading.Thread(target=self._compute, name=name, daemon=True).start()
+
+    def submit(self, order: Order) -> "asyncio.Queue[Said]":
+        """What the thread says is there as soon as it is known; `Stayed` or an exception comes last."""
+        replies: asyncio.Queue[Said] = asyncio.Queue()
+        self._orders.put((order, asyncio.get_running_loop(), replies))
+        return replies
+
+    def end(self) -> None:
+        self._orders.put(None)
+
+    def _compute(self) -> None:
+        while given := self._orders.get():
+            order, loop, replies = given
+            self.since_s = time.monotonic()
+            for reply in _guarded(self._replica.run(order)):
+                loop.call_soon_threadsafe(replies.put_nowait, reply)
+            self.since_s = None
 
 
 class LocalWorkers:
@@ -15,30 +43,19 @@ class LocalWorkers:
 
     def __init__(self, replicas: Mapping[str, SplitReplica]) -> None:
         self._replicas = dict(replicas)
-        self._since_s: dict[str, float] = {}  # when each replica began the launch that it computes
-        self._threads = {name: ThreadPoolExecutor(1, thread_name_prefix=name) for name in replicas}
+        self._devices = {name: _Device(name, replica) for name, replica in replicas.items()}
 
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
-        """What the thread yields is here as soon as it is known there."""
-        loop = asyncio.get_running_loop()
-        replies: asyncio.Queue[object] = asyncio.Queue()
-
-        def work() -> None:
-            self._since_s[replica] = time.monotonic()
-            for reply in _guarded(self._replicas[replica].run(order)):
-                loop.call_soon_threadsafe(replies.put_nowait, reply)
-            del self._since_s[replica]
-
-        self._threads[replica].submit(work)
-        while (reply := await replies.get()) is not _END:
+        replies = self._devices[replica].submit(order)
+        while not isinstance(reply := await replies.get(), Stayed):
             if isinstance(reply, Exception):
                 raise reply
-            assert isinstance(reply, Departed | Stayed)
             yield reply
+        yield reply
 
     def computes_for_s(self, replica: str) -> float:
         """How long its present launch takes already."""
-        since_s = self._since_s.get(replica)
+        since_s = self._devices[replica].since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def suspect(self, replica: str) -> None:
@@ -49,14 +66,12 @@ class LocalWorkers:
             replica.holdings.drop([key])
 
     async def close(self) -> None:
-        for thread in self._threads.values():
-            thread.shutdown(wait=False, cancel_futures=True)
+        for device in self._devices.values():
+            device.end()
 
 
-def _guarded(replies: Iterator[Departed | Stayed]) -> Iterator[object]:
-    """An exception is a reply too, and the end is always told."""
+def _guarded(replies: Iterator[Departed | Stayed]) -> Iterator[Said]:
     try:
         yield from replies
     except Exception as error:
         yield error
-    yield _END

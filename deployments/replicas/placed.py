@@ -4,6 +4,7 @@ What computes (torch, ONNX Runtime) is imported where a network is loaded: virtu
 """
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -46,6 +47,7 @@ class Placed:
                 host = node_address()
                 await self._exchange.open(host)
                 self._whereabouts = Whereabouts(replica_name(), await self._desk.open(host), self._desk.key)
+                gc.freeze()  # the network is here to stay: nobody need look for garbage in it while it serves
         return self._whereabouts
 
     async def hand_over(self) -> None:

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,10 +63,10 @@ class SplitReplica:
         rows = np.arange(len(ahead))
         for stop in stops(ahead.cursor, order.stop, order.ramps):
             launched = self._model.run(ahead, stop, order.ramps)
-            if len(launched.exits):
-                left = replace(launched.exits, rows=rows[launched.exits.rows])
-                yield Departed(left, time.perf_counter() - started_s)
-            rows = np.delete(rows, launched.exits.rows)
+            if len(left := launched.exits):
+                exits = Exits(rows[left.rows], left.blocks, left.logits)
+                rows = _without(rows, left.rows)
+                yield Departed(exits, time.perf_counter() - started_s)
             if launched.survivors is None:
                 break
             ahead = launched.survivors
@@ -89,6 +89,12 @@ class SplitReplica:
             return self.holdings.hold(survivors, order.hold_s)
         packed = pack(survivors)
         return packed if packed.size_bytes <= order.by_value_bytes else self.holdings.hold(packed, order.hold_s)
+
+
+def _without(rows: Integers, gone: Integers) -> Integers:
+    staying = np.ones(len(rows), bool)
+    staying[gone] = False
+    return rows[staying]
 
 
 def _unpacked(states: Iterable[State]) -> Iterator[Batch]:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
 from profiles.model import Batch, Exits, Launched
 
+Blocks = NDArray[np.int64]
 FAULTS = "ISOBATCH_REHEARSED_FAULTS"  # tests of faults only: a folder of files PROCESS, each with how often slower
 
 
@@ -46,6 +48,8 @@ class VirtualModel:
         self._survival = np.append(exits.survival, 0.0)
         self._random = np.random.default_rng(seed)
         self._sleep = sleep
+        # A launch should cost next to nothing but its time: there may be hundreds a second on a core.
+        self._seconds, self._ways_out = cache(self._look_up), cache(self._find_ways_out)
 
     @property
     def num_blocks(self) -> int:
@@ -65,8 +69,8 @@ class VirtualModel:
 
     def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
         self._sleep(self.seconds(batch.cursor, stop, len(batch), ramps))
-        sure_after = np.asarray(batch.arrays["sure_after"])
-        left_at = np.array([self._leaves_at(int(block), batch.cursor, stop, ramps) for block in sure_after])
+        ways_out, after = self._ways_out(batch.cursor, stop, frozenset(ramps))
+        left_at = after[np.searchsorted(ways_out, batch.arrays["sure_after"])]
         leaving, staying = np.flatnonzero(left_at >= 0), np.flatnonzero(left_at < 0)
         logits = np.zeros((len(leaving), self.num_labels), np.float32)
         exits = Exits(leaving, left_at[leaving], logits)
@@ -82,6 +86,9 @@ class VirtualModel:
 
     def seconds(self, start: int, stop: int, size: int, ramps: Collection[int]) -> float:
         """What a launch takes on the device that is played."""
+        return self._seconds(start, stop, size, frozenset(ramps))
+
+    def _look_up(self, start: int, stop: int, size: int, ramps: frozenset[int]) -> float:
         blocks = self._table.block_times_s(size)[start:stop].sum()
         heads = sum(self._table.ramp_times_s(size)[ramp] for ramp in ramps if start <= ramp < stop)
         return float(self._table.launch_s + blocks + heads)
@@ -96,12 +103,11 @@ class VirtualModel:
         # An input that is drawn u survives every block whose survival is above u.
         return int(np.flatnonzero(self._survival[1:] <= self._random.random())[0])
 
-    def _leaves_at(self, sure_after: int, start: int, stop: int, ramps: Collection[int]) -> int:
-        """The block it leaves after during this launch, or -1."""
-        ways_out = [ramp for ramp in ramps if max(start, sure_after) <= ramp < stop]
-        if ways_out:
-            return min(ways_out)
-        return self.num_blocks - 1 if stop == self.num_blocks else -1
+    def _find_ways_out(self, start: int, stop: int, ramps: frozenset[int]) -> tuple[Blocks, Blocks]:
+        """The ramps on the way; and where to leave for each, and for who is sure only after the last (-1: it stays)."""
+        ways_out = sorted(ramp for ramp in ramps if start <= ramp < stop)
+        beyond = self.num_blocks - 1 if stop == self.num_blocks else -1
+        return np.array(ways_out, np.int64), np.array([*ways_out, beyond], np.int64)
 
     def _survivors(self, batch: Batch, stop: int, staying: NDArray[np.int64]) -> Batch:
         weight = self._table.hidden_bytes[stop - 1]
