@@ -27,8 +27,6 @@ SETTINGS = {
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
     # What Serve does around each request costs more than our own handling of it.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.front.shortcut:middlewares",
-    # A handle call over gRPC fails beyond gRPC's own 4 MiB unless told otherwise.
-    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 2**20),
     # A front that ends with a request unanswered had no effect: another can answer it, if it was no longer than 16 KiB.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     # HAProxy is started again after it failed three of these in a row.
