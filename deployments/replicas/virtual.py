@@ -65,7 +65,7 @@ class VirtualModel:
 
     def encode(self, inputs: Sequence[Any]) -> Batch:
         sure_after = np.array([self._sure_after(each) for each in inputs], np.int64)
-        return Batch(0, {"sure_after": sure_after}, np.zeros((len(inputs), 0), np.float32))
+        return _batch(0, sure_after, None)
 
     def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
         self._sleep(self.seconds(batch.cursor, stop, len(batch), ramps))
@@ -77,12 +77,11 @@ class VirtualModel:
         return Launched(exits, self._survivors(batch, stop, staying) if len(staying) else None)
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
-        names = batches[0].arrays
-        arrays = {name: np.concatenate([batch.arrays[name] for batch in batches]) for name in names}
-        return Batch(batches[0].cursor, arrays, np.concatenate([batch.memory for batch in batches]))
+        sure_after = np.concatenate([batch.arrays["sure_after"] for batch in batches])
+        return _batch(batches[0].cursor, sure_after, batches[0].arrays.get("hidden"))
 
     def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
-        return Batch(batch.cursor, {name: a[rows] for name, a in batch.arrays.items()}, batch.memory[rows])
+        return _batch(batch.cursor, batch.arrays["sure_after"][rows], batch.arrays.get("hidden"))
 
     def seconds(self, start: int, stop: int, size: int, ramps: Collection[int]) -> float:
         """What a launch takes on the device that is played."""
@@ -109,10 +108,13 @@ class VirtualModel:
         beyond = self.num_blocks - 1 if stop == self.num_blocks else -1
         return np.array(ways_out, np.int64), np.array([*ways_out, beyond], np.int64)
 
-    def _survivors(self, batch: Batch, stop: int, staying: NDArray[np.int64]) -> Batch:
-        weight = self._table.hidden_bytes[stop - 1]
-        arrays = {
-            "sure_after": np.asarray(batch.arrays["sure_after"])[staying],
-            "hidden": np.zeros((len(staying), weight), np.uint8),
-        }
-        return Batch(stop, arrays, batch.memory[staying])
+    def _survivors(self, batch: Batch, stop: int, staying: Blocks) -> Batch:
+        hidden = np.zeros((1, self._table.hidden_bytes[stop - 1]), np.uint8)
+        return _batch(stop, np.asarray(batch.arrays["sure_after"])[staying], hidden)
+
+
+def _batch(cursor: int, sure_after: Blocks, hidden: NDArray[np.uint8] | None) -> Batch:
+    """Hidden states take no memory, and no time to merge, before they travel: a device has its own."""
+    count = len(sure_after)
+    weight = {} if hidden is None else {"hidden": np.broadcast_to(hidden[0], (count, hidden.shape[1]))}
+    return Batch(cursor, {"sure_after": sure_after} | weight, np.zeros((count, 0), np.float32))

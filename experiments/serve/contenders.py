@@ -1,6 +1,6 @@
 """Three ways to use the same devices: as planned, with all ramps at shrinking batches, and without exits.
 
-As in E3's figure 7: BERT-base in single precision on V100s, by their datasheet; half of the inputs have left by the
+As in E3's figure 7: BERT-base in single precision on a V100, by its datasheet; half of the inputs have left by the
 middle. Each way has the best batch that it can have within the SLO.
 """
 
@@ -11,7 +11,7 @@ from optimizer.objective import Objective
 from optimizer.plan import Plan
 from profiles.devices import links_between
 
-DEVICES, DTYPE, SLO_S = "v100=2", "float32", 0.1
+DEVICES, DTYPE, SLO_S = "v100=1", "float32", 0.1
 PROFILE = BERT_BASE.profile(DEVICES, DTYPE)
 
 
