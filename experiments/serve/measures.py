@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Sequence
 from statistics import median
 
-from experiments.load import Load, Record
+from experiments.load import Floats, Load, Record
 from experiments.load_report import summary
 from experiments.workloads import arrivals
 
@@ -25,9 +25,12 @@ def rate(url: str, clients: int, seconds: float) -> float:
 
 
 def median_ms(url: str, body: bytes, count: int, per_s: float = 20.0) -> float:
-    """The latency of a lone request: one after another, a little apart; the first ones only warm up."""
+    """The latency of a lone request: one after another, a little apart; the first ones only warm up.
+
+    From when it was sent: an event loop's timers are up to a millisecond late, and by how much depends on the latency.
+    """
     record = asyncio.run(Load(url, [body]).at(arrivals("uniform", per_s, (count + 10) / per_s, 0)))
-    return median(_latencies_ms(record)[10:])
+    return median(_latencies_ms(record, record.sent_s)[10:])
 
 
 def under(url: str, rate_per_s: float, seconds: float, slo_ms: float, body: bytes = DRAWN) -> Record:
@@ -44,12 +47,12 @@ def fronts(url: str) -> dict[str, float]:
 
 
 def p50_ms(record: Record) -> float:
-    return median(_latencies_ms(record))
+    return median(_latencies_ms(record, record.due_s))
 
 
-def _latencies_ms(record: Record) -> Sequence[float]:
+def _latencies_ms(record: Record, since_s: Floats) -> Sequence[float]:
     answered = record.status == 200
-    found: list[float] = (1e3 * (record.ended_s - record.due_s))[answered].tolist()
+    found: list[float] = (1e3 * (record.ended_s - since_s))[answered].tolist()
     if not found:
         raise RuntimeError(f"none of {len(record.status)} requests was answered")
     return found
