@@ -25,6 +25,7 @@ from optimizer.plan import Plan
 
 ROUNDS, CLIENTS, SECONDS = 3, 256, 5.0
 SLO_MS = 250.0
+LOADS = (0.9, 1.1)
 BATCHES = {16: "", 4: "_batch_4"}  # at most so many inputs: what the figures of BERT-base are called
 SLOW_S = 4 * PASS_S  # so that devices are the limit, not this machine
 PLANS = {
@@ -112,7 +113,7 @@ def _promises() -> dict[str, float]:
 
 
 def _ratios() -> dict[str, float]:
-    """The same two devices in three ways, each offered a little more than it can do: what comes in time."""
+    """The same device in three ways, each at the load that suits it best: what comes in time."""
     figures: dict[str, float] = {}
     for most, suffix in BATCHES.items():
         goodput = {name: _sustained(name, *each) for name, each in contenders(most).items()}
@@ -122,9 +123,10 @@ def _ratios() -> dict[str, float]:
 
 
 def _sustained(name: str, chosen: Plan, promised_per_s: float) -> float:
-    """Goodput, of BERT-base on V100s."""
+    """Goodput of BERT-base on a V100, offered a little less than is promised or a little more, whichever is better."""
     console.print(f"{name}: {promised_per_s:.0f}/s promised")
     slo_ms = 1e3 * SLO_S
     with served(chosen, PROFILE, slo_ms) as url:
         measures.under(url, promised_per_s / 2, 2.0, slo_ms)  # warms up
-        return summary(measures.under(url, 1.1 * promised_per_s, 2 * SECONDS, slo_ms), slo_ms).goodput_per_s
+        records = [measures.under(url, load * promised_per_s, 2 * SECONDS, slo_ms) for load in LOADS]
+        return max(summary(record, slo_ms).goodput_per_s for record in records)
