@@ -160,7 +160,7 @@ class Dispatcher:
 
     def completed(self, launch_id: int, now_s: float, survivors: Mapping[int, Place]) -> None:
         """A launch came back: rows that survived are somewhere else now, all others have their answer."""
-        flight = self._land(launch_id)
+        flight = self._land(launch_id, now_s)
         launch, station = flight.launch, flight.pool.station
         station.group.note(flight.replica, flight.started_s, flight.seconds, now_s)
         if not survivors:
@@ -182,7 +182,7 @@ class Dispatcher:
         so do those that the replica has kept for itself, since no other can have them. `blame`: it was the replica's
         own fault; whoever only finds out that another has gone goes on working.
         """
-        flight = self._land(launch_id)
+        flight = self._land(launch_id, now_s)
         if blame:
             flight.pool.station.group.distrust(flight.replica, now_s)
         again = lost or flight.pool.keeper is not None
@@ -225,11 +225,11 @@ class Dispatcher:
         self._flights[number] = _Flight(launch, pool, replica, tickets, now_s, seconds, ends_s)
         return launch
 
-    def _land(self, launch_id: int) -> _Flight:
+    def _land(self, launch_id: int, now_s: float) -> _Flight:
         self._calm = False
         flight = self._flights.pop(launch_id)
         flight.pool.fly(-len(flight.tickets))
-        flight.pool.station.group.end(flight.replica, flight.ends_s)
+        flight.pool.station.group.end(flight.replica, now_s)
         return flight
 
     def _wait(self, tickets: Iterable[Ticket], lane: Lane) -> None:

@@ -25,7 +25,7 @@ class Replica:
     expected_s: float = 0.0  # of them
     launches: int = 0
     last_end_s: float = 0.0
-    ends_s: float = 0.0  # when it is expected to have done all that it has
+    ends_s: deque[float] = field(default_factory=deque)  # when each is expected to end
     benched_until_s: float | None = None
     pools: "dict[int, Pool]" = field(default_factory=dict)  # inputs that it keeps, by the block they wait before
 
@@ -123,24 +123,34 @@ class Group:
 
     def begin(self, replica: Replica, seconds: float, now_s: float) -> float:
         """When it is expected to end: what waits at a busy replica starts when that is done, not now."""
-        queue = replica.queue
-        replica.ends_s = (max(now_s, replica.ends_s) if queue else now_s) + seconds * self._busy_pace
-        del self._by_load[len(queue)][replica.name]
-        queue.append(seconds)
+        ends_s = (max(now_s, replica.ends_s[-1]) if replica.queue else now_s) + seconds * self._busy_pace
+        del self._by_load[len(replica.queue)][replica.name]
+        replica.queue.append(seconds)
+        replica.ends_s.append(ends_s)
         self._enter(replica)
         self._flights += 1
-        self._ends_s += replica.ends_s
-        return replica.ends_s
+        self._ends_s += ends_s
+        return ends_s
 
-    def end(self, replica: Replica, ends_s: float) -> None:
+    def end(self, replica: Replica, now_s: float) -> None:
+        load, expected_s = len(replica.queue), replica.ends_s.popleft()
+        replica.queue.popleft()
         self._flights -= 1
-        self._ends_s = self._ends_s - ends_s if self._flights else 0.0
+        self._ends_s = self._ends_s - expected_s if self._flights else 0.0
+        if replica.queue:
+            self._restart(replica, now_s)
         if self._holds(replica):
-            del self._by_load[len(replica.queue)][replica.name]
-            replica.queue.popleft()
+            del self._by_load[load][replica.name]
             self._enter(replica)
             if replica.pools:
                 self.stirred.add(replica)
+
+    def _restart(self, replica: Replica, now_s: float) -> None:
+        """What waits there begins now, whenever that was expected: while it is busy, errors must not add up."""
+        for number, seconds in enumerate(replica.queue):
+            now_s += seconds * self._busy_pace
+            self._ends_s += now_s - replica.ends_s[number]
+            replica.ends_s[number] = now_s
 
     def note(self, replica: Replica, started_s: float, expected_s: float, now_s: float) -> None:
         """A launch came back: bench a replica whose pace has drifted above its peers', or call it back.

@@ -240,6 +240,21 @@ def test_a_batch_that_waits_at_a_busy_replica_counts_from_when_it_can_start() ->
     assert len(in_time) >= 0.95 * 4.0 * capacity
 
 
+def test_what_a_busy_replica_has_ahead_is_known_however_much_launches_vary() -> None:
+    """Launches end early or late. What waits behind one begins when that really ends, and errors do not add up."""
+    draw, group, now_s = random.Random(0), Group("a", Limits()), 0.0
+    group.follow(["r"])
+    (replica,) = group.members.values()
+    group.begin(replica, 1.0, now_s)
+    for _ in range(500):
+        group.begin(replica, 1.0, now_s)
+        now_s += draw.uniform(0.5, 1.5)
+        group.end(replica, now_s)
+        assert group.ahead_s(now_s) == pytest.approx(1.0)
+    group.end(replica, now_s)
+    assert group.ahead_s(now_s) == 0.0
+
+
 @pytest.mark.parametrize("rate_per_s", [200, 400, 1200])
 def test_whoever_is_admitted_is_answered_in_time_when_devices_are_as_planned(rate_per_s: int) -> None:
     """Launches that take as long for one as for sixteen, two replicas, 400 inputs per second at best."""

@@ -1,7 +1,7 @@
 """A world in virtual time around a dispatcher: inputs that exit where they are told to, replicas that break."""
 
 import heapq
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -41,7 +41,7 @@ class World:
         self.refusals: list[Refusal] = []
         self.launches: list[Launch] = []
         self.places: dict[int, Place] = {}  # where the latest state of each input is
-        self.running: Counter[str] = Counter()
+        self.running: defaultdict[str, set[int]] = defaultdict(set)  # launches, by replica
         self.free_s: dict[str, float] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -86,6 +86,8 @@ class World:
     def reroute(self, route: Route, groups: dict[str, list[str]]) -> None:
         """Another plan or other replicas. What ran on a replica that has gone is lost with it."""
         self.groups = groups
+        for gone in [replica for replica in self.running if not self.is_here(replica)]:
+            del self.running[gone]
         self.dispatcher.reroute(route, groups)
 
     def stage_of(self, launch: Launch) -> Stage:
@@ -108,8 +110,8 @@ class World:
         assert not set(launch.tickets) & set(self.outcomes), "an input that has ended was launched"
         for ticket, place in zip(launch.tickets, launch.places, strict=True):
             self._check_place(launch, stage, ticket, place)
-        self.running[launch.replica] += 1
-        assert self.running[launch.replica] <= 1 + self.limits.ahead
+        self.running[launch.replica].add(launch.id)
+        assert len(self.running[launch.replica]) <= 1 + self.limits.ahead
 
     def _check_place(self, launch: Launch, stage: Stage, ticket: int, place: Place) -> None:
         """An input is taken from where it is: where it came in, or where its last launch has left it."""
@@ -133,8 +135,8 @@ class World:
         self.at(ends_s, lambda: self._return(launch))
 
     def _return(self, launch: Launch) -> None:
-        self.running[launch.replica] -= 1
-        gone = not self.is_here(launch.replica)
+        gone = launch.id not in self.running[launch.replica]  # even if another of that name is here now
+        self.running[launch.replica].discard(launch.id)
         if self.fails(launch) or gone:
             self.dispatcher.failed(launch.id, self.now_s, "the replica broke", lost=gone or self.loses(launch))
             return
