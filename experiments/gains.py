@@ -16,7 +16,7 @@ from optimizer.plan import Plan
 from optimizer.problem import Problem
 from profiles.errors import UserError
 
-SYSTEMS = {"isobatch": "#1b6ca8", "serial": "#7fb3d5", "early exit": "#d98c3f", "no exits": "#999999"}
+SYSTEMS = ("isobatch", "serial", "early exit", "no exits")
 GAP = 0.01  # of the planner
 
 
@@ -24,12 +24,17 @@ GAP = 0.01  # of the planner
 class Suite:
     """One figure of the paper: the parameters, and what the paper says."""
 
+    name: str  # of the claim: its results lie in the folder of that name
     network: Network
     devices: str
     slo_s: float
     batches: tuple[int, ...]
     dtype: str
     paper: dict[str, float]
+
+    @property
+    def results(self) -> Path:
+        return Path(__file__).with_name(self.name) / "results.csv"
 
 
 @dataclass(frozen=True)
@@ -74,29 +79,6 @@ def read(path: Path) -> list[Row]:
             Row(row.pop("system"), int(row.pop("batch")), **{name: float(value) for name, value in row.items()})
             for row in csv.DictReader(file)
         ]
-
-
-def draw(rows: Sequence[Row], suite: Suite, path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4))
-    batches = sorted({row.batch for row in rows})
-    for index, (system, colour) in enumerate(SYSTEMS.items()):
-        heights = [row.goodput_per_s for row in rows if row.system == system]
-        at = [place + 0.2 * (index - 1.5) for place in range(len(batches))]
-        axes.bar(at, heights, 0.19, color=colour, label=system)
-    bound = [max(row.goodput_per_s / row.share_of_oracle for row in rows if row.batch == b) for b in batches]
-    axes.plot(range(len(batches)), bound, "k_", markersize=32, label="bound")
-    axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
-    title = f"{suite.network.name} on {suite.devices}, simulated, SLO {suite.slo_s * 1e3:g} ms"
-    axes.set(xlabel="largest batch", ylabel="goodput (inputs per second)", title=title)
-    axes.legend(frameon=False, fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.14))
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130, bbox_inches="tight")
-    plt.close(figure)
 
 
 def _row(suite: Suite, facts: Problem, batch: int, system: str) -> Row:

@@ -1,9 +1,7 @@
 """Simulate the figure: what a mixed fleet sustains, beside every baseline on it."""
 
-from pathlib import Path
-
 from experiments import gains
-from experiments.heterogeneous.plot import plot
+from experiments.gains_picture import draw
 from experiments.heterogeneous.suite import SUITE
 
 BASELINES = ("early exit", "no exits")
@@ -11,8 +9,8 @@ BASELINES = ("early exit", "no exits")
 
 def measure() -> dict[str, float]:
     rows = gains.measure(SUITE)
-    gains.write(rows, Path(__file__).with_name("results.csv"))
-    plot()
+    gains.write(rows, SUITE.results)
+    draw(SUITE)
     over = {batch: min(gains.ratio(rows, batch, each) for each in BASELINES) for batch in SUITE.batches}
     return {
         **{f"gain_over_best_batch_{batch}": gain for batch, gain in over.items()},

@@ -4,6 +4,7 @@ from experiments.gains import Suite
 from experiments.planner.settings import BERT_BASE
 
 SUITE = Suite(
+    name="heterogeneous",
     network=BERT_BASE,
     devices="v100=6,p100=8,k80=15",
     slo_s=0.1,

@@ -1,16 +1,14 @@
 """Simulate the figure: goodput by system and batch size, and the gains beside the paper's."""
 
-from pathlib import Path
-
 from experiments import gains
-from experiments.homogeneous.plot import plot
+from experiments.gains_picture import draw
 from experiments.homogeneous.suite import SUITE
 
 
 def measure() -> dict[str, float]:
     rows = gains.measure(SUITE)
-    gains.write(rows, Path(__file__).with_name("results.csv"))
-    plot()
+    gains.write(rows, SUITE.results)
+    draw(SUITE)
     over = {
         f"{over.replace(' ', '_')}_batch_{batch}": gains.ratio(rows, batch, over)
         for over in ("early exit", "no exits", "serial")

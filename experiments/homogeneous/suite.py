@@ -4,6 +4,7 @@ from experiments.gains import Suite
 from experiments.planner.settings import BERT_BASE
 
 SUITE = Suite(
+    name="homogeneous",
     network=BERT_BASE,
     devices="v100=16",
     slo_s=0.1,
