@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -138,15 +137,6 @@ def stranger(kind: str) -> str | None:
         return None
     there = ", ".join(CATALOGUE)
     return f"no plan can use a {kind}, whose price and memory are not known: --kind may name the nearest of {there}"
-
-
-def check_writable(out: Path) -> None:
-    """Before anything is timed: a file can be made where `out` will be."""
-    try:
-        with TemporaryFile(dir=out.parent):
-            pass
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}: choose a directory that exists with --out") from None
 
 
 def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int) -> ExitProfile | None:

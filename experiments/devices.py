@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from deployments.dispatch.messages import Launch
 from deployments.dispatch.planned import placements_of
 from deployments.dispatch.pools import Place
 from deployments.dispatch.route import stops
+from experiments.host import Host
 from optimizer.plan import Placement, Plan
 from optimizer.problem import Problem
 from profiles.errors import UserError
@@ -91,8 +92,11 @@ class _Post:
 class Devices:
     """The replicas of a plan, which may change. One computes a launch at a time and receives the next one meanwhile."""
 
-    def __init__(self, plan: Plan, facts: Problem, troubles: Troubles, random: np.random.Generator) -> None:
-        self.facts, self.troubles, self._random = facts, troubles, random
+    def __init__(
+        self, plan: Plan, facts: Problem, troubles: Troubles, random: np.random.Generator, host: Host | None = None
+    ) -> None:
+        self.facts, self.troubles, self._random, self._host = facts, troubles, random, host
+        self._turn_s = host.turn_s if host else 0.0
         self._free_s: dict[str, float] = {}
         self._received_s: dict[str, float] = {}
         self._posts: dict[str, _Post] = {}
@@ -132,7 +136,7 @@ class Devices:
         post = self._posts[launch.group]
         arrives_s = self._arrives_s(post, launch, now_s) if launch.cursor else now_s
         starts_s = max(arrives_s, self._free_s[replica])
-        slower, ends_s = self._slowness(replica) if self._uneven else 1.0, starts_s
+        slower, ends_s = self._slowness(replica) if self._uneven else 1.0, starts_s + self._turn_s
         inside: Sequence[int] = range(len(places))
         departures = []
         for stop, lets_go, seconds in post.legs.get(launch.cursor) or self._new_legs(post, launch):
@@ -172,6 +176,8 @@ class Devices:
         if post.placement.local and source is post.placement:
             return ()
         link, each = self.facts.links[source.kind, post.placement.kind], self.facts.table(source.kind).hidden_bytes
+        if self._host:  # what a hand-over costs was measured: a link's latency is what one believes of it
+            link = replace(link, latency_s=0.0)
         return tuple(link.transfer_s(size * each[cursor - 1]) for size in range(self._largest + 1))
 
     def _new_legs(self, post: _Post, launch: Launch) -> tuple[Leg, ...]:

@@ -1,6 +1,6 @@
 """`isobatch simulate`, behind the command line: a configuration and a workload in, a table and a picture out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,18 +10,19 @@ from rich.table import Table
 
 from cluster.controller.config import ControllerConfig
 from cluster.controller.corrections import Corrections
-from cluster.controller.events import Event
 from cluster.controller.live import question
 from cluster.controller.question import Question
 from deployments.config import AppConfig
 from deployments.dispatch.messages import Limits
 from deployments.graph import profile_of, read_graph
 from experiments.devices import Troubles
+from experiments.host import Host
 from experiments.replanned import Replanned, replan
 from experiments.simulator import World, simulate
 from experiments.tally import Report
+from experiments.traces import trace
 from experiments.wishes import read_exits, shares_of
-from experiments.workloads import Floats, Ints, Mix, arrivals, exit_blocks, trace
+from experiments.workloads import Floats, Ints, Mix, arrivals, exit_blocks
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 
@@ -30,9 +31,9 @@ DEPTHS = 2  # a stream of random numbers of its own
 
 @dataclass(frozen=True)
 class Load:
-    """What comes: a process or a trace at a mean rate, for so long."""
+    """What comes: a process or a trace at a mean rate, for so long; a trace may keep its own rate."""
 
-    rate_per_s: float
+    rate_per_s: float | None
     seconds: float
     process: str = "poisson"
     cv: float = 3.0
@@ -45,15 +46,17 @@ class Load:
     def times_s(self) -> Floats:
         if self.trace:
             return trace(self.trace, self.rate_per_s, self.seconds, self.seed)
+        if self.rate_per_s is None:
+            raise UserError("give --rate, or --trace to follow a trace at its own rate")
         return arrivals(self.process, self.rate_per_s, self.seconds, self.seed, self.cv)
 
 
-def world(config: AppConfig, troubles: Troubles, front_s: float) -> World:
+def world(config: AppConfig, troubles: Troubles, host: Host | None = None) -> World:
     if config.profile is None or (config.plan is None and not isinstance(config.devices, dict)):
         raise UserError("args: a simulation needs profile (of isobatch profile), and plan or devices: KIND: COUNT")
     graph = read_graph(config)
     limits = Limits(backlog=config.max_waiting)
-    return World(graph.plan, graph.facts, config.slo_ms / 1e3, limits, troubles, front_s)
+    return World(graph.plan, graph.facts, config.slo_ms / 1e3, limits, troubles, host, config.front_replicas)
 
 
 def steered_world(config: AppConfig, controller: ControllerConfig, here: World) -> tuple[World, Question]:
@@ -64,37 +67,33 @@ def steered_world(config: AppConfig, controller: ControllerConfig, here: World) 
 
 def run_steered(here: World, asked: Question, load: Load) -> Replanned:
     """The same with a controller that may change the plan."""
+    inputs = _inputs(here, load)
     with Progress(transient=True) as progress:
         task = progress.add_task("simulating", total=load.seconds)
         return replan(
-            here, asked, _inputs(here, load), load.seconds, seed=load.seed,
+            here, asked, inputs, load.seconds, seed=load.seed,
             progress=lambda at_s: progress.update(task, completed=at_s),
         )  # fmt: skip
 
 
 def run(here: World, load: Load) -> Report:
     """With a progress bar: simulated time is what advances."""
+    inputs = _inputs(here, load)
     with Progress(transient=True) as progress:
         task = progress.add_task("simulating", total=load.seconds)
-        return simulate(
-            here, _inputs(here, load), load.seconds, load.seed, lambda at_s: progress.update(task, completed=at_s)
-        )
+        return simulate(here, inputs, load.seconds, load.seed, lambda at_s: progress.update(task, completed=at_s))
 
 
 def _inputs(here: World, load: Load) -> Iterator[tuple[Floats, Ints]]:
     """As they were recorded; or as easy and hard as the mix says; or as the profile says."""
-    times_s, random = load.times_s(), np.random.default_rng([load.seed, DEPTHS])
-    profile = ExitProfile(here.facts.survival)
-    recorded = read_exits(load.exits, here.facts.num_blocks) if load.exits else None
+    times_s, profile = load.times_s(), ExitProfile(here.facts.survival)
+    if load.exits:
+        recorded = read_exits(load.exits, here.facts.num_blocks)
+        return iter([(times_s, np.resize(recorded, len(times_s)))])
     mix = Mix.of(profile, shares_of(load.mix), load.drifts) if load.mix else None
-    done = 0
-    for part in np.array_split(times_s, max(1, len(times_s) >> 16)):
-        if recorded is not None:
-            sure_after = recorded.take(np.arange(done, done + len(part)), mode="wrap")
-        else:
-            sure_after = mix.exit_blocks(part, random) if mix else exit_blocks(profile, len(part), random)
-        done += len(part)
-        yield part, sure_after
+    random = np.random.default_rng([load.seed, DEPTHS])
+    parts = np.array_split(times_s, max(1, len(times_s) >> 16))
+    return ((each, mix.exit_blocks(each, random) if mix else exit_blocks(profile, len(each), random)) for each in parts)
 
 
 def decisions(replanned: Replanned) -> Table:
@@ -142,34 +141,3 @@ def _fills(report: Report, here: World) -> Table:
                 str(split.batch_size), f"{fill.share:.0%}", f"{busy:.0%}",
             )  # fmt: skip
     return table
-
-
-def draw(report: Report, slo_s: float, path: Path, changes: Sequence[Event] = ()) -> None:
-    """Load and goodput, latency, and what was turned away, over time; a line wherever the plan changed."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    tally = report.tally
-    at_s = (np.arange(len(tally.arrived)) + 0.5) * tally.seconds / len(tally.arrived)
-    per_s = len(tally.arrived) / tally.seconds
-    figure, (load, latency, lost) = plt.subplots(3, 1, figsize=(9, 7), sharex=True)
-    load.plot(at_s, tally.arrived * per_s, color="#999999", label="arrive")
-    load.plot(at_s, tally.good * per_s, color="#1b6ca8", label="answered in time")
-    load.set_ylabel("inputs per second")
-    latency.axhline(slo_s * 1e3, color="#bb3333", linewidth=0.8, label="SLO")
-    latency.plot(at_s, tally.quantiles_s(0.5) * 1e3, color="#1b6ca8", label="p50")
-    latency.plot(at_s, tally.quantiles_s(0.99) * 1e3, color="#d98c3f", label="p99")
-    latency.set_ylabel("latency (ms)")
-    for name, colour in (("refused", "#d98c3f"), ("expired", "#bb3333"), ("failed", "#333333")):
-        lost.plot(at_s, getattr(tally, name) * per_s, color=colour, label=name)
-    lost.set(ylabel="inputs per second", xlabel="simulated seconds")
-    for axes in (load, latency, lost):
-        for event in changes:
-            axes.axvline(event.at_s, color="#bb3333", linewidth=0.7, alpha=0.5)
-        axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    plt.close(figure)

@@ -20,6 +20,7 @@ from deployments.dispatch.route import Route
 from deployments.dispatcher import Dispatcher
 from deployments.front.observed import Observed
 from experiments.devices import Departure, Devices, Flight, Outage, Troubles
+from experiments.host import Fronts, Host
 from experiments.tally import Report, Tally
 from experiments.workloads import Floats, Ints
 from optimizer.plan import Plan
@@ -41,7 +42,8 @@ class World:
     slo_s: float
     limits: Limits = field(default_factory=Limits)
     troubles: Troubles = field(default_factory=Troubles)
-    front_s: float = 0.0  # what the front door adds to every answer, there and back
+    host: Host | None = None  # nothing is known: serving costs nothing beside the devices, links take their latency
+    fronts: int = 1  # that share the host's work; all ask one dispatcher
 
 
 def simulate(
@@ -64,7 +66,10 @@ class Simulation:
     def __init__(self, world: World, inputs: Inputs, seconds: float, seed: int = 0) -> None:
         self.world, self.plan, self.now_s = world, world.plan, 0.0
         self.tally = Tally(seconds, world.slo_s, world.facts.num_blocks)
-        self.devices = Devices(world.plan, world.facts, world.troubles, np.random.default_rng([seed, SELF]))
+        self.host = world.host or Host()
+        self.fronts = Fronts(world.fronts) if world.host else None
+        random = np.random.default_rng([seed, SELF])
+        self.devices = Devices(world.plan, world.facts, world.troubles, random, world.host)
         self.dispatcher = Dispatcher(self._route(), self.devices.groups(), world.limits)
         self._coming = _chunks(inputs)
         self._times_s, self._needs = NOBODY
@@ -121,16 +126,43 @@ class Simulation:
     def _arrive(self, times_s: Floats, needs: Ints) -> None:
         """An input is where it arrived, and as many rows deep as the blocks that it needs."""
         self.tally.arrive(times_s)
+        arrivals = times_s.tolist()
+        places = zip(arrivals, map(Place, arrivals, needs.tolist()), strict=True)
+        if self.fronts:
+            return self._knock(places)
         events, dispatcher, slo_s = self._events, self.dispatcher, self.world.slo_s
         admit, tick = dispatcher.admit, dispatcher.tick
-        arrivals = times_s.tolist()
-        for at_s, place in zip(arrivals, map(Place, arrivals, needs.tolist()), strict=True):
+        for at_s, place in places:
             if (events and events[0][0] <= at_s) or dispatcher.alarm_s < at_s:
                 self._until(at_s)
             if isinstance(admit(at_s, at_s + slo_s, place), Refusal):
                 self.tally.refuse(at_s)
             for launch in tick(at_s):
                 self._begin(launch, at_s)
+        return None
+
+    def _knock(self, places: Iterable[tuple[float, Place]]) -> None:
+        """Nobody is admitted before a front has found the time."""
+        for at_s, place in places:
+            self._until(at_s)
+            self.now_s = at_s
+            self._work(self.host.request_s / 2, self._admit, place)
+
+    def _admit(self, place: Place) -> None:
+        if isinstance(self.dispatcher.admit(self.now_s, self.now_s + self.world.slo_s, place), Refusal):
+            self.tally.refuse(self.now_s)
+
+    def _work(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:
+        """What a front does once it has worked for it so long."""
+        assert self.fronts
+        self.at(self.fronts.done_s(self.now_s, seconds), action, *arguments)
+
+    def _hear(self, at_s: float, action: Callable[..., None], *arguments: object) -> None:
+        """What a replica says at some time has its way to go, and makes work for a front."""
+        if self.fronts:
+            self.at(at_s + self.host.launch_way_s / 2, self._work, self.host.launch_s / 2, action, *arguments)
+        else:
+            self.at(at_s, action, *arguments)
 
     def _until(self, end_s: float) -> None:
         """Let happen what happens up to then: events, and deadlines that pass between them."""
@@ -154,16 +186,18 @@ class Simulation:
                 self.tally.lose(ending.outcome, now_s, len(ending.tickets))
 
     def _begin(self, launch: Launch, now_s: float) -> None:
+        if self.fronts:
+            now_s = self.fronts.done_s(now_s, self.host.launch_s / 2) + self.host.launch_way_s / 2
         flight = self.devices.begin(launch, now_s)
         self._flying[launch.id] = launch
         kind = self.devices.kind(launch.group)
         self.tally.launch(launch, kind, flight.ends_s - flight.starts_s)
         if self.devices.fails():
-            self.at(flight.ends_s, self._fail, launch)
+            self._hear(flight.ends_s, self._fail, launch)
             return
         for departure in flight.early:
-            self.at(departure.at_s, self._release, launch, departure)
-        self.at(flight.ends_s, self._complete, launch, flight)
+            self._hear(departure.at_s, self._release, launch, departure)
+        self._hear(flight.ends_s, self._complete, launch, flight)
 
     def _release(self, launch: Launch, departure: Departure) -> None:
         if launch.id in self._flying:
@@ -181,9 +215,13 @@ class Simulation:
             self.dispatcher.failed(launch.id, self.now_s, reason, lost=lost)
 
     def _answer(self, launch: Launch, departure: Departure) -> None:
-        since_s, places = self.now_s + self.world.front_s, launch.places
-        latencies_s = [since_s - places[row].payload for row in departure.rows]
-        self.tally.answer(self.now_s, departure.stop - 1, latencies_s)
+        places, rows, now_s = launch.places, departure.rows, self.now_s
+        if self.fronts:
+            work_s, way_s = self.host.request_s / 2, self.host.request_way_s
+            latencies_s = [self.fronts.done_s(now_s, work_s) + way_s - places[row].payload for row in rows]
+        else:
+            latencies_s = [now_s - places[row].payload for row in rows]
+        self.tally.answer(now_s, departure.stop - 1, latencies_s)
 
     def _leave(self, outage: Outage) -> None:
         """The dispatcher learns that the replica has gone, and what it ran is lost."""

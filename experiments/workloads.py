@@ -3,12 +3,9 @@
 Arrivals are ascending times in seconds from 0. Everything is drawn from a seed: the same call, the same workload.
 """
 
-import csv
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +17,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 DAY_S = 86_400.0
 NIGHT = 0.25  # of the mean rate, at the quietest moment of a day
+MOST = 2e8  # inputs of one run: 8 bytes each, a few times over
 STEP = 0.5  # of the mean rate, before the step; after it comes the rest
 
 
@@ -31,11 +29,18 @@ def arrivals(process: str, rate_per_s: float, seconds: float, seed: int, cv: flo
     >>> bool(abs(len(arrivals("daynight", rate_per_s=1, seconds=86_400, seed=1)) - 86_400) < 1_000)
     True
     """
-    if rate_per_s <= 0 or seconds <= 0:
-        raise UserError(f"a workload needs a rate and a time above 0, got {rate_per_s} per second for {seconds} s")
+    check(rate_per_s, seconds)
     if process not in PROCESSES:
         raise UserError(f"unknown arrival process {process!r}: choose among {', '.join(PROCESSES)}")
     return PROCESSES[process](rate_per_s, seconds, np.random.default_rng(seed), cv)
+
+
+def check(rate_per_s: float, seconds: float) -> None:
+    """Before arrivals are drawn, all at once."""
+    if not (rate_per_s > 0 and seconds > 0 and isfinite(rate_per_s * seconds)):
+        raise UserError(f"a workload needs a rate and a time above 0, got {rate_per_s:g} per second for {seconds:g} s")
+    if (inputs := rate_per_s * seconds) > MOST:
+        raise UserError(f"{inputs:.3g} inputs at once are more than memory holds: {MOST:g} at most, lower rate or time")
 
 
 def _uniform(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
@@ -61,16 +66,16 @@ def _gamma(rate: float, seconds: float, random: np.random.Generator, cv: float) 
 
 
 def _step(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
-    return _following(np.array([STEP, 2 - STEP]), rate, seconds, random)
+    return following(np.array([STEP, 2 - STEP]), rate, seconds, random)
 
 
 def _daynight(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
     """Quietest at midnight, busiest at noon."""
     at = (np.arange(max(1, int(seconds / 60))) + 0.5) * 60
-    return _following(1 - (1 - NIGHT) * np.cos(2 * np.pi * at / DAY_S), rate, seconds, random)
+    return following(1 - (1 - NIGHT) * np.cos(2 * np.pi * at / DAY_S), rate, seconds, random)
 
 
-def _following(weights: Floats, rate: float, seconds: float, random: np.random.Generator) -> Floats:
+def following(weights: Floats, rate: float, seconds: float, random: np.random.Generator) -> Floats:
     """Poisson arrivals whose rate follows equally long stretches of these weights, at this mean rate over all."""
     share = np.append(0.0, np.cumsum(weights) / weights.sum())
     uniform = np.sort(random.random(random.poisson(rate * seconds)))
@@ -84,64 +89,6 @@ PROCESSES: dict[str, Callable[[float, float, np.random.Generator, float], Floats
     "step": _step,
     "daynight": _daynight,
 }
-
-
-def trace(path: Path, rate_per_s: float, seconds: float, seed: int = 0) -> Floats:
-    """Arrivals after a recorded trace, scaled to a mean rate; a trace that is too short is repeated.
-
-    Counts per second or minute keep their shape while the rate is scaled; within one count, arrivals are Poisson.
-    Arrival times keep their order of gaps: time itself is stretched until the mean rate is right.
-    """
-    if not path.exists():
-        raise UserError(f"there is no trace {path}")
-    times, counts, bin_s = _read(path)
-    if times is not None:
-        return _stretched(times, rate_per_s, seconds)
-    assert counts is not None
-    window = np.resize(counts, max(1, round(seconds / bin_s))).astype(float)
-    if not window.any():
-        raise UserError(f"{path} holds no arrival in its first {seconds:g} s")
-    return _following(window, rate_per_s, seconds, np.random.default_rng(seed))
-
-
-def _stretched(times: Floats, rate: float, seconds: float) -> Floats:
-    gaps = np.diff(times, prepend=times[0] - np.diff(times).mean())
-    needed = round(rate * seconds)
-    stretched = np.cumsum(np.resize(gaps, needed) * (1 / (rate * gaps.mean())))
-    return np.asarray(stretched[stretched < seconds])
-
-
-def _read(path: Path) -> tuple[Floats | None, Ints | None, float]:
-    """Arrival times, or counts and the seconds that each counts."""
-    if path.suffix in {".tbz2", ".bz2"}:
-        return None, _tweets(path), 1.0
-    with path.open(newline="") as file:
-        rows = csv.reader(file)
-        head = next(rows, [])
-        if "TIMESTAMP" in head:
-            column = head.index("TIMESTAMP")
-            stamps = np.array([row[column][:26] for row in rows], "datetime64[ns]")
-            return np.sort((stamps - stamps.min()).astype(float) / 1e9), None, 0.0
-        minutes = [index for index, name in enumerate(head) if name.startswith("minute_")]
-        if minutes:
-            per_function = np.array([[float(row[index] or 0) for index in minutes] for row in rows])
-            return None, per_function.sum(0).astype(np.int64), 60.0
-        if head == ["minute", "count"]:
-            return None, np.array([int(row[1]) for row in rows], np.int64), 60.0
-    raise UserError(
-        f"{path} is no trace: it needs a column TIMESTAMP, columns minute_1.., columns minute,count, "
-        f"or (a .tbz2) counts per second"
-    )
-
-
-@lru_cache(2)
-def _tweets(path: Path) -> Ints:
-    """Counts per second, all in one line. A second without any is a gap in the record: they come at every day's end."""
-    with tarfile.open(path) as archive:
-        member = next((each for each in archive if each.isfile()), None)
-        file = archive.extractfile(member) if member else None
-        counts = np.array(file.read().split() if file else [], np.int64)
-    return counts[counts > 0]
 
 
 @dataclass(frozen=True)

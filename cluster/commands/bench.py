@@ -49,7 +49,7 @@ def bench(
     """
     from rich.console import Console
 
-    from cluster.profiling import check_writable
+    from cluster.writable import check_writable
 
     setting, report = tool("onedevice.setting", "bench"), tool("onedevice.report", "bench")
     console = Console(soft_wrap=True, stderr=as_json)

@@ -17,7 +17,9 @@ DEMO_INPUTS = 256
 
 def load(
     url: Annotated[str, typer.Argument(help="Where to ask, such as http://127.0.0.1:8000/predict.")],
-    rate: Annotated[float | None, typer.Option(min=0, help="Requests per second, on average.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests per second, on average. Not needed with --trace: its own then.")
+    ] = None,
     clients: Annotated[
         int | None, typer.Option(min=1, help="Closed loop instead: each asks again once answered.")
     ] = None,
@@ -40,19 +42,23 @@ def load(
     """
     from rich.console import Console
 
-    if (rate is None) == (clients is None):
-        raise UserError("give one of --rate (open loop) and --clients (closed loop)")
-    tools = {name: tool(name, "load") for name in ("load", "load_report", "workloads")}
+    from cluster.writable import check_writable
+
+    if (rate is None and trace is None) == (clients is None):
+        raise UserError("give either --clients (closed loop), or --rate or --trace or both (open loop)")
+    check_writable(out)
+    tools = {name: tool(name, "load") for name in ("load", "load_report", "traces", "workloads")}
     headers = f"X-Deadline-Ms: {slo_ms:g}\r\n" if deadline else ""
     source = tools["load"].Load(url, _bodies(bodies), max(connections, clients or 0), headers)
     console = Console(soft_wrap=True)
+    if clients:
+        asking = source.by_clients(clients, seconds)
+    elif trace:
+        asking = source.at(tools["traces"].trace(trace, rate, seconds, seed))
+    else:
+        asking = source.at(tools["workloads"].arrivals(arrivals, rate, seconds, seed, cv))
     with console.status(f"asking {url} for {seconds:g} s"):
-        if clients:
-            record = asyncio.run(source.by_clients(clients, seconds))
-        elif trace:
-            record = asyncio.run(source.at(tools["workloads"].trace(trace, rate, seconds, seed)))
-        else:
-            record = asyncio.run(source.at(tools["workloads"].arrivals(arrivals, rate, seconds, seed, cv)))
+        record = asyncio.run(asking)
     report = tools["load_report"]
     found = report.summary(record, slo_ms)
     report.write(found, out)

@@ -52,7 +52,6 @@ def profile(
 
     from cluster.profiling import (
         alone,
-        check_writable,
         in_batches,
         kind_of,
         picture_path,
@@ -61,6 +60,7 @@ def profile(
         stranger,
         timed,
     )
+    from cluster.writable import check_writable
     from deployments.models import load
     from deployments.models.backends import INT8, make_ready, on_backend
     from deployments.prepare.data import Columns

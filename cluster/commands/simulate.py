@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 def simulate(
     config: Annotated[Path, typer.Option(help="A Serve file whose args: name a plan and a profile.")],
-    rate: Annotated[float, typer.Option(help="Inputs per second, on average.")],
-    trace: Annotated[Path | None, typer.Option(help="A recorded trace to follow, scaled to --rate.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Inputs per second, on average. Not needed with --trace: its own then.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A recorded trace to follow, scaled to --rate (docs/simulator.md: formats).")
+    ] = None,
     hours: Annotated[float, typer.Option(help="How long, in simulated time.")] = 0.1,
     arrivals: Annotated[str, typer.Option(help="poisson, gamma, uniform, step or daynight.")] = "poisson",
     cv: Annotated[float, typer.Option(help="Variation of the gaps between arrivals (gamma).")] = 3.0,
@@ -43,9 +47,10 @@ def simulate(
     ] = None,
     failures: Annotated[float, typer.Option(help="Share of launches that fail.")] = 0.0,
     replan: Annotated[bool, typer.Option("--replan", help="With the controller, every two minutes.")] = False,
-    front_ms: Annotated[
-        float, typer.Option(help="What the front door adds to every answer (make bench-fidelity measures it).")
-    ] = 0.0,
+    host: Annotated[
+        Path | None,
+        typer.Option(help="What serving costs beside the devices, as make bench-fidelity measured it: its host.json."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed, the same run.")] = 0,
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("simulation.png"),
 ) -> None:
@@ -56,8 +61,10 @@ def simulate(
     from rich.console import Console
 
     from cluster.serve_file import ours, serve_file
+    from cluster.writable import check_writable
     from deployments.config import parse
 
+    check_writable(out)
     content = serve_file(config, {})
     applications = ours(content)
     if len(applications) != 1:
@@ -67,7 +74,7 @@ def simulate(
     devices, simulation, wishes = (tool(name, "simulate") for name in ("devices", "simulation", "wishes"))
     troubles = devices.Troubles(jitter, wishes.slow_of(slow or ()), failures, wishes.outages_of(gone or ()))
     app_config = parse(applications[0]["args"])
-    world = simulation.world(app_config, troubles, front_ms / 1e3)
+    world = simulation.world(app_config, troubles, tool("host", "simulate").read_host(host) if host else None)
     load = simulation.Load(rate, hours * 3600, arrivals, cv, trace, seed, mix, drift, exits)
     console, changes = Console(soft_wrap=True), ()
     if replan:
@@ -79,7 +86,7 @@ def simulate(
         report = simulation.run(world, load)
     for table in simulation.tables(report, world):
         console.print(table)
-    simulation.draw(report, world.slo_s, out, changes)
+    tool("simulation_picture", "simulate").draw(report, world.slo_s, out, changes)
     console.print(f"drawn in {out}")
 
 

@@ -1,70 +1,79 @@
 """Claim: what the simulator says is what the live graph does. Both follow the same plans under the same arrivals.
 
 Live means all of it: `isobatch serve` on a local Ray, HTTP through HAProxy, replicas that hold virtual devices for the
-table's time. What the front door costs is measured once, from a lone request, and added to every simulated answer.
+table's time. What serving costs beside the devices is measured on the same servers (`calibration.py`).
 """
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from experiments.fidelity.compare import TOLD, Row, compare, front_s, worst
-from experiments.fidelity.suite import PLANS, SLO_S, Case, cases, profile
+from experiments.fidelity.calibration import Calibration, Measured, calibration, measured
+from experiments.fidelity.compare import TOLD, Row, Tried, compare, errors, live
+from experiments.fidelity.suite import PLANS, SLO_S, cases, profile
 from experiments.serve import measures, servers
-from experiments.serve.fleet import facts_for, promise_per_s, serve_file
+from experiments.serve.fleet import facts_for, promise_per_s
 
-RESULTS = Path(__file__).with_name("results.csv")
+HERE = Path(__file__).parent
+RESULTS, HOST = HERE / "results.csv", HERE / "host.json"
+WIDE = 140  # a row is a line
 
 
 def measure() -> dict[str, float]:
-    rows: list[Row] = []
-    front = None
-    for name in PLANS:
-        of_plan = [case for case in cases() if case.plan == name]
-        found, front = _plan(name, of_plan, front)
-        rows += found
+    calibrated, tried = served()
+    HOST.write_text(calibrated.host.model_dump_json(indent=2) + "\n")
+    rows = list(compared(tried, calibrated))
     write(rows, RESULTS)
-    Console().print(table(rows))
-    assert front is not None, "This is a bug: there are plans."
-    return {**worst(rows), "front_ms": front * 1e3, "cases": len(rows)}
+    Console(width=max(WIDE, Console().width)).print(table(rows))
+    costs = {name.replace("_s", "_ms"): 1e3 * cost for name, cost in calibrated.host.model_dump().items()}
+    return {**errors(rows), **costs, "jitter": float(calibrated.jitter), "cases": len(rows)}
 
 
-def _plan(name: str, of_plan: Sequence[Case], front: float | None) -> tuple[list[Row], float]:
-    """All loads on one server; the first server of all tells what its front costs."""
-    plan, facts = PLANS[name], profile()
-    problem, promised = facts_for(facts, plan.devices()), promise_per_s(plan, facts)
-    with TemporaryDirectory() as folder, servers.isobatch(serve_file(Path(folder), plan, facts, 1e3 * SLO_S)) as url:
-        measures.under(url, promised / 3, 2.0, 1e3 * SLO_S)  # warms up
-        front = front_s(url) if front is None else front
-        each = track(of_plan, description=name, transient=True)
-        return [compare(case, url, plan, problem, promised, front) for case in each], front
+def served() -> tuple[Calibration, list[Tried]]:
+    """All loads of a plan on one server."""
+    tried: list[Tried] = []
+    costs: list[Measured] = []
+    for name, plan in PLANS.items():
+        facts, promised = profile(), promise_per_s(plan, profile())
+        with servers.served(plan, facts, 1e3 * SLO_S) as url:
+            measures.under(url, promised / 3, 1.0, 1e3 * SLO_S)  # warms up
+            costs.append(measured(url, plan, facts, promised))
+            tried += [live(case, url, promised) for case in track(cases(name), description=name, transient=True)]
+    return calibration(costs), tried
+
+
+def compared(tried: Iterable[Tried], calibrated: Calibration) -> Iterator[Row]:
+    for each in tried:
+        plan = PLANS[each.case.plan]
+        yield compare(each, plan, facts_for(profile(), plan.devices()), calibrated)
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
-        out.writerow(("plan", "arrivals", "load", *(f"{who}_{what}" for what in TOLD for who in ("live", "simulated"))))
+        told = (f"{who}_{what}" for what in TOLD for who in ("live", "simulated", "spread"))
+        out.writerow(("plan", "arrivals", "load", *told))
         out.writerows(_cells(row) for row in rows)
 
 
 def _cells(row: Row) -> Iterator[str]:
     yield from (row.case.plan, row.case.process, f"{row.case.load:g}")
     for what in TOLD:
-        yield from (f"{getattr(who, what):.4g}" for who in (row.live, row.simulated))
+        yield from (f"{value:.4g}" for value in (getattr(row.live, what), row.median(what), row.spread(what)))
 
 
 def table(rows: Sequence[Row]) -> Table:
-    found = Table("plan", "arrivals", "load", title="live / simulated")
+    found = Table("plan", "arrivals", "load", title="live / simulated, by how much that is off ± from run to run")
     for name in ("goodput per s", "p50 ms", "p99 ms", "sent late p99 ms"):
         found.add_column(name, justify="right")
     for row in rows:
-        pairs = [f"{getattr(row.live, what):,.0f} / {getattr(row.simulated, what):,.0f}" for what in TOLD]
-        errors = [f"{row.error(what):.1%}" for what in TOLD]
-        cells = [f"{pair}  {error:>6}" for pair, error in zip(pairs, errors, strict=True)]
+        cells = [
+            f"{getattr(row.live, what):,.0f} / {row.median(what):,.0f}  {row.error(what):+.1%} ± {row.spread(what):.1%}"
+            for what in TOLD
+        ]
         found.add_row(row.case.plan, row.case.process, f"{row.case.load:.0%}", *cells, f"{row.sent_late_ms:.1f}")
     return found

@@ -7,7 +7,8 @@ import numpy as np
 
 from experiments.serve.fleet import BLOCKS, SURVIVAL
 from experiments.sources import data
-from experiments.workloads import Floats, Ints, arrivals, exit_blocks, trace
+from experiments.traces import trace
+from experiments.workloads import Floats, Ints, arrivals, exit_blocks
 from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
 from profiles.files import Profile
@@ -21,13 +22,15 @@ SLO_S = 0.7
 LOADS = (0.5, 0.8, 0.95, 1.2)  # of what the plan promises
 SECONDS = 6.0
 SEED = 0
+SIMULATED = 9  # times, each with other small variations
 PROCESSES = ("poisson", "twitter")
 TWITTER = "arrivals/twitter/twitter_2021-08_per_second.tbz2"
 FASTER = 10  # a minute of the trace in six seconds: what comes and goes within a minute does so within the SLO
 
 
-def profile() -> Profile:
-    return Profile("fidelity", tuple(_table(kind, slower) for kind, slower in KINDS.items()), ExitProfile(SURVIVAL))
+def profile(slower: float = 1.0) -> Profile:
+    tables = tuple(_table(kind, slower * times) for kind, times in KINDS.items())
+    return Profile("fidelity", tables, ExitProfile(SURVIVAL))
 
 
 def _table(kind: str, slower: float) -> LatencyTable:
@@ -48,10 +51,10 @@ def _beside(first: Plan, second: Plan) -> Plan:
 
 
 PLANS = {
-    "1 split": _in_a_row((8, 2, "v100")),
+    "1 split": _in_a_row((8, 4, "v100")),
     "2 splits": _in_a_row((4, 2, "v100"), (8, 1, "v100")),
     "3 splits": _in_a_row((4, 2, "v100"), (6, 1, "v100"), (8, 1, "v100")),
-    "1 split, mixed": _beside(_in_a_row((8, 1, "v100")), _in_a_row((8, 2, "k80"))),
+    "1 split, mixed": _beside(_in_a_row((8, 2, "v100")), _in_a_row((8, 4, "k80"))),
     "2 splits, mixed": _in_a_row((4, 2, "v100"), (8, 2, "k80")),
     "3 splits, mixed": _in_a_row((4, 2, "v100"), (6, 1, "k80"), (8, 1, "v100")),
 }
@@ -61,17 +64,19 @@ PLANS = {
 class Case:
     plan: str
     process: str
-    load: float
+    load: float  # of what the plan promises
+    seconds: float = SECONDS
+    slo_s: float = SLO_S
 
-    def inputs(self, promised_per_s: float, seconds: float = SECONDS) -> tuple[Floats, Ints]:
+    def inputs(self, promised_per_s: float) -> tuple[Floats, Ints]:
         """When each comes, and after which block it is sure: the same for both."""
         rate = self.load * promised_per_s
         if self.process == "poisson":
-            times_s = arrivals("poisson", rate, seconds, SEED)
+            times_s = arrivals("poisson", rate, self.seconds, SEED)
         else:
-            times_s = trace(data(TWITTER), rate / FASTER, seconds * FASTER, SEED) / FASTER
+            times_s = trace(data(TWITTER), rate / FASTER, self.seconds * FASTER, SEED) / FASTER
         return times_s, exit_blocks(ExitProfile(SURVIVAL), len(times_s), np.random.default_rng([SEED, 1]))
 
 
-def cases() -> list[Case]:
-    return [Case(plan, process, load) for plan in PLANS for process in PROCESSES for load in LOADS]
+def cases(plan: str) -> list[Case]:
+    return [Case(plan, process, load) for process in PROCESSES for load in LOADS]

@@ -4,10 +4,7 @@
 longer than one that leaves before it, less the time of the device behind it. Beside the default, everything by value.
 """
 
-import json
-import urllib.request
 from statistics import median
-from typing import Any
 
 from experiments.serve import measures
 from experiments.serve.fleet import BATCH, BLOCKS, PASS_S, Part, plan, profile
@@ -43,18 +40,12 @@ def _latencies(url: str) -> dict[str, float]:
 
 def _front(url: str) -> dict[str, float]:
     """What the front spends on a request that makes both hops."""
-    before = _stats(url)
+    before = measures.stats(url)
     measures.median_ms(url, measures.leaving_at(BLOCKS - 1, BATCH), 3 * COUNT)
-    after = _stats(url)
+    after = measures.stats(url)
     requests = after["requests"]["answered"] - before["requests"]["answered"]
     by_value = [stats["survivor_bytes"].get("by_value", 0) for stats in (before, after)]
     return {
         "front_ms_per_request": 1e3 * (after["fronts"][0]["cpu_s"] - before["fronts"][0]["cpu_s"]) / requests,
         "front_kib_per_request": 2 * (by_value[1] - by_value[0]) / KIB / requests,  # in and out again
     }
-
-
-def _stats(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url.replace("/predict", "/stats"), timeout=30) as reply:
-        stats: dict[str, Any] = json.load(reply)
-    return stats

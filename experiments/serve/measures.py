@@ -5,6 +5,7 @@ import json
 import urllib.request
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from experiments.load import Floats, Load, Record
 from experiments.load_report import summary
@@ -39,10 +40,16 @@ def under(url: str, rate_per_s: float, seconds: float, slo_ms: float, body: byte
     return asyncio.run(source.at(arrivals("poisson", rate_per_s, seconds, seed=1)))
 
 
+def stats(url: str) -> dict[str, Any]:
+    """What /stats says of the application that answers there."""
+    with urllib.request.urlopen(url.replace("/predict", "/stats"), timeout=30) as reply:
+        told: dict[str, Any] = json.load(reply)
+    return told
+
+
 def fronts(url: str) -> dict[str, float]:
     """What all fronts together have taken of the machine: `cpu_s`, `memory_mb`."""
-    with urllib.request.urlopen(url.replace("/predict", "/stats"), timeout=10) as reply:
-        found = json.load(reply)["fronts"]
+    found = stats(url)["fronts"]
     return {name: sum(front[name] for front in found) for name in ("cpu_s", "memory_mb")}
 
 

@@ -1,27 +1,25 @@
 """Pipelines side by side in one real graph, and what the simulator says of it beside what it does."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from experiments.fidelity.compare import front_s
+from experiments.fidelity.calibration import calibration, measured
+from experiments.fidelity.compare import compare, live
 from experiments.fidelity.suite import PLANS, SLO_S, Case, profile
-from experiments.load import Load
 from experiments.serve.fleet import facts_for, promise_per_s, serve_file
-from experiments.simulator import World, simulate
 from optimizer.plan import Plan
 from tests.integration.asking import ask, predict
 from tests.integration.test_graph import application, cut_at
 from tests.toy import RAMPS, left_at
 
 Put = Callable[..., str]
-LATE_MS = 20.0  # of the load generator: a machine that is busier than this says nothing of the graph
-SECONDS = 4.0
+SLOWER = 4.0
+BOUNDS = {"goodput_per_s": 0.1, "p50_ms": 0.25, "p99_ms": 0.4}  # three requests make a p99 here
+LATE = 0.2  # of an answer's time: a load generator that is further behind than this shows itself, not the graph
 
 
 def test_pipelines_side_by_side_answer_as_one(deployed: Put, tmp_path: Path) -> None:
@@ -39,21 +37,14 @@ def test_pipelines_side_by_side_answer_as_one(deployed: Put, tmp_path: Path) -> 
 
 
 def test_the_simulator_says_what_the_live_graph_does(deployed: Put, tmp_path: Path) -> None:
-    """Far looser than `make bench-fidelity`, and only where this machine keeps up."""
-    plan, facts = PLANS["2 splits, mixed"], profile()
-    file = json.loads(serve_file(tmp_path, plan, facts, 1e3 * SLO_S).read_text())
-    url = f"{deployed(*file['applications'])}/predict"
-    problem, promised = facts_for(facts, plan.devices()), promise_per_s(plan, facts)
-    front = front_s(url, asked=10)
-    times_s, sure_after = Case("", "poisson", 0.7).inputs(promised, SECONDS)
-    bodies = [json.dumps({"inputs": {"exit_block": block}}).encode() for block in sure_after.tolist()]
-    record = asyncio.run(Load(url, bodies).at(times_s))
-    late_ms = 1e3 * float(np.percentile(record.sent_s - record.due_s, 99))
-    if late_ms > LATE_MS or front * 1e3 > LATE_MS:
-        pytest.skip(
-            f"this machine is too busy: requests left {late_ms:.0f} ms late, a lone one took {front:.3f} s more"
-        )
-    report = simulate(World(plan, problem, SLO_S, front_s=front), [(times_s, sure_after)], SECONDS)
-    latency_s = (record.ended_s - record.due_s)[record.status == 200]
-    assert len(latency_s) == pytest.approx(report.answered, rel=0.1)
-    assert float(np.median(latency_s)) == pytest.approx(report.tally.quantile_s(0.5), rel=0.35)
+    """As `make bench-fidelity`, but on devices so slow that a slow machine weighs little beside them."""
+    plan, facts = PLANS["2 splits, mixed"], profile(SLOWER)
+    case = Case("2 splits, mixed", "poisson", load=0.8, seconds=5.0, slo_s=SLOWER * SLO_S)
+    file = json.loads(serve_file(tmp_path, plan, facts, 1e3 * case.slo_s).read_text())
+    url, promised = f"{deployed(*file['applications'])}/predict", promise_per_s(plan, facts)
+    calibrated = calibration([measured(url, plan, facts, promised)])
+    row = compare(live(case, url, promised), plan, facts_for(facts, plan.devices()), calibrated)
+    if row.sent_late_ms > LATE * row.live.p50_ms:
+        pytest.skip(f"this machine is too busy to send: requests left {row.sent_late_ms:.0f} ms late")
+    for name, bound in BOUNDS.items():
+        assert abs(row.error(name)) < bound, (name, row.error(name), row.live, calibrated)

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from deployments.config import AppConfig
 from experiments.devices import Troubles
-from experiments.simulation import Load, draw, run, tables, world
+from experiments.simulation import Load, run, tables, world
+from experiments.simulation_picture import draw
 from experiments.wishes import outages_of, slow_of
 from optimizer.plan import Placement, Plan, Promise, Split
 from profiles.errors import UserError
@@ -42,7 +43,7 @@ def cells(rows: object, column: int) -> list[str]:
 
 
 def test_what_is_served_is_simulated(config: AppConfig, tmp_path: Path) -> None:
-    here = world(config, Troubles(), front_s=0.0)
+    here = world(config, Troubles())
     report = run(here, Load(rate_per_s=200.0, seconds=10.0))
     summary, fills = tables(report, here)
     assert report.good == report.arrived == pytest.approx(2000, rel=0.1)
@@ -57,7 +58,7 @@ def test_what_is_served_is_simulated(config: AppConfig, tmp_path: Path) -> None:
 
 def test_without_a_plan_there_is_nothing_to_simulate() -> None:
     with pytest.raises(UserError, match="needs profile"):
-        world(AppConfig(), Troubles(), front_s=0.0)
+        world(AppConfig(), Troubles())
 
 
 def test_the_command_prints_and_draws(serve_file: Path, tmp_path: Path) -> None:
@@ -87,6 +88,7 @@ def test_what_the_command_cannot_use_is_one_line(serve_file: Path) -> None:
         (["--mix", "0:1.5"], "shares of easy inputs between 0 and 1"),
         (["--exits", "nowhere.txt"], "cannot read nowhere.txt"),
         (["--exits", "nowhere.txt", "--mix", "0:1"], "give one of them"),
+        (["--out", "nowhere/x.png"], "cannot write nowhere/x.png"),
     ],
 )
 def test_what_is_wished_wrongly_is_one_line(serve_file: Path, options: list[str], sentence: str) -> None:
@@ -96,9 +98,21 @@ def test_what_is_wished_wrongly_is_one_line(serve_file: Path, options: list[str]
     assert "\n" not in str(result.exception)
 
 
+def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("minute,count\n0,600\n")
+    out = ["--hours", "0.01", "--out", str(tmp_path / "s.png")]
+    result = CliRunner().invoke(app, ["simulate", "--config", str(serve_file), *out])
+    assert "give --rate, or --trace" in str(result.exception)
+    result = CliRunner().invoke(
+        app, ["simulate", "--config", str(serve_file), "--trace", str(tmp_path / "trace.csv"), *out]
+    )
+    assert result.exit_code == 0, result.output
+    assert "per second)" in result.output
+
+
 def test_inputs_may_be_recorded_or_mixed_and_replicas_slow_or_gone(config: AppConfig, tmp_path: Path) -> None:
     troubles = Troubles(slow=slow_of(["v100/1=2"]), outages=outages_of(["v100/0=2-4"]))
-    here = world(config, troubles, front_s=0.0)
+    here = world(config, troubles)
     (tmp_path / "exits.txt").write_text("1\n3\n3\n")
     recorded = run(here, Load(rate_per_s=100.0, seconds=10.0, exits=tmp_path / "exits.txt"))
     assert recorded.answered == recorded.arrived

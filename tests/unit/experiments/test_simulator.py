@@ -69,11 +69,6 @@ def test_a_lone_input_takes_what_the_tables_and_the_link_say(sure_after: int, se
     assert report.tally.quantile_s(0.5) == pytest.approx(seconds, rel=0.01)
 
 
-def test_the_front_door_is_part_of_the_latency() -> None:
-    plain, slower = (one_by_one(World(TWO, FAST, SLO_S, front_s=front_s), [3] * 5) for front_s in (0.0, 0.05))
-    assert slower.tally.quantile_s(0.5) - plain.tally.quantile_s(0.5) == pytest.approx(0.05, rel=0.02)
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     load=st.floats(0.1, 3.0),

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.workloads import PROCESSES, Mix, arrivals, exit_blocks, trace
+from experiments.traces import trace
+from experiments.workloads import PROCESSES, Mix, arrivals, exit_blocks
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 
@@ -59,10 +60,36 @@ def test_recorded_times_are_stretched_and_repeated(tmp_path: Path) -> None:
     assert sorted(set(np.round(gaps / gaps.min(), 6))) == [1.0, 2.0, 3.0]
 
 
-def test_a_file_that_is_no_trace_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(UserError, match="is no trace"):
-        trace(tmp_path / "x.csv", 1, 1)
+def test_a_trace_may_keep_its_own_rate(tmp_path: Path) -> None:
+    counts, times = tmp_path / "counts.csv", tmp_path / "times.csv"
+    counts.write_text("minute,count\n0,600\n1,1800\n")
+    times.write_text("TIMESTAMP\n2023-11-16 18:00:00.0\n2023-11-16 18:00:02.0\n")
+    assert len(trace(counts, None, seconds=120)) == pytest.approx(2400, rel=0.1)
+    assert len(trace(times, None, seconds=100)) == pytest.approx(50, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.csv", b"a,b\n1,2\n", "is no trace (it begins with 'a,b')"),
+        ("x.csv", b"TIMESTAMP\nhello\n", "is no trace"),
+        ("x.csv", b"TIMESTAMP\n", "is no trace"),
+        ("x.csv", b"TIMESTAMP\n2023-11-16 18:00:00.0\n", "a trace needs arrivals at two times"),
+        ("x.csv", b"minute,count\n0\n", "is no trace"),
+        ("x.csv", b"minute,count\n0,0\n", "holds no arrival"),
+        ("x.csv", b"minute_1,minute_2\n1,x\n", "is no trace"),
+        ("x.png", b"\x89PNG", "is no trace"),
+        ("x.tbz2", b"nothing", "is no trace"),
+        ("", b"", "cannot read the trace"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_one_line(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    if name:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as error:
+        trace(tmp_path / name, 1, 1)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))

@@ -1,0 +1,143 @@
+"""What serving costs beside the devices, measured on the live graphs that are to be simulated: a `Host`.
+
+An answer tells how long it waited and was computed; what it took beyond that, by its number of launches, is the way of
+a request and of a launch. How busy the front was, at rest and at two rates at which launches are filled differently,
+tells which part of that is its own work.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+from scipy.optimize import nnls
+
+from experiments.host import Host
+from experiments.load import Load
+from experiments.serve import measures
+from experiments.workloads import Floats, arrivals
+from optimizer.plan import Plan
+from profiles.files import Profile
+
+APART = 2.0  # times what it takes on its devices: no lone request meets another
+LIGHT, HEAVY = 0.3, 0.8  # of what the plan promises
+NORMAL = 1.4826  # a normal variable's standard deviation over its median deviation
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one answer says of itself."""
+
+    launches: int
+    computed_s: float
+    beside_s: float  # what it took, but for that and for waiting
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the front has counted since its start."""
+
+    requests: int
+    launches: int
+    work_s: float
+    at_s: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one server."""
+
+    turns_s: Sequence[float]  # by how much launches took longer than their table says
+    accounts: Sequence[Account]  # under light load
+    seen: Sequence[Seen]  # between stretches of different load, the first of them rest
+
+
+@dataclass(frozen=True)
+class Calibration:
+    host: Host
+    jitter: float  # how much answers vary, as a share of their time on devices
+
+
+def measured(url: str, plan: Plan, facts: Profile, per_s: float, seconds: float = 2.0) -> Measured:
+    """In about four times so many seconds. `per_s` is what the plan promises."""
+    turns_s = _turns_s(url, plan, facts)
+    seen = [_seen(url)]
+    time.sleep(seconds / 2)
+    seen.append(_seen(url))
+    accounts = _asked(url, arrivals("poisson", LIGHT * per_s, 1.5 * seconds, 1))
+    seen.append(_seen(url))
+    _asked(url, arrivals("poisson", HEAVY * per_s, seconds, 2))
+    return Measured(turns_s, accounts, [*seen, _seen(url)])
+
+
+def _turns_s(url: str, plan: Plan, facts: Profile, count: int = 8) -> list[float]:
+    """Lone requests: it is known which launches they meet, whichever of the pipelines they go through."""
+    ways_s = [
+        sum(float(facts.table(lane.placement_of(s).kind).block_times_s(1)[s.start : s.stop].sum()) for s in lane.splits)
+        for lane in plan.lanes
+    ]
+    last = plan.splits[-1].stop - 1
+    due_s = np.arange(count, dtype=np.float64) * APART * max(ways_s)
+    accounts = _asked(url, due_s, measures.leaving_at(last))
+    nearest_s = [min(ways_s, key=lambda way_s: abs(each.computed_s - way_s)) for each in accounts]
+    return [(each.computed_s - way_s) / each.launches for each, way_s in zip(accounts, nearest_s, strict=True)]
+
+
+def _asked(url: str, due_s: Floats, body: bytes = measures.DRAWN) -> list[Account]:
+    told: dict[int, bytes] = {}
+
+    def note(index: int, answer: bytes) -> bool:
+        told[index] = answer
+        return True
+
+    record = asyncio.run(Load(url, [body] * len(due_s), right=note).at(due_s))
+    took_s = record.ended_s - record.due_s
+    return [_account(told[index], took_s[index]) for index in np.flatnonzero(record.status == 200).tolist()]
+
+
+def _account(answer: bytes, took_s: float) -> Account:
+    steps = json.loads(answer)["outputs"][0]["splits"]
+    queued_s, computed_s = (sum(step[name] for step in steps) / 1e3 for name in ("queued_ms", "computed_ms"))
+    return Account(len(steps), computed_s, took_s - queued_s - computed_s)
+
+
+def _seen(url: str) -> Seen:
+    told = measures.stats(url)
+    launches = sum(split["launches"] for split in told["splits"])
+    work_s = sum(front["cpu_s"] for front in told["fronts"])
+    return Seen(told["requests"]["answered"], launches, work_s, time.monotonic())
+
+
+def calibration(servers: Sequence[Measured]) -> Calibration:
+    """What is the front's own work is taken off what answers show; for what is left nobody works.
+
+    >>> seen = [Seen(0, 0, 0.0, 0.0), Seen(0, 0, 0.1, 4.0), Seen(100, 90, 0.37, 8.0), Seen(300, 150, 0.69, 12.0)]
+    >>> accounts = [Account(1, 0.06, 0.0045), Account(2, 0.09, 0.007)]
+    >>> found = calibration([Measured([0.0005], accounts, seen)])
+    >>> found.host.model_dump()
+    {'request_s': 0.0008, 'launch_s': 0.001, 'request_way_s': 0.0012, 'launch_way_s': 0.0015, 'turn_s': 0.0005}
+    """
+    accounts = [each for server in servers for each in server.accounts]
+    request_s, launch_s = _work_s([pair for server in servers for pair in pairwise(server.seen)])
+    numbers = sorted({each.launches for each in accounts})
+    beside_s = {number: median(each.beside_s for each in accounts if each.launches == number) for number in numbers}
+    more_s, once_s = np.polyfit(numbers, list(beside_s.values()), 1)
+    turn_s = median(each for server in servers for each in server.turns_s)
+    costs = dict(
+        zip(Host.model_fields, (request_s, launch_s, once_s - request_s, more_s - launch_s, turn_s), strict=True)
+    )
+    varies = median(abs(each.beside_s - beside_s[each.launches]) / each.computed_s for each in accounts)
+    return Calibration(
+        Host(**{name: round(max(0.0, float(s)), 6) for name, s in costs.items()}), NORMAL * float(varies)
+    )
+
+
+def _work_s(stretches: Sequence[tuple[Seen, Seen]]) -> tuple[float, float]:
+    """Of the front for a request and for a launch; what it does by itself goes with time."""
+    counted = [(b.requests - a.requests, b.launches - a.launches, b.at_s - a.at_s) for a, b in stretches]
+    (request_s, launch_s, _), _ = nnls(np.array(counted, float), [b.work_s - a.work_s for a, b in stretches])
+    return float(request_s), float(launch_s)

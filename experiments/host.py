@@ -1,0 +1,57 @@
+"""What serving costs beside the devices: work of the fronts, for which requests and launches queue; time on the way.
+
+None of it is known beforehand: `experiments/fidelity/calibration.py` measures it where the live graph runs.
+"""
+
+import heapq
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from profiles.errors import UserError
+
+
+class Host(BaseModel):
+    """By default nothing costs anything.
+
+    Half of a request's work is done before it is admitted, half when its answer is known; half of a launch's before it
+    leaves for its replica, half when it is back.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    request_s: float = Field(0.0, ge=0, description="a front's work for a request")
+    launch_s: float = Field(0.0, ge=0, description="a front's work for a launch")
+    request_way_s: float = Field(0.0, ge=0, description="of a request, there and back, while no front works for it")
+    launch_way_s: float = Field(0.0, ge=0, description="of a launch, to its replica and back")
+    turn_s: float = Field(0.0, ge=0, description="of a device for every launch, beside what its table says")
+
+
+def read_host(path: Path) -> Host:
+    """As `make bench-fidelity` wrote it."""
+    try:
+        return Host.model_validate_json(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: {where}: {first['msg']}" if where else f"{path}: {first['msg']}") from None
+
+
+class Fronts:
+    """So many workers, for whom work queues in the order in which it comes."""
+
+    def __init__(self, count: int) -> None:
+        self._free_s = [0.0] * count
+
+    def done_s(self, now_s: float, seconds: float) -> float:
+        """When work that comes now is done.
+
+        >>> one = Fronts(1)
+        >>> one.done_s(1.0, 0.5), one.done_s(1.2, 0.5), one.done_s(9.0, 0.5)
+        (1.5, 2.0, 9.5)
+        """
+        done_s = max(now_s, self._free_s[0]) + seconds
+        heapq.heapreplace(self._free_s, done_s)
+        return done_s
