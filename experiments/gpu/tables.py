@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -41,8 +42,9 @@ class Setting:
         return kind_of(device_name(self.device))
 
 
+@lru_cache(1)
 def network(name: str, setting: Setting) -> TorchModel:
-    """Untrained, and with ramps at which inputs leave where they are told to."""
+    """Untrained, and with ramps at which inputs leave where they are told to. Large ones take seconds to make."""
     exact = untrained(name, setting.device, getattr(torch, setting.dtype), setting.layers)
     served = on_backend(with_told_exits(exact, everywhere=True), name, setting.backend)
     assert isinstance(served, TorchModel), "This is a bug: CUDA graphs replay a network on torch."

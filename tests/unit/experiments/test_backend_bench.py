@@ -12,7 +12,10 @@ from tests.networks import network, random_inputs
 
 def test_a_family_is_compared_on_every_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tiny = network("distilbert")  # exporting the true one takes seconds
     monkeypatch.setattr(speed, "SIZES", (1, 2))
+    monkeypatch.setattr(speed, "untrained", lambda name, layers: tiny)
+    monkeypatch.setattr(speed, "batches", lambda name, length: lambda n: tiny.merge(random_inputs(name, n, seed=0)))
     figures = speed.of_family("distilbert", layers=1)
     assert set(figures) == {"onnx_over_torch_distilbert", "int8_over_torch_distilbert", "torch_distilbert_per_s"}
     assert all(figure > 0 for figure in figures.values())

@@ -10,6 +10,7 @@ import pytest
 
 from experiments.backend.families import NAMES, batches, untrained
 from experiments.gpu import measure, systems, tables
+from experiments.onedevice import compare
 from profiles.files import load
 
 ROOT = Path(__file__).parents[3]
@@ -23,7 +24,9 @@ SERVING = ["ray", "fastapi", "grpc", "typer"]
 PLANNING = ["statsmodels", "sklearn", "matplotlib", "onnx", "onnxruntime"]
 
 
-def test_a_trial_on_this_machine_gives_tables_and_comparisons(tmp_path: Path) -> None:
+def test_a_trial_on_this_machine_gives_tables_and_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "STEPS", 1)
+    monkeypatch.setattr(systems, "DRAWN", 32)
     out = ["--device", "cpu", "--dtype", "float32", "--out", str(tmp_path), "--networks", "distilbert"]
     measure.main([*out, "--small", "--seconds", "0.05"])
     (table,) = load(tmp_path / "distilbert.json").tables

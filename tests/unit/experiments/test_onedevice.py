@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from deployments.dispatch.planned import route_of
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from experiments.onedevice import compare
 from experiments.onedevice.compare import CONSTANT, NAIVE, STOCK, Bench, Row, alone, plans, sustained
 from experiments.onedevice.drawn import drawn, with_told_exits
 from experiments.onedevice.rehearsal import GROUP, Record, Rehearsal, Source
@@ -165,11 +166,11 @@ def test_the_table_fits_a_terminal_and_plans_are_told_once() -> None:
     assert list(plan_lines(rows))[-1] == "constant batch, 25, 100 ms: blocks @ batch 0..3 @ 64, 4..7 @ 64"
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import BertTokenizer
 
-    folder = tmp_path / "tiny-ee"
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny-ee"
     hugging_face("bert").save_pretrained(folder)
     vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "the", "film"]
     BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}).save_pretrained(folder)
@@ -179,7 +180,10 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("with_data", [True, False])
-def test_the_command_prints_json(checkpoint: Path, tmp_path: Path, with_data: bool) -> None:
+def test_the_command_prints_json(
+    checkpoint: Path, tmp_path: Path, with_data: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "STEPS", 1)  # how well a rate is found is tested above
     (tmp_path / "inputs.jsonl").write_text('{"text": "the film", "label": 1}\n{"text": "the", "label": 0}\n' * 5)
     command = ["bench", str(checkpoint), "--backend", "torch", "--slo-ms", "200", "--seconds", "0.1", "--budget", "0.2"]
     data = ["--data", str(tmp_path / "inputs.jsonl")] if with_data else []

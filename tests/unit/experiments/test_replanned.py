@@ -10,7 +10,7 @@ from experiments.workloads import Mix, arrivals, exit_blocks
 from profiles.exits import ExitProfile
 from tests.unit.cluster.fluid import EASY, HARD, batches, first_plan, question
 
-SECONDS = 300.0
+SECONDS = 180.0
 QUICK = Patience(replan_every_s=30.0, look_every_s=5.0, start_s=1.0)
 
 
