@@ -118,6 +118,7 @@ class Load:
         self._requests = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
         self._most, self._right, self._again_s = connections, right, again_s
         self.resent: set[int] = set()  # since the load began; each may have been sent more often
+        self.said: dict[int, bytes] = {}  # the first answer of every status but 200
         self._open = 0
         self._idle: list[_Connection] = []
         self._queue: deque[int] = deque()
@@ -237,6 +238,8 @@ class Load:
                 return self._later(index)
             if status == 200 and not self._right(index % len(self._requests), answer):
                 status = WRONG
+            if status != 200:
+                self.said.setdefault(status, answer)
             self._ended_s[index], self._status[index] = self._now(), status
             self._pending -= 1
             self._release(connection)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from experiments.load import BROKEN, Floats, Record
 
+BINS, SHORTEST_S = 60, 0.2  # of the picture
 QUANTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 _OUTCOMES = {200: "answered", 429: "refused", 503: "refused", 504: "expired", BROKEN: "unanswered"}
 
@@ -46,7 +47,7 @@ def summary(record: Record, slo_ms: float) -> Summary:
         goodput_per_s=float(good.sum()) / seconds,
         good_share=float(good.mean()) if len(good) else 0.0,
         outcomes=_counted(record),
-        latency_ms={f"p{q:g}": value for q, value in zip(QUANTILES, _quantiles(latency_ms[answered]), strict=True)},
+        latency_ms=_quantiles(latency_ms[answered]),
         refusal_p50_ms=float(np.median(latency_ms[refused])) if refused.any() else None,
         sent_late_p99_ms=float(np.nanpercentile(late_ms, 99)) if np.isfinite(late_ms).any() else 0.0,
     )
@@ -60,8 +61,10 @@ def _counted(record: Record) -> dict[str, int]:
     return counts
 
 
-def _quantiles(values: Floats) -> list[float]:
-    return [float(value) for value in np.percentile(values, QUANTILES)] if len(values) else [np.nan] * len(QUANTILES)
+def _quantiles(values: Floats) -> dict[str, float]:
+    if not len(values):
+        return {}
+    return {f"p{q:g}": float(value) for q, value in zip(QUANTILES, np.percentile(values, QUANTILES), strict=True)}
 
 
 def table(found: Summary, slo_ms: float) -> Table:
@@ -96,14 +99,16 @@ def draw(record: Record, slo_ms: float, path: Path) -> None:
     above.plot(record.due_s[answered], latency_ms[answered], ".", markersize=2, alpha=0.4)
     above.axhline(slo_ms, color="tab:red", linewidth=1, label=f"SLO {slo_ms:g} ms")
     above.set(ylabel="latency (ms), from when it was due", yscale="log")
-    above.legend(loc="upper left")
-    edges = np.arange(0, np.ceil(record.due_s.max(initial=1.0)) + 1)
+    last_s = record.due_s.max(initial=1.0)
+    edges = np.linspace(0, last_s, int(np.clip(last_s / SHORTEST_S, 1, BINS)) + 1)
     for name, chosen in _kinds(record, latency_ms, slo_ms).items():
         counts, _ = np.histogram(record.due_s[chosen], edges)
         if chosen.any():
-            below.step(edges[:-1], counts, where="post", label=name)
+            below.stairs(counts / edges[1], edges, label=name)
     below.set(xlabel="seconds", ylabel="requests per second", ylim=(0, None))
-    below.legend(loc="upper left")
+    for axes in (above, below):
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+        axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

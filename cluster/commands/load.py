@@ -13,6 +13,7 @@ from cluster.experiment import tool
 from profiles.errors import UserError
 
 DEMO_INPUTS = 256
+MOST_SAID = 300  # bytes of an answer that is no answer
 
 
 def load(
@@ -64,6 +65,9 @@ def load(
     report.write(found, out)
     report.draw(record, slo_ms, out.with_suffix(".png"))
     console.print(report.table(found, slo_ms))
+    for status, said in sorted(source.said.items()):
+        if said:
+            console.print(f"status {status} said: {said[:MOST_SAID].decode(errors='replace')}", markup=False)
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
 
 

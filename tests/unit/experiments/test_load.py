@@ -87,6 +87,19 @@ def test_a_connection_that_is_said_to_close_is_not_used_again() -> None:
     assert record.status.tolist() == [200] * 5
 
 
+def test_what_is_refused_says_why_and_has_no_latency() -> None:
+    wrong = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 5\r\n\r\nwhy: "
+    sources: list[Load] = []
+
+    def ask(url: str) -> Any:
+        sources.append(Load(url, [b"{}"], 1))
+        return sources[0].at(np.arange(3) / 50)
+
+    record: Record = measured(lambda _: (0.0, wrong), ask)
+    assert sources[0].said == {400: b"why: "}
+    assert summary(record, 100).latency_ms == {}
+
+
 def test_clients_ask_again_when_they_are_answered() -> None:
     record: Record = measured(lambda _: (0.02, OK), lambda url: Load(url, [b"{}"], 4).by_clients(4, 0.4))
     assert 40 <= len(record.status) <= 84  # 4 clients, 20 ms each, 0.4 s: 80 at best
