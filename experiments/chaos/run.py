@@ -121,7 +121,7 @@ async def _struck_under_load(
 
 
 def _rounds(record: Record, struck: Sequence[Struck], resent: set[int]) -> list[Round]:
-    times = timeline(record, SLO_MS)
+    times = timeline(record, SLO_MS, by_due=True)
     return [_round(record, times, each, resent) for each in struck]
 
 
@@ -137,7 +137,7 @@ def _round(record: Record, times: Timeline, struck: Struck, resent: set[int]) ->
         wrong=int((status == WRONG).sum()),
         broken=int(np.isin(np.flatnonzero(inside), list(resent)).sum()),
         lost=int((status == BROKEN).sum()),
-        recovery_s=times.recovered_s(struck.at_s, struck.until_s, ENOUGH * offered_per_s()),
+        recovery_s=times.recovered_s(struck.at_s, struck.until_s - SLO_MS / 1e3, ENOUGH * offered_per_s()),
     )
 
 

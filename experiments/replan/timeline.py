@@ -56,10 +56,13 @@ class Timeline:
         return max(0.0, float(self.starts_s[short].max()) + STEP_S - at_s) if short.any() else 0.0
 
 
-def timeline(record: Record, slo_ms: float) -> Timeline:
-    """By when answers came. The first and the last second are left out: the load begins and ends there."""
+def timeline(record: Record, slo_ms: float, by_due: bool = False) -> Timeline:
+    """By when answers came, or (`by_due`) by when they were asked for: then batches that end together are no waves.
+
+    The first and the last second are left out: the load begins and ends there.
+    """
     good = (record.status == 200) & (1e3 * (record.ended_s - record.due_s) <= slo_ms)
-    ended_s = np.sort(record.ended_s[good])
+    at_s = np.sort((record.due_s if by_due else record.ended_s)[good])
     starts_s = np.arange(WINDOW_S, record.due_s.max(initial=0.0) - WINDOW_S, STEP_S)
-    counts = np.searchsorted(ended_s, starts_s + WINDOW_S) - np.searchsorted(ended_s, starts_s)
+    counts = np.searchsorted(at_s, starts_s + WINDOW_S) - np.searchsorted(at_s, starts_s)
     return Timeline(starts_s, counts / WINDOW_S)

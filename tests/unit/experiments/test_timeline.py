@@ -28,6 +28,8 @@ def test_recovery_ends_when_goodput_is_back_for_good() -> None:
     times = timeline(record(10.0, 11.5), slo_ms=1000)
     assert times.recovered_s(10.0, 20.0, 0.9 * RATE) == pytest.approx(1.55, abs=0.2)
     assert times.recovered_s(15.0, 20.0, 0.9 * RATE) == 0
+    asked = timeline(record(10.0, 11.5), slo_ms=1000, by_due=True)
+    assert asked.recovered_s(10.0, 20.0, 0.9 * RATE) == pytest.approx(1.5, abs=0.2)
 
 
 def test_changes_that_free_devices_first_are_told_by_themselves() -> None:
