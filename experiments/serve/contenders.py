@@ -1,26 +1,46 @@
 """Three ways to use the same devices: as planned, with all ramps at shrinking batches, and without exits.
 
-As in E3's figure 7: BERT-base in single precision on a V100, by its datasheet; half of the inputs have left by the
-middle. Each way has the best batch that it can have within the SLO.
+Each way has the best batch that it can have within the SLO. Two cases: BERT-base in single precision on a V100 by its
+datasheet, as in E3's figure 7 (half of the inputs have left by the middle); and devices that take as long for one input
+as for sixteen, where constant batch pays most: small kernels, which cannot keep a device busy.
 """
 
+from dataclasses import dataclass
+
 from experiments.planner.settings import BERT_BASE
+from experiments.serve.fleet import BATCH, PASS_S, profile
 from optimizer import optimize
 from optimizer.baselines import Baseline, baselines
 from optimizer.objective import Objective
 from optimizer.plan import Plan
-from profiles.devices import links_between
+from optimizer.problem import problem
+from profiles.devices import fleet, links_between
+from profiles.files import Profile
 
-DEVICES, DTYPE, SLO_S = "v100=1", "float32", 0.1
-PROFILE = BERT_BASE.profile(DEVICES, DTYPE)
+
+@dataclass(frozen=True)
+class Case:
+    """A network on some devices."""
+
+    profile: Profile
+    devices: str
+    slo_s: float
 
 
-def contenders(max_batch: int) -> dict[str, tuple[Plan, float]]:
+# What the figures of each are called behind their names. The second has time for two batches, one after the other.
+CASES = {
+    "": Case(BERT_BASE.profile("v100=1", "float32"), "v100=1", 0.1),
+    "_flat": Case(profile(4 * PASS_S), "v100=2", 0.5),
+}
+
+
+def contenders(case: Case) -> dict[str, tuple[Plan, float]]:
     """Each with its plan, and the goodput that the cost model promises."""
-    facts = BERT_BASE.facts(DEVICES, DTYPE)
-    objective = Objective(slo_s=SLO_S, max_batch=max_batch)
-    stock, naive, _ = baselines(facts, objective)
-    ours = optimize(PROFILE, facts.devices, links_between(facts.devices), objective)
+    devices = fleet(case.devices)
+    links = links_between(devices)
+    objective = Objective(slo_s=case.slo_s, max_batch=BATCH)
+    stock, naive, _ = baselines(problem(case.profile, devices, links), objective)
+    ours = optimize(case.profile, devices, links, objective)
     assert ours.promise, "This is a bug: a plan that was searched promises something."
     return {
         "ours": (ours, ours.promise.goodput_per_s),
