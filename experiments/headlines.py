@@ -66,8 +66,14 @@ HEADLINES = {
         Headline("serve", "goodput_share_1split", "goodput over what the plan promised, 1 split", 0.9),
         Headline("serve", "goodput_share_2splits", "the same, 2 splits", 0.9),
         Headline("serve", "goodput_share_3splits", "the same, 3 splits on two kinds", 0.9),
-        Headline("serve", "ratio_naive", "goodput over early exit as it is", paper=1.44),
-        Headline("serve", "ratio_stock", "goodput over the network without exits", paper=1.30),
+        Headline("serve", "ratio_naive", "BERT-base, one V100, batch 16: goodput over early exit as it is", paper=1.44),
+        Headline("serve", "ratio_stock", "the same, over the network without exits", paper=1.30),
+        Headline(
+            "serve", "ratio_naive_batch_4", "BERT-base, one V100, batch 4: goodput over early exit as it is", paper=1.44
+        ),
+        Headline("serve", "ratio_stock_batch_4", "the same, over the network without exits", paper=1.30),
+        Headline("serve", "ratio_naive_flat", "devices of flat batch time: goodput over early exit as it is"),
+        Headline("serve", "ratio_stock_flat", "the same, over the network without exits"),
         Headline("serve", "overload_share", "goodput at three times the load, over its peak", 0.9),
         Headline("serve", "refusal_p50_ms", "a refusal, p50 (ms)", 20, True),
         Headline("serve", "hop_256kib_ms", "256 KiB of survivors to the next split, p50 (ms)", 2.5, True),

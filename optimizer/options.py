@@ -122,6 +122,10 @@ class Builder:
     def _launch_s(self) -> Floats:
         return np.array([table.launch_s for table in self.facts.tables])[:, None, None]
 
+    @cached_property
+    def _turn_s(self) -> Floats:
+        return np.array([self.facts.turn_s(device.kind) for device in self.facts.devices])[:, None, None]
+
     def _dense(self, method: str) -> Floats:
         """Kinds x batch sizes 0.. x blocks. Tables are linear between whole batch sizes, so these say it all."""
         rows = [np.minimum(np.arange(self._batches[-1] + 1), largest) for largest in self._largest]
@@ -155,7 +159,7 @@ class Builder:
 
     def still(self, start: int) -> tuple[Floats, Floats]:
         """Loads (kinds x batches x stops) where the batch keeps its size and nothing travels; arrivals by batch."""
-        quiet, shares = self._quiet_s(start), self._survival[:, start]
+        quiet, shares = self._quiet_s(start) + self._turn_s, self._survival[:, start]
         possible = np.isfinite(quiet) & (self._batches <= self._largest[:, None])[..., None]
         held, size = np.where(possible, quiet, 0.0), self._batches[:, None]
         load = np.max([cost.load_s(reach, held, size) for reach in shares], axis=0) + self._hair_s

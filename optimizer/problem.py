@@ -68,6 +68,11 @@ class Problem:
             raise UserError(f"the plan uses device kind {kind!r}, the fleet has {has}")
         return found[0]
 
+    def turn_s(self, kind: str) -> float:
+        """How long a replica stands still between two launches of a local placement."""
+        link = self.links.get((kind, kind))
+        return link.turn_s if link else 0.0
+
     def table(self, kind: str) -> LatencyTable:
         return self.tables[self.devices.index(self.device(kind))]
 

@@ -52,8 +52,14 @@ def works(plan: Plan, facts: Problem) -> Iterator[Work]:
         stays = placement.local and placement is before
         source = None if before is None or stays else before.kind
         done = replace(work(split, facts, placement.kind, source, reach), stays=stays)
-        yield done
+        yield _turning(done, facts) if placement.local and len(placement.splits) > 1 else done
         reach, before = done.survivors, placement
+
+
+def _turning(work: Work, facts: Problem) -> Work:
+    """In turns with others, a launch holds its replica until the front has said what is next."""
+    turn_s = facts.turn_s(work.kind)
+    return replace(work, launch_s=work.launch_s + turn_s, felt_s=work.felt_s + turn_s if work.felt_s else 0.0)
 
 
 def rounds_s(plan: Plan, works: list[Work]) -> dict[Split, float]:

@@ -10,6 +10,8 @@ GB = 10**9
 GBIT = 10**9 / 8
 # One hop between two replicas, small tensors: what a Ray Serve handle costs, not the wire (docs/profiles.md).
 HOP_S = 0.0018
+# A replica that keeps what goes on hears only when a launch has ended what it is to run next: by way of the front.
+TURN_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,15 @@ class Link:
     target: str
     bytes_per_s: float
     latency_s: float
+    turn_s: float = 0.0  # how long a replica stands still between two launches when nothing has to travel
 
     def __post_init__(self) -> None:
         name = f"link {self.source} -> {self.target}"
         if not 0 < self.bytes_per_s < inf:
             raise ValueError(f"{name}: bytes_per_s = {self.bytes_per_s} must be positive and finite")
-        if not 0 <= self.latency_s < inf:
-            raise ValueError(f"{name}: latency_s = {self.latency_s} must be finite, 0 or more")
+        for field in ("latency_s", "turn_s"):
+            if not 0 <= getattr(self, field) < inf:
+                raise ValueError(f"{name}: {field} = {getattr(self, field)} must be finite, 0 or more")
 
     def transfer_s(self, size_bytes: float) -> float:
         """
@@ -135,7 +139,7 @@ def _device(part: str) -> Device:
         raise UserError(f"cannot read {part!r} ({error}): write KIND=COUNT or KIND=COUNT@PRICE, as in v100=6") from None
 
 
-def links_between(devices: Iterable[Device], *, one_machine: bool = False) -> tuple[Link, ...]:
+def links_between(devices: Iterable[Device], *, one_machine: bool = False, turn_s: float = TURN_S) -> tuple[Link, ...]:
     """A link for every ordered pair of kinds, the same kind included: over the network, or inside one machine.
 
     A kind that is in no catalogue is taken to be connected as the slowest in it.
@@ -145,7 +149,7 @@ def links_between(devices: Iterable[Device], *, one_machine: bool = False) -> tu
     """
     slowest = min(CATALOGUE.values(), key=lambda kind: _rate(kind, one_machine))
     rates = {device.kind: _rate(CATALOGUE.get(device.kind.lower(), slowest), one_machine) for device in devices}
-    return tuple(Link(a, b, min(rates[a], rates[b]), HOP_S) for a in rates for b in rates)
+    return tuple(Link(a, b, min(rates[a], rates[b]), HOP_S, turn_s) for a in rates for b in rates)
 
 
 def _rate(kind: DeviceKind, one_machine: bool) -> float:

@@ -90,7 +90,8 @@ def _links(random: np.random.Generator, kinds: list[str]) -> dict[tuple[str, str
         for target in kinds:
             here = str(random.choice(["free", "fast", "slow"])) if style == "mixed" else str(style)
             latency_s = 0.0 if here == "free" else float(random.uniform(0, 1e-3))
-            links[source, target] = Link(source, target, rate[here], latency_s)
+            turn_s = float(random.choice([0.0, 1e-3]))
+            links[source, target] = Link(source, target, rate[here], latency_s, turn_s)
     if random.random() < 0.1:
         links.pop((kinds[0], kinds[-1]))
     return links

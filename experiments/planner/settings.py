@@ -35,7 +35,7 @@ class Network:
 
     def facts(self, devices: str, dtype: str | None = None) -> Problem:
         kinds = fleet(devices)
-        return problem(self.profile(devices, dtype), kinds, links_between(kinds))
+        return problem(self.profile(devices, dtype), kinds, links_between(kinds, turn_s=0.0))
 
 
 # Half of BERT's inputs are gone by the middle, and most of DistilBERT's leave right there (E3, sections 2 and 5.1).

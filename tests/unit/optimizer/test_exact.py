@@ -112,7 +112,7 @@ def test_times_scaled_by_x_scale_goodput_by_its_inverse(seed: int, x: float) -> 
         facts,
         tables=tuple(scaled(table, x) for table in facts.tables),
         links={
-            way: replace(link, latency_s=link.latency_s * x, bytes_per_s=link.bytes_per_s / x)
+            way: replace(link, latency_s=link.latency_s * x, bytes_per_s=link.bytes_per_s / x, turn_s=link.turn_s * x)
             for way, link in facts.links.items()
         },
     )
