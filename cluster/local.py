@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import os
+import random
 import shutil
 import socket
 import tempfile
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +44,31 @@ SETTINGS = {
 }
 
 
+# Between Ray's own ports and those that outgoing connections take, which one of them might do before we listen.
+OTHER_PORTS = range(20_000, 32_000)
+
+
 def free_port(preferred: int, host: str = "127.0.0.1") -> int:
     """This port if nobody listens there, or any free one."""
-    return preferred if is_free(host, preferred) else _bound_port(host, 0)
+    return preferred if preferred and is_free(host, preferred) else next(_free_ports(host))
 
 
 def is_free(host: str, port: int) -> bool:
     try:
-        return _bound_port(host, port) == port
+        _bind(host, port)
     except OSError:
         return False
+    return True
 
 
-def _bound_port(host: str, port: int) -> int:
+def _free_ports(host: str) -> Iterator[int]:
+    return (port for port in random.sample(OTHER_PORTS, len(OTHER_PORTS)) if is_free(host, port))
+
+
+def _bind(host: str, port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
-        return int(probe.getsockname()[1])
 
 
 def running_cluster() -> str | None:
@@ -93,7 +103,7 @@ def check_place(host: str, port: int) -> None:
 
 def check_port(host: str, port: int, option: str) -> None:
     try:
-        _bound_port(host, port)
+        _bind(host, port)
     except OSError as error:
         reason = f"port {port} of {host} cannot be used ({error.strerror})"
         raise UserError(f"{reason}: stop what listens there, or take another with {option}") from error
@@ -101,7 +111,7 @@ def check_port(host: str, port: int, option: str) -> None:
 
 def _settings(folder: str) -> dict[str, str]:
     """For this process and all that Ray starts. Two of us may start side by side: nothing is at a fixed place."""
-    stats, metrics, fallback = (str(_bound_port("127.0.0.1", 0)) for _ in range(3))
+    stats, metrics, fallback = map(str, islice(_free_ports("127.0.0.1"), 3))
     return SETTINGS | {
         "RAY_SERVE_HAPROXY_BINARY_PATH": local_statistics(Path(folder), (stats, metrics)),
         "RAY_SERVE_HAPROXY_STATS_PORT": stats,
