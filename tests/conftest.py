@@ -1,6 +1,7 @@
 """Every test is marked by its folder; unit tests may not start Ray."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         kind = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else None
         if kind in KINDS:
             item.add_marker(getattr(pytest.mark, kind))
+
+
+def pytest_collection_finish() -> None:
+    """Ray reads its settings when it is imported, and the integration tests have settings of their own."""
+    if "ray" in sys.modules:
+        raise pytest.UsageError("a test file imports ray when it is collected: import it inside the tests")

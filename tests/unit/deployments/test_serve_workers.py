@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from deployments.config import AppConfig
-from deployments.replicas import router
 from deployments.replicas.line import Whereabouts
 from deployments.replicas.placed import Placed
-from deployments.replicas.serve_workers import ServeWorkers
 from deployments.replicas.split import Order
 from deployments.replicas.wire import pack
 from tests.toy import Toy
@@ -30,6 +28,8 @@ class Serve:
         self.replicas |= {name: Placed(CONFIG, "cpu", "") for name in names}
 
     def tell(self) -> None:
+        from deployments.replicas import router  # Ray is not imported while tests are collected: tests/conftest.py
+
         router.listeners[GROUP](frozenset(self.replicas))
 
     def handle(self, *_: str) -> "Handle":
@@ -55,6 +55,8 @@ class Scene:
     def __init__(self) -> None:
         self.serve = Serve()
         self.told: list[set[str]] = []
+        from deployments.replicas.serve_workers import ServeWorkers
+
         self.workers = ServeWorkers(self._changed, by_value_bytes=2**20)
 
     def _changed(self, _: str, replicas: Collection[str]) -> None:
@@ -69,6 +71,7 @@ def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Scene], Awaitable[Any
     monkeypatch.setattr("deployments.replicas.serve_workers.node_address", lambda: "127.0.0.1")
     monkeypatch.setattr("deployments.replicas.placed.node_address", lambda: "127.0.0.1")
     monkeypatch.setattr("deployments.replicas.placed.replica_name", lambda: "set by the handle")
+    monkeypatch.setattr("deployments.replicas.router.listeners", {})
 
     async def act() -> None:
         stage = Scene()
@@ -84,7 +87,6 @@ def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Scene], Awaitable[Any
         await asyncio.sleep(0)
 
     asyncio.run(act())
-    del router.listeners[GROUP]
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
