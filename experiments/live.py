@@ -109,6 +109,7 @@ def node(address: str, resources: Mapping[str, float], cpus: float = 3.0) -> Ite
             yield process.pid
         finally:
             kill_node(process.pid)
+            _forget(address)  # it may have been noted late
 
 
 def kill_node(process: int) -> None:
