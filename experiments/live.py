@@ -42,11 +42,13 @@ class Live:
         deploy(self.ray, {"applications": list(applications)}, patience_s)
 
     def processes(self, deployment: str) -> dict[str, int]:
-        """Of every running replica of deployments of this name, whatever application they are of."""
+        """Of every running replica of deployments of this name, in our application, its replicas' and its controller's."""
         from ray.serve.context import _get_global_client
 
         found: dict[str, int] = {}
-        for application in _get_global_client().get_serve_details()["applications"].values():
+        for name, application in _get_global_client().get_serve_details()["applications"].items():
+            if name.partition(".")[0] not in (NAME, "controller"):
+                continue
             for each in application["deployments"].get(deployment, {}).get("replicas", ()):
                 if each["state"] == "RUNNING":
                     found[each["replica_id"]] = each["pid"]
