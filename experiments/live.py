@@ -42,7 +42,7 @@ class Live:
         deploy(self.ray, {"applications": list(applications)}, patience_s)
 
     def processes(self, deployment: str) -> dict[str, int]:
-        """Of every running replica of deployments of this name, in our application, its replicas' and its controller's."""
+        """Of every running replica of deployments of this name: ours, and those of what leads us."""
         from ray.serve.context import _get_global_client
 
         found: dict[str, int] = {}
