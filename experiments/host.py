@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from profiles.errors import UserError
+from profiles.errors import UserError, read_text
 
 
 class Host(BaseModel):
@@ -29,10 +29,9 @@ class Host(BaseModel):
 
 def read_host(path: Path) -> Host:
     """As `make bench-fidelity` wrote it."""
+    text = read_text(path)
     try:
-        return Host.model_validate_json(path.read_text())
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        return Host.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

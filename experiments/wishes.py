@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.devices import Outage
 from experiments.workloads import Ints
-from profiles.errors import UserError
+from profiles.errors import UserError, read_text
 
 
 def slow_of(wishes: Sequence[str]) -> dict[str, float]:
@@ -43,10 +43,9 @@ def shares_of(wish: str) -> tuple[tuple[float, float], ...]:
 
 def read_exits(path: Path, num_blocks: int) -> Ints:
     """One number per line: after which block an input was sure, counted from 0. They are repeated when they run out."""
+    text = read_text(path)
     try:
-        blocks = np.array(path.read_text().split(), np.int64)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        blocks = np.array(text.split(), np.int64)
     except ValueError:
         raise UserError(f"{path} must hold one block number per line, counted from 0") from None
     if not len(blocks) or blocks.min() < 0 or blocks.max() >= num_blocks:

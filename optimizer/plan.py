@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from profiles.errors import UserError
+from profiles.errors import UserError, read_text
 
 SCHEMA_VERSION = 1
 STRICT = ConfigDict(extra="forbid")  # a misspelt field in a file is an error
@@ -151,9 +151,8 @@ class Plan:
 
 
 def read_plan(path: Path) -> Plan:
+    text = read_text(path)
     try:
-        return Plan.from_json(path.read_text())
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        return Plan.from_json(text)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

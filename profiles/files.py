@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from profiles.errors import UserError
+from profiles.errors import UserError, read_text
 from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
 
@@ -111,10 +111,9 @@ def load(path: Path) -> Profile:
 
 
 def _parse(path: Path) -> dict[str, Any]:
+    text = read_text(path)
     try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        content = json.loads(text)
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
