@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.local import LocalRay
 from cluster.serve_file import ServeFile
-from profiles.errors import UserError
+from profiles.errors import UserError, first_wrong
 
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
@@ -19,9 +19,8 @@ def deploy(ray: LocalRay, content: ServeFile, patience_s: float, tell: Callable[
     try:
         schema = ServeDeploySchema.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"the Serve file is not valid: {field} = {first['input']!r}: {first['msg']}") from error
+        wrong = first_wrong(error)
+        raise UserError(f"the Serve file is not valid: {wrong.place} = {wrong.value!r}: {wrong.reason}") from error
     client = _client(ray)
     names = [application.name for application in schema.applications]
     leaving = _splits_of(names, _applications())  # of what ran here before: however they end, it is no failure of ours

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deployments.dispatch.messages import Limits
-from profiles.errors import UserError
+from profiles.errors import UserError, first_wrong
 
 DEMO = "deployments.demo:demo_directory"
 
@@ -165,10 +165,9 @@ def checked(model: type[Model], arguments: dict[str, Any]) -> Model:
     try:
         return model.model_validate(arguments)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
+        wrong = first_wrong(error)
+        if wrong.kind == "extra_forbidden":
             known = ", ".join(model.model_fields)
-            raise UserError(f"args: there is no field {field!r}; there are: {known}") from error
-        place = f"{field} = {first['input']!r}: " if field else ""
-        raise UserError(f"args: {place}{first['msg'].removeprefix('Value error, ')}") from error
+            raise UserError(f"args: there is no field {wrong.place!r}; there are: {known}") from error
+        place = f"{wrong.place} = {wrong.value!r}: " if wrong.place else ""
+        raise UserError(f"args: {place}{wrong.reason}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from profiles.errors import UserError, read_text
+from profiles.errors import UserError, first_wrong, read_text
 
 
 class Host(BaseModel):
@@ -33,9 +33,8 @@ def read_host(path: Path) -> Host:
     try:
         return Host.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: {where}: {first['msg']}" if where else f"{path}: {first['msg']}") from None
+        wrong = first_wrong(error)
+        raise UserError(": ".join(filter(None, (str(path), wrong.place, wrong.reason)))) from None
 
 
 class Fronts:

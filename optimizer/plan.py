@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from profiles.errors import UserError, read_text
+from profiles.errors import UserError, first_wrong, read_text
 
 SCHEMA_VERSION = 1
 STRICT = ConfigDict(extra="forbid")  # a misspelt field in a file is an error
@@ -145,9 +145,8 @@ class Plan:
         try:
             return TypeAdapter(cls).validate_python(fields)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"]) or "plan"
-            raise UserError(f"{place}: {first['msg'].removeprefix('Value error, ')}") from None
+            wrong = first_wrong(error)
+            raise UserError(f"{wrong.place or 'plan'}: {wrong.reason}") from None
 
 
 def read_plan(path: Path) -> Plan:

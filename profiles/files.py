@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from profiles.errors import UserError, read_text
+from profiles.errors import UserError, first_wrong, read_text
 from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
 
@@ -104,10 +104,9 @@ def load(path: Path) -> Profile:
     try:
         return TypeAdapter(Profile).validate_python(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "profile"
-        reason = REASONS.get(first["type"], first["msg"].removeprefix("Value error, "))
-        raise UserError(f"{path}: {place}: {reason}") from None
+        wrong = first_wrong(error)
+        reason = REASONS.get(wrong.kind, wrong.reason)
+        raise UserError(f"{path}: {wrong.place or 'profile'}: {reason}") from None
 
 
 def _parse(path: Path) -> dict[str, Any]:
