@@ -9,11 +9,12 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from deployments.replicas.frames import Line, buffers, describe, frame, read_frame, room_for
+from deployments.replicas.frames import Connection, buffers, describe, frame, read_frame, room_for
 from deployments.replicas.holdings import Holdings, LostError, Share
 from deployments.replicas.wire import Packed, take
 
@@ -30,7 +31,7 @@ class Exchange:
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
-        self._idle: dict[str, list[Line]] = defaultdict(list)
+        self._idle: dict[str, list[Connection]] = defaultdict(list)
         self._unwanted: dict[str, list[str]] = {}  # keys to be dropped, by holder
         self._server: asyncio.Server | None = None
         self._askers: set[asyncio.StreamWriter] = set()
@@ -48,8 +49,8 @@ class Exchange:
             self._server.close()
         for task in self._tasks:
             task.cancel()
-        for line in [line for lines in self._idle.values() for line in lines]:
-            line.close()
+        for connection in chain.from_iterable(self._idle.values()):
+            connection.close()
         for writer in tuple(self._askers):
             writer.close()
 
@@ -84,10 +85,10 @@ class Exchange:
     async def _fetch(self, holder: str, shares: Sequence[Share]) -> list[Packed]:
         wanted = [[share.held.key, None if share.is_whole else share.rows.tolist()] for share in shares]
         try:
-            async with asyncio.timeout(PATIENCE_S), self._line(holder) as line:
-                await line.say({"fetch": wanted})
-                reply = await line.hear()
-                found = [await line.fill(room_for(part)) for part in reply["parts"]]
+            async with asyncio.timeout(PATIENCE_S), self._connection(holder) as connection:
+                await connection.say({"fetch": wanted})
+                reply = await connection.hear()
+                found = [await connection.fill(room_for(part)) for part in reply["parts"]]
         except (OSError, EOFError) as error:
             raise LostError(f"{holder} is gone, and the survivors that it held with it ({error})") from error
         if not found:
@@ -95,17 +96,17 @@ class Exchange:
         return found
 
     @contextlib.asynccontextmanager
-    async def _line(self, holder: str) -> AsyncIterator[Line]:
+    async def _connection(self, holder: str) -> AsyncIterator[Connection]:
         """A connection that nobody else uses; what broke off in the middle is of no use again."""
-        lines = self._idle.get(holder)
-        line = lines.pop() if lines else await Line(holder).open()
+        connections = self._idle.get(holder)
+        connection = connections.pop() if connections else await Connection(holder).open()
         try:
-            yield line
+            yield connection
         except BaseException:
-            line.close()
+            connection.close()
             raise
-        line.used_s = self._loop.time()
-        self._idle[holder].append(line)
+        connection.used_s = self._loop.time()
+        self._idle[holder].append(connection)
 
     def _tell(self) -> None:
         unwanted, self._unwanted = self._unwanted, {}
@@ -114,8 +115,8 @@ class Exchange:
 
     async def _tell_one(self, holder: str, keys: list[str]) -> None:
         with contextlib.suppress(OSError):  # a holder that is gone holds nothing
-            async with asyncio.timeout(PATIENCE_S), self._line(holder) as line:
-                await line.say({"drop": keys})
+            async with asyncio.timeout(PATIENCE_S), self._connection(holder) as connection:
+                await connection.say({"drop": keys})
 
     # Answering others
 
@@ -159,11 +160,11 @@ class Exchange:
 
     def _hang_up(self) -> None:
         before_s = self._loop.time() - IDLE_S
-        for holder, lines in list(self._idle.items()):
-            for line in [line for line in lines if line.used_s < before_s]:
-                line.close()
-                lines.remove(line)
-            if not lines:
+        for holder, connections in list(self._idle.items()):
+            for unused in [each for each in connections if each.used_s < before_s]:
+                unused.close()
+                connections.remove(unused)
+            if not connections:
                 del self._idle[holder]
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:

@@ -68,8 +68,8 @@ def room_for(description: dict[str, Any]) -> Packed:
     )
 
 
-class Line:
-    """A connection to one peer, for whoever asks: one question at a time."""
+class Connection:
+    """To one peer, for whoever asks: one question at a time."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
