@@ -132,9 +132,9 @@ def _short(value: float) -> str:
     return f"{float(f'{value:.4g}'):,.10g}"
 
 
-def _kept(claim: str) -> dict[str, float]:
-    path = RESULTS / f"{claim}.json"
-    return dict(json.loads(path.read_text())["figures"]) if path.exists() else {}
+def _kept() -> dict[str, dict[str, float]]:
+    """The figures of every claim that was measured."""
+    return {path.stem: json.loads(path.read_text())["figures"] for path in RESULTS.glob("*.json")}
 
 
 def tables() -> str:
@@ -142,10 +142,11 @@ def tables() -> str:
 
 
 def _lines() -> Iterator[str]:
+    kept = _kept()
     for title, headlines in HEADLINES.items():
         yield f"\n### {title}\n"
         yield "| | measured | aim | paper | command |\n|---|---:|---|---:|---|"
-        yield from (each.row(_kept(each.claim).get(each.figure)) for each in headlines)
+        yield from (each.row(kept.get(each.claim, {}).get(each.figure)) for each in headlines)
     yield "\n"
 
 
