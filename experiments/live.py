@@ -1,6 +1,7 @@
 """A live application on virtual devices: on a Ray of this process, with nodes that can be added and killed."""
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cluster.deploy import deploy
@@ -99,19 +100,20 @@ def controller(folder: Path, **told: Any) -> dict[str, Any]:
 @contextmanager
 def node(address: str, resources: Mapping[str, float], cpus: float = 3.0) -> Iterator[int]:
     """One more node of a running Ray, as a second machine would join it; yields its process, which may be killed."""
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--address={address}"]
-    command += [f"--num-cpus={cpus:g}", f"--resources={_json(resources)}", "--num-gpus=0", "--log-style=record"]
     before = _alive()
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as process:
-        try:
-            _until(lambda: _alive() - before, NODE_WITHIN_S, "the node did not join")
-            _forget(address)
-            yield process.pid
-        finally:
-            kill_node(process.pid)
-            _forget(address)  # it may have been noted late
+    # In a folder of its own: `ray start` notes there that this machine has a cluster, which others would heed.
+    with TemporaryDirectory(prefix="node-", ignore_cleanup_errors=True) as folder:
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--address={address}"]
+        command += [f"--temp-dir={folder}", f"--num-cpus={cpus:g}", "--num-gpus=0"]
+        command += [f"--resources={json.dumps(dict(resources))}"]
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        ) as process:
+            try:
+                _until(lambda: _alive() - before, NODE_WITHIN_S, "the node did not join")
+                yield process.pid
+            finally:
+                kill_node(process.pid)
 
 
 def kill_node(process: int) -> None:
@@ -131,14 +133,6 @@ def named(what: str) -> list[int]:
     return found
 
 
-def _forget(address: str) -> None:
-    """`ray start` notes the cluster as this machine's own, and others would take it for one to stay away from."""
-    note = Path(os.environ.get("RAY_TMPDIR", gettempdir())) / "ray" / "ray_current_cluster"
-    with contextlib.suppress(OSError):
-        if note.read_text().strip() == address:
-            note.unlink()
-
-
 def _alive() -> set[str]:
     """Nodes, with those that died a moment ago."""
     import ray
@@ -152,9 +146,3 @@ def _until(holds: Any, within_s: float, otherwise: str) -> None:
         if time.monotonic() > until_s:
             raise RuntimeError(f"{otherwise} within {within_s:g} s")
         time.sleep(0.1)
-
-
-def _json(resources: Mapping[str, float]) -> str:
-    import json
-
-    return json.dumps(dict(resources))
