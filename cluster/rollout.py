@@ -22,7 +22,9 @@ class RunningApplication:
     def __init__(self, name: str, inventory: Inventory = dict) -> None:
         from ray import serve
 
-        self._deployer: Any = serve.get_deployment_handle("deployer", name)
+        from deployments.rollout.deployer import DEPLOYER
+
+        self._deployer: Any = serve.get_deployment_handle(DEPLOYER, name)
         self._inventory = inventory
         self._before: dict[str, Observed] = {}  # by front
 

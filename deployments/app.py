@@ -27,7 +27,7 @@ from deployments.graph import check_depth
 from deployments.in_process import in_process
 from deployments.replicas import router
 from deployments.replicas.placed import DEPLOYMENT, Placed, resources
-from deployments.rollout.deployer import Deployer
+from deployments.rollout.deployer import DEPLOYER, Deployer
 from deployments.rollout.fleet import declared
 from deployments.rollout.on_serve import Follower
 from profiles.model import SplitModel
@@ -85,7 +85,7 @@ def _deployer(config: AppConfig) -> Application:
     # reaches a placement (it has no route), so whoever makes its application need not know of HAProxy.
     without_proxy = {"env_vars": {"RAY_SERVE_ENABLE_HA_PROXY": "0"}}
     deployment = serve.deployment(
-        name="deployer",
+        name=DEPLOYER,
         max_ongoing_requests=1000,  # a lease for each front replica
         ray_actor_options={"num_cpus": 0, "runtime_env": without_proxy},
         graceful_shutdown_timeout_s=2 * config.drain_s,  # it goes after the fronts

@@ -20,6 +20,7 @@ from deployments.config import AppConfig
 from deployments.front.keys import key_in
 from deployments.graph import profile_of
 from deployments.replicas.placed import needs
+from deployments.rollout.deployer import DEPLOYER
 
 AGAIN_S = 1.0
 
@@ -42,7 +43,7 @@ class Steering:
         await lead(self.controller, self.config.look_every_s)
 
     async def _begin(self) -> Controller:
-        deployer = serve.get_deployment_handle("deployer", self.config.application)
+        deployer = serve.get_deployment_handle(DEPLOYER, self.config.application)
         app_config: AppConfig = await deployer.config.remote()
         profile = profile_of(app_config)
         running = await RunningApplication(self.config.application).plan()

@@ -26,6 +26,7 @@ from profiles.errors import UserError
 
 log = logging.getLogger("ray.serve")
 T = TypeVar("T")
+DEPLOYER = "deployer"  # what the deployment is called
 PATIENCE_S = 600.0  # until a plan's replicas run: a network may be large
 FOLLOW_WITHIN_S = 5.0
 COUNT_WITHIN_S = 2.0
@@ -180,8 +181,8 @@ class Deployer:
     def __del__(self) -> None:
         """Serve calls it when this one has no more calls: all its fronts have gone."""
         with contextlib.suppress(Exception):
-            front, memory = serve.status().applications.get(self._application), recall(self._application)
-            if front is None or front.status.value == "DELETING":
+            application, memory = serve.status().applications.get(self._application), recall(self._application)
+            if application is None or application.status.value == "DELETING" or DEPLOYER not in application.deployments:
                 delete_fleets(self._application)
                 forget(self._application)
             elif memory and memory.fleet != self._fleet.prefix:

@@ -165,6 +165,16 @@ def test_what_was_admitted_is_answered_before_the_splits_go(deployed: Put, tmp_p
     assert eventually(lambda: not fleets()), fleets()
 
 
+def test_without_a_plan_any_more_no_split_is_left(deployed: Put, folder: Path) -> None:
+    planned = application(folder, cut_at(2))
+    deployed(planned)
+    assert fleets()
+    arguments = {name: planned["args"][name] for name in ("model", "loader")}
+    base = deployed(planned | {"args": arguments})
+    assert eventually(lambda: not fleets())
+    assert predict(base, [[3, 7]])[0]["label"] == 7
+
+
 def test_a_plan_for_another_network_is_one_sentence(deployed: Put, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="covers 5 blocks, the network has 4") as error:
         deployed(application(tmp_path, cut_at(2, blocks=5)))
