@@ -84,7 +84,7 @@ def timed(
     stopwatch = stopwatch_for(device)
     with _bar("timing", total=1.0) as advance:
         for index, each in enumerate(inputs):
-            exact = getattr(model, "inner", model)  # torch knows what its modules hold
+            exact = getattr(model, "exact", model)  # torch knows what its modules hold
             facts = facts_of(exact, each.batch(1), kind, each.length, source, device)
             facts = replace(facts, backend=backend_of(model))
             sweep = Sweep(

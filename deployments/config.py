@@ -85,11 +85,11 @@ class AppConfig(BaseModel):
         description="Inputs per second that are expected, for a plan made at the start; none: all it can do.",
     )
     profile: str | None = Field(None, description="File of `isobatch profile`: what the plan was made from.")
-    backend: Literal["auto", "torch", "graphs", "onnx", "virtual"] = Field(
+    backend: Literal["auto", "torch", "graphs", "onnx", "onnx-graphs", "virtual"] = Field(
         "torch",
-        description="What computes. auto: torch or ONNX Runtime, whichever is faster here (measured at the first "
-        "start). graphs: torch, replayed as CUDA graphs. virtual: devices take the profile's time instead of "
-        "computing (a rehearsal).",
+        description="What computes. auto: the fastest here, measured at the first start. graphs, onnx-graphs: torch or "
+        "ONNX Runtime, replayed as CUDA graphs. virtual: devices take the profile's time instead of computing (a "
+        "rehearsal).",
     )
     cpus_per_replica: float = Field(
         1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for (those of virtual devices ask for none)."

@@ -1,7 +1,8 @@
-"""What computes a network: torch, as it is or in CUDA graphs, or ONNX Runtime. `auto` takes torch or ONNX Runtime."""
+"""What computes a network: torch or ONNX Runtime, each as it is or in CUDA graphs. `auto` takes the fastest."""
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +18,7 @@ from profiles.model import SplitModel
 
 log = logging.getLogger(__name__)
 
-Backend = Literal["auto", "torch", "graphs", "onnx"]
+Backend = Literal["auto", "torch", "graphs", "onnx", "onnx-graphs"]
 INT8 = "int8"
 EXPORTED = (torch.float32, torch.float16)
 
@@ -25,21 +26,48 @@ EXPORTED = (torch.float32, torch.float16)
 def on_backend(model: SplitModel, directory: str | Path, backend: Backend, *, int8: bool = False) -> SplitModel:
     """The network as the backend runs it. `directory` is where it was loaded from."""
     _warn_of_ramps(model, directory, INT8 if int8 else "float32")
-    if backend in ("torch", "graphs"):
-        if int8:
-            raise UserError("dtype int8 runs on ONNX Runtime only: use backend: onnx or auto")
-        return model if backend == "torch" else _replayed(model)
-    if obstacle := _obstacle(model, int8):
-        if backend == "onnx" or int8:
-            raise UserError(obstacle)
+    if int8 and backend not in ("onnx", "auto"):
+        raise UserError("dtype int8 runs on ONNX Runtime only: use backend: onnx or auto")
+    if backend == "auto" and not int8:
+        return _fastest(model, directory)
+    return served(model, "onnx" if int8 else backend, partial(_fingerprint, directory), int8)
+
+
+def served(model: SplitModel, backend: str, fingerprint: Callable[[TorchModel], str], int8: bool = False) -> SplitModel:
+    """By any backend but auto. The fingerprint tells weights from others, where graphs are kept by it."""
+    if backend == "torch":
         return model
-    from deployments.models.onnx_choice import choose
+    if obstacle := _obstacle(model, backend, int8):
+        raise UserError(obstacle)
+    assert isinstance(model, TorchModel), "This is a bug: anything else is an obstacle."
+    from deployments.models.graphs import GraphModel, TorchRecorder
+
+    if backend == "graphs":
+        return GraphModel(model, TorchRecorder(model))
+    from deployments.models.onnx_graphs import OnnxRecorder
     from deployments.models.onnx_model import OnnxModel
-    from deployments.models.onnx_pieces import fingerprint
+
+    exported = OnnxModel(model, fingerprint(model), int8, records=backend == "onnx-graphs")
+    return GraphModel(exported, OnnxRecorder(exported)) if backend == "onnx-graphs" else exported
+
+
+def _fastest(model: SplitModel, directory: str | Path) -> SplitModel:
+    """CUDA graphs are tried where there is CUDA."""
+    others = [name for name in ("graphs", "onnx", "onnx-graphs") if not _obstacle(model, name)]
+    if not others:
+        return model
+    from deployments.models.choice import choose
 
     assert isinstance(model, TorchModel), "This is a bug: anything else is an obstacle."
-    served = OnnxModel(model, fingerprint(directory, model), int8)
-    return model if backend == "auto" and not int8 and choose(served, directory).backend == "torch" else served
+    mark = _fingerprint(directory, model)
+    chosen = choose(model, {name: partial(served, model, name, lambda _: mark) for name in others}, directory, mark)
+    return served(model, chosen.backend, lambda _: mark)
+
+
+def _fingerprint(directory: str | Path, model: TorchModel) -> str:
+    from deployments.models.onnx_pieces import fingerprint
+
+    return fingerprint(directory, model)
 
 
 def backend_of(model: SplitModel) -> str:
@@ -48,11 +76,9 @@ def backend_of(model: SplitModel) -> str:
 
 def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[Stretch]) -> None:
     """Have these exported before anybody asks. A network on torch is ready as it is."""
-    if backend_of(model) == "onnx":
-        from deployments.models.onnx_choice import example
-        from deployments.models.onnx_model import OnnxModel
+    if isinstance(model, TorchModel) and backend_of(model).startswith("onnx"):
+        from deployments.models.choice import example
 
-        assert isinstance(model, OnnxModel)
         model.prepare(wanted, example(model, directory))
 
 
@@ -86,15 +112,6 @@ def warn_of_another(profile: Path, kind: str, served: str) -> None:
         )
 
 
-def _replayed(model: SplitModel) -> SplitModel:
-    from deployments.models.graphs import GraphModel, on_cuda
-
-    if not isinstance(model, TorchModel) or model.device.type != "cuda":
-        where = f"on {model.device.type}" if isinstance(model, TorchModel) else f"for a {type(model).__name__}"
-        raise UserError(f"backend graphs replays CUDA graphs, and there are none {where}: use backend: torch")
-    return GraphModel(model, on_cuda)
-
-
 def _warn_of_ramps(model: SplitModel, directory: str | Path, served: str) -> None:
     """Ramps and thresholds are right for the features they were made from."""
     if not isinstance(model, TorchModel) or not model.ramp_blocks or model.ramps.rules.dtype == served:
@@ -103,15 +120,20 @@ def _warn_of_ramps(model: SplitModel, directory: str | Path, served: str) -> Non
     log.warning("%s: its ramps were made for %s, in %s inputs leave elsewhere: %s", directory, made, served, again)
 
 
-def _obstacle(model: SplitModel, int8: bool) -> str | None:
-    """Why this network cannot run on ONNX Runtime, and what it can run on."""
+def _obstacle(model: SplitModel, backend: str, int8: bool = False) -> str | None:
+    """Why this network cannot run on this backend, and what it can run on."""
     if not isinstance(model, TorchModel):
-        return (
-            f"a {type(model).__name__} is no network on torch, which ONNX Runtime could take over: use backend: torch"
-        )
-    if model.dtype not in EXPORTED:
-        dtype = str(model.dtype).removeprefix("torch.")
+        return f"a {type(model).__name__} is no network on torch, which {backend} could take over: use backend: torch"
+    device, dtype = model.device.type, str(model.dtype).removeprefix("torch.")
+    if backend in ("graphs", "onnx-graphs") and not _has_cuda(model):
+        instead = "torch" if backend == "graphs" else "onnx"
+        return f"backend {backend} replays CUDA graphs, and there are none on {device}: use backend: {instead}"
+    if backend != "graphs" and model.dtype not in EXPORTED:
         return f"ONNX Runtime does not run {dtype}: use float16 or float32, or backend: torch"
-    if int8 and model.device.type != "cpu":
-        return f"dtype int8 is for CPUs, not for {model.device.type}: use float16"
+    if int8 and device != "cpu":
+        return f"dtype int8 is for CPUs, not for {device}: use float16"
     return None
+
+
+def _has_cuda(model: TorchModel) -> bool:
+    return model.device.type == "cuda"

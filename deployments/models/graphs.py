@@ -1,64 +1,83 @@
-"""CUDA graphs for networks on torch: what batches of one shape take is recorded once, then replayed in one call.
+"""CUDA graphs: what batches of one shape take is recorded once, then replayed in one call. On torch or ONNX Runtime.
 
-Small launches wait for Python to name their kernels one by one; a replay names none. A graph has memory of its own, so
-a batch is copied into buffers of the next larger shape, and what it gives is copied out of them.
+Small launches wait for the host to name their kernels one by one; a replay names none. A graph has memory of its own,
+so a batch is copied into buffers of the next larger shape, and what it gives is copied out of them.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from deployments.models.stretch import Passed, Stretch
 from deployments.models.torch_model import TorchModel
+from profiles.model import Batch
 
 log = logging.getLogger(__name__)
 
-MOST = 64  # graphs held by one replica: each has buffers of its own
-TOKENS = 32  # lengths are rounded up to multiples of this
+MOST = 64  # recordings held by one replica: each has buffers of its own
+ROWS, TOKENS = 8, 32  # what many rows, and lengths, are rounded up to multiples of; few rows to a power of two
 WARM_UPS = 3  # before recording, as torch wants it
 
 Again = Callable[[], object]
-# Does something, and says how to do it again: from the same memory into the same memory.
-Recorder = Callable[[Callable[[], Passed]], tuple[Passed, Again]]
 
 
 class GraphModel(TorchModel):
-    """The same network with the same answers. What cannot be recorded is run as it is."""
+    """The same network with the same answers. What is not recorded is run as it is."""
 
-    backend = "graphs"
     always_masks = True
 
-    def __init__(self, inner: TorchModel, record: Recorder) -> None:
+    def __init__(self, inner: TorchModel, record: "Recorder") -> None:
         super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
-        self.inner = inner
-        self._record = record
+        self.inner, self._record = inner, record
+        self.backend = {"torch": "graphs", "onnx": "onnx-graphs"}[inner.backend]
         self._recordings: dict[Hashable, Recording | None] = {}
+
+    @property
+    def exact(self) -> TorchModel:
+        return self.inner.exact
+
+    def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
+        self.inner.prepare(stretches, example)
+
+    def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
+        return self.inner.features(batch)
 
     def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
         inputs = Inputs(arrays, present)
-        roomy = inputs.with_room(self._longest())
-        key = (stretch, roomy.shapes)
+        room = inputs.room(self._longest())
+        key = (stretch, room, inputs.widths)
         if key not in self._recordings:
-            if len(self._recordings) >= MOST:  # the one that was made first goes
-                del self._recordings[next(iter(self._recordings))]
-            self._recordings[key] = self._try(stretch, roomy)
-        recording = self._recordings[key]
+            self._add(key, stretch, partial(inputs.empty, room))
+        recording = self._recordings.get(key)
         return recording.run(inputs) if recording else self.inner.through(stretch, arrays, present)
 
     def _longest(self) -> int | None:
         """More positions than this the network does not know."""
         return getattr(self.encoder, "longest", None)
 
-    def _try(self, stretch: Stretch, roomy: "Inputs") -> "Recording | None":
+    def _add(self, key: Hashable, stretch: Stretch, buffers: "Callable[[], Inputs]") -> None:
         try:
-            gives, again = self._record(lambda: self.inner.through(stretch, roomy.arrays, roomy.present))
-        except RuntimeError:
-            log.exception("blocks %s run without a CUDA graph at %s", stretch, roomy.shapes)
-            return None
-        return Recording(roomy, gives, again)
+            made = self._record(stretch, buffers)
+            if made is None:  # not yet
+                return
+        except Exception:
+            log.exception("blocks %s run without a CUDA graph for %s", stretch, buffers().shapes)
+            made = None
+        if len(self._recordings) >= MOST:  # the one that was made first goes
+            del self._recordings[next(iter(self._recordings))]
+        self._recordings[key] = made
+
+
+class Room(NamedTuple):
+    """How many inputs fit into a recording's buffers, and for texts how many tokens of each."""
+
+    rows: int
+    tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -77,16 +96,28 @@ class Inputs:
         return None if self.present is None else self.present.shape[1]
 
     @property
-    def shapes(self) -> tuple[tuple[str, torch.Size], ...]:
-        return tuple((name, tensor.shape) for name, tensor in sorted(self.arrays.items()))
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in sorted(self.arrays.items())}
 
-    def with_room(self, longest: int | None) -> "Inputs":
-        """Empty ones of the next larger shape: rows to a power of two, tokens to a multiple."""
-        rows = 1 << (self.rows - 1).bit_length()
-        if self.present is None:
+    @property
+    def widths(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """What is never padded: a picture's size, say."""
+        fixed = 1 if self.present is None else 2
+        return tuple((name, shape[fixed:]) for name, shape in self.shapes.items())
+
+    def room(self, longest: int | None) -> Room:
+        """The next larger shape that is recorded."""
+        rows = 1 << (self.rows - 1).bit_length() if self.rows < ROWS else _up_to_a_multiple(self.rows, ROWS)
+        if self.tokens is None:
+            return Room(rows, None)
+        tokens = _up_to_a_multiple(self.tokens, TOKENS)
+        return Room(rows, max(self.tokens, min(tokens, longest or tokens)))
+
+    def empty(self, room: Room) -> "Inputs":
+        """Buffers for as many."""
+        rows, tokens = room
+        if self.present is None or tokens is None:
             return Inputs({name: each.new_zeros((rows, *each.shape[1:])) for name, each in self.arrays.items()}, None)
-        tokens = -(-self.present.shape[1] // TOKENS) * TOKENS
-        tokens = max(self.present.shape[1], min(tokens, longest or tokens))
         arrays = {name: each.new_zeros((rows, tokens, *each.shape[2:])) for name, each in self.arrays.items()}
         # Nobody may be made of padding alone: there would be nothing to attend to.
         return Inputs(arrays, self.present.new_ones((rows, tokens)))
@@ -98,6 +129,10 @@ class Inputs:
         if self.present is not None and given.present is not None:
             self.present[: given.rows] = False
             self.present[: given.rows, : given.tokens].copy_(given.present)
+
+
+def _up_to_a_multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
 
 
 @dataclass(frozen=True)
@@ -124,15 +159,28 @@ class Recording:
         return hidden[: given.rows].clone() if given.tokens is None else hidden[: given.rows, : given.tokens].clone()
 
 
-def on_cuda(run: Callable[[], Passed]) -> tuple[Passed, Again]:
-    """Record what torch queues on the device. Other threads may go on copying meanwhile."""
-    beside, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-    beside.wait_stream(here)
-    with torch.cuda.stream(beside):
-        for _ in range(WARM_UPS):
-            run()
-    here.wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        gives = run()
-    return gives, graph.replay
+# What a stretch does to buffers that it may have made. None: not yet, ask again. Whatever it raises: never.
+Recorder = Callable[[Stretch, Callable[[], Inputs]], Recording | None]
+
+
+class TorchRecorder:
+    """Records what torch queues on the device. Other threads may go on meanwhile."""
+
+    def __init__(self, model: TorchModel) -> None:
+        self._model = model
+        # Replays follow each other, and what they give is copied at once: they need not have scratch memory each.
+        self._scratch = torch.cuda.graph_pool_handle()
+
+    def __call__(self, stretch: Stretch, buffers: Callable[[], Inputs]) -> Recording:
+        reads = buffers()
+        run = partial(self._model.through, stretch, reads.arrays, reads.present)
+        beside, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(here)
+        with torch.cuda.stream(beside):
+            for _ in range(WARM_UPS):
+                run()
+        here.wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._scratch, capture_error_mode="thread_local"):
+            gives = run()
+        return Recording(reads, gives, graph.replay)

@@ -21,22 +21,32 @@ class OnnxModel(TorchModel):
     backend = "onnx"
     always_masks = True  # one graph serves batches with and without padding
 
-    def __init__(self, inner: TorchModel, fingerprint: str, int8: bool = False, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        inner: TorchModel,
+        fingerprint: str,
+        int8: bool = False,
+        cache: Path | None = None,
+        records: bool = False,
+    ) -> None:
         super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
         self.inner = inner
         origin = Origin(fingerprint, inner.device, inner.dtype, int8)
-        self.pieces = Pieces(inner.compute, origin, cache or cache_directory() / "onnx")
+        self.pieces = Pieces(inner.compute, origin, cache or cache_directory() / "onnx", records)
+
+    @property
+    def exact(self) -> TorchModel:
+        return self.inner.exact
 
     @torch.inference_mode()
     def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
-        """Have these pieces ready before anybody asks; the example is a batch that stands before block 0."""
         arrays, present = self._enter(example)
         at, wanted = 0, sorted(each for each in set(stretches) if not self.pieces.get(each))
         for stretch in show(wanted, "exporting to ONNX"):
             if stretch.start > at:
                 arrays = _hidden(self.inner.through(Stretch(at, stretch.start), arrays, present))
                 at = stretch.start
-            self.pieces.make(stretch, _inputs(arrays, present))
+            self.pieces.make(stretch, as_read(arrays, present))
 
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         """By this backend from the first batch on: what is made of them must not depend on how far exporting is."""
@@ -44,9 +54,9 @@ class OnnxModel(TorchModel):
         return super().features(batch)
 
     def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
-        inputs = _inputs(arrays, present)
+        inputs = as_read(arrays, present)
         if session := self.pieces.get(stretch):
-            return _passed(session.run(inputs), stretch)
+            return as_passed(session.run(inputs), stretch)
         self.pieces.order(stretch, inputs)
         return self._piecewise(stretch, arrays, present)
 
@@ -64,16 +74,16 @@ class OnnxModel(TorchModel):
     ) -> tuple[Passed, int]:
         if found := self.pieces.within(stretch, at):
             piece, session = found
-            return _passed(session.run(_inputs(arrays, present)), piece), piece.stop
+            return as_passed(session.run(as_read(arrays, present)), piece), piece.stop
         one = Stretch(at, at + 1, tuple(ramp for ramp in stretch.ramps if ramp == at))
         return self.inner.through(one, arrays, present), at + 1
 
 
-def _inputs(arrays: Mapping[str, Tensor], present: Tensor | None) -> Mapping[str, Tensor]:
+def as_read(arrays: Mapping[str, Tensor], present: Tensor | None) -> Mapping[str, Tensor]:
     return arrays if present is None else {**arrays, PRESENT: present}
 
 
-def _passed(given: Mapping[str, Tensor], stretch: Stretch) -> Passed:
+def as_passed(given: Mapping[str, Tensor], stretch: Stretch) -> Passed:
     ramps = {block: given[ramp_name(block)] for block in stretch.ramps}
     return Passed(given.get(AFTER), ramps, given.get(HEAD))
 

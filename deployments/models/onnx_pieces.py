@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 
 import onnxruntime as ort
 import torch
@@ -27,6 +28,10 @@ FORMAT = "2"  # to be raised whenever exporting changes what is made
 LIMIT_BYTES = 16 << 30
 MOST = 64  # sessions held by one replica: each holds the weights of its blocks
 GRAPH = "graph.onnx"
+
+# Who holds it makes a piece, or records a CUDA graph. ONNX Runtime records in a mode in which no other thread of the
+# process may allocate memory on a device: both would fail.
+UNDISTURBED = Lock()
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,8 @@ def fingerprint(directory: str | Path, model: TorchModel) -> str:
 class Pieces:
     """Stretches that are ready to run. What is not is made on a thread of its own, unless somebody waits for it."""
 
-    def __init__(self, compute: Compute, origin: Origin, cache: Path) -> None:
-        self._compute, self.origin, self._cache = compute, origin, cache
+    def __init__(self, compute: Compute, origin: Origin, cache: Path, records: bool = False) -> None:
+        self._compute, self.origin, self._cache, self._records = compute, origin, cache, records
         self._ready: dict[Stretch, Session] = {}
         self._coming: dict[Stretch, Future[None]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="onnx")
@@ -82,7 +87,8 @@ class Pieces:
                 first = next(iter(self._ready))
                 self._coming.pop(first, None)
                 del self._ready[first]
-            self._ready[stretch] = Session(self._file(stretch, inputs), self.origin.device)
+            with UNDISTURBED:
+                self._ready[stretch] = Session(self._file(stretch, inputs), self.origin.device, self._records)
 
     def order(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> None:
         """Returns at once; a piece that cannot be made is tried once, and torch goes on serving it."""

@@ -1,6 +1,6 @@
 """A SplitModel that runs on torch: any family, any device, any precision."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +65,14 @@ class TorchModel:
     @property
     def reads_text(self) -> bool:
         return isinstance(self.encoder, TextEncoder)
+
+    @property
+    def exact(self) -> "TorchModel":
+        """The network whose modules hold the weights, whatever else computes."""
+        return self
+
+    def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
+        """Have these ready before anybody asks; on torch they are. The example stands before block 0."""
 
     def encode(self, inputs: Sequence[Any]) -> Batch:
         encoded = self.encoder(inputs)

@@ -1,7 +1,11 @@
 """Networks of every family at their true shapes, randomly initialised: time does not depend on what weights mean."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -57,6 +61,13 @@ def untrained(
     model = model.to(device=device, dtype=dtype).eval()
     place = torch.device(device)
     return TorchModel(family.dissect(model), _no_encoder, Ramps(), [str(k) for k in range(LABELS)], place, dtype)
+
+
+@contextmanager
+def own_cache() -> Iterator[None]:
+    """Graphs of untrained networks are of no use to anybody afterwards."""
+    with TemporaryDirectory() as folder, patch.dict(os.environ, {"XDG_CACHE_HOME": folder}):
+        yield
 
 
 def batches(name: str, length: int, words: int = 1000) -> Callable[[int], Batch]:

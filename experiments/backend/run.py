@@ -4,16 +4,11 @@ Speed of a backend does not depend on what weights mean: four families run at th
 are worth does: the demo, and MiniLM on SST-2 where it is at hand, each in float32 and compressed to 8 bits.
 """
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from tempfile import TemporaryDirectory
-from unittest.mock import patch
-
 import torch
 from rich.console import Console
 
 from experiments.backend import exits, minilm, replicas, speed
+from experiments.backend.families import own_cache
 from profiles.errors import UserError
 
 console = Console(stderr=True)
@@ -22,7 +17,7 @@ console = Console(stderr=True)
 def measure() -> dict[str, float]:
     torch.set_num_threads(1)
     figures = dict[str, float]()
-    with _own_cache():
+    with own_cache():
         for family in speed.FAMILIES:
             console.print(f"{family}: torch, ONNX Runtime")
             figures |= speed.of_family(family)
@@ -41,10 +36,3 @@ def _minilm() -> dict[str, float]:
         return {}
     console.print("MiniLM on SST-2")
     return exits.of_minilm()
-
-
-@contextmanager
-def _own_cache() -> Iterator[None]:
-    """Untrained networks are of no use to anybody afterwards."""
-    with TemporaryDirectory() as folder, patch.dict(os.environ, {"XDG_CACHE_HOME": folder}):
-        yield

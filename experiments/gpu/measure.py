@@ -7,6 +7,7 @@ DIR/results-KIND.json. Whatever is done is written at once, so that a run that i
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,16 +16,26 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.backend.families import NAMES
+from deployments.models.loading import resolve_device
+from experiments.backend.families import NAMES, own_cache
 from experiments.gpu import hops, systems, tables
+from profiles.errors import UserError
 from profiles.latency import LatencyTable
 from profiles.measure import device_name
 
 console = Console(stderr=True)
+BACKENDS = ("torch", "graphs", "onnx", "onnx-graphs")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    wish = _arguments(arguments)
+    try:
+        _measure(_arguments(arguments))
+    except UserError as error:
+        sys.exit(str(error))
+
+
+def _measure(wish: argparse.Namespace) -> None:
+    resolve_device(wish.device)
     setting = tables.Setting(wish.device, wish.dtype, wish.backend, networks=tuple(wish.networks.split(",")))
     seconds, slos_ms, survivals = wish.seconds, list(systems.SLOS_MS), list(systems.SURVIVALS)
     if wish.small:
@@ -37,12 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "date": datetime.now(UTC).date().isoformat(),
         "trial": wish.small,
     }
-    for name in setting.networks:
-        console.print(name)
-        made = list(tables.measure(name, setting))
-        tables.keep(name, made, wish.out)
-        found[name] = _of_one(name, made, setting, slos_ms, survivals, seconds)
-        (wish.out / f"results-{setting.kind}.json").write_text(json.dumps(found, indent=2) + "\n")
+    with own_cache():
+        for name in setting.networks:
+            console.print(name)
+            made = list(tables.measure(name, setting))
+            tables.keep(name, made, wish.out)
+            found[name] = _of_one(name, made, setting, slos_ms, survivals, seconds)
+            (wish.out / f"results-{setting.kind}.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
 def _of_one(
@@ -72,7 +84,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float16", choices=("float32", "float16", "bfloat16"))
-    parser.add_argument("--backend", default="torch", choices=("torch", "graphs"), help="graphs: CUDA graphs")
+    parser.add_argument("--backend", default="torch", choices=BACKENDS, help="graphs: recorded as CUDA graphs")
     parser.add_argument("--out", type=Path, default=Path("profiles/measured"))
     parser.add_argument("--networks", default=",".join(NAMES))
     parser.add_argument("--seconds", type=float, default=0.5, help="of load at each rate that is tried")

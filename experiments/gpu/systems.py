@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from deployments.models.backends import planned
 from experiments.gpu.tables import Setting, inputs, network
 from experiments.onedevice.compare import Bench, Row
 from experiments.onedevice.drawn import drawn
 from experiments.onedevice.rehearsal import Source
 from experiments.planner.settings import EARLY, HALF
+from optimizer.plan import Plan
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.latency import LatencyTable
@@ -41,5 +43,10 @@ def compare(
     source = Source([drawn(each.batch(1), leaving, random) for _ in range(DRAWN)])
     facts = Profile(name, (table,), leaving)
     least = 200 if setting.layers is None else 20
-    bench = Bench(model, facts, table.kind, source, stopwatch_for(setting.device), table.batch_sizes[-1], least)
+    watch, largest = stopwatch_for(setting.device), table.batch_sizes[-1]
+
+    def ready(plan: Plan) -> None:
+        model.prepare(planned(model, plan, table.kind), each.batch(1))
+
+    bench = Bench(model, facts, table.kind, source, watch, largest, least, ready)
     return bench.compare(slos_ms, seconds, rounds=1)

@@ -4,13 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from cluster.datasheets import shape_of
-from cluster.profiling import Inputs, kind_of, source_of, timed
-from deployments.models.backends import on_backend
+from cluster.profiling import Inputs, alone, kind_of, source_of, timed
+from deployments.models.backends import served
 from deployments.models.torch_model import TorchModel
 from experiments.backend.families import NAMES, SIDE, batches, config, untrained
 from experiments.onedevice.drawn import with_told_exits
@@ -30,7 +29,7 @@ class Setting:
 
     device: str
     dtype: str
-    backend: Literal["torch", "graphs"] = "torch"
+    backend: str = "torch"
     lengths: tuple[int, ...] = (64, 128, 384)
     largest: int = 256
     budget_s: float = 20.0  # for one table
@@ -46,9 +45,9 @@ class Setting:
 def network(name: str, setting: Setting) -> TorchModel:
     """Untrained, and with ramps at which inputs leave where they are told to. Large ones take seconds to make."""
     exact = untrained(name, setting.device, getattr(torch, setting.dtype), setting.layers)
-    served = on_backend(with_told_exits(exact, everywhere=True), name, setting.backend)
-    assert isinstance(served, TorchModel), "This is a bug: CUDA graphs replay a network on torch."
-    return served
+    model = served(with_told_exits(exact, everywhere=True), setting.backend, lambda _: f"untrained {name}, {setting}")
+    assert isinstance(model, TorchModel), "This is a bug: it is made from one."
+    return model
 
 
 def lengths_of(name: str, setting: Setting) -> tuple[int | None, ...]:
@@ -72,6 +71,7 @@ def measure(name: str, setting: Setting) -> Iterator[LatencyTable]:
     source = source_of(device_name(setting.device), model.backend, setting.dtype, torch.get_num_threads())
     for length in lengths_of(name, setting):
         given = [inputs(model, name, length)]
+        model.prepare(alone(model), given[0].batch(1))
         (found,) = timed(model, given, setting.kind, source, setting.device, setting.budget_s, setting.largest)
         yield found.table
 

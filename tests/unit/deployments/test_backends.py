@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.models import load, onnx_choice
+from deployments.models import backends, choice, graphs, load
 from deployments.models.backends import backend_of, make_ready, on_backend, planned, stretches, warn_of_another
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.onnx_pieces import fingerprint
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from deployments.models.stretch import Stretch
+from deployments.models.torch_model import TorchModel
 from deployments.replicas.virtual import VirtualModel
 from optimizer.plan import Placement, Plan, Split
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile, save
+from profiles.model import Batch, Exits, Launched, SplitModel
 from tests.networks import hugging_face, network
 from tests.unit.deployments.test_virtual import SURVIVAL, table
 
@@ -51,17 +53,60 @@ def test_auto_takes_the_faster_one_and_measures_once(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     measured = []
-    monkeypatch.setattr(onnx_choice, "onnx_over_torch", lambda *_: measured.append(found) or found)
+    monkeypatch.setattr(choice, "over_torch", lambda *_: measured.append(found) or found)
     for _ in range(2):
         assert backend_of(on_backend(load(folder), folder, "auto")) == expected
     assert len(measured) == 1
 
 
 def test_what_auto_measures_is_a_ratio(folder: Path) -> None:
-    served = on_backend(load(folder), folder, "onnx")
-    assert isinstance(served, OnnxModel)
-    ratio = onnx_choice.onnx_over_torch(served, lambda count=1: onnx_choice.example(served, folder, count))
+    model = load(folder)
+    served = on_backend(model, folder, "onnx")
+    ratio = choice.over_torch(model, served, lambda count=1: choice.example(model, folder, count))
     assert 0 < ratio < np.inf
+
+
+def test_a_backend_that_errs_is_not_taken_however_fast(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hasty(TorchModel):
+        backend = "onnx"
+
+        def run(self, batch: Batch, stop: int, ramps: object) -> Launched:
+            zeros = np.zeros((len(batch), self.num_labels), np.float32)
+            return Launched(Exits(np.arange(len(batch)), np.full(len(batch), stop - 1), zeros), None)
+
+    def hasty(model: TorchModel, *_: object) -> TorchModel:
+        return Hasty(model.anatomy, model.encoder, model.ramps, model.labels, model.device, model.dtype)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = load(folder)
+    found = choice.choose(model, {"onnx": lambda: hasty(model)}, folder, "a mark")
+    assert (found.over_torch, found.backend) == ({}, "torch")
+    assert "its logits differ from torch's" in caplog.text
+
+
+def test_auto_tries_cuda_graphs_where_there_is_cuda(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And what cannot run a network is not taken for it."""
+    rates = {"graphs": 1.4, "onnx": RuntimeError("out of memory"), "onnx-graphs": 1.2}
+
+    def measured(model: object, other: SplitModel, batch_of: object) -> float:
+        rate = rates[backend_of(other)]
+        if isinstance(rate, Exception):
+            raise rate
+        return rate
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(choice, "over_torch", measured)
+    monkeypatch.setattr(backends, "_has_cuda", lambda model: True)
+    monkeypatch.setattr(graphs, "TorchRecorder", lambda model: None)
+    assert backend_of(on_backend(load(folder), folder, "auto")) == "graphs"
+    assert "onnx cannot run it" in caplog.text
+    brain = load(folder, dtype="bfloat16")
+    rates["graphs"] = 0.9
+    assert backend_of(on_backend(brain, folder, "auto")) == "torch"
 
 
 def test_what_will_be_served_is_exported_before_anybody_asks(folder: Path) -> None:
@@ -103,6 +148,8 @@ def test_the_fingerprint_is_of_what_is_computed(folder: Path) -> None:
         ("float32", "torch", True, "int8 runs on ONNX Runtime only"),
         ("bfloat16", "auto", True, "does not run bfloat16"),
         ("float32", "graphs", False, "there are none on cpu: use backend: torch"),
+        ("float32", "onnx-graphs", False, "there are none on cpu: use backend: onnx"),
+        ("float32", "onnx-graphs", True, "int8 runs on ONNX Runtime only: use backend: onnx or auto"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(folder: Path, dtype: str, backend: str, int8: bool, message: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.models.onnx_model import OnnxModel
 from experiments.backend.families import NAMES, batches, untrained
 from experiments.gpu import measure, systems, tables
 from experiments.onedevice import compare
@@ -43,6 +44,26 @@ def test_a_trial_on_this_machine_gives_tables_and_comparisons(tmp_path: Path, mo
     assert survival in systems.SURVIVALS
     assert len(rows) == 3
     assert all(row["goodput_per_s"] > 0 for row in rows)
+
+
+def test_onnx_runtime_is_measured_with_every_piece_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    setting = tables.Setting("cpu", "float32", "onnx", lengths=(8,), largest=1, budget_s=0.1, layers=1)
+    (table,) = tables.measure("distilbert", setting)
+    model = tables.network("distilbert", setting)
+    assert (table.backend, table.num_blocks) == ("onnx", 1)
+    assert isinstance(model, OnnxModel)
+    assert not model.pieces.ordered, "all were there before the clock ran"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [(["--device", "cuda:77"], "device 'cuda:77' is not on this machine"), (["--backend", "graphs"], "none on cpu")],
+)
+def test_what_this_machine_cannot_do_is_one_line(asked: list[str], told: str, tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--dtype", "float32", "--small", "--networks", "distilbert", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit, match=told):
+        measure.main([*small, *asked])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,8 +1,12 @@
-"""Recorded and replayed, a network gives what it gives when it is run. A fake recorder replays on the host."""
+"""Recorded and replayed, a network gives what it gives when it is run. On a host nothing is recorded, only run again:
+torch by a fake recorder, ONNX Runtime from and into fixed memory as on a GPU.
+"""
 
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,11 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.models import graphs
-from deployments.models.graphs import Again, GraphModel
-from deployments.models.stretch import Passed
+from deployments.models.graphs import GraphModel, Inputs, Recording, Room
+from deployments.models.onnx_graphs import OnnxRecorder
+from deployments.models.onnx_model import OnnxModel
+from deployments.models.onnx_pieces import UNDISTURBED
+from deployments.models.stretch import Passed, Stretch
+from deployments.models.torch_model import TorchModel
 from profiles.model import Batch
 from tests.networks import FAMILIES, network
-from tests.unit.models.test_onnx import assert_same, batch_for
+from tests.unit.models.test_onnx import assert_same, batch_for, cuts
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,20 +39,22 @@ def few_tokens() -> Iterator[None]:
 class Recorder:
     """As CUDA does it: what is recorded reads and writes the same memory each time, whatever is passed."""
 
+    model: TorchModel
     recorded: int = 0
     replayed: int = 0
 
-    def __call__(self, run: Callable[[], Passed]) -> tuple[Passed, Again]:
+    def __call__(self, stretch: Stretch, buffers: Callable[[], Inputs]) -> Recording:
         self.recorded += 1
+        reads = buffers()
+        run = partial(self.model.through, stretch, reads.arrays, reads.present)
         gives = run()
 
         def again() -> None:
             self.replayed += 1
-            new = run()
-            for old, now in zip(tensors(gives), tensors(new), strict=True):
+            for old, now in zip(tensors(gives), tensors(run()), strict=True):
                 old.copy_(now)
 
-        return gives, again
+        return Recording(reads, gives, again)
 
 
 def tensors(passed: Passed) -> list[torch.Tensor]:
@@ -63,7 +73,7 @@ def test_whatever_came_before_a_batch_gets_what_torch_gives(
     name: str, sizes: list[int], seed: int, cut: int, active: bool
 ) -> None:
     exact = network(name, "entropy", [0.8])
-    replayed, cut = GraphModel(exact, Recorder()), min(cut, exact.num_blocks - 1)
+    replayed, cut = GraphModel(exact, Recorder(exact)), min(cut, exact.num_blocks - 1)
     ramps = exact.ramp_blocks if active else ()
     for number, size in enumerate(sizes):
         batch = batch_for(exact, name, size, seed + number)
@@ -76,7 +86,8 @@ def test_whatever_came_before_a_batch_gets_what_torch_gives(
 
 def test_sizes_and_lengths_share_recordings() -> None:
     """Batches of 5 to 8 inputs of up to 12 tokens: one recording for each stretch."""
-    recorder, exact = Recorder(), network("bert")
+    exact = network("bert")
+    recorder = Recorder(exact)
     replayed = GraphModel(exact, recorder)
     for seed, size in enumerate([5, 6, 7, 8]):
         batch = batch_for(exact, "bert", size, seed)
@@ -89,7 +100,7 @@ def test_sizes_and_lengths_share_recordings() -> None:
 def test_what_a_batch_was_given_is_its_own() -> None:
     """The next replay writes over the graph's memory, not over what it gave before."""
     exact = network("vit")
-    replayed = GraphModel(exact, Recorder())
+    replayed = GraphModel(exact, Recorder(exact))
     one, other = (replayed.run(batch_for(exact, "vit", 4, seed), 2, ()).survivors for seed in (1, 2))
     assert one is not None
     assert other is not None
@@ -99,7 +110,8 @@ def test_what_a_batch_was_given_is_its_own() -> None:
 def test_no_more_positions_are_asked_for_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding 20 tokens up to 32 would be 8 more than the network knows."""
     monkeypatch.setattr(graphs, "TOKENS", 32)
-    recorder, exact = Recorder(), network("bert")
+    exact = network("bert")
+    recorder = Recorder(exact)
     replayed = GraphModel(exact, recorder)
     replayed.encoder = SimpleNamespace(longest=24)  # type: ignore[assignment]
     batch = Batch(0, {"input_ids": np.full((3, 20), 5)}, np.zeros((3, 0), np.float32), np.full(3, 20))
@@ -108,7 +120,7 @@ def test_no_more_positions_are_asked_for_than_there_are(monkeypatch: pytest.Monk
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    def refuse(run: object) -> tuple[Passed, Again]:
+    def refuse(*_: object) -> Recording:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     exact = network("vit")
@@ -121,8 +133,90 @@ def test_what_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture)
 
 def test_few_graphs_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST", 2)
-    recorder, exact = Recorder(), network("vit")
+    exact = network("vit")
+    recorder = Recorder(exact)
     replayed, batch = GraphModel(exact, recorder), batch_for(exact, "vit", 1)
     for stop in (1, 2, 3, 3, 1):
         replayed.run(batch, stop, ())
     assert recorder.recorded == 4, "the first was dropped for the third, and recorded again"
+
+
+def test_many_rows_are_padded_less() -> None:
+    """By plan a batch of 46 is no batch of 64: a third of the work would be for nobody."""
+    rooms = [Inputs({"hidden": torch.zeros(rows, 3)}, None).room(None).rows for rows in (1, 3, 5, 8, 9, 46, 64, 65)]
+    assert rooms == [1, 4, 8, 8, 16, 48, 64, 72]
+    texts = Inputs({"input_ids": torch.zeros(3, 13, dtype=torch.int64)}, torch.ones(3, 13, dtype=torch.bool))
+    assert texts.room(longest=None) == Room(4, 24)
+
+
+def test_pictures_of_another_size_are_another_recording() -> None:
+    exact = network("resnet")
+    recorder = Recorder(exact)
+    replayed = GraphModel(exact, recorder)
+    for side in (8, 16, 8):
+        batch = Batch(0, {"pixel_values": np.ones((2, 3, side, side), np.float32)}, np.zeros((2, 0), np.float32))
+        assert_same(exact.run(batch, 1, ()), replayed.run(batch, 1, ()))
+    assert (recorder.recorded, recorder.replayed) == (2, 3)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("onnx")
+
+
+def on_onnx(exact: TorchModel, name: str, cache: Path) -> tuple[GraphModel, OnnxModel]:
+    inner = OnnxModel(exact, f"{name}, replayed", cache=cache, records=True)
+    return GraphModel(inner, OnnxRecorder(inner)), inner
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_from_fixed_memory_onnx_runtime_gives_what_torch_gives(name: str, cache: Path) -> None:
+    """A small batch after a large one, another one, and the large one again: every cut, with ramps inside."""
+    exact = network(name, "entropy", [0.8])
+    replayed, inner = on_onnx(exact, name, cache)
+    replayed.prepare(cuts(exact), batch_for(exact, name))
+    inner.inner.through = inner.through = lambda *_: pytest.fail("it was not recorded")  # type: ignore[method-assign]
+    plain = network(name, "entropy", [0.8])
+    for cut in range(1, exact.num_blocks):
+        for number, size in enumerate([9, 2, 7, 9]):
+            batch = batch_for(exact, name, size, seed=number)
+            assert_same(plain.run(batch, cut, plain.ramp_blocks), replayed.run(batch, cut, exact.ramp_blocks))
+            middle = plain.run(batch, cut, ()).survivors
+            assert middle is not None
+            expected = plain.run(middle, exact.num_blocks, plain.ramp_blocks)
+            assert_same(expected, replayed.run(middle, exact.num_blocks, exact.ramp_blocks))
+
+
+def test_what_is_not_exported_yet_is_served_and_recorded_later(cache: Path) -> None:
+    exact = network("vit")
+    replayed, inner = on_onnx(exact, "vit, later", cache)
+    batch = batch_for(exact, "vit", 3)
+    expected = exact.run(batch, 2, ())
+    assert_same(expected, replayed.run(batch, 2, ()))
+    inner.pieces.wait()
+    with UNDISTURBED:  # another piece is being made: recording would fail, and fail what is being made
+        assert_same(expected, replayed.run(batch, 2, ()))
+    inner.through = lambda *_: pytest.fail("it was not recorded")  # type: ignore[method-assign]
+    assert_same(expected, replayed.run(batch, 2, ()))
+
+
+def test_no_shape_is_recorded_twice_by_one_session(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime lets go of a recording when its session ends, not before: they would pile up."""
+    monkeypatch.setattr(graphs, "MOST", 1)
+    exact = network("vit")
+    replayed, inner = on_onnx(exact, "vit, few", cache)
+    replayed.prepare([Stretch(0, 2)], batch_for(exact, "vit"))
+    session = inner.pieces.get(Stretch(0, 2))
+    assert session is not None
+    for size in (1, 2, 1, 2):
+        replayed.run(batch_for(exact, "vit", size), 2, ())
+    assert len(session._fixed) == 2
+
+
+def test_ramps_are_made_from_what_the_inner_network_gives() -> None:
+    exact = network("bert")
+    replayed = GraphModel(exact, Recorder(exact))
+    batch = batch_for(exact, "bert", 4)
+    for one, other in zip(exact.features(batch)[0], replayed.features(batch)[0], strict=True):
+        assert torch.equal(one, other)
+    assert replayed.exact is exact

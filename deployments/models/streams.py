@@ -1,0 +1,34 @@
+"""CUDA streams beside torch's own, kept in order with it on the device: nobody on the host waits."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class Aside:
+    """Where a library queues its work that must not use torch's stream: on the host nothing is needed.
+
+    Torch's stream is mostly the default one, whose handle is 0. ONNX Runtime takes 0 for "none given" and would compute
+    on a stream that is not in order with torch's; and nothing can be recorded on the default stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    @property
+    def handle(self) -> int:
+        return self._stream.cuda_stream if self._stream else 0
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """What is queued meanwhile comes after all that torch has queued, and before all that it will queue."""
+        if self._stream is None:
+            yield
+            return
+        here = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(here)
+        try:
+            yield
+        finally:
+            here.wait_stream(self._stream)
