@@ -29,8 +29,10 @@ def select(batch: Batch, rows: NDArray[np.int64]) -> Batch:
     """The inputs at these positions, trimmed to the longest of them."""
     lengths = None if batch.lengths is None else batch.lengths[rows]
     longest = None if lengths is None else int(lengths.max(initial=0))
-    arrays = {name: _pick(array, rows)[:, :longest] for name, array in batch.arrays.items()}
-    return Batch(batch.cursor, arrays, _pick(batch.memory, rows), lengths)
+    memory = torch.as_tensor(batch.memory)
+    which = torch.from_numpy(rows).to(memory.device, non_blocking=True)  # where the arrays are, too
+    arrays = {name: torch.as_tensor(array)[:, :longest].index_select(0, which) for name, array in batch.arrays.items()}
+    return Batch(batch.cursor, arrays, memory.index_select(0, which), lengths)
 
 
 def _lengths(batch: Batch) -> NDArray[np.int64]:
@@ -51,8 +53,3 @@ def _stretch(tensor: Tensor, length: int) -> Tensor:
     wide = tensor.new_zeros((tensor.shape[0], length, *tensor.shape[2:]))
     wide[:, : tensor.shape[1]] = tensor
     return wide
-
-
-def _pick(array: object, rows: NDArray[np.int64]) -> Tensor:
-    tensor = torch.as_tensor(array)
-    return tensor.index_select(0, torch.from_numpy(rows).to(tensor.device, non_blocking=True))

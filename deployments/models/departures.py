@@ -1,5 +1,7 @@
 """Who has left during one launch: kept on the device, told to the host in one copy."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,6 +11,8 @@ from deployments.exits import Decision
 from profiles.model import Exits
 
 _INSIDE = -1.0
+
+Copied = Callable[[], NDArray[np.float32]]  # waits for a copy that has begun
 
 
 class Departures:
@@ -34,7 +38,7 @@ class Departures:
         if not self._anyone_may_have_left:
             nobody, everybody = np.empty(0, np.int64), np.arange(len(self._ledger))
             return self._exits(np.empty((0, self._ledger.shape[1]), np.float32), nobody), everybody
-        ledger = self._ledger.cpu().numpy()
+        ledger = to_host(self._ledger)()
         inside = ledger[:, 0] == _INSIDE
         return self._exits(ledger, np.flatnonzero(~inside)), np.flatnonzero(inside)
 
@@ -48,3 +52,24 @@ class Departures:
     def _exits(ledger: NDArray[np.float32], rows: NDArray[np.int64]) -> Exits:
         left = ledger[rows]
         return Exits(rows, left[:, 0].astype(np.int64), left[:, 1:])
+
+
+def to_host(tensor: Tensor) -> Copied:
+    """Begin to copy, into memory that the device writes by itself. What is queued later is not waited for."""
+    if tensor.device.type == "cpu":
+        return tensor.numpy
+    here = _pinned(tensor)
+    here.copy_(tensor, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+
+    def wait() -> NDArray[np.float32]:
+        arrived.synchronize()
+        return here.numpy()
+
+    return wait
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """Torch keeps such memory for the next one: only the first takes long."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=True)

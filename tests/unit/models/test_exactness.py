@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.models import TorchModel
+from deployments.models import TorchModel, departures
+from deployments.models.departures import to_host
 from profiles.model import Batch, Exits
 from tests.networks import FAMILIES, TEXT, network, random_inputs, reference_logits, with_memory
 
@@ -198,9 +199,8 @@ def test_one_copy_to_the_host_per_launch(monkeypatch: pytest.MonkeyPatch) -> Non
     model = network("distilbert", "entropy", [0.8])
     batch = with_memory(model.merge(random_inputs("distilbert", 9, seed=6)), model)
     copies = []
-    to_host = torch.Tensor.cpu
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copies.append(tensor.shape) or to_host(tensor))
-    for forbidden in ("item", "tolist", "__bool__", "__int__", "__float__"):
+    monkeypatch.setattr(departures, "to_host", lambda tensor: copies.append(tensor.shape) or to_host(tensor))
+    for forbidden in ("cpu", "item", "tolist", "__bool__", "__int__", "__float__"):
         monkeypatch.setattr(torch.Tensor, forbidden, lambda *_: pytest.fail("a hidden copy to the host"))
     exits = model.run(batch, 4, model.ramp_blocks).exits
     assert isinstance(exits, Exits)

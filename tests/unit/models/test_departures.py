@@ -1,0 +1,71 @@
+"""Who left is told to the host once a launch, and only if anybody may have left."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from deployments.exits import Decision
+from deployments.models import departures
+from deployments.models.departures import Departures, to_host
+
+
+def decision(leaves: list[bool]) -> Decision:
+    logits = torch.arange(2.0 * len(leaves)).reshape(-1, 2)
+    return Decision(torch.tensor(leaves), logits, torch.zeros(len(leaves), 1))
+
+
+def test_who_left_where_with_which_answer() -> None:
+    ledger = Departures(torch.zeros(3, 1), num_labels=2)
+    ledger.note(1, decision([False, True, False]), may_leave=True)
+    ledger.note(2, decision([True, True, True]), may_leave=False)
+    ledger.note(4, decision([True, True, False]), may_leave=True)
+    exits, staying = ledger.settle()
+    assert (exits.rows.tolist(), exits.blocks.tolist()) == ([0, 1], [4, 1])
+    assert exits.logits.tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert staying.tolist() == [2]
+
+
+def test_nothing_is_copied_where_nobody_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departures, "to_host", lambda tensor: pytest.fail("copied"))
+    ledger = Departures(torch.zeros(3, 1), num_labels=2)
+    ledger.note(2, decision([True, True, True]), may_leave=False)
+    exits, staying = ledger.settle()
+    assert (len(exits), staying.tolist()) == (0, [0, 1, 2])
+
+
+def test_on_the_host_nothing_is_copied() -> None:
+    tensor = torch.ones(2, 3)
+    assert to_host(tensor)().ctypes.data == tensor.data_ptr()
+
+
+class Elsewhere(torch.Tensor):
+    """Plays a tensor on a GPU."""
+
+    @property
+    def device(self) -> Any:
+        return SimpleNamespace(type="cuda")
+
+
+def test_on_a_gpu_the_copy_itself_is_waited_for_and_only_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+
+    class Pinned:
+        """Memory that a device writes by itself: it has written when the event has come."""
+
+        def copy_(self, given: torch.Tensor, non_blocking: bool) -> None:
+            assert non_blocking
+            notes.append("copying")
+            self.comes = given
+
+        def numpy(self) -> Any:
+            assert notes[-1] == "waited"
+            return self.comes.as_subclass(torch.Tensor).numpy()
+
+    event = SimpleNamespace(record=lambda: notes.append("marked"), synchronize=lambda: notes.append("waited"))
+    monkeypatch.setattr(departures, "_pinned", lambda tensor: Pinned())
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    wait = to_host(torch.arange(3.0).as_subclass(Elsewhere))
+    assert notes == ["copying", "marked"]
+    assert wait().tolist() == [0.0, 1.0, 2.0]
