@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deployments.models.stretch import Passed, Stretch
 from deployments.models.torch_model import TorchModel
+from profiles.errors import UserError
 from profiles.model import Batch
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,11 @@ class GraphModel(TorchModel):
     @property
     def exact(self) -> TorchModel:
         return self.inner.exact
+
+    def twin(self) -> TorchModel:
+        if self.inner.backend != "torch":
+            raise UserError(f"{self.backend} computes one launch at a time: use onnx or graphs for more")
+        return GraphModel(self.inner, TorchRecorder(self.inner))
 
     def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
         self.inner.prepare(stretches, example)
