@@ -94,8 +94,7 @@ def test_roofline_needs_a_device_of_the_catalogue(tmp_path: Path) -> None:
     ("modules", "blocked"),
     [
         ("experiments.gpu.measure", [*SERVING, *PLANNING]),
-        ("profiles.measure, profiles.files, optimizer, deployments.in_process, experiments.onedevice.setting", SERVING),
-        ("deployments.models.backends, deployments.models.onnx_model", SERVING),
+        ("optimizer, deployments.in_process, deployments.models.onnx_model, experiments.onedevice.setting", SERVING),
     ],
 )
 def test_it_needs_what_a_machine_with_an_accelerator_has(modules: str, blocked: list[str]) -> None:
