@@ -35,7 +35,7 @@ def bench(
     length: Annotated[int, typer.Option(min=1, help="Tokens per text, where there is no --data.")] = 32,
     largest: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
     budget: Annotated[float, typer.Option(min=0.1, help="Seconds to measure the network for.")] = 20.0,
-    threads: Annotated[int, typer.Option(min=1, help="Host threads.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Host threads of a launch.")] = 1,
     streams: Annotated[
         int, typer.Option(min=1, help="Also compare so many launches at once with one at a time, without a deadline.")
     ] = 1,

@@ -90,8 +90,8 @@ def at_once(model: SplitModel, count: int) -> tuple[list[SplitModel], Callable[[
         if count > 1:
             raise UserError(f"a {type(model).__name__} computes one launch at a time: leave out streams")
         return [model], nullcontext
-    threads = max(1, torch.get_num_threads() // count)
-    within = nullcontext if count == 1 and _has_cuda(model) else partial(of_its_own, model.device, threads)
+    own = partial(of_its_own, model.device, torch.get_num_threads())
+    within = nullcontext if count == 1 and _has_cuda(model) else own  # alone, it is in order with everything else
     return [model, *(model.twin() for _ in range(count - 1))], within
 
 
