@@ -67,8 +67,8 @@ def bench(
             ),
             status.update,
         )
-        rows = list(made.bench.compare(slos, seconds, rounds, status.update))
         several = _several(made.bench, slos, streams, seconds, status.update)
+        rows = list(made.bench.compare(slos, seconds, rounds, status.update))
     title = f"{made.bench.profile.model}: {made.table.source}"
     report.write(rows, made.bench.profile.model, made.table, out, several)
     report.draw(rows, title, out.with_suffix(".png"))

@@ -178,15 +178,15 @@ class TorchRecorder:
         self._scratch = torch.cuda.graph_pool_handle()
 
     def __call__(self, stretch: Stretch, buffers: Callable[[], Inputs]) -> Recording:
-        reads = buffers()
+        reads, graph = buffers(), torch.cuda.CUDAGraph()
         run = partial(self._model.through, stretch, reads.arrays, reads.present)
-        beside, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-        beside.wait_stream(here)
-        with torch.cuda.stream(beside):
-            for _ in range(WARM_UPS):
-                run()
-        here.wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._scratch, capture_error_mode="thread_local"):
-            gives = run()
+        with torch.cuda.device(self._model.device):
+            beside, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+            beside.wait_stream(here)
+            with torch.cuda.stream(beside):
+                for _ in range(WARM_UPS):
+                    run()
+            here.wait_stream(beside)
+            with torch.cuda.graph(graph, pool=self._scratch, capture_error_mode="thread_local"):
+                gives = run()
         return Recording(reads, gives, graph.replay)

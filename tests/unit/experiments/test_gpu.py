@@ -60,7 +60,11 @@ def test_onnx_runtime_is_measured_with_every_piece_exported(tmp_path: Path, monk
 
 @pytest.mark.parametrize(
     ("asked", "told"),
-    [(["--device", "cuda:77"], "device 'cuda:77' is not on this machine"), (["--backend", "graphs"], "none on cpu")],
+    [
+        (["--device", "cuda:77"], "device 'cuda:77' is not on this machine"),
+        (["--backend", "graphs"], "none on cpu"),
+        (["--networks", "bert"], "'bert' is none of bert-base"),
+    ],
 )
 def test_what_this_machine_cannot_do_is_one_line(asked: list[str], told: str, tmp_path: Path) -> None:
     small = ["--device", "cpu", "--dtype", "float32", "--small", "--networks", "distilbert", "--out", str(tmp_path)]
