@@ -215,7 +215,7 @@ def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.MonkeyP
 
     async def scene(rig: Rig) -> None:
         monkeypatch.setattr(rig.fleet, "drop", lambda address, key: None)  # it tells nobody anything any more
-        await asyncio.gather(*(rig.ask(pair, within_s=1.0) for pair in WANTED[:40]))
+        await asyncio.gather(*(rig.ask(pair, within_s=0.6) for pair in WANTED[:20]))
         assert rig.fleet.held() > 0
 
     play(scene, monkeypatch)

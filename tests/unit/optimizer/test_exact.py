@@ -20,7 +20,7 @@ from profiles.latency import LatencyTable
 
 SEEDS = st.integers(0, 10**6)
 few = settings(max_examples=8, deadline=None, derandomize=True)
-many = settings(max_examples=32, deadline=None, derandomize=True)
+many = settings(max_examples=24, deadline=None, derandomize=True)
 
 
 def value(facts: Problem, objective: Objective) -> float:
