@@ -19,11 +19,11 @@ Blocks = NDArray[np.int64]
 FAULTS = "ISOBATCH_REHEARSED_FAULTS"  # tests of faults only: a folder of files PROCESS, each with how often slower
 
 
-def pretend(seconds: float) -> None:
-    """Take so long; or longer, if this process is to play a device that is slow or hangs."""
+def rehearsed() -> float:
+    """How many times slower than its table, if this process is to play a device that is slow or hangs."""
     folder = os.environ.get(FAULTS)
     told = Path(folder, str(os.getpid())) if folder else None
-    time.sleep(seconds * (float(told.read_text()) if told and told.exists() else 1.0))
+    return float(told.read_text()) if told and told.exists() else 1.0
 
 
 class VirtualModel:
@@ -39,7 +39,9 @@ class VirtualModel:
         exits: ExitProfile,
         num_labels: int = 2,
         seed: int = 0,
-        sleep: Callable[[float], None] = pretend,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.perf_counter,
+        slower: Callable[[], float] = rehearsed,
     ) -> None:
         if table.num_blocks != exits.num_blocks:
             raise UserError(f"the table has {table.num_blocks} blocks, the exit profile {exits.num_blocks}")
@@ -47,7 +49,8 @@ class VirtualModel:
         self._table = table
         self._survival = np.append(exits.survival, 0.0)
         self._random = np.random.default_rng(seed)
-        self._sleep = sleep
+        self._sleep, self._clock, self._slower = sleep, clock, slower
+        self._late_s = 0.0
         # A launch should cost next to nothing but its time: there may be hundreds a second on a core.
         self._seconds, self._ways_out = cache(self._look_up), cache(self._find_ways_out)
 
@@ -68,7 +71,14 @@ class VirtualModel:
         return _batch(0, sure_after, None)
 
     def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
-        self._sleep(self.seconds(batch.cursor, stop, len(batch), ramps))
+        """By how much a sleep was too long, the next is shorter: many short launches take what they should."""
+        ends_s = self._clock() + self._slower() * self.seconds(batch.cursor, stop, len(batch), ramps) - self._late_s
+        launched = self._launched(batch, stop, ramps)
+        self._sleep(max(0.0, ends_s - self._clock()))
+        self._late_s = max(0.0, self._clock() - ends_s)
+        return launched
+
+    def _launched(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
         ways_out, after = self._ways_out(batch.cursor, stop, frozenset(ramps))
         left_at = after[np.searchsorted(ways_out, batch.arrays["sure_after"])]
         leaving, staying = np.flatnonzero(left_at >= 0), np.flatnonzero(left_at < 0)

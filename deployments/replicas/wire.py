@@ -66,9 +66,20 @@ def join(parts: Sequence[Packed]) -> Packed:
         return first
     if any(part.cursor != first.cursor for part in parts):
         raise ValueError(f"parts must stand before one block, got {sorted({part.cursor for part in parts})}")
-    arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in first.arrays}
+    arrays = {name: _one_after_another([part.arrays[name] for part in parts]) for name in first.arrays}
     lengths = None if first.lengths is None else np.concatenate([_lengths(part) for part in parts])
     return Packed(first.cursor, arrays, np.concatenate([part.memory for part in parts]), lengths, first.bfloat16)
+
+
+def _one_after_another(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Row by row in memory: of rows that are all one array, numpy would lay columns, and take fifty times as long.
+
+    >>> ones = np.broadcast_to(np.ones(3), (2, 3))
+    >>> _one_after_another([ones, ones]).flags.c_contiguous, np.concatenate([ones, ones]).flags.c_contiguous
+    (True, False)
+    """
+    rows = np.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+    return np.concatenate(arrays, out=rows)
 
 
 def unpack(parts: Sequence[Packed]) -> Batch:

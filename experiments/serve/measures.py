@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from experiments.load import Floats, Load, Record
+from experiments.load import Load, Record
 from experiments.load_report import summary
 from experiments.workloads import arrivals
 
@@ -31,12 +31,12 @@ def median_ms(url: str, body: bytes, count: int, per_s: float = 20.0) -> float:
     From when it was sent: an event loop's timers are up to a millisecond late, and by how much depends on the latency.
     """
     record = asyncio.run(Load(url, [body]).at(arrivals("uniform", per_s, (count + 10) / per_s, 0)))
-    return median(_latencies_ms(record, record.sent_s)[10:])
+    return median(_latencies_ms(record)[10:])
 
 
-def under(url: str, rate_per_s: float, seconds: float, slo_ms: float, body: bytes = DRAWN) -> Record:
-    """Open loop at this rate, every request with the SLO as its deadline."""
-    source = Load(url, [body], headers=f"X-Deadline-Ms: {slo_ms:g}\r\n")
+def under(url: str, rate_per_s: float, seconds: float, slo_ms: float, *bodies: bytes) -> Record:
+    """Open loop at this rate, every request with the SLO as its deadline; the bodies take turns."""
+    source = Load(url, bodies or [DRAWN], headers=f"X-Deadline-Ms: {slo_ms:g}\r\n")
     return asyncio.run(source.at(arrivals("poisson", rate_per_s, seconds, seed=1)))
 
 
@@ -53,13 +53,17 @@ def fronts(url: str) -> dict[str, float]:
     return {name: sum(front[name] for front in found) for name in ("cpu_s", "memory_mb")}
 
 
-def p50_ms(record: Record) -> float:
-    return median(_latencies_ms(record, record.due_s))
+def p50s_ms(record: Record, bodies: int) -> Sequence[float]:
+    """Of each of the bodies that took turns, from when a request was due."""
+    if (record.status != 200).any():
+        raise RuntimeError(f"{(record.status != 200).sum()} of {len(record.status)} requests were not answered")
+    latencies_ms = 1e3 * (record.ended_s - record.due_s)
+    return [median(latencies_ms[body::bodies]) for body in range(bodies)]
 
 
-def _latencies_ms(record: Record, since_s: Floats) -> Sequence[float]:
+def _latencies_ms(record: Record) -> Sequence[float]:
     answered = record.status == 200
-    found: list[float] = (1e3 * (record.ended_s - since_s))[answered].tolist()
+    found: list[float] = (1e3 * (record.ended_s - record.sent_s))[answered].tolist()
     if not found:
         raise RuntimeError(f"none of {len(record.status)} requests was answered")
     return found

@@ -1,6 +1,7 @@
 """What one process holds, another gets: every row as it was, or a clear loss."""
 
 import asyncio
+import gc
 import json
 import socket
 from collections.abc import Awaitable, Callable
@@ -202,6 +203,7 @@ def test_strangers_are_shown_out(noise: bytes) -> None:
         writer.close()
 
     among(1, scene)
+    gc.collect()
 
 
 def test_a_description_has_a_limit() -> None:

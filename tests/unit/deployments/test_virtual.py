@@ -23,15 +23,49 @@ def table() -> LatencyTable:
     return LatencyTable("v100", (1, 8), rows, ramps, 0.0005, sizes, sizes, "made up")
 
 
-def device(slept: list[float] | None = None) -> VirtualModel:
-    return VirtualModel(table(), ExitProfile(SURVIVAL), sleep=(slept if slept is not None else []).append)
+class Machine:
+    """Its sleeps are all too long by the same time."""
+
+    def __init__(self, overslept_s: float = 0.0) -> None:
+        self.now_s, self.overslept_s = 0.0, overslept_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds + self.overslept_s
+
+    def device(self, slower: float = 1.0) -> VirtualModel:
+        return VirtualModel(
+            table(), ExitProfile(SURVIVAL), sleep=self.sleep, clock=lambda: self.now_s, slower=lambda: slower
+        )
+
+
+def device() -> VirtualModel:
+    return Machine().device()
+
+
+LAUNCH_S = 0.0005 + 4 * (0.001 + 0.002 + 0.003) + 0.0001
 
 
 def test_a_launch_takes_what_the_table_says() -> None:
-    slept: list[float] = []
-    model = device(slept)
+    machine = Machine()
+    model = machine.device()
     model.run(model.encode([None] * 4), 3, ramps=(1, 3))
-    assert slept == [pytest.approx(0.0005 + 4 * (0.001 + 0.002 + 0.003) + 0.0001)]
+    assert machine.now_s == pytest.approx(LAUNCH_S)
+
+
+def test_many_launches_do_too_on_a_machine_that_oversleeps() -> None:
+    machine = Machine(overslept_s=0.002)
+    model = machine.device()
+    for _ in range(10):
+        model.run(model.encode([None] * 4), 3, ramps=(1, 3))
+    assert machine.now_s == pytest.approx(10 * LAUNCH_S + 0.002)
+
+
+def test_one_that_plays_a_slow_device_takes_longer_in_every_launch() -> None:
+    machine = Machine()
+    model = machine.device(slower=3.0)
+    for launches in (1, 2):
+        model.run(model.encode([None] * 4), 3, ramps=(1, 3))
+        assert machine.now_s == pytest.approx(3 * launches * LAUNCH_S)
 
 
 def test_exits_follow_the_profile() -> None:
