@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from deployments.front.observed import Observed
+from deployments.front.observed import Observed, merged
 from profiles.exits import ExitProfile
 from profiles.forecast import Forecast, Forecaster
 from profiles.history import History
@@ -34,9 +34,16 @@ class Beliefs:
         """Answers in the latest windows."""
         return sum(window.answered for window in self._history.windows[-RECENT:])
 
-    def contradicted(self, seen: Observed, ramps: Collection[int]) -> bool:
-        """Whether a part of a window cannot be squared with the forecast."""
-        return self.forecast is not None and self.forecast.contradicts(self._window(seen, ramps), SURE)
+    def surprise(self, looks: Sequence[Observed], ramps: Collection[int], enough: int) -> Observed | None:
+        """The latest part of a window, if it has answers enough and cannot be squared with the forecast."""
+        answered = 0
+        for first in reversed(range(len(looks))):
+            answered += looks[first].answered
+            if answered >= enough:
+                latest = merged(looks[first:])
+                odd = self.forecast is not None and self.forecast.contradicts(self._window(latest, ramps), SURE)
+                return latest if odd else None
+        return None
 
     def close(self, seen: Observed, ramps: Collection[int], latest: Observed | None = None) -> None:
         """A window has ended. `latest` is that part of it which contradicts the forecast, where one was noticed."""

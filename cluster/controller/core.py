@@ -14,7 +14,7 @@ from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
 from cluster.controller.events import Event, Events, What
 from cluster.controller.moving import moving
-from cluster.controller.peek import Peek, is_due, opened
+from cluster.controller.peek import Peek, Peeking, opened
 from cluster.controller.present import Present
 from cluster.controller.question import Question
 from cluster.controller.record import Record
@@ -56,8 +56,7 @@ class Core:
         self._looks: list[Observed] = []
         self._trial: Trial | None = None
         self._peek: Peek | None = None
-        self._opened_s = now_s  # when all ramps were open last
-        self._shifted_s = now_s  # when inputs surprised last
+        self._peeking = Peeking(patience, now_s)
         self._news = False  # other devices since the last decision
         if events.last:
             self._go_on(events.last, now_s)
@@ -132,7 +131,7 @@ class Core:
         """The plan from before runs again."""
         looked = decision.event.what == "looking"
         if looked:
-            self._opened_s = now_s  # not again before the next look is due
+            self._peeking.opened_s = now_s  # not again before the next look is due
         told: What = "stayed" if looked else "failed"
         self.record.ended(decision.event, told, None, now_s, why=f"{decision.event.why}, but {reason}")
         self._start_window(now_s)
@@ -167,15 +166,7 @@ class Core:
         return now_s - self.began_s >= self.patience.replan_every_s / EARLY
 
     def _surprise(self) -> Observed | None:
-        """The latest part of the window, if it holds enough inputs and contradicts the forecast."""
-        latest, answered = [], 0
-        for look in reversed(self._looks):
-            latest.append(look)
-            answered += look.answered
-            if answered >= self.patience.enough_inputs:
-                part = merged(latest)
-                return part if self.beliefs.contradicted(part, self.ramps) else None
-        return None
+        return self.beliefs.surprise(self._looks, self.ramps, self.patience.enough_inputs)
 
     def _close(self, now_s: float, because: str = "", latest: Observed | None = None, forced: bool = False) -> Decision:
         seen = self.seen()
@@ -190,7 +181,7 @@ class Core:
     def _learn(self, seen: Observed, latest: Observed | None, now_s: float) -> None:
         self.beliefs.close(seen, self.ramps, latest)
         if self.beliefs.surprised:
-            self._shifted_s = now_s
+            self._peeking.surprised_s = now_s
         as_told = self.question.facts(self.beliefs.survival, Corrections())
         self.corrections = self.corrections.learned(seen.launches, self.running, as_told, self.patience.learn)
         self.record.keep(seen, self.running, self.sustained(self.running))
@@ -240,13 +231,8 @@ class Core:
             return replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
         if forced or not moves or verdict.must:
             return replace(verdict, moves=moves)
-        if self.beliefs.evidence < patience.enough_inputs:
-            why = f"{self.beliefs.evidence} inputs were seen, {patience.enough_inputs} are needed"
-            return replace(verdict, moves=False, why=why)
-        if until_s := record.barred.until_s(better.plan, now_s):
-            why = f"the better plan was rolled back, and is tried again in {(until_s - now_s) / 60:.0f} minutes at best"
-            return replace(verdict, moves=False, why=why)
-        return verdict
+        objection = record.objection(better.plan, self.beliefs.evidence, now_s)
+        return replace(verdict, moves=False, why=objection) if objection else verdict
 
     def _judged(self, trial: Trial, now_s: float) -> Decision | None:
         """Back to the plan before, where the new one turned out worse."""
@@ -266,20 +252,15 @@ class Core:
         return None
 
     def _should_peek(self, verdict: Verdict, facts: Problem, now_s: float) -> bool:
-        """When nothing else is to be done, or when the inputs have changed and nobody has looked since."""
         if self._trial or self.record.paused or lacking(self.running, self.present.counts):
             return False
-        since_s = now_s - self._opened_s
-        if self._shifted_s > self._opened_s and since_s >= self.patience.replan_every_s:
-            return is_due(self.running, facts.ramp_blocks)
-        hold_s = self.patience.hold_windows * self.patience.replan_every_s
-        return not verdict.moves and is_due(self.running, facts.ramp_blocks, since_s, hold_s)
+        return self._peeking.is_due(self.running, facts.ramp_blocks, now_s, idle=not verdict.moves)
 
     def _peeked(self, peek: Peek, observed: Observed, now_s: float) -> Decision:
         """Close the ramps again, wiser."""
         before = self.beliefs.survival
         self.beliefs.opened(observed, self.ramps)
-        self._peek, self._looks, self._opened_s, self._news = None, [], now_s, True
+        self._peek, self._looks, self._peeking.opened_s, self._news = None, [], now_s, True
         off = max(abs(was - now) for was, now in zip(before, self.beliefs.survival, strict=True))
         why = f"{observed.answered} inputs were seen with all ramps open: survival is off by up to {off:.0%}"
         event = Event(peek.number, now_s, "looked", why, peek.before, corrections=self.corrections)

@@ -6,6 +6,7 @@ Without it, a plan without ramps could never find out that inputs have become ea
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from cluster.controller.config import Patience
 from optimizer.plan import Placement, Plan, Split
 
 OFTEN = 3  # times while a plan is expected to hold: behind a closed ramp inputs may change unseen all that time
@@ -19,13 +20,24 @@ class Peek:
     number: int
 
 
-def is_due(plan: Plan, ramp_blocks: Collection[int], since_s: float = 0.0, hold_s: float = 0.0) -> bool:
-    """Whether ramps are closed, and have been for long enough; `since_s` ago all were open.
+class Peeking:
+    """When to open closed ramps: now and then, and when inputs have surprised since all were open last.
 
     One open ramp is no reason to wait longer: whether inputs are sure there, or were three blocks before, looks alike.
     """
-    closed = set(ramp_blocks) - set(plan.ramps)
-    return bool(closed) and since_s >= hold_s / OFTEN
+
+    def __init__(self, patience: Patience, now_s: float) -> None:
+        self._patience = patience
+        self.opened_s = self.surprised_s = now_s
+
+    def is_due(self, plan: Plan, ramp_blocks: Collection[int], now_s: float, *, idle: bool) -> bool:
+        """`idle`: nothing else is to be done."""
+        if set(ramp_blocks) <= set(plan.ramps):
+            return False
+        since_s, window_s = now_s - self.opened_s, self._patience.replan_every_s
+        if self.surprised_s > self.opened_s and since_s >= window_s:
+            return True
+        return idle and since_s >= self._patience.hold_windows * window_s / OFTEN
 
 
 def opened(plan: Plan, ramp_blocks: Collection[int]) -> Plan:

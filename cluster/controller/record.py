@@ -45,6 +45,15 @@ class Record:
         since_s = now_s - self._patience.hold_windows * self._patience.replan_every_s
         return sum(event.what in MOVES and not event.forced and event.at_s >= since_s for event in self.events.all)
 
+    def objection(self, plan: Plan, evidence: int, now_s: float) -> str | None:
+        """Why not to move to a plan yet, however good it is. `evidence`: inputs that were seen of late."""
+        if evidence < self._patience.enough_inputs:
+            return f"{evidence} inputs were seen, {self._patience.enough_inputs} are needed"
+        if until_s := self.barred.until_s(plan, now_s):
+            minutes = (until_s - now_s) / 60
+            return f"the better plan was rolled back, and is tried again in {minutes:.0f} minutes at best"
+        return None
+
     def add(self, event: Event) -> None:
         self.events.add(event)
 
