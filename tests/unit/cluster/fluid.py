@@ -145,6 +145,11 @@ def run(app: Fluid, steered: Controller, seconds: float, look_s: float = 30.0) -
     return [event for event in steered.core.record.events.all if event.number >= first]
 
 
+def moves(events: list[Event]) -> list[Event]:
+    """Those among them that changed the plan, or tried to."""
+    return [event for event in events if event.what in ("rolled out", "rolled back", "failed")]
+
+
 def first_plan(asked: Question, survival: tuple[float, ...] | None = None) -> Plan:
     exits = asked.profile.exits
     return asked.best(survival or (exits.survival if exits else (1.0,) * BLOCKS), Corrections(), {})

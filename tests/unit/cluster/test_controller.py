@@ -1,7 +1,6 @@
 """The controller on an application that behaves as the cost model says: what it decides, and what it never does."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -10,13 +9,7 @@ from hypothesis import strategies as st
 from cluster.controller.config import Patience
 from cluster.controller.peek import OFTEN
 from optimizer import evaluate
-from tests.unit.cluster.fluid import EASY, HARD, MEDIUM, Fluid, batches, controller, first_plan, question, run
-
-MOVED = ("rolled out", "rolled back", "failed")
-
-
-def moves(events):
-    return [event for event in events if event.what in MOVED]
+from tests.unit.cluster.fluid import EASY, HARD, MEDIUM, Fluid, batches, controller, first_plan, moves, question, run
 
 
 def share(app):
@@ -221,56 +214,6 @@ def test_a_pause_keeps_everything_and_says_what_it_would_have_done():
     assert "paused (would change" in events[-1].why
     steered.pause(False)
     assert moves(run(app, steered, 600))
-
-
-def test_a_restart_goes_on_where_it_was(tmp_path: Path):
-    asked = question(MEDIUM)
-    first = batches(first_plan(asked), 4)
-    app = Fluid(asked, first)
-    app.rate, app.poor, app.slower = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5, {"v100": 1.2}
-    before = controller(app, tmp_path)
-    run(app, before, 900)
-    before.pause(True)
-    after = controller(app, tmp_path)
-    assert after.core.record.events.all == before.core.record.events.all
-    assert after.core.corrections == before.core.corrections
-    assert after.core.record.paused
-    assert after.core.beliefs.evidence == before.core.beliefs.evidence
-    after.pause(False)
-    assert not moves(run(app, after, 300)), "what was rolled back is remembered"
-
-
-@pytest.mark.parametrize(("arrives", "told"), [(True, "rolled out"), (False, "stayed")])
-def test_a_restart_in_the_middle_of_a_roll_out_finds_out_what_became_of_it(tmp_path: Path, arrives: bool, told: str):
-    asked = question(MEDIUM)
-    app = Fluid(asked, batches(first_plan(asked), 4))
-    wanted = []
-
-    async def killed(plan):
-        wanted.append(plan)
-        raise KeyboardInterrupt
-
-    app.roll_out = killed
-    with pytest.raises(KeyboardInterrupt):
-        run(app, controller(app, tmp_path), 600)
-    app.running = wanted[0] if arrives else app.running
-    after = controller(app, tmp_path)
-    event = after.core.record.events.last
-    assert (event.what, "was restarted meanwhile" in event.why) == (told, True)
-    assert after.core.running == app.running
-
-
-def test_a_restart_while_ramps_were_open_closes_them_again(tmp_path: Path):
-    asked = question(HARD)
-    first = first_plan(asked)
-    app = Fluid(asked, first)
-    app.truth = lambda at_s: HARD
-    steered = controller(app, tmp_path)
-    while app.running == first:
-        run(app, steered, 30)
-    steered = controller(app, tmp_path)
-    run(app, steered, 90)
-    assert app.running == first
 
 
 def test_a_plan_that_somebody_else_rolled_out_is_taken_as_it_is():
