@@ -5,6 +5,7 @@ would deliver them: shifted, turned and scaled a little, with `noise` on every p
 exits move deeper.
 """
 
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -126,13 +127,14 @@ def _sample() -> Sample:
     return Sample(list(np.concatenate(copies)), np.tile(labels, COPIES), Parts(*parts))
 
 
+@cache
 def _digits() -> tuple[Images, Labels]:
     """Shuffled once, always in the same way."""
     from sklearn.datasets import load_digits
 
-    images, labels = load_digits().images, load_digits().target
-    order = np.random.default_rng(0).permutation(len(labels))
-    return images[order].astype(np.float32), labels[order].astype(np.int64)
+    data = load_digits()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    return data.images[order].astype(np.float32), data.target[order].astype(np.int64)
 
 
 def _train() -> Any:

@@ -16,14 +16,12 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.connection import BROKEN, Connection
 from profiles.errors import UserError
 
 Floats = NDArray[np.float64]
-BROKEN = 0  # the status of a request that got no answer
-WRONG = -1  # of one that got an answer that is not right
+WRONG = -1  # the status of a request that got an answer that is not right
 AGAIN_S = 0.1  # before a request whose connection broke is sent again
-_HEAD_END, _LENGTH, _LAST_CHUNK = b"\r\n\r\n", b"content-length:", b"\r\n0\r\n\r\n"
-_CLOSE = b"\r\nconnection: close"
 
 
 @dataclass(frozen=True)
@@ -34,62 +32,6 @@ class Record:
     sent_s: Floats
     ended_s: Floats
     status: NDArray[np.int64]
-
-
-class _Connection(asyncio.Protocol):
-    """One request at a time. `done(status, body)` is called when it is answered, or when the connection breaks."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._done: Callable[[int, bytes], None] | None = None
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def ask(self, request: bytes, done: Callable[[int, bytes], None]) -> None:
-        assert self.transport
-        self._done = done
-        self.transport.write(request)
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        if not _is_whole(self._buffer):
-            return
-        head, _, body = bytes(self._buffer).partition(_HEAD_END)
-        self._buffer.clear()
-        if _CLOSE in head.lower() and self.transport:  # whoever asks again here would not be heard
-            self.transport.close()
-            self.transport = None
-        self._finish(int(head[9:12]), body)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.transport = None
-        self._finish(BROKEN, b"")
-
-    def _finish(self, status: int, body: bytes) -> None:
-        done, self._done = self._done, None
-        if done:
-            done(status, body)
-
-
-def _is_whole(reply: bytes | bytearray) -> bool:
-    """Has all of an answer arrived? One that is sent in chunks ends with an empty one.
-
-    >>> _is_whole(b"HTTP/1.1 200 OK\\r\\nContent-Length: 3\\r\\n\\r\\nab")
-    False
-    >>> _is_whole(b"HTTP/1.1 200 OK\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n1\\r\\na\\r\\n0\\r\\n\\r\\n")
-    True
-    """
-    end = reply.find(_HEAD_END)
-    if end < 0:
-        return False
-    head = reply[:end].lower()
-    start = head.find(_LENGTH)
-    if start < 0:
-        return reply.endswith(_LAST_CHUNK)
-    return len(reply) >= end + len(_HEAD_END) + int(head[start + len(_LENGTH) :].split(b"\r\n", 1)[0])
 
 
 class Load:
@@ -120,7 +62,7 @@ class Load:
         self.resent: set[int] = set()  # since the load began; each may have been sent more often
         self.said: dict[int, bytes] = {}  # the first answer of every status but 200
         self._open = 0
-        self._idle: list[_Connection] = []
+        self._idle: list[Connection] = []
         self._queue: deque[int] = deque()
         self._done: Callable[[int], None] = lambda _: None
 
@@ -130,7 +72,7 @@ class Load:
         self._begin(due_s)
         self._stopped, self._sent = False, 0
         for index, due in enumerate(due_s):
-            if (wait_s := due - self._now()) > 0:
+            if (wait_s := due - self.now_s()) > 0:
                 await asyncio.sleep(wait_s)
             if self._stopped:
                 break
@@ -151,7 +93,7 @@ class Load:
 
     def now_s(self) -> float:
         """Since the load began."""
-        return self._now()
+        return time.perf_counter() - self._started_s
 
     async def by_clients(self, clients: int, seconds: float) -> Record:
         """Closed loop: as many requests as `clients` can put one after another."""
@@ -160,9 +102,9 @@ class Load:
         sent = iter(range(len(self._due_s)))
 
         def again(_: int) -> None:
-            if self._now() < seconds:
+            if self.now_s() < seconds:
                 index = next(sent)
-                self._due_s[index] = self._now()
+                self._due_s[index] = self.now_s()
                 self._send(index)
 
         self._done = again
@@ -181,7 +123,7 @@ class Load:
 
     async def _one_more(self) -> None:
         self._open += 1
-        _, connection = await asyncio.get_running_loop().create_connection(_Connection, *self._place)
+        _, connection = await asyncio.get_running_loop().create_connection(Connection, *self._place)
         self._release(connection)
 
     async def _try_one_more(self) -> None:
@@ -201,16 +143,13 @@ class Load:
         self._started_s = time.perf_counter()
 
     async def _end(self, patience_s: float) -> None:
-        until_s = self._now() + patience_s
-        while self._pending and self._now() < until_s:
+        until_s = self.now_s() + patience_s
+        while self._pending and self.now_s() < until_s:
             await asyncio.sleep(0.01)
         self._done = lambda _: None
         for connection in self._idle:
             if connection.transport:
                 connection.transport.close()
-
-    def _now(self) -> float:
-        return time.perf_counter() - self._started_s
 
     def _send(self, index: int) -> None:
         self._pending += 1
@@ -229,18 +168,18 @@ class Load:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _ask(self, connection: _Connection, index: int) -> None:
-        self._sent_s[index] = self._now()
+    def _ask(self, connection: Connection, index: int) -> None:
+        self._sent_s[index] = self.now_s()
 
         def done(status: int, answer: bytes) -> None:
-            if status == BROKEN and self._now() < self._due_s[index] + self._again_s:
+            if status == BROKEN and self.now_s() < self._due_s[index] + self._again_s:
                 self._release(connection)
                 return self._later(index)
             if status == 200 and not self._right(index % len(self._requests), answer):
                 status = WRONG
             if status != 200:
                 self.said.setdefault(status, answer)
-            self._ended_s[index], self._status[index] = self._now(), status
+            self._ended_s[index], self._status[index] = self.now_s(), status
             self._pending -= 1
             self._release(connection)
             return self._done(index)
@@ -254,16 +193,16 @@ class Load:
     async def _send_anew(self, index: int) -> None:
         """Over a connection that nobody has used: idle ones may have ended for the same reason."""
         try:
-            _, connection = await asyncio.get_running_loop().create_connection(_Connection, *self._place)
+            _, connection = await asyncio.get_running_loop().create_connection(Connection, *self._place)
         except OSError:
-            if self._now() < self._due_s[index] + self._again_s:
+            if self.now_s() < self._due_s[index] + self._again_s:
                 return self._later(index)
             self._pending -= 1
             return None
         self._open += 1
         return self._ask(connection, index)
 
-    def _release(self, connection: _Connection) -> None:
+    def _release(self, connection: Connection) -> None:
         if not connection.transport:
             self._open -= 1
             if self._queue:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from experiments.load import BROKEN, Floats, Record
+from experiments.connection import BROKEN
+from experiments.load import Floats, Record
 
 BINS, SHORTEST_S = 60, 0.2  # of the picture
 QUANTILES = (50.0, 90.0, 95.0, 99.0, 99.9)

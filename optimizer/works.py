@@ -111,7 +111,7 @@ def _launch(split: Split, facts: Problem, kind: str, inside: list[float]) -> tup
     staying = np.array(inside[:-1]) / inside[0] if inside[0] > 0 else np.zeros(len(inside) - 1)
     some, mean, felt = cost.occupancy(size, staying), cost.mean_size(size, staying), cost.felt_size(size, staying)
     row, block = np.arange(len(staying)), np.arange(split.start, split.stop)
-    ramps = np.isin(block, split.ramps)
+    ramps = np.array([k in split.ramps for k in range(split.start, split.stop)])
     again_s = np.where(np.append(False, ramps[:-1]), table.launch_s, 0.0)  # to shrink, a batch stops at its ramps
 
     def seconds(batch: cost.Floats) -> cost.Floats:

@@ -139,9 +139,9 @@ def interpolate(sizes: Floats, rows: Floats, batch: Floats) -> Floats:
     Beyond the largest, every further input costs what the last ones cost, or the average one where that is more:
     a straight line that promises nothing.
     """
-    at = np.clip(batch, sizes[0], sizes[-1])
-    left = np.clip(np.searchsorted(sizes, at, side="right") - 1, 0, max(len(sizes) - 2, 0))
-    right = np.minimum(left + 1, len(sizes) - 1)
+    at = np.minimum(np.maximum(batch, sizes[0]), sizes[-1])
+    right = np.minimum(sizes.searchsorted(at, side="right"), len(sizes) - 1)
+    left = np.maximum(right - 1, 0)  # the same as `right` where there is but one size
     share = (at - sizes[left]) / np.maximum(sizes[right] - sizes[left], 1)
     times: Floats = rows[left] + share[..., None] * (rows[right] - rows[left])
     beyond = np.maximum(batch - sizes[-1], 0)

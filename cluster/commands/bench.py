@@ -35,7 +35,10 @@ def bench(
     length: Annotated[int, typer.Option(min=1, help="Tokens per text, where there is no --data.")] = 32,
     largest: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
     budget: Annotated[float, typer.Option(min=0.1, help="Seconds to measure the network for.")] = 20.0,
-    threads: Annotated[int, typer.Option(min=1, help="Host threads.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Host threads of a launch.")] = 1,
+    streams: Annotated[
+        int, typer.Option(min=1, help="Also compare so many launches at once with one at a time, without a deadline.")
+    ] = 1,
     max_rows: Annotated[int, typer.Option(min=1, help="A sample of at most so many inputs of --data.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, nothing else.")] = False,
     out: Annotated[Path, typer.Option(help="The same as a file; the picture beside it.")] = Path("bench.json"),
@@ -64,17 +67,32 @@ def bench(
             ),
             status.update,
         )
+        several = _several(made.bench, slos, streams, seconds, status.update)
         rows = list(made.bench.compare(slos, seconds, rounds, status.update))
     title = f"{made.bench.profile.model}: {made.table.source}"
-    report.write(rows, made.bench.profile.model, made.table, out)
+    report.write(rows, made.bench.profile.model, made.table, out, several)
     report.draw(rows, title, out.with_suffix(".png"))
     if as_json:
         print(out.read_text(), end="")
         return
     console.print(report.table(rows, title))
-    for note in (*report.plan_lines(rows), *made.notes, *report.unkept(rows, made.table)):
+    for note in (
+        *report.plan_lines(rows),
+        *report.several_lines(several),
+        *made.notes,
+        *report.unkept(rows, made.table),
+    ):
         console.print(note, highlight=False)
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
+
+
+def _several(bench: Any, slos: list[float], streams: int, seconds: float, progress: Any) -> list[Any]:
+    """By SLO, where several are asked for and a plan keeps it."""
+    if streams == 1:
+        return []
+    saturated = tool("onedevice.saturated", "bench")
+    found = (saturated.compared(bench, slo_ms, streams, seconds, progress) for slo_ms in slos)
+    return [each for each in found if each]
 
 
 def _numbers(text: str) -> list[float]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 import torch
 
 from deployments.dispatch.route import stops
+from deployments.models.streams import of_its_own
 from deployments.models.stretch import Stretch
 from deployments.models.torch_model import TorchModel
 from optimizer.plan import Plan
@@ -80,6 +82,17 @@ def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[Stre
         from deployments.models.choice import example
 
         model.prepare(wanted, example(model, directory))
+
+
+def at_once(model: SplitModel, count: int) -> tuple[list[SplitModel], Callable[[], AbstractContextManager[None]]]:
+    """The network for so many threads, and what each of them has to compute within."""
+    if not isinstance(model, TorchModel):
+        if count > 1:
+            raise UserError(f"a {type(model).__name__} computes one launch at a time: leave out streams")
+        return [model], nullcontext
+    own = partial(of_its_own, model.device, torch.get_num_threads())
+    within = nullcontext if count == 1 and _has_cuda(model) else own  # alone, it is in order with everything else
+    return [model, *(model.twin() for _ in range(count - 1))], within
 
 
 def planned(model: SplitModel, plan: Plan, kind: str) -> list[Stretch]:

@@ -61,7 +61,7 @@ def to_host(tensor: Tensor) -> Copied:
     here = _pinned(tensor)
     here.copy_(tensor, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
+    arrived.record(torch.cuda.current_stream(tensor.device))
 
     def wait() -> NDArray[np.float32]:
         arrived.synchronize()

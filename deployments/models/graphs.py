@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deployments.models.stretch import Passed, Stretch
 from deployments.models.torch_model import TorchModel
+from profiles.errors import UserError
 from profiles.model import Batch
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,11 @@ class GraphModel(TorchModel):
     @property
     def exact(self) -> TorchModel:
         return self.inner.exact
+
+    def twin(self) -> TorchModel:
+        if self.inner.backend != "torch":
+            raise UserError(f"{self.backend} computes one launch at a time: use onnx or graphs for more")
+        return GraphModel(self.inner, TorchRecorder(self.inner))
 
     def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
         self.inner.prepare(stretches, example)
@@ -172,15 +178,15 @@ class TorchRecorder:
         self._scratch = torch.cuda.graph_pool_handle()
 
     def __call__(self, stretch: Stretch, buffers: Callable[[], Inputs]) -> Recording:
-        reads = buffers()
+        reads, graph = buffers(), torch.cuda.CUDAGraph()
         run = partial(self._model.through, stretch, reads.arrays, reads.present)
-        beside, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-        beside.wait_stream(here)
-        with torch.cuda.stream(beside):
-            for _ in range(WARM_UPS):
-                run()
-        here.wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._scratch, capture_error_mode="thread_local"):
-            gives = run()
+        with torch.cuda.device(self._model.device):
+            beside, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+            beside.wait_stream(here)
+            with torch.cuda.stream(beside):
+                for _ in range(WARM_UPS):
+                    run()
+            here.wait_stream(beside)
+            with torch.cuda.graph(graph, pool=self._scratch, capture_error_mode="thread_local"):
+                gives = run()
         return Recording(reads, gives, graph.replay)

@@ -38,6 +38,13 @@ class OnnxModel(TorchModel):
     def exact(self) -> TorchModel:
         return self.inner.exact
 
+    def twin(self) -> TorchModel:
+        """On a host threads share sessions. On CUDA a session has one stream, and weights of its own."""
+        if self.device.type != "cuda":
+            return self
+        origin = self.pieces.origin
+        return OnnxModel(self.inner, origin.fingerprint, origin.int8, self.pieces.cache)
+
     @torch.inference_mode()
     def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
         arrays, present = self._enter(example)

@@ -66,7 +66,7 @@ class Pieces:
     """Stretches that are ready to run. What is not is made on a thread of its own, unless somebody waits for it."""
 
     def __init__(self, compute: Compute, origin: Origin, cache: Path, records: bool = False) -> None:
-        self._compute, self.origin, self._cache, self._records = compute, origin, cache, records
+        self._compute, self.origin, self.cache, self._records = compute, origin, cache, records
         self._ready: dict[Stretch, Session] = {}
         self._coming: dict[Stretch, Future[None]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="onnx")
@@ -114,10 +114,10 @@ class Pieces:
 
     def _file(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> Path:
         """Made by whoever comes first; the other replicas wait for it."""
-        entry = self._cache / self.origin.key(stretch, inputs)
+        entry = self.cache / self.origin.key(stretch, inputs)
         with alone(entry):
             if not entry.is_dir():
-                make_room(self._cache, 0, LIMIT_BYTES)
+                make_room(self.cache, 0, LIMIT_BYTES)
                 with whole(entry) as draft:
                     export(self._compute, stretch, inputs, draft / GRAPH)
                     if self.origin.int8:

@@ -41,7 +41,7 @@ class Fixed:
 
 
 class Session:
-    """Must be used from one thread at a time. `records`: on CUDA, fixed launches are recorded and replayed."""
+    """On CUDA for one thread at a time, on a host for any. `records`: fixed launches are replayed as CUDA graphs."""
 
     def __init__(self, path: Path, device: torch.device, records: bool = False) -> None:
         self._device, self._where, self._aside = device, (device.type, device.index or 0), Aside(device)

@@ -1,4 +1,4 @@
-"""CUDA streams beside torch's own, kept in order with it on the device: nobody on the host waits."""
+"""CUDA streams: beside torch's own, in order with it on the device; or one for each thread that computes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,3 +32,28 @@ class Aside:
             yield
         finally:
             here.wait_stream(self._stream)
+
+
+@contextmanager
+def of_its_own(device: torch.device, threads: int) -> Iterator[None]:
+    """For a thread that computes while others do: its own stream, or on the host so many threads to compute with.
+
+    Torch keeps both for each thread.
+    """
+    torch.set_num_threads(threads)
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        yield
+
+
+def finish(device: torch.device) -> None:
+    """On a stream of a thread's own, wait for it: what was made there may go to another, what was read there may go.
+
+    On the default stream all is in order, whoever queues it.
+    """
+    if device.type == "cuda":
+        here = torch.cuda.current_stream(device)
+        if here != torch.cuda.default_stream(device):
+            here.synchronize()

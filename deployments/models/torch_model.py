@@ -14,6 +14,7 @@ from deployments.models.anatomy import Anatomy
 from deployments.models.departures import Departures
 from deployments.models.encode import Encoder, TextEncoder
 from deployments.models.ramps import Ramps
+from deployments.models.streams import finish
 from deployments.models.stretch import Passed, Stretch
 from profiles.model import Array, Batch, Launched
 
@@ -69,6 +70,10 @@ class TorchModel:
     @property
     def exact(self) -> "TorchModel":
         """The network whose modules hold the weights, whatever else computes."""
+        return self
+
+    def twin(self) -> "TorchModel":
+        """The same network, same weights, for another thread that computes at the same time. Nothing else is shared."""
         return self
 
     def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
@@ -171,7 +176,9 @@ class TorchModel:
         if len(staying) == 0:
             return Launched(exits, None)
         after = replace(batch, cursor=stop, arrays={"hidden": hidden}, memory=departures.memory)
-        return Launched(exits, after if len(exits) == 0 else batches.select(after, staying))
+        survivors = after if len(exits) == 0 else batches.select(after, staying)
+        finish(self.device)
+        return Launched(exits, survivors)
 
 
 def _over_keys(present: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from deployments.models.encode import Encoded
 from deployments.models.families import family_of
 from deployments.models.ramps import Ramps
 from deployments.models.torch_model import TorchModel
+from profiles.errors import UserError
 from profiles.model import Batch
 
 LABELS = 2
@@ -42,7 +43,7 @@ def config(name: str, layers: int | None = None) -> Any:
         case "resnet-50":
             depths = [3, 4, 6, 3] if layers is None else [1] * 4
             return transformers.ResNetConfig(num_labels=LABELS, depths=depths)
-    raise ValueError(f"{name!r} is none of {', '.join(NAMES)}")
+    raise UserError(f"{name!r} is none of {', '.join(NAMES)}")
 
 
 def untrained(

@@ -21,8 +21,9 @@ from rich.table import Table
 
 from experiments.chaos.faults import FAULTS, Fault, restored
 from experiments.chaos.suite import AGAIN_S, DEVICES, PROFILE, SLO_MS, START, load, offered_per_s
+from experiments.connection import BROKEN
 from experiments.live import Live, application, bare, controller, kill_node, node
-from experiments.load import BROKEN, WRONG, Record
+from experiments.load import WRONG, Record
 from experiments.replan.suite import BATCH
 from experiments.replan.timeline import Timeline, timeline
 from experiments.workloads import arrivals

@@ -9,21 +9,25 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from deployments.models.backends import backend_of
 from deployments.models.loading import resolve_device
 from experiments.backend.families import NAMES, own_cache
 from experiments.gpu import hops, systems, tables
+from experiments.onedevice.compare import Bench
+from experiments.onedevice.saturated import compared
 from profiles.errors import UserError
 from profiles.latency import LatencyTable
 from profiles.measure import device_name
 
 console = Console(stderr=True)
+STREAMS = 2
 BACKENDS = ("torch", "graphs", "onnx", "onnx-graphs")
 
 
@@ -65,19 +69,29 @@ def _of_one(
     survivals: Sequence[str],
     seconds: float,
 ) -> dict[str, Any]:
-    """By length: what the three systems sustain, how near the roofline is, what a hop costs."""
+    """By length: what the systems sustain, what launches at once gain, how near the roofline is, what a hop costs."""
     model, result = tables.network(name, setting), dict[str, Any]()
     for table in made:
         batch = tables.inputs(model, name, table.length).batch(min(32, setting.largest))
+        benches = {survival: systems.bench(name, table, survival, setting) for survival in survivals}
         result[str(table.length)] = {
             "roofline_shares": tables.roofline_shares(name, table, setting),
             "hop_ms": hops.hop_ms(model, batch),
             "systems": {
-                survival: [row.as_dict() for row in systems.compare(name, table, survival, setting, slos_ms, seconds)]
-                for survival in survivals
+                survival: [row.as_dict() for row in bench.compare(slos_ms, seconds, rounds=1)]
+                for survival, bench in benches.items()
             },
+            "launches_at_once": _at_once(benches[survivals[0]], slos_ms[-1], seconds),
         }
     return result
+
+
+def _at_once(bench: Bench, slo_ms: float, seconds: float) -> dict[str, float] | None:
+    """None: no plan keeps the SLO, or the backend computes one launch at a time."""
+    if backend_of(bench.model) == "onnx-graphs":
+        return None
+    several = compared(bench, slo_ms, STREAMS, seconds)
+    return asdict(several) | {"gain": several.gain} if several else None
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -1,12 +1,10 @@
 """Stock, naive early exit and constant batches on one device, by the tables measured there, under the paper's SLOs."""
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
 
 from deployments.models.backends import planned
 from experiments.gpu.tables import Setting, inputs, network
-from experiments.onedevice.compare import Bench, Row
+from experiments.onedevice.compare import Bench
 from experiments.onedevice.drawn import drawn
 from experiments.onedevice.rehearsal import Source
 from experiments.planner.settings import EARLY, HALF
@@ -33,9 +31,7 @@ def exits(name: str, blocks: int) -> ExitProfile:
     return ExitProfile((1.0, *(float(share) for share in curve[1:])))
 
 
-def compare(
-    name: str, table: LatencyTable, survival: str, setting: Setting, slos_ms: Sequence[float], seconds: float
-) -> Iterator[Row]:
+def bench(name: str, table: LatencyTable, survival: str, setting: Setting) -> Bench:
     """Inputs of one length, told where to leave."""
     model = network(name, setting)
     leaving, random = exits(survival, model.num_blocks), np.random.default_rng(0)
@@ -48,5 +44,4 @@ def compare(
     def ready(plan: Plan) -> None:
         model.prepare(planned(model, plan, table.kind), each.batch(1))
 
-    bench = Bench(model, facts, table.kind, source, watch, largest, least, ready)
-    return bench.compare(slos_ms, seconds, rounds=1)
+    return Bench(model, facts, table.kind, source, watch, largest, least, ready)

@@ -117,33 +117,12 @@ class Rehearsal:
         """Compute it now; it will have happened when the device has done what it had before."""
         at_s = max(now_s, self._free_s)
         rows, survivors = np.arange(len(launch.places)), None
-        for launched, took_s in self._legs(launch):
+        for launched, took_s in legs(self._model, launch, self._stopwatch):
             at_s += took_s
             self._at(at_s, self._release, launch, rows[launched.exits.rows], launched.exits)
             rows, survivors = np.delete(rows, launched.exits.rows), launched.survivors
         self._free_s = at_s
         self._at(at_s, self._complete, launch, rows, survivors)
-
-    def _legs(self, launch: Launch) -> Iterator[tuple[Launched, float]]:
-        """From ramp to ramp, as a replica runs it (deployments/replicas/split.py)."""
-        here: Batch | None = None
-        for stop in stops(launch.cursor, launch.stop, launch.ramps):
-
-            def leg(batch: Batch | None = here, stop: int = stop) -> Launched:
-                return self._model.run(batch or self._gathered(launch), stop, launch.ramps)
-
-            launched, took_s = self._stopwatch(leg)
-            yield launched, took_s
-            if (here := launched.survivors) is None:
-                return
-
-    def _gathered(self, launch: Launch) -> Batch:
-        """Neighbours that come from one batch are taken from it together."""
-        runs = [list(run) for _, run in groupby(launch.places, key=lambda place: id(place.payload))]
-        return self._model.merge([self._taken(run[0].payload, [place.row for place in run]) for run in runs])
-
-    def _taken(self, batch: Batch, rows: list[int]) -> Batch:
-        return batch if rows == list(range(len(batch))) else self._model.select(batch, np.array(rows))
 
     def _at(self, time_s: float, action: Callable[..., None], *arguments: object) -> None:
         heapq.heappush(self._events, (time_s, next(self._order), action, arguments))
@@ -163,3 +142,27 @@ class Rehearsal:
     def _complete(self, now_s: float, launch: Launch, rows: NDArray[np.int64], survivors: Batch | None) -> None:
         places = {row: Place(survivors, index) for index, row in enumerate(rows.tolist())}
         self._dispatcher.completed(launch.id, now_s, places)
+
+
+def legs(model: SplitModel, launch: Launch, stopwatch: Stopwatch) -> Iterator[tuple[Launched, float]]:
+    """From ramp to ramp, as a replica runs it (deployments/replicas/split.py)."""
+    here: Batch | None = None
+    for stop in stops(launch.cursor, launch.stop, launch.ramps):
+
+        def leg(batch: Batch | None = here, stop: int = stop) -> Launched:
+            return model.run(batch or _gathered(model, launch), stop, launch.ramps)
+
+        launched, took_s = stopwatch(leg)
+        yield launched, took_s
+        if (here := launched.survivors) is None:
+            return
+
+
+def _gathered(model: SplitModel, launch: Launch) -> Batch:
+    """Neighbours that come from one batch are taken from it together."""
+    runs = [list(run) for _, run in groupby(launch.places, key=lambda place: id(place.payload))]
+    return model.merge([_taken(model, run[0].payload, [place.row for place in run]) for run in runs])
+
+
+def _taken(model: SplitModel, batch: Batch, rows: list[int]) -> Batch:
+    return batch if rows == list(range(len(batch))) else model.select(batch, np.array(rows))

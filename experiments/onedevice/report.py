@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from experiments.onedevice.compare import NAIVE, STOCK, SYSTEMS, Row
+from experiments.onedevice.saturated import Several
 from profiles.latency import LatencyTable
 from profiles.sweep import whole_s
 
@@ -35,6 +37,13 @@ def plan_lines(rows: Sequence[Row]) -> Iterator[str]:
             slos_of.setdefault((row.system, row.plan), []).append(f"{row.slo_ms:g}")
     for (system, plan), slos in slos_of.items():
         yield f"{system}, {', '.join(slos)} ms: blocks @ batch {plan}"
+
+
+def several_lines(several: Sequence[Several]) -> Iterator[str]:
+    """What launches at once gain."""
+    for each in several:
+        rates = f"{each.together_per_s:,.0f} and {each.one_per_s:,.0f} per s, all inputs waiting"
+        yield f"{each.streams} launches at once, {each.slo_ms:g} ms: {each.gain:.2f} x one at a time ({rates})"
 
 
 def _stock_of(rows: Sequence[Row], row: Row) -> Row:
@@ -76,7 +85,7 @@ def ratios(rows: Sequence[Row], slo_ms: float) -> dict[str, float]:
     }
 
 
-def write(rows: Sequence[Row], model: str, measured: LatencyTable, path: Path) -> None:
+def write(rows: Sequence[Row], model: str, measured: LatencyTable, path: Path, several: Sequence[Several] = ()) -> None:
     content = {
         "model": model,
         "measured": measured.source,
@@ -84,6 +93,7 @@ def write(rows: Sequence[Row], model: str, measured: LatencyTable, path: Path) -
         "length": measured.length,
         "date": datetime.now(UTC).date().isoformat(),
         "rows": [row.as_dict() for row in rows],
+        "launches_at_once": [asdict(each) | {"gain": each.gain} for each in several],
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
 

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.rollout import RunningApplication
+from experiments.connection import BROKEN
 from experiments.live import NAME
-from experiments.load import BROKEN, WRONG, Load, Record
+from experiments.load import WRONG, Load, Record
 from experiments.replan.suite import NO_ROOM, offered_per_s, steps
 from experiments.replan.timeline import Timeline, load, timeline
 from experiments.workloads import Floats, arrivals

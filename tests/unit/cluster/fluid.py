@@ -59,7 +59,8 @@ class Fluid:
         self.poor: Callable[[Plan], float] = lambda plan: 1.0  # what a plan keeps of what it should sustain
         self.fails: Callable[[Plan], bool] = lambda plan: False
         self.rolled: list[tuple[float, Plan]] = []
-        self._asked_s, self._devices_since = 0.0, 0.0
+        self._asked_s = 0.0
+        self._paces: dict[object, float] = {}
 
     # What the controller asks
 
@@ -88,7 +89,10 @@ class Fluid:
         """A plan whose devices are gone serves nobody."""
         if lacking(plan, self._present()):
             return 0.0
-        return evaluate(plan, self.facts()).goodput_per_s
+        now = (plan, self.truth(self.now_s), *self.slower.items())
+        if now not in self._paces:
+            self._paces[now] = evaluate(plan, self.facts()).goodput_per_s
+        return self._paces[now]
 
     def best(self) -> float:
         plan = self.asked.best(self.truth(self.now_s), self._true_factors(), self._present())

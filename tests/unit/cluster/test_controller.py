@@ -68,7 +68,7 @@ def follows_drift(eras, rates):
     assert all(sum(start <= at_s < start + 3600 for at_s in late) <= 16 for start in late)
 
 
-@settings(deadline=None, max_examples=4, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(deadline=None, max_examples=2, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.data())
 def test_under_any_drift_it_never_flaps_and_is_never_worse_than_the_first_plan_for_long(data):
     """Jumps to anything at all."""
@@ -107,7 +107,7 @@ def test_where_dollars_count_no_more_devices_are_kept_than_the_arrivals_need():
     dollars = []
     for rate in (150.0, 20.0, 600.0):
         app.rate = lambda at_s, rate=rate: rate
-        run(app, steered, 1200)
+        run(app, steered, 600)
         dollars.append(evaluate(app.running, app.facts()).cost_per_hour)
     few, fewest, all_of_them = dollars
     assert fewest < few < all_of_them

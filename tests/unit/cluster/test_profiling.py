@@ -32,6 +32,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than all the rest on so small a network."""
+    monkeypatch.setattr("profiles.picture.draw", lambda *_: None)
+
+
 def profiled(checkpoint: Path, out: Path, *more: str) -> str:
     command = ["profile", str(checkpoint), "--out", str(out), "--device", "cpu", "--budget", "0.2", "--largest", "4"]
     result = RUNNER.invoke(app, [*command, *more], catch_exceptions=False)
@@ -79,12 +85,14 @@ def test_profile_writes_a_table_per_length_a_picture_and_says_how_steady_it_was(
     assert report(profile).row_count == sum(len(table.batch_sizes) for table in profile.tables)
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_another_device_is_added_to_the_same_file(checkpoint: Path, measured: tuple[Path, str], tmp_path: Path) -> None:
     out = Path(copy(measured[0], tmp_path))
     profiled(checkpoint, out, "--lengths", "6", "--kind", "slow-cpu")
     assert load_profile(out).kinds == ("cpu", "slow-cpu")
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_prepared_network_brings_its_exits_and_datasheets_fill_in(prepared: Path, tmp_path: Path) -> None:
     output = profiled(prepared, tmp_path / "p.json", "--lengths", "6", "--devices", "v100,k80,cpu")
     assert "from datasheets, not measured: v100, 6 tokens; k80, 6 tokens" in output
@@ -105,6 +113,7 @@ def test_exits_that_cannot_be_are_refused_and_unknown_ones_are_none() -> None:
     assert exits_from_rules([(0, 0.5), (1, None)], 3) is None
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_columns_are_named_as_for_prepare(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "odd.csv").write_text("id,words\n1,the film\n2,the\n")
     command = ("--lengths", "6", "--data", str(tmp_path / "odd.csv"), "--text-column", "words")
@@ -174,6 +183,7 @@ def test_no_longer_text_is_invented_than_the_network_can_read(
     assert max(longest) <= 2 * 24
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_table_says_what_computed_it(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     out = tmp_path / "profile.json"

@@ -1,7 +1,6 @@
 """What one process holds, another gets: every row as it was, or a clear loss."""
 
 import asyncio
-import gc
 import json
 import socket
 from collections.abc import Awaitable, Callable
@@ -203,7 +202,6 @@ def test_strangers_are_shown_out(noise: bytes) -> None:
         writer.close()
 
     among(1, scene)
-    gc.collect()
 
 
 def test_a_description_has_a_limit() -> None:

@@ -20,8 +20,6 @@ from profiles.model import Batch, SplitModel
 from tests.networks import network, random_inputs, with_memory
 from tests.toy import RAMPS, Toy
 
-Replies = list[Departed | Stayed]
-
 
 @dataclass
 class Place:

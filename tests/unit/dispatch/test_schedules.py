@@ -78,7 +78,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     )
 
 
-@settings(deadline=None, phases=FIND, max_examples=400)
+@settings(deadline=None, phases=FIND, max_examples=120)
 @given(schedules(), st.data())
 def test_whatever_happens_everyone_ends_exactly_once(schedule: Schedule, data: st.DataObject) -> None:
     world = schedule.world()
@@ -102,7 +102,7 @@ def test_whatever_happens_everyone_ends_exactly_once(schedule: Schedule, data: s
             assert world.ended_s[ticket] >= world.deadlines[ticket] - slowest_s
 
 
-@settings(deadline=None, phases=FIND, max_examples=200)
+@settings(deadline=None, phases=FIND, max_examples=60)
 @given(schedules(), st.data())
 def test_whoever_has_time_is_answered_though_plans_and_replicas_change(schedule: Schedule, data: st.DataObject) -> None:
     """Nobody starves: with a minute for each, all are answered, however few replicas are left."""

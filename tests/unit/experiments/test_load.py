@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.load import BROKEN, Load, Record
+from experiments.connection import BROKEN
+from experiments.load import Load, Record
 from experiments.load_report import summary
 from profiles.errors import UserError
 

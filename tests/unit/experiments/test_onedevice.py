@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from deployments.dispatch.planned import route_of
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
-from experiments.onedevice import compare
+from experiments.onedevice import compare, saturated
 from experiments.onedevice.compare import CONSTANT, NAIVE, STOCK, Bench, Row, alone, plans, sustained
 from experiments.onedevice.drawn import drawn, with_told_exits
 from experiments.onedevice.rehearsal import GROUP, Record, Rehearsal, Source
@@ -184,16 +184,19 @@ def test_the_command_prints_json(
     checkpoint: Path, tmp_path: Path, with_data: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "STEPS", 1)  # how well a rate is found is tested above
+    monkeypatch.setattr(saturated, "ROUNDS", 1)
     (tmp_path / "inputs.jsonl").write_text('{"text": "the film", "label": 1}\n{"text": "the", "label": 0}\n' * 5)
     command = ["bench", str(checkpoint), "--backend", "torch", "--slo-ms", "200", "--seconds", "0.1", "--budget", "0.2"]
     data = ["--data", str(tmp_path / "inputs.jsonl")] if with_data else []
-    out = ["--largest", "4", "--device", "cpu", "--json", "--out", str(tmp_path / "bench.json")]
+    out = ["--largest", "4", "--device", "cpu", "--streams", "2", "--json", "--out", str(tmp_path / "bench.json")]
     result = CliRunner().invoke(app, [*command, *data, *out], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [row["system"] for row in found["rows"]] == [STOCK, NAIVE, CONSTANT]
     assert all((row["accuracy"] is not None) == with_data for row in found["rows"])
     assert (tmp_path / "bench.png").stat().st_size > 0
+    (several,) = found["launches_at_once"]
+    assert several["gain"] == pytest.approx(several["together_per_s"] / several["one_per_s"])
 
 
 def test_a_network_without_ramps_is_told_what_to_do(checkpoint: Path, tmp_path: Path) -> None:

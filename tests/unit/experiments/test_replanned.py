@@ -10,7 +10,7 @@ from experiments.workloads import Mix, arrivals, exit_blocks
 from profiles.exits import ExitProfile
 from tests.unit.cluster.fluid import EASY, HARD, batches, first_plan, question
 
-SECONDS = 180.0
+SECONDS = 120.0
 QUICK = Patience(replan_every_s=30.0, look_every_s=5.0, start_s=1.0)
 
 
@@ -33,8 +33,8 @@ def test_a_switch_is_followed_within_two_windows():
     asked = question(EASY)
     world = World(first_plan(asked), asked.facts(EASY, Corrections()), slo_s=2.0)
     times_s = arrivals("poisson", 300.0, SECONDS, seed=1)
-    mix = Mix(ExitProfile(EASY), ExitProfile(HARD), ((0.0, 1.0), (100.0, 0.0)))
+    mix = Mix(ExitProfile(EASY), ExitProfile(HARD), ((0.0, 1.0), (50.0, 0.0)))
     inputs = [(times_s, mix.exit_blocks(times_s, np.random.default_rng(1)))]
     changes = replan(world, asked, inputs, SECONDS, patience=QUICK).changes
-    assert any(100 < event.at_s <= 100 + 2 * QUICK.replan_every_s + QUICK.look_every_s for event in changes)
+    assert any(50 < event.at_s <= 50 + 2 * QUICK.replan_every_s + QUICK.look_every_s for event in changes)
     assert len(changes) <= 6

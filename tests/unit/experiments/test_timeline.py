@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.load import BROKEN, WRONG, Record
+from experiments.connection import BROKEN
+from experiments.load import WRONG, Record
 from experiments.replan.changes import Change, figures
 from experiments.replan.suite import NO_ROOM
 from experiments.replan.timeline import timeline

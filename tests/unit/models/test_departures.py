@@ -45,7 +45,7 @@ class Elsewhere(torch.Tensor):
 
     @property
     def device(self) -> Any:
-        return SimpleNamespace(type="cuda")
+        return SimpleNamespace(type="cuda", index=1)
 
 
 def test_on_a_gpu_the_copy_itself_is_waited_for_and_only_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +63,10 @@ def test_on_a_gpu_the_copy_itself_is_waited_for_and_only_when_it_is_needed(monke
             assert notes[-1] == "waited"
             return self.comes.as_subclass(torch.Tensor).numpy()
 
-    event = SimpleNamespace(record=lambda: notes.append("marked"), synchronize=lambda: notes.append("waited"))
+    event = SimpleNamespace(record=notes.append, synchronize=lambda: notes.append("waited"))
     monkeypatch.setattr(departures, "_pinned", lambda tensor: Pinned())
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"marked on {device.type}:{device.index}")
     wait = to_host(torch.arange(3.0).as_subclass(Elsewhere))
-    assert notes == ["copying", "marked"]
+    assert notes == ["copying", "marked on cuda:1"], "where the copy is, whatever device is torch's own choice"
     assert wait().tolist() == [0.0, 1.0, 2.0]

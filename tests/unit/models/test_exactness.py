@@ -34,14 +34,14 @@ def test_every_pair_of_cuts_equals_the_uncut_network(name: str, padded: bool) ->
     model = network(name)
     cut_points = range(1, model.num_blocks)
     every_cutting = [[], *[[a] for a in cut_points], *[list(pair) for pair in combinations(cut_points, 2)]]
-    for size in range(1, 10):
+    for size in (1, 2, 5, 9):
         batch = model.merge(random_inputs(name, size, seed=size, padded=padded))
         expected = reference_logits(name, batch)
         for cuts in every_cutting:
             assert np.abs(run_in_splits(model, batch, cuts) - expected).max() < 1e-5
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data(), name=st.sampled_from(FAMILIES), policy=st.sampled_from([None, *POLICIES]))
 def test_any_merging_gives_each_input_what_it_has_alone(data: st.DataObject, name: str, policy: str | None) -> None:
     model = network(name, policy, [POLICIES[policy]] if policy else [])

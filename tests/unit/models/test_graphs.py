@@ -159,13 +159,8 @@ def test_pictures_of_another_size_are_another_recording() -> None:
     assert (recorder.recorded, recorder.replayed) == (2, 3)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("onnx")
-
-
 def on_onnx(exact: TorchModel, name: str, cache: Path) -> tuple[GraphModel, OnnxModel]:
-    inner = OnnxModel(exact, f"{name}, replayed", cache=cache, records=True)
+    inner = OnnxModel(exact, name, cache=cache, records=True)
     return GraphModel(inner, OnnxRecorder(inner)), inner
 
 

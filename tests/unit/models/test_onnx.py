@@ -4,7 +4,6 @@ import logging
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,11 +16,6 @@ from profiles.model import Batch, Launched
 from tests.networks import FAMILIES, network, random_inputs, with_memory
 
 THRESHOLD = 0.8
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("onnx")
 
 
 def batch_for(model: TorchModel, name: str, count: int = 5, seed: int = 3) -> Batch:
@@ -165,10 +159,6 @@ def test_half_precision_is_as_near_to_full_as_torch_is(cache: Path) -> None:
     assert middle.arrays["hidden"].dtype == torch.float16
     found = served.run(middle, 4, ()).exits
     assert np.abs(found.logits - expected.logits).max() < 0.01 * np.abs(expected.logits).max()
-
-
-def operators(graph: Path) -> list[str]:
-    return [node.op_type for node in onnx.load(graph).graph.node]
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert"])

@@ -2,14 +2,12 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from deployments.models import onnx_session, streams
+from deployments.models import onnx_session
 from deployments.models.onnx_session import providers, run_options
-from deployments.models.streams import Aside
 
 CUDA, HOST = torch.device("cuda:1"), torch.device("cpu")
 
@@ -36,28 +34,6 @@ def test_a_run_is_not_waited_for_and_says_which_recording_it_is() -> None:
     assert run_options(CUDA, None).get_run_config_entry("disable_synchronize_execution_providers") == "1"
     with pytest.raises(RuntimeError, match="does not have"):
         run_options(HOST, 3).get_run_config_entry("gpu_graph_id")
-
-
-class Stream:
-    """Notes who waits for whom."""
-
-    def __init__(self, name: str, handle: int, notes: list[str]) -> None:
-        self.name, self.cuda_stream, self.device, self._notes = name, handle, CUDA, notes
-
-    def wait_stream(self, other: "Stream") -> None:
-        self._notes.append(f"{self.name} waits for {other.name}")
-
-
-def test_a_stream_aside_comes_after_torch_and_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    notes: list[str] = []
-    beside, default = Stream("aside", 4711, notes), Stream("torch", 0, notes)
-    cuda: Any = SimpleNamespace(Stream=lambda device: beside, current_stream=lambda device: default)
-    monkeypatch.setattr(streams.torch, "cuda", cuda)
-    aside = Aside(CUDA)
-    assert aside.handle == 4711, "0, torch's default stream, ONNX Runtime would not take"
-    with aside.in_turn():
-        notes.append("queued")
-    assert notes == ["aside waits for torch", "queued", "torch waits for aside"]
 
 
 def test_what_cannot_be_recorded_is_run(

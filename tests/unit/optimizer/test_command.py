@@ -61,11 +61,11 @@ def test_side_by_side_names_every_pipeline(profile: Path, tmp_path: Path) -> Non
         (("--min-cost",), "--min-cost needs --rate"),
         (("--min-cost", "--per-dollar"), "choose one"),
         (("--slo-ms", "0.2"), "0.2 ms SLO: the fastest plan needs"),
-        (("--rate", "1e9", "--min-cost"), "these devices sustain at most"),
+        (("--rate", "1e9", "--min-cost", "--devices", "k80=2"), "these devices sustain at most"),
         (("--slack", "1.5"), "slack = 1.5"),
         (("--margin", "2"), "--margin 2"),
         (("--devices", "v100=0"), "holds no device"),
-        (("--alpha", "0.01"), "per hour"),
+        (("--alpha", "0.01", "--devices", "v100=1"), "per hour"),
     ],
 )
 def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], said: str) -> None:

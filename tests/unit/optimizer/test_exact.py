@@ -19,8 +19,8 @@ from profiles.devices import Device, Link
 from profiles.latency import LatencyTable
 
 SEEDS = st.integers(0, 10**6)
-few = settings(max_examples=12, deadline=None, derandomize=True)
-many = settings(max_examples=50, deadline=None, derandomize=True)
+few = settings(max_examples=8, deadline=None, derandomize=True)
+many = settings(max_examples=24, deadline=None, derandomize=True)
 
 
 def value(facts: Problem, objective: Objective) -> float:

@@ -18,8 +18,8 @@ from optimizer.objective import Objective
 from optimizer.sensitivity import sensitivity
 from optimizer.spread import value
 
-few = settings(max_examples=12, deadline=None, derandomize=True)
-many = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=8, deadline=None, derandomize=True)
+many = settings(max_examples=20, deadline=None, derandomize=True)
 
 
 @few

@@ -8,7 +8,7 @@ import torch
 
 from deployments import demo
 from deployments.models import load
-from deployments.prepare import training
+from deployments.prepare import pipeline, training
 
 
 def test_inputs_are_digits_and_reproducible() -> None:
@@ -45,6 +45,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(demo, "COPIES", 1)
     monkeypatch.setattr(training, "PENALTIES", (1e-2,))
     monkeypatch.setattr(training, "ITERATIONS", 3)
+    monkeypatch.setattr(pipeline, "draw_exits", lambda _, path: path.touch())
     return tmp_path / "isobatch"
 
 
@@ -71,7 +72,7 @@ def test_an_interrupted_first_use_leaves_nothing(quick: Path, monkeypatch: pytes
 
     threads = torch.get_num_threads()
     with monkeypatch.context() as patched:
-        patched.setattr("deployments.prepare.pipeline.draw_exits", interrupted)
+        patched.setattr(pipeline, "draw_exits", interrupted)
         with pytest.raises(KeyboardInterrupt):
             demo.demo_directory()
     assert [path.name for path in quick.iterdir() if path.name.startswith("demo")] == []

@@ -31,6 +31,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than all the rest on so small a network."""
+    monkeypatch.setattr(pipeline, "draw_exits", lambda _, path: path.touch())
+
+
+@pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     from transformers import BertTokenizer
 
@@ -69,6 +75,7 @@ def rules_in(folder: Path) -> dict[str, Any]:
     return rules
 
 
+@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("policy", ["confidence", "patience"])
 def test_what_is_written_is_what_will_be_served(run: Run, checkpoint: Path, tmp_path: Path, policy: str) -> None:
     """The prepared network, loaded and run, leaves and answers as its exits.json says."""
@@ -103,6 +110,7 @@ def test_the_result_is_still_the_same_checkpoint_and_holds_no_pickle(
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_features_are_computed_once_and_the_result_is_reproducible(
     run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +127,7 @@ def test_features_are_computed_once_and_the_result_is_reproducible(
         assert first == again.replace(b'"checkpoint": "first"', b'"checkpoint": "network"')
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_ramps_for_8_bits_are_made_from_8_bit_blocks(run: Run, checkpoint: Path, tmp_path: Path, cache: Path) -> None:
     data = reviews(tmp_path / "a.csv")
     for dtype in ("float32", "int8"):
@@ -129,6 +138,7 @@ def test_ramps_for_8_bits_are_made_from_8_bit_blocks(run: Run, checkpoint: Path,
     assert one != other
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_recorded_inputs_without_labels_follow_the_network(
     run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,6 +149,7 @@ def test_recorded_inputs_without_labels_follow_the_network(
     assert rules_in(out)["notes"]["targets"] == "the network's own predictions"
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_nothing_is_replaced_unasked(
     run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,7 +43,7 @@ def test_training_is_reproducible_and_leaves_the_callers_randomness_alone(
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    first, again = (answers(train(*features, ROWS, "pooler"), features[0], ROWS) for _ in range(2))
+    first, again = (answers(train(*features, ROWS[:100], "pooler"), features[0], ROWS) for _ in range(2))
     assert torch.equal(first, again)
     assert torch.equal(torch.rand(3), expected)
 
