@@ -8,10 +8,13 @@ import typer
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from cluster.profiling import Inputs
     from deployments.models import TorchModel
     from deployments.prepare.data import Columns
     from profiles.exits import ExitProfile
+    from profiles.files import Profile
     from profiles.latency import LatencyTable
 
 Backend = Literal["auto", "torch", "graphs", "onnx", "onnx-graphs"]
@@ -50,16 +53,7 @@ def profile(
     import torch
     from rich.console import Console
 
-    from cluster.profiling import (
-        alone,
-        in_batches,
-        kind_of,
-        picture_path,
-        report,
-        source_of,
-        stranger,
-        timed,
-    )
+    from cluster.profiling import alone, in_batches, kind_of, picture_path, source_of, stranger, timed
     from cluster.writable import check_writable
     from deployments.models import load
     from deployments.models.backends import INT8, make_ready, on_backend
@@ -67,7 +61,7 @@ def profile(
     from profiles.files import Profile, save
     from profiles.files import load as load_profile
     from profiles.measure import count_exits, device_name
-    from profiles.picture import draw, name
+    from profiles.picture import draw
 
     tokens, others = _lengths(lengths), _kinds(devices)
     check_writable(out)
@@ -99,14 +93,21 @@ def profile(
     new = Profile(Path(model).name, (*(each.table for each in measured), *derived), exits, notes)
     save(known.joined_by(new) if known else new, out)
     draw(new, picture_path(out))
-    console.print(report(new))
-    if derived:
-        console.print(f"from datasheets, not measured: {'; '.join(name(table) for table in derived)}", highlight=False)
-    for note in notes:
-        console.print(note, highlight=False)
-    console.print(f"written to {out}; the picture is {picture_path(out)}")
+    _tell(console, new, out)
     if interrupted:
         raise typer.Exit(130)
+
+
+def _tell(console: "Console", new: "Profile", out: Path) -> None:
+    from cluster.profiling import picture_path, report
+    from profiles.picture import name
+
+    console.print(report(new))
+    if derived := [name(table) for table in new.tables if table.from_datasheet]:
+        console.print(f"from datasheets, not measured: {'; '.join(derived)}", highlight=False)
+    for note in new.notes:
+        console.print(note, highlight=False)
+    console.print(f"written to {out}; the picture is {picture_path(out)}")
 
 
 def _lengths(text: str) -> list[int]:
