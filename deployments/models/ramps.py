@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from deployments.exits import USUAL, Decision, Policy, memory_width, reach
-from profiles.errors import UserError
+from profiles.errors import UserError, first_wrong, read_text
 
 WEIGHTS = "ramps.safetensors"
 RULES = "exits.json"
@@ -157,11 +157,10 @@ def save_ramps(folder: Path, rules: ExitRules, heads: Mapping[int, nn.Module]) -
 
 def read_rules(path: Path) -> ExitRules:
     try:
-        return ExitRules.model_validate_json(path.read_text())
+        return ExitRules.model_validate_json(read_text(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{path}: {where or 'file'}: {first['msg']}") from error
+        wrong = first_wrong(error)
+        raise UserError(f"{path}: {wrong.place or 'file'}: {wrong.reason}") from error
 
 
 def read_ramps(rules_path: Path, weights_path: Path, pooled_widths: Collection[int], num_labels: int) -> Ramps:
