@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from deployments.backend_names import Backend
 from deployments.dispatch.messages import Limits
 from profiles.errors import UserError, first_wrong
 
@@ -85,7 +86,7 @@ class AppConfig(BaseModel):
         description="Inputs per second that are expected, for a plan made at the start; none: all it can do.",
     )
     profile: str | None = Field(None, description="File of `isobatch profile`: what the plan was made from.")
-    backend: Literal["auto", "torch", "graphs", "onnx", "onnx-graphs", "virtual"] = Field(
+    backend: Literal[Backend, "virtual"] = Field(
         "torch",
         description="What computes. auto: the fastest here, measured at the first start. graphs, onnx-graphs: torch or "
         "ONNX Runtime, replayed as CUDA graphs. virtual: devices take the profile's time instead of computing (a "

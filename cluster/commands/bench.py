@@ -1,17 +1,16 @@
 """`isobatch bench`: what constant batches gain for a network on the device at hand, without any cluster."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cluster.experiment import tool
+from deployments.backend_names import Backend
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
     from profiles.files import Profile
-
-Backend = Literal["auto", "torch", "graphs", "onnx", "onnx-graphs"]
 
 
 def bench(

@@ -1,10 +1,11 @@
 """`isobatch profile`: how long a network's blocks take on this machine, and where its inputs leave."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from deployments.backend_names import Backend
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from profiles.exits import ExitProfile
     from profiles.files import Profile
     from profiles.latency import LatencyTable
-
-Backend = Literal["auto", "torch", "graphs", "onnx", "onnx-graphs"]
 
 
 def profile(

@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 
+from deployments.backend_names import Backend
 from deployments.dispatch.route import stops
 from deployments.models.streams import of_its_own
 from deployments.models.stretch import Stretch
@@ -20,7 +20,6 @@ from profiles.model import SplitModel
 
 log = logging.getLogger(__name__)
 
-Backend = Literal["auto", "torch", "graphs", "onnx", "onnx-graphs"]
 INT8 = "int8"
 EXPORTED = (torch.float32, torch.float16)
 

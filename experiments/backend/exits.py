@@ -19,6 +19,7 @@ from experiments.backend import minilm
 from experiments.onedevice.compare import CONSTANT, NAIVE, STOCK, Bench
 from experiments.onedevice.rehearsal import Source
 from experiments.onedevice.report import ratios
+from experiments.onedevice.saturated import compared
 from experiments.onedevice.setting import DEMO, Wish, make
 from profiles.model import SplitModel
 
@@ -26,6 +27,7 @@ BUDGET_S, LOAD_S = 8.0, 0.7
 DEMO_SLO_MS, DEMO_ROUNDS = 50.0, 3
 MINILM_SLO_MS, MINILM_ROUNDS = 1000.0, 1  # its rates take longer to be tried
 TOGETHER = 16  # inputs in a batch while answers are judged
+AT_ONCE = 2  # launches, on as many threads
 NAMES = {STOCK: "stock", NAIVE: "naive", CONSTANT: "constant"}
 DTYPES: tuple[RampDtype, ...] = ("float32", "int8")
 
@@ -58,6 +60,8 @@ def _of_one(called: str, bench: Bench, slo_ms: float, rounds: int) -> dict[str, 
     rows = list(bench.compare([slo_ms], LOAD_S, rounds))
     figures = {f"{called}_{what}": ratio for what, ratio in ratios(rows, slo_ms).items()}
     figures |= {f"{called}_{NAMES[row.system]}_per_s": row.goodput_per_s for row in rows}
+    if several := compared(bench, slo_ms, AT_ONCE, LOAD_S):
+        figures[f"{called}_two_at_once_over_one"] = several.gain
     full = judged(bench.model, bench.source, ())
     exits = judged(bench.model, bench.source, bench.model.ramp_blocks)
     return figures | {

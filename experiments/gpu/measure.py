@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 
+from deployments.backend_names import Backend
 from deployments.models.backends import backend_of
 from deployments.models.loading import resolve_device
 from experiments.backend.families import NAMES, own_cache
@@ -28,7 +29,7 @@ from profiles.measure import device_name
 
 console = Console(stderr=True)
 STREAMS = 2
-BACKENDS = ("torch", "graphs", "onnx", "onnx-graphs")
+BACKENDS = [name for name in get_args(Backend) if name != "auto"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

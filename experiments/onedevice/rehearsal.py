@@ -44,6 +44,7 @@ class Record:
     latencies_s: list[float] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     right: list[bool] = field(default_factory=list)
+    ended_s: float = 0.0  # when the last answer was given
 
     @property
     def in_time(self) -> int:
@@ -56,8 +57,9 @@ class Record:
 
     @property
     def goodput_per_s(self) -> float:
-        """Answers in time, by the second."""
-        return self.in_time / self.seconds
+        """Answers in time, by the second until the last one: what comes for less long than the SLO may all be answered
+        in time after it, by a device that could not go on like that."""
+        return self.in_time / max(self.seconds, self.ended_s)
 
     def latency_ms(self, share: float) -> float | None:
         """Of what was answered; None where nothing was."""
@@ -131,6 +133,7 @@ class Rehearsal:
         for row, label, block in zip(rows.tolist(), exits.labels.tolist(), exits.blocks.tolist(), strict=True):
             if known := self._admitted.get(launch.tickets[row]):
                 self._note(now_s - known[0], known[1], label, block)
+                self._record.ended_s = now_s
         self._dispatcher.released(launch.id, rows.tolist())
 
     def _note(self, latency_s: float, source_row: int, label: int, block: int) -> None:

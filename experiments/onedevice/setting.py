@@ -10,9 +10,10 @@ import torch
 
 from cluster.profiling import Inputs, exits_from_rules, images, in_batches, kind_of, source_of, texts, timed
 from cluster.profiling import alone as timed_alone
+from deployments.backend_names import Backend
 from deployments.demo import demo_digits, demo_directory
 from deployments.models import TorchModel, checkpoint, load
-from deployments.models.backends import INT8, Backend, make_ready, on_backend, planned
+from deployments.models.backends import INT8, make_ready, on_backend, planned
 from deployments.models.stretch import Stretch
 from deployments.prepare.data import rows
 from deployments.prepare.sample import label_number, sampled

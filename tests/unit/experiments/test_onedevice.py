@@ -93,6 +93,17 @@ def test_a_launch_begins_when_the_one_before_it_has_ended(profile: Profile) -> N
     assert record.latencies_s == pytest.approx([each_s, 2 * each_s])
 
 
+def test_what_is_answered_late_in_time_is_not_sustained(profile: Profile) -> None:
+    """A tenth of a second of load may be answered for a whole second: by what the device can do, not by what came."""
+    toy = Timed()
+    route, one = route_of(TURNS, alone(profile, "cpu"), [GROUP]), source(toy)
+    able = Rehearsal(route, toy, toy.stopwatch, one, 60.0).run(np.full(4000, 0.001)).goodput_per_s
+    short = Rehearsal(route, toy, toy.stopwatch, one, 1.0).run(arrivals("poisson", 3 * able, 0.1, 0))
+    assert short.kept
+    assert short.goodput_per_s < 1.05 * able
+    assert short.ended_s > 0.2
+
+
 def test_constant_batches_sustain_most_and_nothing_beats_the_bound(profile: Profile) -> None:
     toy = Timed()
     bench = Bench(toy, profile, "cpu", source(toy), toy.stopwatch, max_batch=FLOOR)  # a smaller batch saves nothing
