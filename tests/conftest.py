@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # A slow or busy machine is no failure. Each run draws other examples, so that few at a time become many.
-settings.register_profile("patient", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("patient", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 # Before torch is imported: threads that wait for each other make tiny networks ten times slower on a busy machine.

@@ -19,9 +19,12 @@ class Leader:
 
     name, waits_for = "toy", "the application to run"
 
-    def __init__(self, key: bytes | None = None) -> None:
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
         asked = question(MEDIUM)
-        self.key = key
+        self.key: bytes | None = None
         self.app = Fluid(asked, batches(first_plan(asked), 4))
         self.controller = controller(self.app)
 
@@ -29,26 +32,30 @@ class Leader:
         pass
 
 
-def served(leader: Leader) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Leader, str]]:
+    """One server for all: to stop takes longer than any test."""
+    leader = Leader()
     config = uvicorn.Config(create_api(leader), port=0, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield leader, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
 
 
 @pytest.fixture
-def leader() -> Leader:
-    return Leader()
+def leader(served: tuple[Leader, str]) -> Leader:
+    served[0].begin()
+    return served[0]
 
 
 @pytest.fixture
-def url(leader: Leader) -> Iterator[str]:
-    yield from served(leader)
+def url(leader: Leader, served: tuple[Leader, str]) -> str:
+    return served[1]
 
 
 def asked(*arguments: str) -> str:
@@ -111,12 +118,12 @@ def test_an_address_where_nobody_is_or_somebody_else(url: str) -> None:
         asked("nonsense")
 
 
-def test_the_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for url in served(Leader(b"secret")):
-        with pytest.raises(UserError, match="asks for a key"):
-            asked(url)
-        monkeypatch.setenv("THE_KEY", "secret")
-        assert "toy" in asked(url, "--api-key-variable", "THE_KEY")
+def test_the_key_is_asked_for(leader: Leader, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader.key = b"secret"
+    with pytest.raises(UserError, match="asks for a key"):
+        asked(url)
+    monkeypatch.setenv("THE_KEY", "secret")
+    assert "toy" in asked(url, "--api-key-variable", "THE_KEY")
     with pytest.raises(UserError, match="NO_KEY"):
         asked("http://127.0.0.1:9", "--api-key-variable", "NO_KEY")
 
