@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from deployments import models
 from deployments.demo import demo_directory
-from deployments.models import load
 from deployments.models.backends import make_ready, on_backend
 from deployments.models.ramps import RampDtype
 from deployments.models.stretch import Stretch
@@ -23,9 +23,19 @@ from experiments.onedevice.saturated import compared
 from experiments.onedevice.setting import DEMO, Wish, make
 from profiles.model import SplitModel
 
-BUDGET_S, LOAD_S = 8.0, 0.7
-DEMO_SLO_MS, DEMO_ROUNDS = 50.0, 3
-MINILM_SLO_MS, MINILM_ROUNDS = 1000.0, 1  # its rates take longer to be tried
+BUDGET_S = 8.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """Seconds of it are several times the SLO, so that what is left over at the end weighs little."""
+
+    slo_ms: float
+    seconds: float
+    rounds: int
+
+
+DEMO_LOAD, MINILM_LOAD = Load(50.0, 0.7, 3), Load(250.0, 1.5, 1)  # the latter's rates take longer to be tried
 TOGETHER = 16  # inputs in a batch while answers are judged
 AT_ONCE = 2  # launches, on as many threads
 NAMES = {STOCK: "stock", NAIVE: "naive", CONSTANT: "constant"}
@@ -34,33 +44,31 @@ DTYPES: tuple[RampDtype, ...] = ("float32", "int8")
 
 def of_demo() -> dict[str, float]:
     wishes = {dtype: Wish(DEMO, dtype=dtype, budget_s=BUDGET_S, backend="onnx") for dtype in DTYPES}
-    return _compared("demo", wishes, DEMO_SLO_MS, DEMO_ROUNDS, demo_directory())
+    return _compared("demo", wishes, DEMO_LOAD, demo_directory())
 
 
 def of_minilm() -> dict[str, float]:
     told = {"data": minilm.test_file(), "budget_s": BUDGET_S, "backend": "onnx", "largest": 32}
     wishes = {dtype: Wish(str(minilm.prepared(dtype)), dtype=dtype, **told) for dtype in DTYPES}  # type: ignore[arg-type]
-    return _compared("minilm", wishes, MINILM_SLO_MS, MINILM_ROUNDS, minilm.prepared())
+    return _compared("minilm", wishes, MINILM_LOAD, minilm.prepared())
 
 
-def _compared(
-    name: str, wishes: dict[RampDtype, Wish], slo_ms: float, rounds: int, float32_ramps: Path
-) -> dict[str, float]:
+def _compared(name: str, wishes: dict[RampDtype, Wish], load: Load, float32_ramps: Path) -> dict[str, float]:
     figures = dict[str, float]()
     for dtype, wish in wishes.items():
         bench = make(wish).bench
-        figures |= _of_one(name if dtype == "float32" else f"{name}_{dtype}", bench, slo_ms, rounds)
+        figures |= _of_one(name if dtype == "float32" else f"{name}_{dtype}", bench, load)
     unfit = judged(_in_8_bits(float32_ramps), bench.source, bench.model.ramp_blocks)
     figures |= {f"{name}_int8_unfit_ramps_accuracy": unfit.accuracy, f"{name}_int8_unfit_ramps_depth": unfit.depth}
     gain = figures[f"{name}_int8_constant_per_s"] / figures[f"{name}_constant_per_s"]
     return figures | {f"{name}_int8_over_float32": gain}
 
 
-def _of_one(called: str, bench: Bench, slo_ms: float, rounds: int) -> dict[str, float]:
-    rows = list(bench.compare([slo_ms], LOAD_S, rounds))
-    figures = {f"{called}_{what}": ratio for what, ratio in ratios(rows, slo_ms).items()}
+def _of_one(called: str, bench: Bench, load: Load) -> dict[str, float]:
+    rows = list(bench.compare([load.slo_ms], load.seconds, load.rounds))
+    figures = {f"{called}_{what}": ratio for what, ratio in ratios(rows, load.slo_ms).items()}
     figures |= {f"{called}_{NAMES[row.system]}_per_s": row.goodput_per_s for row in rows}
-    if several := compared(bench, slo_ms, AT_ONCE, LOAD_S):
+    if several := compared(bench, load.slo_ms, AT_ONCE, load.seconds):
         figures[f"{called}_two_at_once_over_one"] = several.gain
     full = judged(bench.model, bench.source, ())
     exits = judged(bench.model, bench.source, bench.model.ramp_blocks)
@@ -93,6 +101,6 @@ def judged(model: SplitModel, source: Source, ramps: Collection[int]) -> Judged:
 
 def _in_8_bits(folder: Path) -> SplitModel:
     """With the ramps that are there, whatever they were made for."""
-    served = on_backend(load(folder), folder, "onnx", int8=True)
+    served = on_backend(models.load(folder), folder, "onnx", int8=True)
     make_ready(served, folder, [Stretch(0, served.num_blocks, tuple(served.ramp_blocks))])
     return served

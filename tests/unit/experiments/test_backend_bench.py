@@ -60,7 +60,7 @@ def test_launches_at_once_are_a_figure_where_a_plan_keeps_the_slo(monkeypatch: p
     monkeypatch.setattr(exits, "ratios", lambda rows, slo_ms: {})
     for several in (None, Several(50.0, 2, 30.0, 20.0)):
         monkeypatch.setattr(exits, "compared", lambda *_, found=several: found)
-        figures = exits._of_one("demo", bench, 50.0, rounds=1)  # type: ignore[arg-type]
+        figures = exits._of_one("demo", bench, exits.DEMO_LOAD)  # type: ignore[arg-type]
         assert figures.get("demo_two_at_once_over_one") == (1.5 if several else None)
 
 
