@@ -80,6 +80,7 @@ def bench(
         *report.several_lines(several),
         *made.notes,
         *report.unkept(rows, made.table),
+        *report.too_short(slos, seconds),
     ):
         console.print(note, highlight=False)
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")

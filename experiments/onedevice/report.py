@@ -14,6 +14,8 @@ from experiments.onedevice.saturated import Several
 from profiles.latency import LatencyTable
 from profiles.sweep import whole_s
 
+SPAN = 4  # SLOs that a trial should last, or more
+
 
 def table(rows: Sequence[Row], title: str) -> Table:
     """Narrow enough for 80 columns; plans are told by `plan_lines`."""
@@ -73,6 +75,20 @@ def unkept(rows: Sequence[Row], measured: LatencyTable) -> Iterator[str]:
     for slo_ms in dict.fromkeys(row.slo_ms for row in rows):
         if not any(row.goodput_per_s for row in rows if row.slo_ms == slo_ms):
             yield f"nothing keeps an SLO of {slo_ms:g} ms: one input alone takes {alone_ms:.3g} ms in full"
+
+
+def too_short(slos_ms: Sequence[float], seconds: float) -> Iterator[str]:
+    """A word on trials in which what is left over at the end weighs much.
+
+    >>> list(too_short([25.0, 1000.0], seconds=1.0))
+    ['1 s of load is short for an SLO of 1000 ms, and rates are low for it: use --seconds 4']
+    """
+    for slo_ms in slos_ms:
+        if seconds < (enough := SPAN * slo_ms / 1e3):
+            yield (
+                f"{seconds:g} s of load is short for an SLO of {slo_ms:g} ms, and rates are low for it: "
+                f"use --seconds {enough:g}"
+            )
 
 
 def ratios(rows: Sequence[Row], slo_ms: float) -> dict[str, float]:
