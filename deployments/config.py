@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deployments.backend_names import Backend
-from deployments.dispatch.messages import Limits
+from deployments.dispatch.messages import EARLY_S, Limits
 from profiles.errors import UserError, first_wrong
 
 DEMO = "deployments.demo:demo_directory"
@@ -144,7 +144,7 @@ class AppConfig(BaseModel):
 
     def limits(self, fronts: int) -> Limits:
         """Of each front's dispatcher, where so many share the replicas."""
-        return Limits(backlog=-(-self.max_waiting // fronts), share=1 / fronts)
+        return Limits(backlog=-(-self.max_waiting // fronts), share=1 / fronts, early_s=EARLY_S)
 
     @property
     def planned(self) -> bool:

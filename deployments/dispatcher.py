@@ -34,7 +34,8 @@ class Dispatcher:
 
     def __init__(self, route: Route, groups: Mapping[str, Collection[str]], limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self.alarm_s = inf  # nobody who waits has a deadline before this
+        self._deadline_s = inf  # nobody who waits has one before this
+        self._ripe_s = inf  # somebody waits for a replica that will be nearly idle then
         self._tickets: dict[int, Ticket] = {}
         self._flights: dict[int, _Flight] = {}
         self._groups: dict[str, Group] = {}
@@ -71,8 +72,13 @@ class Dispatcher:
         return endings
 
     def wake_s(self) -> float | None:
-        """When `tick` should be called if nothing else happens: somebody's deadline may pass then, none does before."""
+        """When `tick` should be called if nothing else happens; None: never."""
         return None if self.alarm_s == inf else self.alarm_s
+
+    @property
+    def alarm_s(self) -> float:
+        """Before this nobody's deadline passes, and no replica becomes nearly idle that somebody waits for."""
+        return self._deadline_s if self._deadline_s < self._ripe_s else self._ripe_s
 
     def expected_s(self, now_s: float) -> float:
         """What an input admitted now takes to the very end, in the lane where it is over first."""
@@ -128,9 +134,9 @@ class Dispatcher:
         number = next(self._ticket_ids)
         ticket = self._tickets[number] = Ticket(number, deadline_s, place)
         lane.entry.add(ticket)
-        self._calm = self._calm and not lane.is_stirred
-        if deadline_s < self.alarm_s:
-            self.alarm_s = deadline_s
+        self._calm = self._calm and not lane.is_stirred and (lane.entry.size > 1 or not self.limits.early_s)
+        if deadline_s < self._deadline_s:
+            self._deadline_s = deadline_s
         return number
 
     def abandon(self, ticket_id: int) -> None:
@@ -140,17 +146,19 @@ class Dispatcher:
 
     def tick(self, now_s: float) -> list[Launch]:
         """Drop what has expired, and launch what can be launched."""
-        if now_s >= self.alarm_s:
+        if now_s >= self._deadline_s:
             self._expire(now_s)
         launches: list[Launch] = []
-        if self._calm:
+        if self._calm and now_s < self._ripe_s:
             return launches
-        self._calm, self._now_s = True, now_s
+        self._calm, self._now_s, self._ripe_s = True, now_s, inf
         for lane in self._lanes:
             for group, stations in lane.posts:
                 while choice := choose(group, stations, now_s):
                     if tickets := self._take(choice[0], now_s):
                         launches.append(self._launch(*choice, tickets, now_s))
+                if self.limits.early_s and any(pool.size for each in stations for pool in each.pools.values()):
+                    self._ripe_s = min(self._ripe_s, group.ripe_s(now_s))
         return launches
 
     def released(self, launch_id: int, rows: Collection[int]) -> None:
@@ -238,8 +246,8 @@ class Dispatcher:
         for ticket in staying:
             if ticket.holder is not None and not self._is_here(ticket.holder):
                 ticket.begin_again()
-            if ticket.deadline_s < self.alarm_s:
-                self.alarm_s = ticket.deadline_s
+            if ticket.deadline_s < self._deadline_s:
+                self._deadline_s = ticket.deadline_s
         for (cursor, holder), together in groupby(staying, key=lambda ticket: (ticket.cursor, ticket.holder)):
             self._lane_for(lane, holder).wait(list(together), cursor, holder)
 
@@ -258,7 +266,7 @@ class Dispatcher:
             while (first := pool.first()) and first.deadline_s <= now_s:
                 late += pool.take(1)
             self._end(late, Outcome.EXPIRED)
-        self.alarm_s = min((first.deadline_s for pool in self._pools() if (first := pool.first())), default=inf)
+        self._deadline_s = min((first.deadline_s for pool in self._pools() if (first := pool.first())), default=inf)
 
     def _end(self, tickets: Iterable[Ticket], outcome: Outcome, reason: str = "") -> None:
         ended = []

@@ -13,7 +13,7 @@ from cluster.controller.corrections import Corrections
 from cluster.controller.live import question
 from cluster.controller.question import Question
 from deployments.config import AppConfig
-from deployments.dispatch.messages import Limits
+from deployments.dispatch.messages import EARLY_S, Limits
 from deployments.graph import profile_of, read_graph
 from experiments.devices import Troubles
 from experiments.host import Host
@@ -55,7 +55,7 @@ def world(config: AppConfig, troubles: Troubles, host: Host | None = None) -> Wo
     if config.profile is None or (config.plan is None and not isinstance(config.devices, dict)):
         raise UserError("args: a simulation needs profile (of isobatch profile), and plan or devices: KIND: COUNT")
     graph = read_graph(config)
-    limits = Limits(backlog=config.max_waiting)
+    limits = Limits(backlog=config.max_waiting, early_s=EARLY_S if host else 0.0)
     return World(graph.plan, graph.facts, config.slo_ms / 1e3, limits, troubles, host, config.front_replicas)
 
 

@@ -2,7 +2,8 @@
 
 While a replica is idle, waiting buys nothing: it is given what there is, so a lone input is as fast as a batch of one.
 Under load replicas are busy, and batches fill up while they are. A full batch may also wait at a busy replica, so that
-it starts the moment the one before it ends. When several pools want the same replicas,
+it starts the moment the one before it ends; one that is not full sets out a little before that moment. When several
+pools want the same replicas,
 1. full and urgent ones come first (urgent: waiting longer would cost somebody the deadline), the deepest before the
    others, so that what was begun gets finished and the memory it holds is let go;
 2. then the fullest, since a launch of few costs nearly what a full one does; who waits for long becomes urgent.
@@ -38,7 +39,7 @@ def choose(group: Group, stations: Sequence[Station], now_s: float) -> tuple[Poo
 def _replica_for(pool: Pool, group: Group, now_s: float) -> Replica | None:
     stage = pool.stage
     if pool.size < stage.batch:
-        return group.idle(now_s)
+        return group.idle(now_s) or group.nearly_idle(now_s)
     return group.idle(now_s) or group.soonest()
 
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from deployments.dispatch.pools import Place
 
+EARLY_S = 0.0015  # where orders cross sockets: the news that a replica is free comes so late, and its next order
+
 
 class Outcome(Enum):
     ANSWERED = "answered"
@@ -21,6 +23,7 @@ class Limits:
     backlog: int = 4096  # inputs inside at any time
     slack: float = 0.2  # of what is expected, kept free for what is not
     retries: int = 2  # launches after the first, per stage, when replicas fail; and times that an input begins again
+    early_s: float = 0.0  # so long before a replica is expected to be free it is given what there is
     ahead: int = 1  # full batches that may wait at a busy replica; more only to hide a transfer
     straggler_factor: float = 2.0  # how much slower than its peers a replica may be
     probe_every_s: float = 5.0  # how often a benched replica is given another chance

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -107,6 +108,23 @@ class Group:
             if replica.benched_until_s is None or now_s >= replica.benched_until_s:
                 return replica
         return None
+
+    def nearly_idle(self, now_s: float) -> Replica | None:
+        """One that will be free about when a launch that leaves now gets there."""
+        replica = self._next()
+        return replica if replica and abs(replica.ends_s[0] - now_s) <= self._limits.early_s else None
+
+    def ripe_s(self, now_s: float) -> float:
+        """When the next one will be nearly idle. Of one that takes longer than expected nothing more is expected."""
+        replica = self._next()
+        ripe_s = replica.ends_s[0] - self._limits.early_s if replica else inf
+        return ripe_s if ripe_s > now_s else inf
+
+    def _next(self) -> Replica | None:
+        """The busy one that will be free first, if it may be sent something early."""
+        if not self._limits.early_s or not self._ahead or len(self._by_load) < 2:
+            return None
+        return next((each for each in self._by_load[1].values() if each.benched_until_s is None), None)
 
     def soonest(self) -> Replica | None:
         """One that is busy, has room and will be free first."""

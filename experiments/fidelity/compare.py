@@ -8,6 +8,7 @@ from statistics import median
 
 import numpy as np
 
+from deployments.dispatch.messages import EARLY_S, Limits
 from experiments.devices import Troubles
 from experiments.fidelity.calibration import Calibration
 from experiments.fidelity.suite import SIMULATED, Case
@@ -72,7 +73,8 @@ def live(case: Case, url: str, promised_per_s: float) -> Tried:
 def compare(tried: Tried, plan: Plan, facts: Problem, calibrated: Calibration) -> Row:
     """With the same arrivals and exits."""
     case, record = tried.case, tried.record
-    world = World(plan, facts, case.slo_s, troubles=Troubles(jitter=calibrated.jitter), host=calibrated.host)
+    limits, troubles = Limits(early_s=EARLY_S), Troubles(jitter=calibrated.jitter)
+    world = World(plan, facts, case.slo_s, limits, troubles, calibrated.host)
     inputs = [(tried.times_s, tried.sure_after)]
     reports = [simulate(world, inputs, case.seconds, seed) for seed in range(SIMULATED)]
     late_ms = 1e3 * float(np.nanpercentile(record.sent_s - record.due_s, 99))

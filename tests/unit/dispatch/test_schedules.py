@@ -66,12 +66,18 @@ def arrivals(least_slack_s: float, most_slack_s: float) -> st.SearchStrategy[lis
 
 
 @st.composite
+def limits(draw: st.DrawFn) -> Limits:
+    backlog, ahead, early_s = draw(st.integers(1, 50)), draw(st.integers(0, 2)), draw(st.floats(0, 0.02))
+    return Limits(backlog, ahead=ahead, early_s=early_s, probe_every_s=0.1)
+
+
+@st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     broken = draw(st.sets(st.integers(0, 60), max_size=20))
     return Schedule(
         draw(st.lists(layouts(), min_size=1, max_size=3)),
         draw(arrivals(0.0, 0.5)),
-        Limits(backlog=draw(st.integers(1, 50)), ahead=draw(st.integers(0, 2)), probe_every_s=0.1),
+        draw(limits()),
         broken,
         {launch for launch in broken if draw(st.booleans())},
         {draw(st.sampled_from(FLEET["a"])): draw(st.floats(0.2, 20))},
