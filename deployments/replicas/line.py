@@ -15,6 +15,8 @@ from deployments.replicas.holdings import LostError
 from deployments.replicas.orders import Failed, Reply, frame_of_order, frame_of_reply, order_of, reply_of, rooms_of
 from deployments.replicas.split import Departed, Order, Stayed
 
+GONE = "the replica has gone"
+
 
 class Whereabouts(NamedTuple):
     """Where a replica takes orders, and the secret by which it knows whom to take them from."""
@@ -30,21 +32,21 @@ class Line(Framed):
     def __init__(self, key: str, on_lost: Callable[[], None]) -> None:
         self._key, self._on_lost = key, on_lost
         self._numbers = count()
-        self._replies: dict[int, asyncio.Queue[Reply | ConnectionError]] = {}
+        self._replies: dict[int, asyncio.Queue[Reply | None]] = {}  # None: nothing more will come
         self._retired = self._is_lost = False
 
     async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
         if self._is_lost:
-            raise ConnectionError("the replica has gone")
+            raise ConnectionError(GONE)
         number = next(self._numbers)
         replies = self._replies[number] = asyncio.Queue()
         try:
             self.say(*frame_of_order(number, order))
             while not isinstance(reply := await replies.get(), Stayed):
+                if reply is None:
+                    raise ConnectionError(GONE)
                 if isinstance(reply, Failed):
                     raise reply.error
-                if isinstance(reply, ConnectionError):
-                    raise reply
                 yield reply
             yield reply
         finally:
@@ -78,7 +80,7 @@ class Line(Framed):
     def lost(self) -> None:
         self._is_lost = True
         for waiting in self._replies.values():
-            waiting.put_nowait(ConnectionError("the replica has gone"))
+            waiting.put_nowait(None)
         if not self._retired:
             self._on_lost()
 

@@ -30,12 +30,19 @@ class _Device:
         self._orders.put(None)
 
     def _compute(self) -> None:
-        while given := self._orders.get():
-            order, loop, replies = given
-            self.since_s = time.monotonic()
-            for reply in _guarded(self._replica.run(order)):
-                loop.call_soon_threadsafe(replies.put_nowait, reply)
-            self.since_s = None
+        while self._compute_one():
+            pass
+
+    def _compute_one(self) -> bool:
+        """Whether it goes on. In a function of its own: who waits for the next launch keeps nothing of the last."""
+        if not (given := self._orders.get()):
+            return False
+        order, loop, replies = given
+        self.since_s = time.monotonic()
+        for reply in _guarded(self._replica.run(order)):
+            loop.call_soon_threadsafe(replies.put_nowait, reply)
+        self.since_s = None
+        return True
 
 
 class LocalWorkers:
@@ -49,7 +56,10 @@ class LocalWorkers:
         replies = self._devices[replica].submit(order)
         while not isinstance(reply := await replies.get(), Stayed):
             if isinstance(reply, Exception):
-                raise reply
+                try:
+                    raise reply
+                finally:
+                    del reply  # it knows this frame: both, and what they hold, would stay until garbage is looked for
             yield reply
         yield reply
 
