@@ -2,8 +2,9 @@
 
 While a replica is idle, waiting buys nothing: it is given what there is, so a lone input is as fast as a batch of one.
 Under load replicas are busy, and batches fill up while they are. A full batch may also wait at a busy replica, so that
-it starts the moment the one before it ends; one that is not full sets out a little before that moment. When several
-pools want the same replicas,
+it starts the moment the one before it ends. One that is not full sets out a little before that moment, if few wait;
+where many do, the launch that ends may fill a batch deeper inside, which should go first. When several pools want the
+same replicas,
 1. full and urgent ones come first (urgent: waiting longer would cost somebody the deadline), the deepest before the
    others, so that what was begun gets finished and the memory it holds is let go;
 2. then the fullest, since a launch of few costs nearly what a full one does; who waits for long becomes urgent.
@@ -26,7 +27,7 @@ def choose(group: Group, stations: Sequence[Station], now_s: float) -> tuple[Poo
     for station in stations:
         if station.waiting:
             for pool in station.pools.values():
-                if pool.size and (replica := _replica_for(pool, group, now_s)):
+                if pool.size and (replica := _replica_for(pool, group, stations, now_s)):
                     choices.append((_rank(pool, now_s), len(choices), pool, replica))
     if group.stirred:
         _add_kept(choices, group, now_s)
@@ -36,11 +37,13 @@ def choose(group: Group, stations: Sequence[Station], now_s: float) -> tuple[Poo
     return pool, replica
 
 
-def _replica_for(pool: Pool, group: Group, now_s: float) -> Replica | None:
-    stage = pool.stage
-    if pool.size < stage.batch:
-        return group.idle(now_s) or group.nearly_idle(now_s)
-    return group.idle(now_s) or group.soonest()
+def _replica_for(pool: Pool, group: Group, stations: Sequence[Station], now_s: float) -> Replica | None:
+    if idle := group.idle(now_s):
+        return idle
+    if pool.size >= pool.stage.batch:
+        return group.soonest()
+    soon = group.nearly_idle(now_s)
+    return soon if soon and sum(station.waiting for station in stations) < pool.stage.batch else None
 
 
 def _add_kept(choices: list[Choice], group: Group, now_s: float) -> None:

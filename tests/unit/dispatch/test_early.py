@@ -53,3 +53,24 @@ def test_where_news_takes_no_time_nothing_is_early() -> None:
     dispatcher, _ = busy(early_s=0.0)
     assert not dispatcher.tick(0.0099)
     assert dispatcher.wake_s() == 1.0
+
+
+@pytest.mark.parametrize(("newcomers", "goes_early"), [(1, True), (2, False)])
+def test_where_a_batch_could_be_filled_nothing_is_early(newcomers: int, goes_early: bool) -> None:
+    """The launch under way may fill the one that waits deeper inside."""
+    route = Route((Stage(0, 2, 4, "gpu", (PASS_S,) * 4), Stage(2, 4, 4, "gpu", (PASS_S,) * 4)))
+    dispatcher = Dispatcher(route, {"gpu": ["g"]}, Limits(early_s=EARLY_S))
+
+    def admit(count: int, now_s: float) -> None:
+        for _ in range(count):
+            dispatcher.admit(now_s, 1.0, Place("one", 0))
+
+    admit(3, 0.0)
+    (first,) = dispatcher.tick(0.0)
+    admit(3, 0.001)
+    dispatcher.completed(first.id, PASS_S, {row: Place("survivors", row) for row in range(2)})
+    (second,) = dispatcher.tick(PASS_S)
+    assert second.cursor == 0, "three of four wait there, and two deeper inside"
+    admit(newcomers, PASS_S)
+    early = dispatcher.tick(2 * PASS_S - EARLY_S)
+    assert bool(early) == goes_early
