@@ -134,7 +134,7 @@ class Dispatcher:
         number = next(self._ticket_ids)
         ticket = self._tickets[number] = Ticket(number, deadline_s, place)
         lane.entry.add(ticket)
-        self._calm = self._calm and not lane.is_stirred and (lane.entry.size > 1 or not self.limits.early_s)
+        self._calm = self._calm and not lane.is_stirred
         if deadline_s < self._deadline_s:
             self._deadline_s = deadline_s
         return number
@@ -157,7 +157,7 @@ class Dispatcher:
                 while choice := choose(group, stations, now_s):
                     if tickets := self._take(choice[0], now_s):
                         launches.append(self._launch(*choice, tickets, now_s))
-                if self.limits.early_s and any(pool.size for each in stations for pool in each.pools.values()):
+                if group.early_s and any(pool.size for each in stations for pool in each.pools.values()):
                     self._ripe_s = min(self._ripe_s, group.ripe_s(now_s))
         return launches
 

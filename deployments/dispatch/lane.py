@@ -68,9 +68,12 @@ class Lane:
 
     @property
     def is_stirred(self) -> bool:
-        """Whether a newcomer may have made a launch possible: a replica is idle, or the batch is full."""
-        entry = self.entry
-        return entry.size >= entry.stage.batch or entry.station.group.has_idle
+        """Whether a newcomer may have made a launch possible: a replica is idle, or the batch is full.
+
+        Or a replica is nearly idle, which nobody asks about before the first one waits.
+        """
+        entry, group = self.entry, self.entry.station.group
+        return entry.size >= entry.stage.batch or group.has_idle or (entry.size == 1 and group.early_s > 0)
 
     def group_of(self, stage: Stage) -> Group:
         return next(group for group in self.groups if group.name == stage.group)

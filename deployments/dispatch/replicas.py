@@ -65,6 +65,7 @@ class Group:
         """What the group may do from now on."""
         self._limits = limits
         self._ahead = round(limits.ahead * limits.share)  # others keep a shared replica busy too
+        self.early_s = limits.early_s if self._ahead else 0.0  # where nothing may wait at a busy replica, never
         self._settle()
 
     def follow(self, names: Collection[str]) -> None:
@@ -112,17 +113,17 @@ class Group:
     def nearly_idle(self, now_s: float) -> Replica | None:
         """One that will be free about when a launch that leaves now gets there."""
         replica = self._next()
-        return replica if replica and abs(replica.ends_s[0] - now_s) <= self._limits.early_s else None
+        return replica if replica and abs(replica.ends_s[0] - now_s) <= self.early_s else None
 
     def ripe_s(self, now_s: float) -> float:
         """When the next one will be nearly idle. Of one that takes longer than expected nothing more is expected."""
         replica = self._next()
-        ripe_s = replica.ends_s[0] - self._limits.early_s if replica else inf
+        ripe_s = replica.ends_s[0] - self.early_s if replica else inf
         return ripe_s if ripe_s > now_s else inf
 
     def _next(self) -> Replica | None:
         """The busy one that will be free first, if it may be sent something early."""
-        if not self._limits.early_s or not self._ahead or len(self._by_load) < 2:
+        if not self.early_s or len(self._by_load) < 2:
             return None
         return next((each for each in self._by_load[1].values() if each.benched_until_s is None), None)
 

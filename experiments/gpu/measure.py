@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -92,7 +92,7 @@ def _at_once(bench: Bench, slo_ms: float, seconds: float) -> dict[str, float] | 
     if backend_of(bench.model) == "onnx-graphs":
         return None
     several = compared(bench, slo_ms, STREAMS, seconds)
-    return asdict(several) | {"gain": several.gain} if several else None
+    return several.as_dict() if several else None
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

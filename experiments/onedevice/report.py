@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -109,7 +108,7 @@ def write(rows: Sequence[Row], model: str, measured: LatencyTable, path: Path, s
         "length": measured.length,
         "date": datetime.now(UTC).date().isoformat(),
         "rows": [row.as_dict() for row in rows],
-        "launches_at_once": [asdict(each) | {"gain": each.gain} for each in several],
+        "launches_at_once": [each.as_dict() for each in several],
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
 

@@ -6,7 +6,7 @@ In real time and on threads, since launches that overlap take longer than each a
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from statistics import median
 from threading import Condition, Thread
@@ -42,6 +42,9 @@ class Several:
     def gain(self) -> float:
         return self.together_per_s / self.one_per_s
 
+    def as_dict(self) -> dict[str, float]:
+        return {**asdict(self), "gain": self.gain}
+
 
 def compared(
     bench: Bench, slo_ms: float, streams: int, seconds: float, progress: Callable[[str], None] = lambda what: None
@@ -52,10 +55,8 @@ def compared(
         return None
     plan = found[CONSTANT][0]
     bench.make_ready(plan)
-    route, count = (
-        route_of(plan, facts, [GROUP]),
-        max(bench.least, round(seconds * evaluate(plan, facts).goodput_per_s)),
-    )
+    route = route_of(plan, facts, [GROUP])
+    count = max(bench.least, round(seconds * evaluate(plan, facts).goodput_per_s))
     rates: dict[int, list[float]] = {1: [], streams: []}
     ways = {many: at_once(bench.model, many) for many in rates}
     for number in range(1 + ROUNDS):  # the first one warms up
