@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format results chaos clean
+.PHONY: help setup serve demo test fuzz lint format results chaos clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -22,8 +22,16 @@ $(READY): pyproject.toml constraints.txt
 serve: setup  ## serve the built-in demo model at http://127.0.0.1:8000
 	$(BIN)/isobatch serve
 
-test: setup  ## run all tests
-	$(BIN)/python -m pytest
+demo: setup  ## train the built-in demo model anew (it is shipped: nothing needs this)
+	$(BIN)/python -m deployments.prepare.demo
+
+test: setup  ## run all tests: those without Ray on two cores, then those with it, one after the other
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
+	$(BIN)/python -m pytest tests/integration tests/perf
+	@echo "all tests passed: unit, integration, perf"
+
+fuzz: setup  ## 100,000 wrong requests and files, beside a client that means well; its figures go to experiments/results
+	ISOBATCH_FUZZ=100000 ISOBATCH_FUZZ_RESULTS=experiments/results/fuzz.json $(BIN)/python -m pytest -q tests/fuzz
 
 lint: setup  ## check format, style, types and the direction of imports
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
@@ -36,7 +44,7 @@ bench-%: setup  ## run one benchmark and write experiments/results/NAME.json: ma
 	$(BIN)/python -m experiments.bench $*
 
 results: setup  ## write the tables of docs/results.md from what the benchmarks have kept
-	$(BIN)/python -m experiments.headlines
+	$(BIN)/python -m experiments.shared.headlines
 
 chaos: setup  ## break a live application 30 times, and see how it recovers
 	$(BIN)/python -m experiments.bench chaos

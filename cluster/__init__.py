@@ -1,1 +1,1 @@
-"""Keeping it right: the command line, and (later) the controller that re-plans."""
+"""The command line, the controller that re-plans, and the tools that rehearse and load an application."""

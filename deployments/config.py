@@ -1,15 +1,15 @@
 """What a user may write under `args:` of the Serve application."""
 
 from collections.abc import Callable
-from importlib import import_module
-from typing import Annotated, Any, Literal, Self, TypeVar
+from pkgutil import resolve_name
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from deployments.backend_names import Backend
 from deployments.dispatch.messages import EARLY_S, Limits
 from profiles.errors import UserError, first_wrong
 
+BackendName = Literal["auto", "torch", "graphs", "onnx", "onnx-graphs"]  # what may compute a network (docs/backends.md)
 DEMO = "deployments.demo:demo_directory"
 
 
@@ -19,9 +19,8 @@ def named(path: str) -> Callable[..., Any]:
     >>> named("math:sqrt")(9.0)
     3.0
     """
-    module, _, name = path.partition(":")
     try:
-        found = getattr(import_module(module), name) if name else None
+        found = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"{path!r} cannot be imported: {error}") from error
     if not callable(found):
@@ -51,6 +50,15 @@ def _counted(devices: dict[str, int] | str) -> dict[str, int] | str:
 
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def _known_backend(name: str) -> str:
+    known = (*get_args(BackendName), "virtual")
+    if name not in known and ":" not in name:
+        raise ValueError(f"Input should be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")
+    return name if name in known else _well_formed(name)
+
+
 ImportPath = Annotated[str, AfterValidator(_well_formed)]
 Device = Annotated[str, AfterValidator(_known_device)]
 Devices = Annotated[dict[str, int] | str, AfterValidator(_counted)]
@@ -86,11 +94,11 @@ class AppConfig(BaseModel):
         description="Inputs per second that are expected, for a plan made at the start; none: all it can do.",
     )
     profile: str | None = Field(None, description="File of `isobatch profile`: what the plan was made from.")
-    backend: Literal[Backend, "virtual"] = Field(
+    backend: Annotated[str, AfterValidator(_known_backend)] = Field(
         "torch",
-        description="What computes. auto: the fastest here, measured at the first start. graphs, onnx-graphs: torch or "
-        "ONNX Runtime, replayed as CUDA graphs. virtual: devices take the profile's time instead of computing (a "
-        "rehearsal).",
+        description="What computes: torch, onnx, or an object of your own by its import path. auto: the fastest here, "
+        "measured at the first start. graphs, onnx-graphs: torch or ONNX Runtime, replayed as CUDA graphs. virtual: "
+        "devices take the profile's time instead of computing (a rehearsal).",
     )
     cpus_per_replica: float = Field(
         1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for (those of virtual devices ask for none)."
@@ -143,7 +151,7 @@ class AppConfig(BaseModel):
         return self
 
     def limits(self, fronts: int) -> Limits:
-        """Of each front's dispatcher, where so many share the replicas."""
+        """The limits of each front's dispatcher, where so many fronts share the replicas."""
         return Limits(backlog=-(-self.max_waiting // fronts), share=1 / fronts, early_s=EARLY_S)
 
     @property
@@ -162,7 +170,7 @@ def parse(arguments: dict[str, Any]) -> AppConfig:
 
 
 def checked(model: type[Model], arguments: dict[str, Any]) -> Model:
-    """The same for any configuration."""
+    """Any configuration, or one line about the first field that is wrong."""
     try:
         return model.model_validate(arguments)
     except ValidationError as error:

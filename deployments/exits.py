@@ -6,7 +6,8 @@ each input. It never looks at other inputs, so an input leaves at the same ramp 
 - Independent policies decide from this ramp alone: `entropy`, `confidence`, `margin`.
 - Dependent ones remember earlier ramps: `patience`, `voting`. What they remember travels with each survivor.
 
-Your own: a function of this signature anywhere on the import path; if it remembers, decorate it with `remembers`.
+Your own: a function of this signature anywhere on the import path. Decorate it with `remembers` if it remembers, and
+with `takes` so that thresholds are searched in its own range (tests/unit/prepare/test_toy_policy.py is an example).
 """
 
 import math
@@ -36,15 +37,21 @@ AnyPolicy = TypeVar("AnyPolicy", bound=Callable[..., Decision])
 
 @dataclass(frozen=True)
 class Range:
-    """The values that a policy can take; `low` may depend on the number of labels, `high` on the number of ramps."""
+    """The thresholds that a policy can take; `low` may depend on the number of labels, `high` on the number of ramps.
+
+    `leaves_below`: an input leaves when its value is below the threshold, not above. `whole`: the values are counts, so
+    no threshold between two whole numbers differs from the upper one.
+    """
 
     low: Callable[[int], float]
     high: Callable[[int], float]
     leaves_below: bool = False
+    whole: bool = False
 
 
 def takes(values: Range) -> Callable[[AnyPolicy], AnyPolicy]:
-    """Declare the values a policy can take, so that a threshold which never or always fires can be reported."""
+    """Declare the values a policy can take: thresholds are searched among them, and one that never or always fires is
+    reported."""
 
     def declare(policy: AnyPolicy) -> AnyPolicy:
         policy.__dict__["values"] = values
@@ -72,6 +79,11 @@ def memory_width(policy: Policy, num_labels: int) -> int:
     return width(num_labels) if width else 0
 
 
+def range_of(policy: Policy) -> Range | None:
+    """The declared range; None where a policy declares none."""
+    return cast(Range | None, getattr(policy, "values", None))
+
+
 USUAL = "sometimes"
 
 
@@ -83,7 +95,7 @@ def reach(policy: Policy, threshold: float, num_labels: int, num_ramps: int) -> 
     >>> reach(patience, 12, num_labels=2, num_ramps=11)
     'never'
     """
-    values = cast(Range | None, getattr(policy, "values", None))
+    values = range_of(policy)
     if values is None:
         return USUAL
     low, high = values.low(num_labels), values.high(num_ramps)
@@ -114,7 +126,7 @@ def margin(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
     return Decision(best[:, 0] - best[:, 1] >= threshold, logits, memory)
 
 
-@takes(Range(low=lambda labels: 1.0, high=lambda ramps: float(ramps)))
+@takes(Range(low=lambda labels: 1.0, high=lambda ramps: float(ramps), whole=True))
 @remembers(lambda num_labels: 2)
 def patience(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
     """Leave when this many ramps in a row gave the same label: PABEE. Remembers the label and the length of the run."""
@@ -124,7 +136,7 @@ def patience(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
     return Decision(run >= threshold, logits, torch.stack((label, run), dim=1))
 
 
-@takes(Range(low=lambda labels: 1.0, high=lambda ramps: float(ramps)))
+@takes(Range(low=lambda labels: 1.0, high=lambda ramps: float(ramps), whole=True))
 @remembers(lambda num_labels: num_labels)
 def voting(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
     """Leave when this many ramps have voted for one label, which is the answer. Remembers the votes of each label.

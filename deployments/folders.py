@@ -1,7 +1,5 @@
-"""Directories that are there whole or not at all, and the cache they are kept in."""
+"""Directories that are either complete or absent, and the cache that holds them."""
 
-import fcntl
-import os
 import shutil
 import tempfile
 import time
@@ -9,20 +7,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-STALE_S = 24 * 3600.0
+from filelock import FileLock
+from platformdirs import user_cache_path
+
+STALE_S = 24 * 3600.0  # a draft older than this belongs to no process that still writes it
 
 
 def cache_directory() -> Path:
-    """Where isobatch keeps what it can make again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isobatch"
+    """Where isobatch keeps what it can make again: on Linux ~/.cache/isobatch, or under XDG_CACHE_HOME."""
+    return user_cache_path("isobatch", appauthor=False)
 
 
 @contextmanager
 def whole(target: Path) -> Iterator[Path]:
-    """Write to the directory given; it becomes `target`, replacing what is there, only when nothing went wrong.
+    """Yield a directory to write to, which becomes `target` (and replaces what is there) only if nothing goes wrong.
 
-    Replacing takes two renames: a machine that stops between them leaves no `target`, but both directories, whole and
-    hidden, beside its place (`.NAME.*` and `.NAME.*.old`).
+    Replacing takes two renames. A machine that stops between them leaves no `target`, but both directories are complete
+    and lie beside its place under hidden names (`.NAME.*` and `.NAME.*.old`).
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -40,10 +41,9 @@ def whole(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def alone(target: Path) -> Iterator[None]:
-    """Only one process at a time makes `target`; the others wait. The lock ends with the process that holds it."""
+    """Let one process at a time make `target`; the others wait. The lock ends with the process that holds it."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.with_name(f".{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(target.with_name(f".{target.name}.lock")):
         yield
 
 

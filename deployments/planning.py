@@ -1,10 +1,11 @@
 """The plan that an application begins with: its file's, or the best one for the devices that it may use."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from deployments import ray_facts
 from deployments.config import AppConfig
 from optimizer import Objective, Plan, optimize, read_plan
 from profiles.devices import CATALOGUE, Device, links_between
@@ -12,13 +13,13 @@ from profiles.errors import UserError
 from profiles.files import Profile
 
 log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
-UNKNOWN_BYTES = 10**15  # of a kind that is in no catalogue: whoever names it knows that the network fits
+UNKNOWN_BYTES = 10**15  # memory of a kind that is in no catalogue: a user who names it knows that the network fits
 
 Counts = Mapping[str, int]
 
 
 def first_plan(config: AppConfig, profile: Profile, has: Callable[[], Counts] | None = None) -> Plan:
-    """`has` counts the devices there are, where the configuration leaves it to the cluster."""
+    """The plan of the configuration's file, or the best one; `has` counts devices where the configuration says auto."""
     if config.plan:
         return read_plan(Path(config.plan))
     plan = optimize(profile, devices := usable(config, profile, has), links_between(devices), _goal(config))
@@ -27,9 +28,9 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], Counts] | 
 
 
 def plan_for_fewer(running: Plan, counts: Counts, config: AppConfig, profile: Profile) -> Plan | None:
-    """The best plan for the devices that are left of a running one, with batches no larger than it has."""
+    """The best plan for the devices that are left of the running one, with batches no larger than the running one's."""
     devices = [device(kind, count) for kind, count in counts.items() if count]
-    largest = max(split.batch_size for lane in running.lanes for split in lane.splits)
+    largest = max(split.batch_size for lane in running.pipelines for split in lane.splits)
     goal = Objective(slo_s=config.slo_ms / 1e3, max_batch=largest)
     try:
         return optimize(profile, devices, links_between(devices), goal) if devices else None
@@ -39,12 +40,13 @@ def plan_for_fewer(running: Plan, counts: Counts, config: AppConfig, profile: Pr
 
 
 def summary(plan: Plan) -> str:
-    """
+    """A plan in one line.
+
     >>> from optimizer import Placement, Split
     >>> summary(Plan((Placement("v100", 4, (Split(0, 6, 16, ramps=(5,)), Split(6, 12, 16))),)))
     'blocks 0-5 at 16, 6-11 at 16 on 4 v100'
     """
-    placements = [placement for lane in plan.lanes for placement in lane.placements]
+    placements = [placement for lane in plan.pipelines for placement in lane.placements]
     parts = [
         ", ".join(f"{split.start}-{split.stop - 1} at {split.batch_size}" for split in placement.splits)
         + f" on {placement.replicas} {placement.kind}"
@@ -54,35 +56,13 @@ def summary(plan: Plan) -> str:
     return f"blocks {'; '.join(parts)}{promised}"
 
 
-def ray_devices() -> Counts:
-    """What the nodes of the running Ray have."""
-    import ray
-
-    return devices_of(node["Resources"] for node in ray.nodes() if node["Alive"])
-
-
-def devices_of(nodes: Iterable[Mapping[str, float]]) -> Counts:
-    """Devices by kind, from the resources of each node.
-
-    >>> devices_of([{"CPU": 8.0, "GPU": 4.0, "accelerator_type:V100": 1.0}, {"CPU": 2.0}])
-    {'v100': 4, 'cpu': 10}
-    """
-    counts: dict[str, int] = {}
-    for node in nodes:
-        for name in node:
-            if name.startswith("accelerator_type:"):
-                kind = name.partition(":")[2].lower()
-                counts[kind] = counts.get(kind, 0) + int(node.get("GPU", 0))
-    return counts | {"cpu": int(sum(node.get("CPU", 0) for node in nodes))}
-
-
 def usable(config: AppConfig, profile: Profile, has: Callable[[], Counts] | None = None) -> list[Device]:
-    """The devices that plans may use: those that the profile knows times of."""
+    """The devices that plans may use: those that are named, or those of the nodes that the profile has times of."""
     if isinstance(config.devices, dict):
         for kind in config.devices:
             profile.table(kind)  # says what it has, if not this one
         return [device(kind, count) for kind, count in config.devices.items()]
-    there = dict((has or ray_devices)())
+    there = dict(has() if has else ray_facts.devices_on(ray_facts.nodes()))
     # The front takes a CPU, and each replica on the CPU what it was told to.
     there["cpu"] = int((there.get("cpu", 0) - 1) / config.cpus_per_replica) if config.cpus_per_replica else there["cpu"]
     found = [device(kind, count) for kind, count in there.items() if kind in profile.kinds and count > 0]

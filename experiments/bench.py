@@ -21,13 +21,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from experiments import headlines
-from experiments.headlines import HERE, RESULTS
+from experiments.shared import headlines
+from experiments.shared.headlines import EXPERIMENTS, RESULTS
 
 
 def claims() -> list[str]:
     """The names that can be measured."""
-    return sorted(path.parent.name for path in HERE.glob("*/run.py"))
+    return sorted(path.parent.name for path in EXPERIMENTS.glob("*/run.py"))
 
 
 def machine() -> dict[str, object]:

@@ -1,4 +1,21 @@
-"""What to run where. Pure: no network, no cluster, no clock.
+"""What to run where: the exact planner. It is pure: no network, no cluster, no clock.
+
+A plan cuts the network into splits and gives each a kind of device, a batch size and its ramps. With an *option* o for
+each way to run blocks a .. b - 1 as one split, and *labels* for the partial plans that stand before a block,
+
+    labels(0) = { nothing used }
+    labels(b) = undominated { x + o : x in labels(a), o an option from a that stops at b, bound(x + o) <= limit }
+    best      = min over x in labels(end) of value(loads of x, latency of x)
+
+where loads are device seconds per arriving input, summed by placement (m replicas sustain m / load inputs per second).
+No label is lost but those that another one dominates or that a bound rules out, so the best is the best of all plans.
+
+The package, in the order in which a plan comes about:
+    objective, goals/, problem   what is asked: the goal (one file each), the limits, the network and its devices
+    model/                       what a plan costs: cost (every belief), works, evaluate, limits, memory, valuation
+    search/options -> bounds + multipliers -> labels -> sweeps -> exact    one pipeline; local: the local placements
+    pipelines/                   several side by side, the baselines, the ceiling and the oracle that nothing exceeds
+    plan, infeasible, sensitivity    the answer, why there is none, and what a wrong forecast costs (effort: tuning)
 
 >>> from profiles.devices import fleet, links_between
 >>> from profiles.datasheet import datasheet_table
@@ -15,13 +32,13 @@
 
 from collections.abc import Sequence
 
-from optimizer import lanes
-from optimizer.dp import search
-from optimizer.evaluate import Score, evaluate
 from optimizer.infeasible import reason
+from optimizer.model.evaluate import Score, evaluate
 from optimizer.objective import Objective
+from optimizer.pipelines.side_by_side import side_by_side as best_pipelines
 from optimizer.plan import Placement, Plan, Promise, Split, read_plan
 from optimizer.problem import Problem, problem
+from optimizer.search.exact import search
 from profiles.devices import Device, Link
 from profiles.errors import UserError
 from profiles.files import Profile
@@ -59,7 +76,7 @@ def optimize(
     serve in pipelines of their own (`Plan.beside`) where that is better, unless `side_by_side` is False.
     """
     facts = problem(profile, devices, links, survival, pessimistic)
-    plan = lanes.side_by_side(facts, objective, gap) if side_by_side else search(facts, objective, gap)
+    plan = best_pipelines(facts, objective, gap) if side_by_side else search(facts, objective, gap)
     if plan is None:
         raise UserError(reason(facts, objective))
     return plan

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from math import inf
 
-from optimizer.evaluate import evaluate
-from optimizer.lanes import side_by_side
-from optimizer.limits import memory_bytes
+from optimizer.model.evaluate import evaluate
+from optimizer.model.limits import memory_bytes
 from optimizer.objective import Objective
+from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.plan import Plan, Split
 from optimizer.problem import Problem
 
@@ -25,12 +25,11 @@ def reason(facts: Problem, objective: Objective) -> str:
 def _too_large(facts: Problem) -> str | None:
     for block in range(facts.num_blocks):
         needs = {d: memory_bytes(Split(block, block + 1, 1), facts, d.kind) for d in facts.devices}
-        if all(needed > device.memory_bytes for device, needed in needs.items()):
+        if all(bytes_ > device.memory_bytes for device, bytes_ in needs.items()):
             device = max(needs, key=lambda each: each.memory_bytes - needs[each])
-            held, has = needs[device] / 1e9, device.memory_bytes / 1e9
-            return (
-                f"block {block} needs {held:.3g} GB on {device.kind}, which has {has:.3g} GB: add a larger device kind"
-            )
+            needed, has = needs[device] / 1e9, device.memory_bytes / 1e9
+            said = f"block {block} needs {needed:.3g} GB on {device.kind}, which has {has:.3g} GB"
+            return f"{said}: add a larger device kind"
     return None
 
 

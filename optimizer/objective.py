@@ -1,14 +1,13 @@
-"""What a plan is for."""
+"""What a plan is for, and what it must keep."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-Goal = Literal["goodput", "cost", "goodput-per-dollar", "latency"]
+from optimizer.goals import GOALS, Goal
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The goal, and what any plan must keep.
+    """The goal by its name (optimizer/goals), and what any plan must keep.
 
     `goodput`: as many inputs per second as the devices sustain. `cost`: the cheapest devices for `goodput_per_s`.
     `goodput-per-dollar`: the most inputs per dollar. `latency`: the fastest answer at full load.
@@ -17,25 +16,40 @@ class Objective:
     0.4
     """
 
-    goal: Goal = "goodput"
+    goal: str = "goodput"
     slo_s: float | None = None
     slack: float = 0.2  # the share of the SLO that is kept for bursts
     goodput_per_s: float = 0.0  # at least this
     arrivals_per_s: float | None = None  # the rate at which inputs come; None: as fast as the plan sustains
     cost_per_hour: float | None = None  # at most this
     max_batch: int = 64
+    fixed_batch: int | None = None  # every split launches exactly so many inputs, as in E3's figures
 
     def __post_init__(self) -> None:
+        if self.goal not in GOALS:
+            raise ValueError(f"goal = {self.goal!r} must be one of {', '.join(GOALS)}")
         if self.slo_s is not None and self.slo_s <= 0:
             raise ValueError(f"slo_s = {self.slo_s} must be positive")
         if not 0 <= self.slack < 1:
             raise ValueError(f"slack = {self.slack} must be at least 0 and less than 1")
-        if self.goodput_per_s < 0 or (self.goal == "cost" and self.goodput_per_s == 0):
+        if self.goodput_per_s < 0 or (self.aim.at_given_goodput and self.goodput_per_s == 0):
             raise ValueError(f"goodput_per_s = {self.goodput_per_s} must be positive: the least cost of what?")
         if self.arrivals_per_s is not None and self.arrivals_per_s <= 0:
             raise ValueError(f"arrivals_per_s = {self.arrivals_per_s} must be positive")
         if self.max_batch < 1:
             raise ValueError(f"max_batch = {self.max_batch} must be at least 1")
+        if self.fixed_batch is not None and self.fixed_batch < 1:
+            raise ValueError(f"fixed_batch = {self.fixed_batch} must be at least 1")
+
+    @property
+    def aim(self) -> Goal:
+        """The goal itself."""
+        return GOALS[self.goal]
+
+    @property
+    def batches(self) -> tuple[int, int]:
+        """The smallest and the largest batch that a split may have."""
+        return (1, self.max_batch) if self.fixed_batch is None else (self.fixed_batch, self.fixed_batch)
 
     @property
     def budget_s(self) -> float:
@@ -44,5 +58,5 @@ class Objective:
 
     def rate_at(self, goodput_per_s: float) -> float:
         """How fast inputs come to a plan that sustains `goodput_per_s`: the rest is refused at the door."""
-        wanted = self.arrivals_per_s or (self.goodput_per_s if self.goal == "cost" else None)
+        wanted = self.arrivals_per_s or (self.goodput_per_s if self.aim.at_given_goodput else None)
         return goodput_per_s if wanted is None else min(wanted, goodput_per_s)

@@ -96,7 +96,7 @@ class Plan:
         for stop, start in list(pairwise(edges))[::2]:
             if stop != start:
                 raise ValueError(f"the splits must cover every block once, but {start} follows {stop}")
-        if any(lane.num_blocks != self.num_blocks or lane.beside for lane in self.beside):
+        if any(each.num_blocks != self.num_blocks or each.beside for each in self.beside):
             raise ValueError(f"every pipeline beside must cover {self.num_blocks} blocks, and have none beside itself")
 
     @property
@@ -119,12 +119,12 @@ class Plan:
 
     def devices(self) -> dict[str, int]:
         """How many devices of each kind it holds, with the pipelines beside it."""
-        placements = [placement for lane in self.lanes for placement in lane.placements]
+        placements = [placement for pipeline in self.pipelines for placement in pipeline.placements]
         kinds = sorted({placement.kind for placement in placements})
         return {kind: sum(p.replicas for p in placements if p.kind == kind) for kind in kinds}
 
     @property
-    def lanes(self) -> "tuple[Plan, ...]":
+    def pipelines(self) -> "tuple[Plan, ...]":
         """Every pipeline by itself."""
         return (replace(self, beside=()), *self.beside)
 

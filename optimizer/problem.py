@@ -78,7 +78,7 @@ class Problem:
 
 
 def named(facts: Problem, start: int, stop: int, batch_size: int, inner: bool) -> Split:
-    """A split with the ramps at which somebody leaves: all of them, or only the one at its end."""
+    """A split with all its ramps at which inputs leave, or with only the one at its end."""
     leaving = [any(each[k + 1] < each[k] for each in facts.survivals) for k in range(start, stop - 1)]
     ramps = [start + k for k, leaves in enumerate(leaving) if leaves and inner]
     if stop < facts.num_blocks:
@@ -94,7 +94,7 @@ def problem(
     survival: Sequence[float] | None = None,
     pessimistic: Sequence[float] | None = None,
 ) -> Problem:
-    """Kinds that have no devices are left out; a profile without exits is planned as one that nobody leaves early."""
+    """Kinds that have no devices are left out; without exits in the profile, all inputs stay to the end."""
     here = tuple(device for device in devices if device.count)
     if not here:
         raise UserError("the fleet holds no device: give at least one, as in v100=1")

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from optimizer.evaluate import evaluate
-from optimizer.lanes import side_by_side
+from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
+from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.plan import Plan
 from optimizer.problem import Problem
 
@@ -41,8 +41,8 @@ def sensitivity(
     plan: Plan, facts: Problem, objective: Objective, errors: Iterable[float] = ERRORS
 ) -> tuple[Surprise, ...]:
     """The plan under wrong forecasts, beside the plan that a right one would have given, on the same devices."""
-    held = tuple(replace(facts.device(kind), count=count) for kind, count in plan.devices().items())
-    here = replace(facts, pessimistic=None).with_devices(held)
+    used = tuple(replace(facts.device(kind), count=count) for kind, count in plan.devices().items())
+    here = replace(facts, pessimistic=None).with_devices(used)
     most = replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
     return tuple(_surprise(plan, here.surviving(surprised(facts.survival, error)), most, error) for error in errors)
 

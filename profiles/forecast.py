@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, logit
 
 from profiles.exits import ExitProfile
 from profiles.series import SPAN, Prediction, Series
@@ -121,8 +122,7 @@ def log_odds(shares: ArrayLike) -> Floats:
     >>> log_odds([0.5, 0.9]).round(3).tolist()
     [0.0, 2.197]
     """
-    inside = np.clip(shares, EDGE, 1 - EDGE)
-    odds: Floats = np.log(inside / (1 - inside))
+    odds: Floats = logit(np.clip(shares, EDGE, 1 - EDGE))
     return odds
 
 
@@ -132,7 +132,7 @@ def share(odds: ArrayLike) -> Floats:
     >>> share([0.0, 2.197]).round(3).tolist()
     [0.5, 0.9]
     """
-    shares: Floats = 1 / (1 + np.exp(-np.clip(odds, -50, 50)))
+    shares: Floats = expit(odds)
     return shares
 
 

@@ -6,7 +6,7 @@ can run it from wherever it stands and never has to know the plan that sent it.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,3 +110,28 @@ class SplitModel(Protocol):
     def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
         """The inputs at these positions, with no more padding than they need."""
         ...
+
+
+@runtime_checkable
+class NamesLabels(Protocol):
+    """A network that knows what its labels are called. Those of others are called by their numbers."""
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+
+@runtime_checkable
+class KnowsItsInputs(Protocol):
+    """A network that says whether it reads texts. Others are taken to read numbers."""
+
+    @property
+    def reads_text(self) -> bool: ...
+
+
+def label_names(model: SplitModel) -> tuple[str, ...]:
+    named = model.labels if isinstance(model, NamesLabels) else ()
+    return tuple(named or map(str, range(model.num_labels)))
+
+
+def reads_text(model: SplitModel) -> bool:
+    return isinstance(model, KnowsItsInputs) and model.reads_text

@@ -7,22 +7,40 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A slow or busy machine is no failure. Each run draws other examples, so that few at a time become many.
-settings.register_profile("patient", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+# A slow or busy machine is no failure. Each run draws other examples, so that few at a time become many; where CI is
+# set, all runs draw the same. A failure prints the line that repeats it, and is tried first in the next run.
+settings.register_profile(
+    "isobatch",
+    deadline=None,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+    print_blob=True,
+)
+settings.load_profile("isobatch")
 
 # Before torch is imported: threads that wait for each other make tiny networks ten times slower on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-KINDS = ("unit", "integration", "perf")
+KINDS = (
+    "integration",
+    "unit",
+    "perf",
+    "fuzz",
+)  # in this order: Ray reads its settings when it is imported, by whichever test
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
     for item in items:
-        kind = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else None
-        if kind in KINDS:
+        if (kind := _kind(item)) in KINDS:
             item.add_marker(getattr(pytest.mark, kind))
+    items.sort(key=lambda item: (*KINDS, _kind(item)).index(_kind(item)))
+
+
+def _kind(item: pytest.Item) -> str:
+    """The folder of `tests` that it is in."""
+    here = Path(__file__).parent
+    return item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
 
 
 def pytest_collection_finish() -> None:

@@ -1,1 +1,15 @@
 """One file per command of `isobatch`. Heavy imports stay inside the functions, so that --help is instant."""
+
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from profiles.errors import UserError
+
+
+def check_writable(out: Path) -> None:
+    """Raise UserError now, before the work, if no file can be written at `out` after it."""
+    try:
+        with TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}: choose a directory that exists with --out") from None

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.experiment import tool
-from deployments.backend_names import Backend
+from deployments.config import BackendName
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def bench(
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime).")] = "float32",
     backend: Annotated[
-        Backend, typer.Option(help="What computes; auto: the fastest here. graphs: CUDA graphs.")
+        BackendName, typer.Option(help="What computes; auto: the fastest here. graphs: CUDA graphs.")
     ] = "auto",
     length: Annotated[int, typer.Option(min=1, help="Tokens per text, where there is no --data.")] = 32,
     largest: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
@@ -53,15 +52,15 @@ def bench(
     """
     from rich.console import Console
 
-    from cluster.writable import check_writable
+    from cluster.bench import report, setup
+    from cluster.commands import check_writable
 
-    setting, report = tool("onedevice.setting", "bench"), tool("onedevice.report", "bench")
     console = Console(soft_wrap=True, stderr=as_json)
     slos = _numbers(slo_ms)
     check_writable(out)
     with console.status("loading") as status:
-        made = setting.make(
-            setting.Wish(
+        made = setup.make(
+            setup.BenchRequest(
                 model, data, _read(profile), device, dtype, backend, length, largest, budget, threads, max_rows
             ),
             status.update,
@@ -77,7 +76,7 @@ def bench(
     console.print(report.table(rows, title))
     for note in (
         *report.plan_lines(rows),
-        *report.several_lines(several),
+        *report.stream_lines(several),
         *made.notes,
         *report.unkept(rows, made.table),
         *report.too_short(slos, seconds),
@@ -87,10 +86,11 @@ def bench(
 
 
 def _several(bench: Any, slos: list[float], streams: int, seconds: float, progress: Any) -> list[Any]:
-    """By SLO, where several are asked for and a plan keeps it."""
+    """Compare one launch at a time with several, for each SLO that a plan keeps; nothing where `streams` is 1."""
     if streams == 1:
         return []
-    saturated = tool("onedevice.saturated", "bench")
+    from cluster.bench import saturated
+
     found = (saturated.compared(bench, slo_ms, streams, seconds, progress) for slo_ms in slos)
     return [each for each in found if each]
 

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from cluster.experiment import tool
 from profiles.errors import UserError
 
 DEMO_INPUTS = 256
-MOST_SAID = 300  # bytes of an answer that is no answer
+MOST_SAID = 300  # bytes that are shown of a reply other than 200
+RATE_OR_CLIENTS = "give either --clients (closed loop), or --rate or --trace or both (open loop)"
 
 
 def load(
@@ -43,28 +43,31 @@ def load(
     """
     from rich.console import Console
 
-    from cluster.writable import check_writable
+    from cluster.commands import check_writable
+    from cluster.load import generator, report, traces, workloads
 
-    if (rate is None and trace is None) == (clients is None):
-        raise UserError("give either --clients (closed loop), or --rate or --trace or both (open loop)")
+    if clients is not None and (rate is not None or trace is not None):
+        raise UserError(RATE_OR_CLIENTS)
     check_writable(out)
-    tools = {name: tool(name, "load") for name in ("load", "load_report", "traces", "workloads")}
     headers = f"X-Deadline-Ms: {slo_ms:g}\r\n" if deadline else ""
-    source = tools["load"].Load(url, _bodies(bodies), max(connections, clients or 0), headers)
+    source = generator.LoadGenerator(url, _bodies(bodies), max(connections, clients or 0), headers)
     console = Console(soft_wrap=True)
     if clients:
         asking = source.by_clients(clients, seconds)
     elif trace:
-        asking = source.at(tools["traces"].trace(trace, rate, seconds, seed))
+        asking = source.at(traces.trace(trace, rate, seconds, seed))
+    elif rate is not None:
+        asking = source.at(workloads.arrivals(arrivals, rate, seconds, seed, cv))
     else:
-        asking = source.at(tools["workloads"].arrivals(arrivals, rate, seconds, seed, cv))
+        raise UserError(RATE_OR_CLIENTS)
     with console.status(f"asking {url} for {seconds:g} s"):
         record = asyncio.run(asking)
-    report = tools["load_report"]
     found = report.summary(record, slo_ms)
     report.write(found, out)
     report.draw(record, slo_ms, out.with_suffix(".png"))
     console.print(report.table(found, slo_ms))
+    if found.lateness.warning:
+        console.print(found.lateness.warning, style="yellow")
     for status, said in sorted(source.said.items()):
         if said:
             console.print(f"status {status} said: {said[:MOST_SAID].decode(errors='replace')}", markup=False)
@@ -73,7 +76,7 @@ def load(
 
 def _bodies(path: Path | None) -> list[bytes]:
     if path is None:
-        from deployments.demo import demo_inputs
+        from deployments.demo.digits import demo_inputs
 
         return [json.dumps({"inputs": [digit.round(1).tolist()]}).encode() for digit in demo_inputs(DEMO_INPUTS)]
     try:

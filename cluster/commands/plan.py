@@ -48,14 +48,14 @@ def plan(
     from rich.console import Console
 
     from cluster.commands import plan_report
-    from cluster.commands.plan_answer import answer
+    from cluster.commands.plan_result import plan_result
 
     facts, objective = (
         _question(profile, devices, one_machine, margin),
         _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch),
     )
     with Console(stderr=True).status("planning"):
-        found = answer(facts, objective, alpha, gap, not one_pipeline, evaluate)
+        found = plan_result(facts, objective, alpha, gap, not one_pipeline, evaluate)
     if out:
         out.write_text(found.plan.to_json() + "\n")
     if picture and picture.name:

@@ -4,31 +4,31 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cluster.commands.plan_answer import Answer
+from cluster.commands.plan_result import PlanResult
 from optimizer import Plan, Score
-from optimizer.evaluate import SplitScore
+from optimizer.model.evaluate import SplitScore
 
 PALETTE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222255")
-NARROW = 0.09  # of the width: labels in narrower boxes are turned
+NARROW = 0.09  # a share of the picture's width: the labels of narrower boxes are turned
 INK = "#333333"
 
 
-def draw(answer: Answer, path: Path) -> None:
+def draw(result: PlanResult, path: Path) -> None:
     """One pair of axes per pipeline: the share still inside, and the splits below it."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = len(answer.lanes)
+    rows = len(result.pipelines)
     figure, axes = pyplot.subplots(
         2 * rows, 1, figsize=(10, 1.2 + 4.6 * rows), height_ratios=(1, 1.7) * rows, layout="constrained", squeeze=False
     )
-    for row, (plan, score) in enumerate(answer.lanes):
+    for row, (plan, score) in enumerate(result.pipelines):
         edges = _edges(plan, score)
-        _survivors(axes[2 * row, 0], answer.facts.survival, score, edges)
-        _boxes(axes[2 * row + 1, 0], [device.kind for device in answer.facts.devices], plan, score, edges)
-    score = answer.score
+        _survivors(axes[2 * row, 0], result.facts.survival, score, edges)
+        _boxes(axes[2 * row + 1, 0], [device.kind for device in result.facts.devices], plan, score, edges)
+    score = result.score
     title = f"{score.goodput_per_s:,.0f} per second, {score.latency_s * 1e3:.1f} ms to the last block"
     figure.suptitle(f"{title}, ${score.cost_per_hour:,.2f} per hour", x=0.02, ha="left")
     figure.savefig(path, dpi=150)
@@ -36,7 +36,7 @@ def draw(answer: Answer, path: Path) -> None:
 
 
 def _devices(part: SplitScore, plan: Plan, score: Score) -> float:
-    """Replicas that a split keeps busy; a placement's idle time is shared out among its splits."""
+    """The number of replicas that a split keeps busy; a placement's idle time is shared out among its splits."""
     placement = plan.placement_of(part.split)
     total = sum(each.busy for each in score.splits if each.split in placement.splits)
     return placement.replicas * part.busy / total
@@ -44,7 +44,7 @@ def _devices(part: SplitScore, plan: Plan, score: Score) -> float:
 
 def _edges(plan: Plan, score: Score) -> list[float]:
     widths = [_devices(part, plan, score) for part in score.splits]
-    least = 0.02 * sum(widths)  # a split that hardly anybody reaches must still be seen
+    least = 0.02 * sum(widths)  # a split that few inputs reach must still be visible
     edges = [0.0]
     for width in widths:
         edges.append(edges[-1] + max(width, least))
@@ -52,9 +52,9 @@ def _edges(plan: Plan, score: Score) -> list[float]:
 
 
 def _survivors(axes: Any, survival: tuple[float, ...], score: Score, edges: list[float]) -> None:
-    """The share inside each block, blocks spread evenly over the width of their split; dots are active ramps.
+    """Draw the share of inputs inside each block, blocks spread evenly over their split; dots are active ramps.
 
-    The dashed line is the profile: who would be inside if every ramp were active.
+    The dashed line is the profile: the share that would be inside if every ramp were active.
     """
     places: list[float] = []
     inside: list[float] = []
@@ -100,7 +100,7 @@ def _legend(axes: Any) -> list[str]:
 def _write(
     axes: Any, part: SplitScore, plan: Plan, score: Score, sides: tuple[float, float], size: tuple[float, float]
 ) -> None:
-    """What a box is, inside it where there is room, else above it."""
+    """Write a split's label inside its box where it fits, else above it."""
     (left, right), (width, tallest), height = sides, size, part.split.batch_size
     turned = (right - left) / width < NARROW
     inside = height > (0.8 if turned else 0.45) * tallest

@@ -4,22 +4,22 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from cluster.commands.plan_answer import Answer
+from cluster.commands.plan_result import PlanResult
 from optimizer import Placement, Score
 
 
-def tables(answer: Answer) -> Iterator[Table | str]:
-    yield _splits(answer)
-    yield _promise(answer)
-    yield _baselines(answer)
-    yield from _estimated(answer)
-    for line in answer.score.broken:
+def tables(result: PlanResult) -> Iterator[Table | str]:
+    yield _splits(result)
+    yield _promise(result)
+    yield _baselines(result)
+    yield from _estimated(result)
+    for line in result.score.broken:
         yield f"[bold red]broken:[/] {line}"
 
 
-def _estimated(answer: Answer) -> Iterator[str]:
-    """What was not measured is said not to be."""
-    tables = [table for table in answer.facts.tables if table.from_datasheet]
+def _estimated(result: PlanResult) -> Iterator[str]:
+    """Name the device kinds whose numbers are estimates, so that nobody takes them for measurements."""
+    tables = [table for table in result.facts.tables if table.from_datasheet]
     if tables:
         kinds, launch_ms = ", ".join(table.kind for table in tables), tables[0].launch_s * 1e3
         yield (
@@ -28,19 +28,19 @@ def _estimated(answer: Answer) -> Iterator[str]:
         )
 
 
-def _splits(answer: Answer) -> Table:
+def _splits(result: PlanResult) -> Table:
     """A row per split; splits that share a placement show its replicas once; pipelines are ruled off.
 
     In a local placement survivors stay on the replica that made them.
     """
     table = Table("blocks", "device", "replicas", "batch", "ramps", "ms per launch", "busy", "going on", title="splits")
-    for plan, score in answer.lanes:
+    for plan, score in result.pipelines:
         table.add_section()
         seen: list[Placement] = []
         for part in score.splits:
             split, placement = part.split, plan.placement_of(part.split)
-            held = f"{placement.replicas} (local)" if placement.local else str(placement.replicas)
-            replicas = "(the same)" if placement in seen else held
+            count = f"{placement.replicas} (local)" if placement.local else str(placement.replicas)
+            replicas = "(the same)" if placement in seen else count
             seen.append(placement)
             table.add_row(
                 _run(split.start, split.stop - 1), placement.kind, replicas, str(split.batch_size), _ramps(split.ramps),
@@ -50,7 +50,7 @@ def _splits(answer: Answer) -> Table:
 
 
 def _ramps(ramps: tuple[int, ...]) -> str:
-    """Runs of neighbours in short.
+    """The ramps in words, with neighbours written as a range.
 
     >>> _ramps((1, 2, 3, 7)), _ramps(())
     ('1-3, 7', 'none')
@@ -68,8 +68,8 @@ def _run(first: int, last: int) -> str:
     return f"{first}-{last}" if last > first else str(first)
 
 
-def _promise(answer: Answer) -> Table:
-    score, objective = answer.score, answer.objective
+def _promise(result: PlanResult) -> Table:
+    score, objective = result.score, result.objective
     table = Table("promise", "value", show_header=False, title="promise")
     table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second")
     budget = (
@@ -82,27 +82,27 @@ def _promise(answer: Answer) -> Table:
     if score.cost_per_hour:
         per_dollar = score.goodput_per_s * 3600 / score.cost_per_hour
         table.add_row("inputs per dollar", f"{per_dollar:,.0f}")
-    if answer.plan.promise and not answer.score.broken:
-        gap = answer.plan.promise.gap
+    if result.plan.promise and not result.score.broken:
+        gap = result.plan.promise.gap
         table.add_row("best possible", "yes, proved" if gap == 0 else f"within {gap:.2%}, proved")
     return table
 
 
-def _baselines(answer: Answer) -> Table:
+def _baselines(result: PlanResult) -> Table:
     table = Table("against", "goodput", "dollars per hour", "latency", "gain", title="gain")
-    for each in answer.baselines:
+    for each in result.baselines:
         if each.score:
             latency = f"{each.score.latency_s * 1e3:.1f} ms"
             figures = (f"{each.score.goodput_per_s:,.0f}", f"{each.score.cost_per_hour:,.2f}", latency)
-            table.add_row(each.name, *figures, _gain(answer, each.score))
+            table.add_row(each.name, *figures, _gain(result, each.score))
         else:
             table.add_row(each.name, "-", "-", "-", "it cannot do that at any batch size")
     return table
 
 
-def _gain(answer: Answer, other: Score) -> str:
-    score = answer.score
-    if answer.objective.goal == "cost":
+def _gain(result: PlanResult, other: Score) -> str:
+    score = result.score
+    if result.objective.aim.at_given_goodput:
         return f"{1 - score.cost_per_hour / other.cost_per_hour:.0%} cheaper" if other.cost_per_hour else "as cheap"
     gain = f"{score.goodput_per_s / other.goodput_per_s:.2f}x"
     if score.cost_per_hour and other.cost_per_hour:
@@ -111,11 +111,11 @@ def _gain(answer: Answer, other: Score) -> str:
     return gain
 
 
-def surprises(answer: Answer) -> Table:
+def surprises(result: PlanResult) -> Table:
     from optimizer.sensitivity import sensitivity
 
     table = Table("leavers", "goodput", "best possible", "lost", "latency", title="if the forecast is wrong")
-    for row in sensitivity(answer.plan, answer.facts, answer.objective):
+    for row in sensitivity(result.plan, result.facts, result.objective):
         said = f"{-row.error:+.0%}" if row.error else "as forecast"
         latency = f"{row.latency_s * 1e3:.1f} ms" + ("" if row.within_slo else " (late)")
         lost = f"{max(row.lost, 0.0):.1%}"

@@ -51,14 +51,14 @@ def prepare(
     from deployments.models.ramps import policy_at
     from deployments.prepare import pipeline
     from deployments.prepare.data import Columns, rows
-    from deployments.prepare.measuring import Options
+    from deployments.prepare.measuring import PrepareOptions
     from deployments.prepare.report import advice, exit_table
     from deployments.prepare.sample import draw
     from deployments.progress import show
 
     path = policy if ":" in policy else f"deployments.exits:{policy}"
     policy_at(path)
-    options = Options(path, ramp, dtype, share(max_accuracy_loss), seed=seed)
+    options = PrepareOptions(path, ramp, dtype, share(max_accuracy_loss), seed=seed)
     pipeline.check_free(out, force)
     source = checkpoint.locate(model)
     header = tuple(columns.split(",")) if columns else None

@@ -1,18 +1,18 @@
 """`isobatch profile`: how long a network's blocks take on this machine, and where its inputs leave."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.backend_names import Backend
+from deployments.config import BackendName
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cluster.profiling import Inputs
-    from deployments.models import TorchModel
+    from cluster.profiling.checkpoint import SampleInputs
+    from deployments.models.seam import BackedModel
     from deployments.prepare.data import Columns
     from profiles.exits import ExitProfile
     from profiles.files import Profile
@@ -25,7 +25,7 @@ def profile(
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime).")] = "float32",
     backend: Annotated[
-        Backend,
+        BackendName,
         typer.Option(help="What computes; auto: the fastest here. graphs: CUDA graphs. Serve with the same."),
     ] = "torch",
     data: Annotated[Path | None, typer.Option(help="Recorded inputs (csv, tsv, jsonl, npz): counts exits.")] = None,
@@ -52,8 +52,8 @@ def profile(
     import torch
     from rich.console import Console
 
-    from cluster.profiling import alone, in_batches, kind_of, picture_path, source_of, stranger, timed
-    from cluster.writable import check_writable
+    from cluster.commands import check_writable
+    from cluster.profiling.checkpoint import alone, in_batches, kind_of, picture_path, source_of, stranger, timed
     from deployments.models import load
     from deployments.models.backends import INT8, make_ready, on_backend
     from deployments.prepare.data import Columns
@@ -79,7 +79,7 @@ def profile(
     wanted = Columns(text_column, text_pair_column, image_column, header=header)
     recorded = _recorded(model, data, wanted, max_rows) if data else []
     exits, told = (None, ()) if known and known.exits else _prepared_exits(exact)
-    network = cast("TorchModel", on_backend(exact, model, backend, int8=dtype == INT8))
+    network = on_backend(exact, model, backend, int8=dtype == INT8)
     make_ready(network, model, alone(network))
     inputs = _inputs(network, model, tokens)
     derived = _derived(network, model, [each for each in others if each != here], inputs, dtype)
@@ -98,7 +98,7 @@ def profile(
 
 
 def _tell(console: "Console", new: "Profile", out: Path) -> None:
-    from cluster.profiling import picture_path, report
+    from cluster.profiling.checkpoint import picture_path, report
     from profiles.picture import name
 
     console.print(report(new))
@@ -133,8 +133,8 @@ def _kinds(text: str) -> list[str]:
     return kinds
 
 
-def _inputs(network: "TorchModel", model: str, lengths: list[int]) -> "list[Inputs]":
-    from cluster.profiling import images, texts
+def _inputs(network: "BackedModel", model: str, lengths: list[int]) -> "list[SampleInputs]":
+    from cluster.profiling.checkpoint import images, texts
     from deployments.models import checkpoint
 
     folder = checkpoint.locate(model)
@@ -145,10 +145,10 @@ def _inputs(network: "TorchModel", model: str, lengths: list[int]) -> "list[Inpu
 
 
 def _derived(
-    network: "TorchModel", model: str, kinds: list[str], inputs: "list[Inputs]", dtype: str
+    network: "BackedModel", model: str, kinds: list[str], inputs: "list[SampleInputs]", dtype: str
 ) -> "list[LatencyTable]":
     """Tables from datasheets, at the lengths that are measured here."""
-    from cluster.datasheets import tables
+    from cluster.profiling.datasheets import tables
     from deployments.models import checkpoint
 
     folder = checkpoint.locate(model)
@@ -157,9 +157,9 @@ def _derived(
     return list(tables(checkpoint.read_config(folder), kinds, lengths, side, network.ramp_blocks, dtype))
 
 
-def _prepared_exits(network: "TorchModel") -> "tuple[ExitProfile | None, tuple[str, ...]]":
-    """Where nothing is counted: what 'isobatch prepare' measured, and a word on where it comes from."""
-    from cluster.profiling import exits_from_rules
+def _prepared_exits(network: "BackedModel") -> "tuple[ExitProfile | None, tuple[str, ...]]":
+    """The exits that 'isobatch prepare' measured, used where no data is given, and a note on where they come from."""
+    from cluster.profiling.checkpoint import exits_from_rules
 
     rules = [(rule.block, rule.survival) for rule in network.ramps.rules.ramps]
     if not rules:

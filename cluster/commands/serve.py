@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import sys
 import threading
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from cluster.local import LocalRay
+    from cluster.serving.local import LocalRay
 
 INLINE = 600  # the longest example that is shown on the command line
 
@@ -41,8 +43,8 @@ def serve(
     Example: [bold]isobatch serve[/], then
     curl -d '{"inputs": ...}' http://127.0.0.1:8000/predict
     """
-    from cluster.local import is_free
-    from cluster.serve_file import serve_file, with_grpc
+    from cluster.serving.local import is_free
+    from cluster.serving.serve_file import serve_file, with_grpc
 
     content = with_grpc(serve_file(target, {"device": device} if device else {}), host, grpc_port, is_free)
     http = content["http_options"]
@@ -52,13 +54,13 @@ def serve(
 
 def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
     """Start, serve until a signal, stop."""
-    from cluster.capacity import check_capacity
-    from cluster.deploy import deploy
-    from cluster.example import example_body
-    from cluster.local import check_place, check_port, local_ray
-    from cluster.serve_file import GRPC_PORT, grpc_address, key_variable, with_demo
+    from cluster.serving.capacity import check_capacity
+    from cluster.serving.deploy import deploy
+    from cluster.serving.example import example_body
+    from cluster.serving.local import check_place, check_port, local_ray
+    from cluster.serving.serve_file import GRPC_PORT, grpc_address, key_variable, with_demo
 
-    # Bound to today's stdout: what Ray prints while it stops is led elsewhere.
+    # It keeps the present stdout, because what Ray prints while it stops is redirected.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     stop = threading.Event()
     http = content["http_options"]
@@ -70,7 +72,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
     try:
         complete = with_demo(content)
         with console.status("Starting Ray") as status, local_ray(http, dashboard) as ray:
-            _on_signals(_interrupt)  # again: Ray put its own in place
+            _on_signals(_interrupt)  # again, because Ray has installed its own handlers
             status.update("Starting the network")
             check_capacity(complete, ray.resources())
             deploy(ray, complete, patience_s, status.update)
@@ -88,7 +90,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
             status.update("Stopping: what was admitted is answered first (Ctrl-C again: at once)")
             status.start()
     except BaseException as error:
-        # A signal during the start may come out as anything: it hits imports, and for a moment Ray takes it as its own.
+        # A signal during the start may raise anything: it interrupts imports, and for a moment Ray handles it itself.
         if _interrupted.is_set() or isinstance(error, SystemExit):
             raise typer.Exit(130) from None
         raise
@@ -107,6 +109,17 @@ def url(http: dict[str, Any]) -> str:
 def _on_signals(handler: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the server is to outlive its terminal
+        signal.signal(signal.SIGHUP, partial(_hung_up, handler))
+
+
+def _hung_up(handler: Any, *signalled: Any) -> None:
+    """Discard all further output, because the terminal has closed and writing to it would fail; then stop."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        if stat.S_ISCHR(os.fstat(stream).st_mode):
+            os.dup2(nowhere, stream)
+    handler(*signalled)
 
 
 _interrupted = threading.Event()
@@ -119,9 +132,9 @@ def _interrupt(*_: object) -> None:
 
 
 def _hurry(*_: object) -> None:
-    from cluster.processes import end_descendants
+    from cluster.serving.local import leave_nothing
 
-    end_descendants(patience_s=0.2)
+    leave_nothing(patience_s=0.2)
     os._exit(130)
 
 
@@ -147,7 +160,7 @@ def _stats_of(base: str, variable: str | None) -> urllib.request.Request:
 
 
 def _watch(console: Console, stats: urllib.request.Request, stop: threading.Event, ray: LocalRay) -> None:
-    """A line that says what happens, twice a second, until `stop`."""
+    """Keep a line up to date that says what the server does, twice a second, until `stop` is set."""
     with Live(console=console, transient=True, auto_refresh=False) as live:
         while not stop.wait(0.5):
             if not ray.alive():

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.experiment import tool
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
     from cluster.controller.config import ControllerConfig
-    from cluster.serve_file import ServeFile
+    from cluster.controller.record import Event
+    from cluster.serving.serve_file import ServeFile
 
 
 def simulate(
@@ -60,8 +60,12 @@ def simulate(
     """
     from rich.console import Console
 
-    from cluster.serve_file import ours, serve_file
-    from cluster.writable import check_writable
+    from cluster.commands import check_writable
+    from cluster.serving.serve_file import ours, serve_file
+    from cluster.simulator import command, options, picture
+    from cluster.simulator.host import read_host
+    from cluster.simulator.report import tables
+    from cluster.simulator.troubles import Troubles
     from deployments.config import parse
 
     check_writable(out)
@@ -71,28 +75,27 @@ def simulate(
         raise UserError(f"{config} has {len(applications)} applications of isobatch: a simulation needs exactly one")
     if mix and exits:
         raise UserError("--mix and --exits both say how hard inputs are: give one of them")
-    devices, simulation, wishes = (tool(name, "simulate") for name in ("devices", "simulation", "wishes"))
-    troubles = devices.Troubles(jitter, wishes.slow_of(slow or ()), failures, wishes.outages_of(gone or ()))
+    troubles = Troubles(jitter, options.slow_of(slow or ()), failures, options.outages_of(gone or ()))
     app_config = parse(applications[0]["args"])
-    world = simulation.world(app_config, troubles, tool("host", "simulate").read_host(host) if host else None)
-    load = simulation.Load(rate, hours * 3600, arrivals, cv, trace, seed, mix, drift, exits)
-    console, changes = Console(soft_wrap=True), ()
+    world = command.world_of(app_config, troubles, read_host(host) if host else None)
+    load = command.Workload(rate, hours * 3600, arrivals, cv, trace, seed, mix, drift, exits)
+    console, changes = Console(soft_wrap=True), tuple["Event", ...]()
     if replan:
-        world, asked = simulation.steered_world(app_config, _controller(content), world)
-        replanned = simulation.run_steered(world, asked, load)
+        world, asked = command.controlled_world(app_config, _controller(content), world)
+        replanned = command.run_controlled(world, asked, load)
         report, changes = replanned.report, replanned.changes
-        console.print(simulation.decisions(replanned))
+        console.print(command.decisions(replanned))
     else:
-        report = simulation.run(world, load)
-    for table in simulation.tables(report, world):
+        report = command.run(world, load)
+    for table in tables(report, world.slo_s):
         console.print(table)
-    tool("simulation_picture", "simulate").draw(report, world.slo_s, out, changes)
+    picture.draw(report, world.slo_s, out, changes)
     console.print(f"drawn in {out}")
 
 
 def _controller(content: ServeFile) -> ControllerConfig:
-    """That of the file's own controller, if it has one."""
+    """The settings of the controller in the Serve file, or the defaults if the file has none."""
     from cluster.controller.config import ControllerConfig
-    from cluster.serve_file import steering
+    from cluster.serving.serve_file import controllers
 
-    return ControllerConfig.model_validate(next((one.get("args") or {} for one in steering(content)), {}))
+    return ControllerConfig.model_validate(next((one.get("args") or {} for one in controllers(content)), {}))

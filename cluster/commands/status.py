@@ -1,4 +1,4 @@
-"""`isobatch status`: what the controller of a running application sees, what it decided, and a hand on its wheel."""
+"""`isobatch status`: show what the controller of a running application sees and decides, and steer it by hand."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _sentence(answer: dict[str, Any]) -> str:
 
 
 def tables(answer: dict[str, Any]) -> Group:
-    """All that a person wants to see at a glance."""
+    """The controller's state as tables, for people."""
     from rich.console import Group
 
     return Group(_now(answer), _survival(answer), _events(answer["events"]))
@@ -129,7 +129,7 @@ def _now(answer: dict[str, Any]) -> Table:
 
 
 def _survival(answer: dict[str, Any]) -> Table:
-    """Who survives, as forecast."""
+    """The forecast survival: the share of inputs that goes on after each block."""
     from rich.table import Table
 
     forecast = answer["forecast"]

@@ -1,4 +1,4 @@
-"""Decides which plan an application should run next: observe, forecast, optimise, roll out if it is worth it."""
+"""Decides which plan an application should run next: observe, forecast, plan, and roll out what is worth it."""
 
 from cluster.controller.application import Application, RolloutError
 

@@ -1,20 +1,26 @@
-"""What the controller asks of a running application: the live one and the simulated one offer the same."""
+"""What the controller asks of a running application, and the application on Ray Serve that answers it.
 
-from typing import Protocol
+The simulated application (`cluster/simulator/replanned.py`) answers the same three calls.
+"""
 
-from deployments.front.observed import Observed
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from deployments.deployer.steps import Moved, Undone
+from deployments.front.observed import Observed, merged, since
 from optimizer.plan import Plan
 
 
 class RolloutError(Exception):
-    """A plan could not be brought to run. The plan from before runs again."""
+    """A plan could not be rolled out. The plan from before runs again."""
 
 
 class Application(Protocol):
-    """An application that serves requests by a plan and can be led to another one meanwhile."""
+    """An application that serves requests by a plan and can change to another plan meanwhile."""
 
     async def observe(self) -> Observed:
-        """What happened since this was last asked (at first: since the application began), and the devices of now."""
+        """What happened since the last call (at first: since the application began), and the devices of now."""
         ...
 
     async def plan(self) -> Plan:
@@ -24,6 +30,46 @@ class Application(Protocol):
     async def roll_out(self, plan: Plan) -> None:
         """Returns when the plan runs and the one from before takes no more work.
 
-        Raises RolloutError when it could not be brought to run: then the plan from before was restored.
+        Raises RolloutError when the plan could not be rolled out: then the plan from before was restored.
         """
         ...
+
+
+class RunningApplication:
+    """The application of this name on the Serve that this process is connected to; used from one event loop.
+
+    The caller remembers what it was told before, so several may ask, and fronts and deployers need not know them.
+    """
+
+    def __init__(self, name: str, inventory: Callable[[], Mapping[str, int]] = dict) -> None:
+        from ray import serve
+
+        from deployments.deployer.deployer import DEPLOYER
+
+        self._deployer: Any = serve.get_deployment_handle(DEPLOYER, name)
+        self._inventory = inventory
+        self._before: dict[str, Observed] = {}  # by front
+
+    async def observe(self) -> Observed:
+        """Of all fronts together. What a front counted since the last call is lost when the front dies."""
+        now: dict[str, Observed] = await self._deployer.counted.remote()
+        if not now:
+            raise ConnectionError("no front of the application answers")
+        news = [since(count, self._before.get(front)) for front, count in now.items()]
+        self._before = now
+        return replace(merged(news), devices=self._inventory())
+
+    async def plan(self) -> Plan:
+        plan: Plan = await self._deployer.plan.remote()
+        return plan
+
+    async def roll_out(self, plan: Plan) -> None:
+        """Returns when all fronts follow the plan. The roll-out is finished even if the caller ends meanwhile."""
+        await self.apply(plan)
+
+    async def apply(self, plan: Plan) -> Moved:
+        """The same as `roll_out`, and how it went."""
+        ended: Moved | Undone = await self._deployer.apply.remote(plan)
+        if isinstance(ended, Undone):
+            raise RolloutError(ended.reason)
+        return ended

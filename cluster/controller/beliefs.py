@@ -1,23 +1,31 @@
-"""Who will survive in the next window, from what was seen of the last ones through the ramps that were open."""
+"""How many inputs will survive to each block in the next window, from what was counted at the ramps that were open.
+
+A plan that closes ramps hides who would leave there. So they are opened now and then for one look (`Peek`): without it,
+a plan without ramps could never find out that inputs have become easy again.
+"""
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cluster.controller.config import Patience
 from deployments.front.observed import Observed, merged
+from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
 from profiles.forecast import Forecast, Forecaster
 from profiles.history import History
 from profiles.windows import Steadied, Window
 
-RECENT = 15  # windows that count as evidence
-SURE = 3.0  # standard deviations before a part of a window counts as a surprise
+RECENT_WINDOWS = 15  # that count as evidence
+SURPRISE_DEVIATIONS = 3.0  # standard deviations from the forecast that make a part of a window a surprise
+PEEKS_PER_HOLD = 3  # while a plan is expected to hold: what happens at a closed ramp is unknown between two peeks
 
 
 class Beliefs:
-    """Survival as it is believed to be: the forecast, unless what was seen last contradicts the forecast before.
+    """The survival that is expected: the forecast, unless the last window contradicts the forecast made for it.
 
-    Then the world has changed: what was seen is the better guess, and the windows before are forgotten, since a series
+    Then the inputs have changed. What was seen is the better guess, and earlier windows are forgotten, since a series
     that jumped once would be forecast to jump back.
     """
 
@@ -25,28 +33,29 @@ class Beliefs:
         self._history, self._num_blocks, self._ramp_blocks = history, prior.num_blocks, sorted(ramp_blocks)
         self._forecaster = self._after(history.windows)
         self.forecast: Forecast | None = self._forecaster.forecast() if history.windows else None
-        self._seen = self._steadied(prior.survival, history.windows[-RECENT:])
+        self._seen = self._steadied(prior.survival, history.windows[-RECENT_WINDOWS:])
         self.survival = self.forecast.exits.survival if self.forecast else prior.survival
         self.surprised = False  # by the last window
 
     @property
     def evidence(self) -> int:
         """Answers in the latest windows."""
-        return sum(window.answered for window in self._history.windows[-RECENT:])
+        return sum(window.answered for window in self._history.windows[-RECENT_WINDOWS:])
 
     def surprise(self, looks: Sequence[Observed], ramps: Collection[int], enough: int) -> Observed | None:
-        """The latest part of a window, if it has answers enough and cannot be squared with the forecast."""
+        """The latest part of a window, if it has enough answers and contradicts the forecast."""
         answered = 0
         for first in reversed(range(len(looks))):
             answered += looks[first].answered
             if answered >= enough:
                 latest = merged(looks[first:])
-                odd = self.forecast is not None and self.forecast.contradicts(self._window(latest, ramps), SURE)
+                window = self._window(latest, ramps)
+                odd = self.forecast is not None and self.forecast.contradicts(window, SURPRISE_DEVIATIONS)
                 return latest if odd else None
         return None
 
     def close(self, seen: Observed, ramps: Collection[int], latest: Observed | None = None) -> None:
-        """A window has ended. `latest` is that part of it which contradicts the forecast, where one was noticed."""
+        """A window has ended. `latest` is the part of it that contradicts the forecast, where there is one."""
         window, newest = self._window(seen, ramps), self._window(latest or seen, ramps)
         self._history.append(window)
         self._seen = self._steadied(self._seen, [newest])
@@ -58,8 +67,8 @@ class Beliefs:
         self.forecast = self._forecaster.forecast()
         self.survival = self._seen if self.surprised else self.forecast.exits.survival
 
-    def opened(self, seen: Observed, ramps: Collection[int]) -> None:
-        """All ramps were open for a moment: how inputs spread over those that are closed otherwise is known again."""
+    def peeked(self, seen: Observed, ramps: Collection[int]) -> None:
+        """All ramps were open for one look: where inputs leave among those closed otherwise is known again."""
         window = self._window(seen, ramps)
         self._seen = self.survival = self._steadied(self._seen, [window])
         if self.forecast is None or self.forecast.contradicts(window):
@@ -70,7 +79,7 @@ class Beliefs:
         return Forecaster.after(windows, self._num_blocks, self._ramp_blocks)
 
     def _steadied(self, survival: tuple[float, ...], windows: Iterable[Window]) -> tuple[float, ...]:
-        """A curve, moved by what was seen later."""
+        """A survival curve, corrected by windows that were seen later."""
         steadied = Steadied(self._num_blocks)
         row = steadied.add(_imagined(survival))
         for window in windows:
@@ -78,21 +87,21 @@ class Beliefs:
         return tuple(np.minimum.accumulate(np.clip(row, 0, 1)).tolist())
 
     def _window(self, seen: Observed, ramps: Collection[int]) -> Window:
-        """What closed ramps hid is told apart by what was seen before."""
+        """Exits are spread over the closed ramps in the proportions that were seen before."""
         return Window(seen.started_s, seen.seconds, seen.arrivals, revealed(seen.exits, ramps, self._seen))
 
 
 def _imagined(survival: Sequence[float]) -> Window:
-    """Many inputs that behave just so."""
+    """A window of a million inputs that survive exactly so."""
     gone = np.round(1e6 * (1 - np.append(survival, 0.0))).astype(np.int64)
     return Window(0.0, 1.0, 0, tuple(np.diff(gone).tolist()))
 
 
 def revealed(left: Sequence[int], ramps: Collection[int], survival: Sequence[float]) -> tuple[int, ...]:
-    """Where inputs would have left, had all ramps been open.
+    """Where inputs would have left if all ramps had been open.
 
-    Whoever is let go by the first open ramp (or the end) may have been sure at a closed one before: as many as is
-    believed of the blocks in between.
+    An input that leaves at the first open ramp (or at the end) may have been sure at a closed one before it. The inputs
+    are spread over the blocks in between by the survival that is believed.
 
     >>> revealed((0, 0, 60, 40), ramps=(2,), survival=(1.0, 0.8, 0.6, 0.4))
     (20, 20, 20, 40)
@@ -107,3 +116,53 @@ def revealed(left: Sequence[int], ramps: Collection[int], survival: Sequence[flo
             counts[start : ramp + 1] += np.diff(np.round(through * share).astype(np.int64), prepend=0)
         start = ramp + 1
     return tuple(counts.tolist())
+
+
+@dataclass(frozen=True)
+class Peek:
+    """All ramps are open for one look; then `before` runs again. `number` is that of the event which tells of it."""
+
+    before: Plan
+    number: int
+
+
+class PeekSchedule:
+    """When to open closed ramps: regularly, and after inputs have surprised.
+
+    A plan that has some ramp open must peek as often: an input that was sure three blocks before an open ramp looks
+    like one that is sure there.
+    """
+
+    def __init__(self, patience: Patience, now_s: float) -> None:
+        self._patience = patience
+        self.peeked_s = self.surprised_s = now_s
+
+    def is_due(self, plan: Plan, ramp_blocks: Collection[int], now_s: float, *, idle: bool) -> bool:
+        """`idle`: the plan is not about to be changed anyway."""
+        if set(ramp_blocks) <= set(plan.ramps):
+            return False
+        since_s, window_s = now_s - self.peeked_s, self._patience.replan_every_s
+        if self.surprised_s > self.peeked_s and since_s >= window_s:
+            return True
+        return idle and since_s >= self._patience.hold_windows * window_s / PEEKS_PER_HOLD
+
+
+def with_all_ramps(plan: Plan, ramp_blocks: Collection[int]) -> Plan:
+    """The same plan with every ramp open.
+
+    >>> from optimizer import Placement
+    >>> with_all_ramps(Plan((Placement("v100", 1, (Split(0, 3, 8),)),)), [0, 1]).ramps
+    (0, 1)
+    """
+    first, *others = (
+        replace(pipeline, placements=tuple(_opened(each, ramp_blocks) for each in pipeline.placements))
+        for pipeline in plan.pipelines
+    )
+    return replace(first, promise=plan.promise, beside=tuple(others))
+
+
+def _opened(placement: Placement, ramp_blocks: Collection[int]) -> Placement:
+    def ramps(split: Split) -> tuple[int, ...]:
+        return tuple(ramp for ramp in sorted(ramp_blocks) if split.start <= ramp < split.stop)
+
+    return replace(placement, splits=tuple(replace(split, ramps=ramps(split)) for split in placement.splits))

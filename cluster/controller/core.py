@@ -1,28 +1,36 @@
-"""The controller's mind: what was seen goes in, decisions come out. Pure: no Ray, no clock, no threads.
+"""The controller: observations go in, decisions come out. Pure: no Ray, no clock, no threads.
 
-Whoever drives it (a live application, a simulated one) tells what was observed and when, does what a decision says, and
-tells how that went. Inside a window it looks for lost devices and surprises; at the window's end, or at one of those,
-it decides.
+Its driver (`loop.py`, for a live application and for a simulated one) tells what was observed and when, does what a
+decision says, and tells how that went. Inside a window the controller looks for lost devices and surprises; at the
+window's end, or at one of those, it decides whether another plan is worth it.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from cluster.controller.beliefs import Beliefs
-from cluster.controller.candidates import expected_best
+from cluster.controller.beliefs import Beliefs, Peek, PeekSchedule, with_all_ramps
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.events import Event, Events, What
-from cluster.controller.moving import moving
-from cluster.controller.peek import Peek, Peeking, opened
-from cluster.controller.present import Present
+from cluster.controller.decide import (
+    Demand,
+    Expectation,
+    Trial,
+    Verdict,
+    demand,
+    expected_best,
+    is_content,
+    is_swamped,
+    lacking,
+    moving,
+    same,
+    weigh,
+    weigh_dollars,
+)
+from cluster.controller.inventory import Present
 from cluster.controller.question import Question
-from cluster.controller.record import Record
-from cluster.controller.saving import Demand, demand, is_swamped, weigh_dollars
-from cluster.controller.trial import Trial
-from cluster.controller.verdict import Verdict, Worth, is_content, lacking, same, weigh
+from cluster.controller.record import Event, Events, TrackRecord, What
 from deployments.front.observed import Observed, merged
-from optimizer.evaluate import evaluate
+from optimizer.model.evaluate import evaluate
 from optimizer.plan import Plan
 from optimizer.problem import Problem
 from profiles.errors import UserError
@@ -33,22 +41,22 @@ EARLY = 4  # windows may be closed early so many times faster than on time
 
 
 @dataclass(frozen=True)
-class Decision:
-    """`plan` is what should run from now on, None where everything stays; the event says why."""
+class NextStep:
+    """`plan` is what should run from now on, None where the plan stays; the event says why."""
 
     plan: Plan | None
     event: Event
 
 
-class Core:
-    """`running` is the plan that runs when it begins; `history` and `events` are what it knew before."""
+class Controller:
+    """`running` is the plan that runs at the start; `history` and `events` are what it knew before."""
 
     def __init__(
         self, question: Question, patience: Patience, history: History, events: Events, running: Plan, now_s: float
     ) -> None:
         self.question, self.patience, self.running = question, patience, running
         self.present = Present(question.fleet)
-        self.record = Record(events, patience)
+        self.record = TrackRecord(events, patience)
         prior = question.profile.exits or ExitProfile((1.0,) * question.profile.num_blocks)
         self.corrections = events.last.corrections if events.last else Corrections()
         self.beliefs = Beliefs(history, prior, question.facts(prior.survival, self.corrections).ramp_blocks)
@@ -56,13 +64,13 @@ class Core:
         self._looks: list[Observed] = []
         self._trial: Trial | None = None
         self._peek: Peek | None = None
-        self._peeking = Peeking(patience, now_s)
-        self._news = False  # other devices since the last decision
+        self._peeks = PeekSchedule(patience, now_s)
+        self._devices_changed = False  # since the last decision
         if events.last:
             self._go_on(events.last, now_s)
 
     def _go_on(self, last: Event, now_s: float) -> None:
-        """After a restart: what became of the roll-out that was under way?"""
+        """After a restart, find out what became of the roll-out that was under way."""
         if last.what == "looking" and not same(last.before, self.running):
             self._peek = Peek(last.before, last.number)
         elif last.what in ("looking", "rolling out", "rolling back"):
@@ -71,15 +79,15 @@ class Core:
             why = f"{last.why}; the controller was restarted meanwhile"
             self.record.ended(last, back if arrived else "stayed", None, now_s, why)
 
-    # What a driver asks
+    # What the driver asks
 
-    def look(self, observed: Observed, now_s: float) -> Decision | None:
-        """Between two windows: a decision only where there is reason for one."""
+    def look(self, observed: Observed, now_s: float) -> NextStep | None:
+        """Called between two windows; None where there is no reason to decide anything yet."""
         self._note(observed)
         if self._peek:
             return self._peeked(self._peek, observed, now_s)
-        if self._trial and (decision := self._judged(self._trial, now_s)):
-            return decision
+        if self._trial and (step := self._judged(self._trial, now_s)):
+            return step
         if now_s - self.began_s >= self.patience.replan_every_s * (1 - 1e-9):
             return self._close(now_s)
         if self._early(now_s) and (latest := self._surprise()):
@@ -87,20 +95,20 @@ class Core:
         if self.question.cheapest and self._early(now_s) and is_swamped(observed, self.sustained(self.running)):
             return self._close(now_s, "more arrive than the plan sustains: ")
         missing = lacking(self.running, self.present.counts)
-        if self._news and (missing or self._early(now_s)):
+        if self._devices_changed and (missing or self._early(now_s)):
             return self._close(now_s)
         return None
 
-    def window(self, observed: Observed, now_s: float) -> Decision:
+    def window(self, observed: Observed, now_s: float) -> NextStep:
         """A window ends now."""
         self._note(observed)
         return self._close(now_s)
 
-    def would(self, now_s: float) -> Decision:
+    def would(self, now_s: float) -> NextStep:
         """What would be decided now; nothing changes."""
-        return self._decision(self.seen(), now_s, "")
+        return self._decide(self.seen(), now_s, "")
 
-    def force(self, now_s: float) -> Decision:
+    def force(self, now_s: float) -> NextStep:
         """Close the window, and take the best plan there is, however little is gained."""
         return self._close(now_s, "asked by hand: ", forced=True)
 
@@ -108,7 +116,7 @@ class Core:
         """The window so far."""
         return merged(self._looks) if self._looks else Observed(self.began_s, 0.0, 0, 0, ())
 
-    # What a driver tells
+    # What the driver tells
 
     def follow(self, plan: Plan, now_s: float) -> None:
         """This plan runs; if it is another one than was thought, somebody else has rolled it out."""
@@ -116,9 +124,9 @@ class Core:
             self.running, self._trial = plan, None
             self._tell("began", "another plan was found running", now_s)
 
-    def rolled_out(self, decision: Decision, took_s: float, now_s: float) -> None:
-        assert decision.plan, "This is a bug: there was nothing to roll out."
-        event, self.running = decision.event, decision.plan
+    def rolled_out(self, step: NextStep, took_s: float, now_s: float) -> None:
+        assert step.plan, "This is a bug: there was nothing to roll out."
+        event, self.running = step.event, step.plan
         if event.what == "looking":
             self._peek = Peek(event.before, event.number)
         elif event.what != "looked":
@@ -127,26 +135,26 @@ class Core:
             self._trial = None if back else Trial(event.number, event.before, self.record.kept(event.before))
             self._start_window(now_s)
 
-    def failed(self, decision: Decision, reason: str, now_s: float) -> None:
+    def failed(self, step: NextStep, reason: str, now_s: float) -> None:
         """The plan from before runs again."""
-        looked = decision.event.what == "looking"
+        looked = step.event.what == "looking"
         if looked:
-            self._peeking.opened_s = now_s  # not again before the next look is due
+            self._peeks.peeked_s = now_s  # not again before the next look is due
         told: What = "stayed" if looked else "failed"
-        self.record.ended(decision.event, told, None, now_s, why=f"{decision.event.why}, but {reason}")
+        self.record.ended(step.event, told, None, now_s, why=f"{step.event.why}, but {reason}")
         self._start_window(now_s)
 
     def pause(self, now_s: float, paused: bool = True) -> None:
-        """A person takes the wheel: windows are watched, and nothing is changed."""
+        """Go on watching, and change nothing until a person resumes."""
         what: What = "paused" if paused else "resumed"
         self._tell(what, "asked by hand", now_s)
 
-    # How it thinks
+    # How it decides
 
     @property
     def ramps(self) -> Collection[int]:
-        """Those through which all pipelines of the running plan let inputs leave."""
-        return set.intersection(*(set(lane.ramps) for lane in self.running.lanes))
+        """The ramps that are open in every pipeline of the running plan."""
+        return set.intersection(*(set(pipeline.ramps) for pipeline in self.running.pipelines))
 
     def facts(self) -> Problem:
         """The cost model for the inputs and the tables of now."""
@@ -158,7 +166,7 @@ class Core:
 
     def _note(self, observed: Observed) -> None:
         self._looks.append(observed)
-        self._news = self.present.look(observed.devices) or self._news
+        self._devices_changed = self.present.look(observed.devices) or self._devices_changed
         if self._trial:
             self._trial.add(observed)
 
@@ -168,20 +176,20 @@ class Core:
     def _surprise(self) -> Observed | None:
         return self.beliefs.surprise(self._looks, self.ramps, self.patience.enough_inputs)
 
-    def _close(self, now_s: float, because: str = "", latest: Observed | None = None, forced: bool = False) -> Decision:
+    def _close(self, now_s: float, because: str = "", latest: Observed | None = None, forced: bool = False) -> NextStep:
         seen = self.seen()
         if seen.answered and seen.seconds > 0:
             self._learn(seen, latest, now_s)
         self._start_window(now_s)
-        self._news = False
-        decision = self._decision(seen, now_s, because, forced)
-        self.record.add(decision.event)
-        return decision
+        self._devices_changed = False
+        step = self._decide(seen, now_s, because, forced)
+        self.record.add(step.event)
+        return step
 
     def _learn(self, seen: Observed, latest: Observed | None, now_s: float) -> None:
         self.beliefs.close(seen, self.ramps, latest)
         if self.beliefs.surprised:
-            self._peeking.surprised_s = now_s
+            self._peeks.surprised_s = now_s
         as_told = self.question.facts(self.beliefs.survival, Corrections())
         self.corrections = self.corrections.learned(seen.launches, self.running, as_told, self.patience.learn)
         self.record.keep(seen, self.running, self.sustained(self.running))
@@ -189,33 +197,41 @@ class Core:
     def _start_window(self, now_s: float) -> None:
         self._looks, self.began_s = [], now_s
 
-    def _decision(self, seen: Observed, now_s: float, because: str, forced: bool = False) -> Decision:
+    def _decide(self, seen: Observed, now_s: float, because: str, forced: bool = False) -> NextStep:
         facts = self.facts()
-        running = Worth(self.running, evaluate(self.running, facts), self.record.kept(self.running))
+        running = Expectation(self.running, evaluate(self.running, facts), self.record.kept(self.running))
         event = self._event(seen, running.score.goodput_per_s, now_s)
         asked = demand(self.beliefs.forecast, seen) if self.question.cheapest else None
         try:
             wanted_per_s = asked.planned_for(running.kept) if asked else None
             best = self.question.best(self.beliefs.survival, self.corrections, self.present.counts, wanted_per_s)
         except UserError as error:
-            return Decision(None, replace(event, why=f"{because}there is no plan: {error}"))
+            return NextStep(None, replace(event, why=f"{because}there is no plan: {error}"))
         if asked:
-            better = Worth(best, evaluate(best, facts), running.kept)
+            better = Expectation(best, evaluate(best, facts), running.kept)
         else:
             better = expected_best(best, running, self.record, facts, self.question.objective, self.present.counts)
         verdict = self._verdict(better, running, now_s, forced, seen, asked)
         event = replace(event, why=because + verdict.why, gain_promised=verdict.gain)
         if self._should_peek(verdict, facts, now_s):
             why = "closed ramps are opened for a moment, to see who leaves there"
-            return Decision(opened(self.running, facts.ramp_blocks), replace(event, what="looking", why=because + why))
+            return NextStep(
+                with_all_ramps(self.running, facts.ramp_blocks), replace(event, what="looking", why=because + why)
+            )
         if not verdict.moves:
-            return Decision(None, event)
+            return NextStep(None, event)
         starts = moving(self.running, better.plan).starts
         event = replace(event, what="rolling out", after=better.plan, starts=starts, forced=verdict.must)
-        return Decision(better.plan, event)
+        return NextStep(better.plan, event)
 
     def _verdict(
-        self, better: Worth, running: Worth, now_s: float, forced: bool, seen: Observed, asked: Demand | None
+        self,
+        better: Expectation,
+        running: Expectation,
+        now_s: float,
+        forced: bool,
+        seen: Observed,
+        asked: Demand | None,
     ) -> Verdict:
         record, patience, changes = self.record, self.patience, self.record.changes(now_s)
         if asked and not lacking(running.plan, self.present.counts):
@@ -234,38 +250,38 @@ class Core:
         objection = record.objection(better.plan, self.beliefs.evidence, now_s)
         return replace(verdict, moves=False, why=objection) if objection else verdict
 
-    def _judged(self, trial: Trial, now_s: float) -> Decision | None:
-        """Back to the plan before, where the new one turned out worse."""
+    def _judged(self, trial: Trial, now_s: float) -> NextStep | None:
+        """Return to the plan before, where the new one turned out worse."""
         if trial.seen is None or trial.seen.seconds < self.patience.replan_every_s / 2:
             return None
-        outcome = trial.judge(self.sustained, self.patience.least_loss)
-        if outcome and outcome.failed and not self.record.paused and not lacking(trial.before, self.present.counts):
-            self.record.saw(trial.number, outcome.gain)
+        result = trial.judge(self.sustained, self.patience.least_loss)
+        if result and result.failed and not self.record.paused and not lacking(trial.before, self.present.counts):
+            self.record.saw(trial.number, result.gain)
             event = self._event(trial.seen, self.sustained(self.running), now_s)
-            why = f"worse than the plan before: {outcome.why}"
+            why = f"worse than the plan before: {result.why}"
             self.record.add(event := replace(event, what="rolling back", why=why, after=trial.before))
-            return Decision(trial.before, event)
+            return NextStep(trial.before, event)
         if trial.seen.seconds >= self.patience.replan_every_s:
-            if outcome:
-                self.record.saw(trial.number, outcome.gain)
+            if result:
+                self.record.saw(trial.number, result.gain)
             self._trial = None
         return None
 
     def _should_peek(self, verdict: Verdict, facts: Problem, now_s: float) -> bool:
         if self._trial or self.record.paused or lacking(self.running, self.present.counts):
             return False
-        return self._peeking.is_due(self.running, facts.ramp_blocks, now_s, idle=not verdict.moves)
+        return self._peeks.is_due(self.running, facts.ramp_blocks, now_s, idle=not verdict.moves)
 
-    def _peeked(self, peek: Peek, observed: Observed, now_s: float) -> Decision:
-        """Close the ramps again, wiser."""
+    def _peeked(self, peek: Peek, observed: Observed, now_s: float) -> NextStep:
+        """Learn from the look with all ramps open, and close them again."""
         before = self.beliefs.survival
-        self.beliefs.opened(observed, self.ramps)
-        self._peek, self._looks, self._peeking.opened_s, self._news = None, [], now_s, True
+        self.beliefs.peeked(observed, self.ramps)
+        self._peek, self._looks, self._peeks.peeked_s, self._devices_changed = None, [], now_s, True
         off = max(abs(was - now) for was, now in zip(before, self.beliefs.survival, strict=True))
         why = f"{observed.answered} inputs were seen with all ramps open: survival is off by up to {off:.0%}"
         event = Event(peek.number, now_s, "looked", why, peek.before, corrections=self.corrections)
         self.record.add(event)
-        return Decision(peek.before, event)
+        return NextStep(peek.before, event)
 
     def _tell(self, what: What, why: str, now_s: float) -> None:
         self.record.add(Event(self.record.number, now_s, what, why, self.running, corrections=self.corrections))

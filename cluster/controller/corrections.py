@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from deployments.front.observed import Launched, Took
+from deployments.front.observed import LaunchShape, Took
+from optimizer.model.works import work
 from optimizer.plan import Plan, Split
 from optimizer.problem import Problem
-from optimizer.works import work
 from profiles.files import Profile
 from profiles.latency import LatencyTable
 
@@ -54,7 +54,7 @@ class Corrections:
         )
         return replace(profile, tables=tables)
 
-    def learned(self, measured: Mapping[Launched, Took], plan: Plan, facts: Problem, rate: float) -> "Corrections":
+    def learned(self, measured: Mapping[LaunchShape, Took], plan: Plan, facts: Problem, rate: float) -> "Corrections":
         """After a window by `plan`; `facts` hold the tables as they are in the profile, and who survived.
 
         >>> Corrections().learned({}, None, None, rate=0.2).factors
@@ -71,7 +71,7 @@ class Corrections:
 
 
 def _compared(
-    measured: Mapping[Launched, Took], plan: Plan, facts: Problem
+    measured: Mapping[LaunchShape, Took], plan: Plan, facts: Problem
 ) -> dict[tuple[str, Split], tuple[int, float, float]]:
     """For every split of the plan that was measured: launches, their seconds, and what the tables say they take."""
     found: dict[tuple[str, Split], tuple[int, float, float]] = defaultdict(lambda: (0, 0.0, 0.0))
@@ -89,10 +89,10 @@ def _compared(
 def _splits(plan: Plan, facts: Problem) -> dict[tuple[str, int, int], tuple[Split, float]]:
     """Every split of every pipeline, and the share of all inputs that enters it."""
     splits = {}
-    for lane in plan.lanes:
+    for pipeline in plan.pipelines:
         reach = 1.0
-        for split in lane.splits:
-            kind = lane.placement_of(split).kind
+        for split in pipeline.splits:
+            kind = pipeline.placement_of(split).kind
             splits[kind, split.start, split.stop] = (split, reach)
             reach = work(split, facts, kind, None, reach).survivors
     return splits

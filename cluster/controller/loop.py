@@ -1,4 +1,4 @@
-"""The controller around its core: look, decide, roll out; the same for a live application and for a simulated one."""
+"""What drives the controller: observe, decide, roll out; the same for a live application and for a simulated one."""
 
 import asyncio
 import logging
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from cluster.controller.application import Application, RolloutError
-from cluster.controller.core import Core, Decision
-from cluster.controller.events import Event
+from cluster.controller.core import Controller, NextStep
+from cluster.controller.record import Event
 from optimizer.plan import Plan
 
 log = logging.getLogger("isobatch.controller")
@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 
 class Offload(Protocol):
-    """Run something that takes long where requests do not wait for it."""
+    """Runs something that takes long where requests do not wait for it."""
 
     def __call__(self, function: Callable[..., T], /, *arguments: Any) -> Coroutine[Any, Any, T]: ...
 
 
 async def at_once(function: Callable[..., T], /, *arguments: Any) -> T:
-    """For those who have nothing else to do meanwhile."""
+    """An `Offload` for callers that have nothing else to do meanwhile."""
     return function(*arguments)
 
 
 @dataclass
-class Effort:
+class Spent:
     """What the controller itself costs."""
 
     windows: int = 0
@@ -36,23 +36,35 @@ class Effort:
     look_s: float = 0.0
 
 
-class Controller:
+class ControlLoop:
     """One step is one look. `clock` is the time of day, `stopwatch` measures what steps cost."""
 
     def __init__(
         self,
         application: Application,
-        core: Core,
+        controller: Controller,
         clock: Callable[[], float],
         stopwatch: Callable[[], float],
         offload: Offload = at_once,
         told: Callable[[Event], None] = lambda event: log.info("%s: %s", event.what, event.why),
     ) -> None:
-        self.core, self.effort = core, Effort()
-        self.trouble: str | None = None  # why nothing could be seen lately
+        self.controller, self.spent = controller, Spent()
+        self.trouble: str | None = None  # why the last look failed
         self._application, self._clock, self._stopwatch, self._offload = application, clock, stopwatch, offload
         self._told = told
         self._turn = asyncio.Lock()  # a person may ask while the loop looks
+
+    async def run(self, look_every_s: float) -> None:
+        """Look for ever. Whatever fails in one look, the next one comes."""
+        while True:
+            await asyncio.sleep(look_every_s)
+            try:
+                await self.step()
+                self.trouble = None
+            except Exception as error:
+                if self.trouble is None:
+                    log.warning("the controller could not look: %s", error, exc_info=True)
+                self.trouble = f"{type(error).__name__}: {error}"
 
     async def step(self) -> None:
         async with self._turn:
@@ -60,48 +72,48 @@ class Controller:
 
     async def _step(self) -> None:
         observed = await self._application.observe()
-        self.core.follow(await self._application.plan(), self._clock())
+        self.controller.follow(await self._application.plan(), self._clock())
         begun_s = self._stopwatch()
-        decision = await self._offload(self.core.look, observed, self._clock())
-        self._count(decision is not None, self._stopwatch() - begun_s)
-        if decision:
-            await self._follow(decision)
+        step = await self._offload(self.controller.look, observed, self._clock())
+        self._count(step is not None, self._stopwatch() - begun_s)
+        if step:
+            await self._take(step)
 
     async def force(self) -> Event:
         """Close the window now, and take the best plan there is."""
         async with self._turn:
-            self.core.follow(await self._application.plan(), self._clock())
-            return await self._follow(await self._offload(self.core.force, self._clock()))
+            self.controller.follow(await self._application.plan(), self._clock())
+            return await self._take(await self._offload(self.controller.force, self._clock()))
 
     async def would(self) -> Event:
         """What would be decided now."""
         async with self._turn:
-            decision: Decision = await self._offload(self.core.would, self._clock())
-        return decision.event
+            step: NextStep = await self._offload(self.controller.would, self._clock())
+        return step.event
 
     def pause(self, paused: bool) -> None:
-        self.core.pause(self._clock(), paused)
+        self.controller.pause(self._clock(), paused)
 
-    async def _follow(self, decision: Decision) -> Event:
-        self._told(decision.event)
-        if decision.plan:
-            await self._roll_out(decision, decision.plan)
-        return self.core.record.events.last or decision.event
+    async def _take(self, step: NextStep) -> Event:
+        self._told(step.event)
+        if step.plan:
+            await self._roll_out(step, step.plan)
+        return self.controller.record.events.last or step.event
 
-    async def _roll_out(self, decision: Decision, plan: Plan) -> None:
+    async def _roll_out(self, step: NextStep, plan: Plan) -> None:
         begun_s = self._clock()
         try:
             await self._application.roll_out(plan)
         except RolloutError as error:
             log.warning("the plan from before runs again: %s", error)
-            self.core.failed(decision, str(error), self._clock())
+            self.controller.failed(step, str(error), self._clock())
         else:
-            self.core.rolled_out(decision, self._clock() - begun_s, self._clock())
+            self.controller.rolled_out(step, self._clock() - begun_s, self._clock())
 
     def _count(self, window: bool, seconds: float) -> None:
         if window:
-            self.effort.windows += 1
-            self.effort.window_s += seconds
+            self.spent.windows += 1
+            self.spent.window_s += seconds
         else:
-            self.effort.looks += 1
-            self.effort.look_s += seconds
+            self.spent.looks += 1
+            self.spent.look_s += seconds

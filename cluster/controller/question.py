@@ -3,21 +3,25 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from cluster.controller.config import ControllerConfig
 from cluster.controller.corrections import Corrections
-from optimizer import Objective, Plan, Problem, optimize, problem
+from deployments.config import AppConfig
+from deployments.planning import device, usable
+from optimizer import Objective, Plan, Problem, optimize, problem, read_plan
 from profiles.devices import Device, links_between
 from profiles.errors import UserError
 from profiles.files import Profile
 
-FEW = 1e-3
+LEAST_SHARE = 1e-3  # of the inputs that must reach a block to be planned for
 
 
 @dataclass(frozen=True)
 class Question:
-    """`fleet` is the most that may be used; how many of them are there is another matter.
+    """`fleet` are the devices that may be used, whether or not they are there just now.
 
-    `cheapest`: not the most goodput is sought, but the fewest dollars for the inputs that come.
+    `cheapest`: plans are sought that serve the expected inputs for the fewest dollars, not those of most goodput.
     """
 
     profile: Profile
@@ -29,11 +33,11 @@ class Question:
     cheapest: bool = False
 
     def here(self, counts: Mapping[str, int]) -> tuple[Device, ...]:
-        """The fleet as far as it is there; of a kind that nobody counted, all of it."""
+        """The devices of the fleet that are there; of a kind that nobody counted, all of them."""
         return tuple(replace(each, count=min(each.count, counts.get(each.kind, each.count))) for each in self.fleet)
 
     def facts(self, survival: Sequence[float], corrections: Corrections) -> Problem:
-        """By which any plan for the whole fleet can be judged, whatever is there just now."""
+        """The cost model by which any plan for the whole fleet can be judged, whatever is there just now."""
         links = links_between(self.fleet, one_machine=self.one_machine)
         return problem(corrections.applied(self.profile), self.fleet, links, _worth_planning(survival))
 
@@ -64,7 +68,7 @@ class Question:
         self, survival: Sequence[float], corrections: Corrections, here: tuple[Device, ...], objective: Objective
     ) -> Plan:
         links = links_between(here, one_machine=self.one_machine)
-        side_by_side = self.side_by_side and objective.goal == "goodput"
+        side_by_side = self.side_by_side and objective.aim.adds_up
         profile = corrections.applied(self.profile)
         return optimize(
             profile, here, links, objective, survival=_worth_planning(survival), gap=self.gap, side_by_side=side_by_side
@@ -72,7 +76,27 @@ class Question:
 
 
 def _worth_planning(survival: Sequence[float]) -> tuple[float, ...]:
-    """Where fewer than one input in a thousand goes, the plan leads too; but by the cost model such a one would wait so
-    long for company that no cut before it would keep an SLO.
+    """Blocks that fewer than one input in a thousand reaches count as unreached.
+
+    The plan covers them all the same. But by the cost model such an input would wait so long for others to fill its
+    batch that no plan with a cut before it would keep an SLO.
     """
-    return tuple(share if share >= FEW else 0.0 for share in survival)
+    return tuple(share if share >= LEAST_SHARE else 0.0 for share in survival)
+
+
+def question_of(config: ControllerConfig, app_config: AppConfig, profile: Profile) -> Question:
+    """The question of a controller with this configuration, for an application with that one."""
+    objective = Objective(
+        slo_s=(config.slo_ms or app_config.slo_ms) / 1e3, slack=config.slack, max_batch=config.max_batch
+    )
+    fleet = tuple(device(kind, amount) for kind, amount in allowed(config, app_config, profile).items())
+    cheapest = config.goal == "cost"
+    return Question(profile, fleet, objective, config.one_machine, config.side_by_side, config.gap, cheapest)
+
+
+def allowed(config: ControllerConfig, app_config: AppConfig, profile: Profile) -> dict[str, int]:
+    """The devices that plans may use: those configured, or those the application began with."""
+    if config.devices or app_config.plan is None:
+        told = app_config.model_copy(update={"devices": config.devices}) if config.devices else app_config
+        return {each.kind: each.count for each in usable(told, profile)}
+    return read_plan(Path(app_config.plan)).devices()

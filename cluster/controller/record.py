@@ -1,26 +1,118 @@
-"""What the controller remembers of its own doing; all of it can be read back from the events after a restart."""
+"""What the controller remembers: its decisions as events, and what follows from them. A restart reads it all again."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import TypeAdapter
 
 from cluster.controller.config import Patience
-from cluster.controller.events import Event, Events, What
-from cluster.controller.trial import Barred
+from cluster.controller.corrections import Corrections
 from deployments.front.observed import Observed
 from optimizer.plan import Plan
+from profiles.journal import Journal
 
-SLOWLY = 0.5  # the weight of the newest value
-PLANS = 4  # that are remembered
-ENOUGH = 50  # inputs of a window that may speak of its plan
-MOVES = ("rolled out", "rolled back", "failed")
+KEEP_EVENTS = 1000
+KEEP_PLANS = 4
+NEWEST = 0.5  # the weight of the newest value in a running average
+LEAST_INPUTS = 50  # of a window, before it tells what its plan keeps of its promise
+CHANGES = ("rolled out", "rolled back", "failed")
+
+What = Literal[
+    "began",
+    "stayed",
+    "rolling out",
+    "rolled out",
+    "rolling back",
+    "rolled back",
+    "failed",
+    "looking",
+    "looked",
+    "paused",
+    "resumed",
+]
 
 
-def nameless(plan: Plan) -> Plan:
-    """The plan, whatever was promised of it."""
-    return replace(plan, promise=None)
+@dataclass(frozen=True)
+class Event:
+    """One decision. `after` is the plan that was chosen, None where the plan stayed."""
+
+    number: int
+    at_s: float  # seconds since 1970
+    what: What
+    why: str
+    before: Plan
+    after: Plan | None = None
+    forced: bool = False  # the running plan could not go on
+    gain_promised: float | None = None
+    gain_seen: float | None = None  # against what the plan before would have done meanwhile
+    took_s: float | None = None
+    starts: int = 0  # replicas that had to start
+    arrivals_per_s: float | None = None  # of the window that led to it
+    achieved_per_s: float | None = None  # goodput in that window
+    expected_per_s: float | None = None  # what the running plan should have made of these arrivals
+    p99_ms: float | None = None
+    corrections: Corrections = field(default_factory=Corrections)
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> "Event":
+        event: Event = _EVENTS.validate_python(fields)
+        return event
+
+    def after_seeing(self, seen: Observed, sustained_per_s: float) -> "Event":
+        """The same, with the figures of the window that led to it; `sustained_per_s` is the cost model's."""
+        if not seen.seconds:
+            return self
+        p99_s = seen.quantile_s(0.99)
+        return replace(
+            self,
+            arrivals_per_s=seen.arrivals_per_s,
+            achieved_per_s=seen.goodput_per_s,
+            expected_per_s=min(seen.arrivals_per_s, sustained_per_s),
+            p99_ms=None if p99_s is None else 1e3 * p99_s,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = _EVENTS.dump_python(self, mode="json")
+        return fields
 
 
-class Record:
-    """Events, and what follows from them."""
+_EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+class Events:
+    """All decisions, oldest first, kept in a file.
+
+    What becomes known of an event later is written as another line with the same number, which replaces the first.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._journal = Journal(path, Event.read, KEEP_EVENTS)
+        self._events = {event.number: event for event in self._journal.entries}
+
+    @property
+    def all(self) -> tuple[Event, ...]:
+        return tuple(self._events[number] for number in sorted(self._events))
+
+    @property
+    def last(self) -> Event | None:
+        return self._events[max(self._events)] if self._events else None
+
+    @property
+    def next_number(self) -> int:
+        return max(self._events, default=0) + 1
+
+    def add(self, event: Event) -> Event:
+        self._events[event.number] = event
+        self._events.pop(event.number - KEEP_EVENTS, None)
+        self._journal.append(event)
+        return event
+
+
+class TrackRecord:
+    """What past events say of plans: what they kept of their promises, which are barred, how long starting takes."""
 
     def __init__(self, events: Events, patience: Patience) -> None:
         self.events, self._patience = events, patience
@@ -41,12 +133,12 @@ class Record:
         return said[-1:] == ["paused"]
 
     def changes(self, now_s: float) -> int:
-        """Moves of late that nobody had to make."""
+        """Recent changes that were not forced by lost devices."""
         since_s = now_s - self._patience.hold_windows * self._patience.replan_every_s
-        return sum(event.what in MOVES and not event.forced and event.at_s >= since_s for event in self.events.all)
+        return sum(event.what in CHANGES and not event.forced and event.at_s >= since_s for event in self.events.all)
 
     def objection(self, plan: Plan, evidence: int, now_s: float) -> str | None:
-        """Why not to move to a plan yet, however good it is. `evidence`: inputs that were seen of late."""
+        """Why not to change to a plan yet, however good it is. `evidence`: inputs that were seen lately."""
         if evidence < self._patience.enough_inputs:
             return f"{evidence} inputs were seen, {self._patience.enough_inputs} are needed"
         if until_s := self.barred.until_s(plan, now_s):
@@ -64,34 +156,67 @@ class Record:
         self._learn(event)
 
     def saw(self, number: int, gain: float | None) -> None:
-        """What a change really brought."""
+        """The gain that a change really brought."""
         event = next((event for event in self.events.all if event.number == number), None)
         if event and gain is not None:
             self.events.add(replace(event, gain_seen=gain))
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The latest that ran: what is known to work."""
+        """The latest that ran and were measured."""
         return tuple(self._kept)
 
     def kept(self, plan: Plan) -> float:
         """The share of its promise that a plan keeps; of one that never ran it is the mean of those that did."""
         known = self._kept.values()
-        return self._kept.get(nameless(plan), sum(known) / len(known) if known else 1.0)
+        return self._kept.get(unpromised(plan), sum(known) / len(known) if known else 1.0)
 
     def keep(self, seen: Observed, plan: Plan, sustained_per_s: float) -> None:
         """Compare a window with what its plan should have made of it."""
         expected = min(seen.arrivals_per_s, sustained_per_s)
-        if expected * seen.seconds >= ENOUGH:
+        if expected * seen.seconds >= LEAST_INPUTS:
             share = min(1.2, seen.goodput_per_s / expected)
-            before = self._kept.pop(nameless(plan), share)
-            self._kept[nameless(plan)] = before + SLOWLY * (share - before)
-            for oldest in list(self._kept)[:-PLANS]:
+            before = self._kept.pop(unpromised(plan), share)
+            self._kept[unpromised(plan)] = before + NEWEST * (share - before)
+            for oldest in list(self._kept)[:-KEEP_PLANS]:
                 del self._kept[oldest]
 
     def _learn(self, event: Event) -> None:
         if event.what == "rolled out" and event.starts and event.took_s is not None:
-            self.start_s += SLOWLY * (event.took_s - self.start_s)
+            self.start_s += NEWEST * (event.took_s - self.start_s)
         worse = {"rolled back": event.before, "failed": event.after}.get(event.what)
         if worse:
             self.barred.bar(worse, event.at_s, self._patience.hold_windows * self._patience.replan_every_s)
+
+
+def unpromised(plan: Plan) -> Plan:
+    """The plan without its promise: two plans that are served alike are then equal."""
+    return replace(plan, promise=None)
+
+
+class Barred:
+    """Plans that were rolled back, and similar ones, are not tried again for a while."""
+
+    def __init__(self) -> None:
+        self._until_s: dict[object, float] = {}
+        self._times: dict[object, int] = {}
+
+    def bar(self, plan: Plan, now_s: float, seconds: float) -> None:
+        """Each time for twice as long."""
+        shape = _shape(plan)
+        self._until_s[shape] = now_s + seconds * 2 ** self._times.get(shape, 0)
+        self._times[shape] = self._times.get(shape, 0) + 1
+
+    def until_s(self, plan: Plan, now_s: float) -> float | None:
+        until_s = self._until_s.get(_shape(plan), now_s)
+        return until_s if until_s > now_s else None
+
+
+def _shape(plan: Plan) -> object:
+    """What similar plans share: the same cuts on the same kinds, and batches of about the same size."""
+    return frozenset(
+        (pipeline, placement.kind, split.start, split.stop, split.ramps, split.batch_size.bit_length())
+        for pipeline, each in enumerate(plan.pipelines)
+        for placement in each.placements
+        for split in placement.splits
+    )

@@ -2,36 +2,36 @@
 
 from typing import Any
 
-from cluster.controller.core import Core
-from cluster.controller.events import Event
-from cluster.controller.loop import Controller
+from cluster.controller.core import Controller
+from cluster.controller.loop import ControlLoop
+from cluster.controller.record import Event
 from deployments.planning import summary
 from profiles.forecast import Forecast
 
 EVENTS = 20
 
 
-def told(controller: Controller, now_s: float) -> dict[str, Any]:
+def told(loop: ControlLoop, now_s: float) -> dict[str, Any]:
     """Numbers that are not known yet are null."""
-    core, effort = controller.core, controller.effort
+    controller, spent = loop.controller, loop.spent
     return {
         "schema_version": 1,
         "now_s": now_s,
-        "paused": core.record.paused,
-        "plan": _plan(core),
-        "window": _window(core, now_s),
-        "devices": core.present.counts,
-        "forecast": _forecast(core.beliefs.forecast),
-        "survival": list(core.beliefs.survival),
-        "corrections": core.corrections.told,
-        "events": [brief(event) for event in core.record.events.all[-EVENTS:]],
+        "paused": controller.record.paused,
+        "plan": _plan(controller),
+        "window": _window(controller, now_s),
+        "devices": controller.present.counts,
+        "forecast": _forecast(controller.beliefs.forecast),
+        "survival": list(controller.beliefs.survival),
+        "corrections": controller.corrections.told,
+        "events": [brief(event) for event in controller.record.events.all[-EVENTS:]],
         "effort": {
-            "windows": effort.windows,
-            "ms_per_window": 1e3 * effort.window_s / effort.windows if effort.windows else None,
-            "looks": effort.looks,
-            "ms_per_look": 1e3 * effort.look_s / effort.looks if effort.looks else None,
+            "windows": spent.windows,
+            "ms_per_window": 1e3 * spent.window_s / spent.windows if spent.windows else None,
+            "looks": spent.looks,
+            "ms_per_look": 1e3 * spent.look_s / spent.looks if spent.looks else None,
         },
-        "trouble": controller.trouble,
+        "trouble": loop.trouble,
     }
 
 
@@ -45,25 +45,25 @@ def brief(event: Event) -> dict[str, Any]:
     }
 
 
-def _plan(core: Core) -> dict[str, Any]:
-    promise = core.running.promise
+def _plan(controller: Controller) -> dict[str, Any]:
+    promise = controller.running.promise
     return {
-        "summary": summary(core.running),
-        "devices": core.running.devices(),
-        "ramps": list(core.running.ramps),
+        "summary": summary(controller.running),
+        "devices": controller.running.devices(),
+        "ramps": list(controller.running.ramps),
         "promised_per_s": promise.goodput_per_s if promise else None,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
-        "sustains_per_s": core.sustained(core.running),
-        "kept": core.record.kept(core.running),
+        "sustains_per_s": controller.sustained(controller.running),
+        "kept": controller.record.kept(controller.running),
     }
 
 
-def _window(core: Core, now_s: float) -> dict[str, Any]:
-    seen = core.seen()
+def _window(controller: Controller, now_s: float) -> dict[str, Any]:
+    seen = controller.seen()
     quantiles_s = {share: seen.quantile_s(share) for share in (0.5, 0.99)}
     return {
         "seconds": seen.seconds,
-        "ends_in_s": max(0.0, core.began_s + core.patience.replan_every_s - now_s),
+        "ends_in_s": max(0.0, controller.began_s + controller.patience.replan_every_s - now_s),
         "arrivals_per_s": seen.arrivals_per_s,
         "goodput_per_s": seen.goodput_per_s,
         "p50_ms": None if quantiles_s[0.5] is None else 1e3 * quantiles_s[0.5],

@@ -1,1 +1,1 @@
-"""What the dispatcher is made of: the route, the pools, the replicas, and the words it speaks."""
+"""The dispatcher and its parts. Pure: no I/O, no clock, no Ray."""

@@ -2,14 +2,25 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from deployments.dispatch.pools import Place
+# Where orders cross sockets, it takes about this long until we hear that a replica is free and it has its next order.
+EARLY_S = 0.0015
 
-EARLY_S = 0.0015  # where orders cross sockets: the news that a replica is free comes so late, and its next order
+
+class Place(NamedTuple):
+    """Where an input's state is: a row of something that the driver understands (a batch, a reference to one)."""
+
+    payload: Any
+    row: int
+
+
+NOWHERE = Place(None, 0)
 
 
 class Outcome(Enum):
+    """How an admitted input ended."""
+
     ANSWERED = "answered"
     EXPIRED = "expired"
     ABANDONED = "abandoned"
@@ -21,15 +32,15 @@ class Limits:
     """What the dispatcher may do."""
 
     backlog: int = 4096  # inputs inside at any time
-    slack: float = 0.2  # of what is expected, kept free for what is not
-    retries: int = 2  # launches after the first, per stage, when replicas fail; and times that an input begins again
-    early_s: float = 0.0  # so long before a replica is expected to be free it is given what there is
-    ahead: int = 1  # full batches that may wait at a busy replica; more only to hide a transfer
-    straggler_factor: float = 2.0  # how much slower than its peers a replica may be
+    slack: float = 0.2  # share of the expected time that is kept free for what was not expected
+    retries: int = 2  # further attempts after a failure: of a launch at one stage, and of an input from block 0
+    early_s: float = 0.0  # a replica may be sent a batch that is not full this long before it is expected to be free
+    ahead: int = 1  # full batches that may wait at a busy replica; more may wait only to hide a transfer
+    straggler_factor: float = 2.0  # a replica that is this many times slower than its peers is benched
     probe_every_s: float = 5.0  # how often a benched replica is given another chance
-    stuck_factor: float = 10.0  # so many times as long as expected a launch may take, before it is tried elsewhere
-    stuck_after_s: float = 1.0  # but never less than this
-    first_launch_s: float = 30.0  # and this on top for a replica's first: kernels are compiled, memory is claimed
+    stuck_factor: float = 10.0  # a launch that takes this many times as long as expected is tried elsewhere
+    stuck_after_s: float = 1.0  # but every launch may take this long
+    first_launch_s: float = 30.0  # and a replica's first this much longer: it compiles kernels and claims memory
     share: float = 1.0  # of every replica: other fronts, each with a dispatcher of its own, use the rest
 
     def __post_init__(self) -> None:
@@ -39,7 +50,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why an input was not admitted, and when it is worth to come again."""
+    """Why an input was not admitted, and after what time it is worth asking again."""
 
     reason: str
     retry_after_s: float
@@ -56,8 +67,8 @@ class Ending(NamedTuple):
 class Launch(NamedTuple):
     """One batch for one replica: merge these places, then run the blocks `cursor..stop` with these ramps.
 
-    `keep`: whoever survives it will be needed on this very replica, so they should stay there. `room`: how many it
-    could have held.
+    `keep`: survivors go on on this very replica, so they should stay there. `capacity`: how many inputs the batch could
+    have held.
     """
 
     id: int
@@ -68,5 +79,5 @@ class Launch(NamedTuple):
     tickets: tuple[int, ...]
     places: tuple[Place, ...]
     keep: bool = False
-    room: int = 0
+    capacity: int = 0
     group: str = ""

@@ -1,9 +1,13 @@
-"""The way of inputs through a plan: what the dispatcher needs to know of it, and nothing more."""
+"""The way of inputs through a plan: all that the dispatcher knows of a plan, and how it is read from one."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+
+from optimizer.model.works import work
+from optimizer.plan import Placement, Plan, Split
+from optimizer.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Stage:
         return self.launch_s[size - 1 if size < self.batch else -1]
 
     @property
-    def seconds_each(self) -> float:
+    def seconds_per_input(self) -> float:
         """What one input costs in a full batch."""
         return self.launch_s[-1] / self.batch
 
@@ -48,7 +52,7 @@ class Stage:
 class Route:
     """Stages that cover all blocks, in order; `beside`: further routes, each on groups of its own.
 
-    An input goes one of them to the end. `lanes` are all of them, each by itself.
+    An input goes one of them to its end. `pipelines` are all of them, each by itself.
     """
 
     stages: tuple[Stage, ...]
@@ -60,25 +64,25 @@ class Route:
         for before, after in zip(self.stages, self.stages[1:], strict=False):
             if before.stop != after.start:
                 raise ValueError(f"a route must have no gap: block {before.stop} is followed by {after.start}")
-        if any(lane.num_blocks != self.num_blocks or lane.beside for lane in self.beside):
+        if any(each.num_blocks != self.num_blocks or each.beside for each in self.beside):
             raise ValueError(f"every route beside must cover {self.num_blocks} blocks, and have none beside itself")
-        ways = Counter(group for lane in (self, *self.beside) for group in {stage.group for stage in lane.stages})
+        ways = Counter(group for each in (self, *self.beside) for group in {stage.group for stage in each.stages})
         if shared := [group for group, count in ways.items() if count > 1]:
             raise ValueError(f"routes side by side need groups of their own, but share {shared[0]!r}")
 
     @property
-    def lanes(self) -> "tuple[Route, ...]":
+    def pipelines(self) -> "tuple[Route, ...]":
         return (replace(self, beside=()), *self.beside)
 
     @property
-    def everywhere(self) -> "tuple[Stage, ...]":
-        """The stages of all lanes."""
-        return tuple(stage for lane in (self, *self.beside) for stage in lane.stages)
+    def all_stages(self) -> "tuple[Stage, ...]":
+        """Of all pipelines."""
+        return tuple(stage for each in (self, *self.beside) for stage in each.stages)
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """All that its stages name."""
-        return tuple(dict.fromkeys(stage.group for stage in self.everywhere))
+        """The names that its stages mention, each once."""
+        return tuple(dict.fromkeys(stage.group for stage in self.all_stages))
 
     @cached_property
     def ramps(self) -> frozenset[int]:
@@ -89,25 +93,22 @@ class Route:
     def num_blocks(self) -> int:
         return self.stages[-1].stop
 
-    def at(self, cursor: int) -> Stage:
-        """The stage that holds this block. A batch that met another plan before may stand in the middle of one."""
-        return self.stages[self.number_at(cursor)]
+    def number_at(self, block: int) -> int:
+        """Of the stage that holds this block. An input that met another plan before may stand in the middle of one."""
+        return self._by_block[block]
 
-    def number_at(self, cursor: int) -> int:
-        return self._by_block[cursor]
-
-    def onward(self, cursor: int) -> Sequence[Stage]:
-        """This stage and all after it."""
-        return [stage for stage in self.stages if stage.stop > cursor]
+    def onward(self, block: int) -> Sequence[Stage]:
+        """The stage that holds this block, and all after it."""
+        return [stage for stage in self.stages if stage.stop > block]
 
     def keeps(self, stage: Stage) -> bool:
-        """Whether whoever survives this stage goes on where it is."""
-        after = self.at(stage.stop) if stage.stop < self.num_blocks else None
+        """Whether inputs that survive this stage go on, on the replica where they are."""
+        after = self.stages[self.number_at(stage.stop)] if stage.stop < self.num_blocks else None
         return after is not None and after.local and after.group == stage.group
 
-    def remaining_s(self, cursor: int) -> float:
-        """What the rest takes at most: full batches to the very end."""
-        return self._remaining_s[cursor]
+    def remaining_s(self, block: int) -> float:
+        """From this block on, at most: full batches to the very end."""
+        return self._remaining_s[block]
 
     @cached_property
     def _by_block(self) -> tuple[int, ...]:
@@ -119,9 +120,56 @@ class Route:
 
 
 def stops(cursor: int, stop: int, ramps: Collection[int]) -> Sequence[int]:
-    """Where a launch lets inputs go: after every active ramp on its way, and at its end.
+    """The blocks before which inputs may leave a launch: after every active ramp on its way, and at its end.
 
     >>> stops(2, 8, {0, 3, 5, 7, 9})
     [4, 6, 8]
     """
     return sorted({ramp + 1 for ramp in ramps if cursor <= ramp < stop} | {stop})
+
+
+def placements_of(plan: Plan) -> list[Placement]:
+    """All that have replicas: the plan's own, then those of the pipelines beside it."""
+    return [placement for pipeline in plan.pipelines for placement in pipeline.placements]
+
+
+def route_of(plan: Plan, facts: Problem, groups: Sequence[str]) -> Route:
+    """The plan's splits as stages, with the times that the planner's own cost model gives to every size of launch.
+
+    `groups` names the replicas of each of `placements_of(plan)`.
+    """
+    names = iter(groups)
+    first, *others = [
+        Route(tuple(_stages(pipeline, facts, [next(names) for _ in pipeline.placements])))
+        for pipeline in plan.pipelines
+    ]
+    return replace(first, beside=tuple(others))
+
+
+def _stages(pipeline: Plan, facts: Problem, groups: Sequence[str]) -> Iterator[Stage]:
+    reach, before = 1.0, None
+    for split in pipeline.splits:
+        number = next(index for index, placement in enumerate(pipeline.placements) if split in placement.splits)
+        here = pipeline.placements[number]
+        stays = here.local and before is here
+        source = None if before is None or stays else before.kind
+        yield _stage(split, here, groups[number], facts, source, reach)
+        reach, before = work(split, facts, here.kind, None, reach).survivors, here
+
+
+def _stage(split: Split, here: Placement, group: str, facts: Problem, source: str | None, reach: float) -> Stage:
+    works = [
+        work(replace(split, batch_size=size), facts, here.kind, source, reach)
+        for size in range(1, split.batch_size + 1)
+    ]
+    return Stage(
+        split.start,
+        split.stop,
+        split.batch_size,
+        group,
+        tuple(each.launch_s for each in works),
+        reach,
+        frozenset(split.ramps),
+        here.local,
+        works[-1].transfer_s,
+    )

@@ -1,1 +1,1 @@
-"""Where requests come in: HTTP and gRPC, what they are checked for, and what is counted of them."""
+"""The front process: requests come in over HTTP and gRPC, the dispatcher forms batches, answers go out."""

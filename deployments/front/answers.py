@@ -1,6 +1,10 @@
 """What goes to the user for one input, and why an input may get no answer."""
 
+import reprlib
 from dataclasses import dataclass
+
+LONGEST_SENTENCE = 480  # bytes, which JSON makes twice as many at most: an error stays below 1 KiB
+_CUT = " ... "
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,10 @@ class Answer:
 
 
 class RefusedError(Exception):
-    """A request that gets no answer: the HTTP status, and one sentence that names the value."""
+    """A request that gets no answer: the HTTP status, and one short sentence that names the value."""
 
     def __init__(self, status: int, sentence: str, retry_after_s: int | None = None) -> None:
+        sentence = brief(sentence)
         super().__init__(status, sentence, retry_after_s)  # all of it, so that it can be pickled
         self.status = status
         self.sentence = sentence
@@ -45,3 +50,34 @@ class RefusedError(Exception):
 
     def __str__(self) -> str:
         return self.sentence
+
+
+def brief(sentence: str) -> str:
+    """One line that can be printed, of a bounded length, whatever it repeats of what came in.
+
+    >>> brief("one\\nline")
+    'one line'
+    >>> len(brief("x" * 10_000))
+    480
+    """
+    if len(sentence) > 2 * LONGEST_SENTENCE:  # what is in the middle is not even looked at
+        sentence = sentence[:LONGEST_SENTENCE] + _CUT + sentence[-LONGEST_SENTENCE:]
+    line = "".join(each if each.isprintable() else " " for each in sentence).encode("utf-8", "replace")
+    if len(line) > LONGEST_SENTENCE:
+        end = LONGEST_SENTENCE // 3
+        line = line[: LONGEST_SENTENCE - end - len(_CUT)] + _CUT.encode() + line[-end:]
+    return line.decode("utf-8", "ignore")
+
+
+def shown(value: object) -> str:
+    """What came in, as a sentence may repeat it: only as much of it as is needed to recognise it is looked at.
+
+    >>> shown("INT7"), shown({"a": 1}), len(shown("x" * 10_000))
+    ("'INT7'", 'an object', 60)
+    """
+    return "an object" if isinstance(value, dict) else _repr.repr(value)
+
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = 60
+_repr.maxlist = 8

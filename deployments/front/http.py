@@ -1,5 +1,6 @@
 """The HTTP side: paths, limits, and the shape of answers and errors."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
@@ -8,15 +9,17 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from deployments.front.answers import RefusedError, Step
-from deployments.front.deadlines import HEADER, deadline_s
-from deployments.front.keys import OPEN, UNKNOWN, is_shown
+from deployments.front.answers import RefusedError, Step, brief, shown
+from deployments.front.bodies import body_of
+from deployments.front.headers import HEADER, OPEN, UNKNOWN, deadline_s, is_shown
 from deployments.front.open_inference.rest import routes
 from deployments.front.open_inference.rpc import serving
-from deployments.front.predict import Predict, body_of
+from deployments.front.predict import Predict
 from deployments.front.service import Service
+
+log = logging.getLogger(__name__)
 
 
 class Output(BaseModel):
@@ -37,7 +40,7 @@ class Predictions(BaseModel):
     virtual: bool = Field(False, description="Nothing was computed: devices only took the time that they would.")
 
 
-class Problem(BaseModel):
+class ErrorBody(BaseModel):
     error: str = Field(description="One sentence that names the value.")
 
 
@@ -57,10 +60,18 @@ _BODY = {
 }
 _PROBLEMS = {
     400: "The body is not what was asked for.",
-    413: "The body is too large.",
+    401: "A key is asked for, and was not shown.",
+    404: "There is no such path, or no such model.",
+    408: "The body did not come in time.",
+    413: "The body is too large, as it comes or decompressed.",
+    415: "The body is compressed in a way that is not known.",
     422: "The inputs do not fit the network.",
-    503: "The deadline cannot be met with what is waiting; try again later.",
+    500: "The network, or this server, failed.",
+    503: "The deadline cannot be met with what is waiting, or the server stops; try again later.",
     504: "The deadline passed before the answer was known.",
+}
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text} for status, text in _PROBLEMS.items()
 }
 
 
@@ -72,25 +83,55 @@ _UNKNOWN = JSONResponse(
 
 
 class Api(FastAPI):
-    """FastAPI, which describes and checks; but what is asked for most goes by the shortest way."""
+    """FastAPI, which describes and checks; but what is asked for most goes by the shortest way.
+
+    No exception of ours gets out of here: each becomes one sentence in JSON.
+    """
 
     predict: Predict
     key: bytes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (
-            self.key
-            and scope["type"] == "http"
-            and _path(scope) not in OPEN
-            and not is_shown(self.key, scope["headers"])
-        ):
-            return await _UNKNOWN(scope, receive, send)
-        if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) != "/predict":
+        if scope["type"] != "http":
             return await super().__call__(scope, receive, send)
+        reply = _Reply(send, scope["method"] == "HEAD")
         try:
-            return await self.predict(scope, receive, send)
+            await self._answer(scope, receive, reply)
         except RefusedError as refused:
-            return await _refusal(refused)(scope, receive, send)
+            await reply.instead(_refusal(refused), scope, receive)
+        except Exception as error:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            await reply.instead(_failed(error), scope, receive)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = _path(scope)
+        if self.key and path not in OPEN and not is_shown(self.key, scope["headers"]):
+            await _UNKNOWN(scope, receive, send)
+        elif path == "/predict" and scope["method"] == "POST":
+            await self.predict(scope, receive, send)
+        elif scope["method"] == "HEAD":
+            await super().__call__({**scope, "method": "GET"}, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+class _Reply:
+    """What was said already; to HEAD, everything but the body."""
+
+    def __init__(self, send: Send, head_only: bool) -> None:
+        self._send, self._head_only = send, head_only
+        self._begun = False
+
+    async def __call__(self, message: Message) -> None:
+        self._begun = True
+        if self._head_only and message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await self._send(message)
+
+    async def instead(self, response: Response, scope: Scope, receive: Receive) -> None:
+        """What has begun cannot be taken back: then the connection ends too early, which clients notice."""
+        if not self._begun:
+            await response(scope, receive, self)
 
 
 def _path(scope: Scope) -> str:
@@ -109,17 +150,15 @@ def create_api(service: Service) -> Api:
             yield
         await service.close()
 
-    api = Api(title="isobatch", description=f"Early-exit inference: {service.name}", lifespan=life)
+    about = f"Early-exit inference: {service.name}"
+    api = Api(title="isobatch", description=about, lifespan=life, responses=PROBLEMS)
     api.key = service.key
     api.add_exception_handler(RefusedError, _refused)
     api.add_exception_handler(HTTPException, _no_such_path)
-    responses: dict[int | str, dict[str, Any]] = {
-        status: {"model": Problem, "description": text} for status, text in _PROBLEMS.items()
-    }
-
+    api.add_exception_handler(Exception, lambda _, error: _failed(error))
     api.predict = Predict(service)
 
-    @api.post("/predict", response_model=Predictions, responses=responses, openapi_extra={"requestBody": _BODY})
+    @api.post("/predict", response_model=Predictions, openapi_extra={"requestBody": _BODY})
     async def predict() -> NoReturn:
         """Answer one input or a list of them, in order."""
         raise AssertionError("This is a bug: the request should have gone the shortest way.")
@@ -163,7 +202,12 @@ def _refusal(refused: RefusedError) -> Response:
     return JSONResponse({"error": refused.sentence}, status_code=refused.status, headers=headers)
 
 
+def _failed(error: Exception) -> Response:
+    return _refusal(RefusedError(500, f"this server failed: {type(error).__name__}; its log says where"))
+
+
 def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    sentence = f"{request.method} {request.url.path}: {error.detail}; POST /predict answers, /docs explains"
+    asked = f"{request.method} {shown(request.url.path)}"
+    sentence = brief(f"{asked}: {error.detail}; POST /predict answers, /docs explains")
     return JSONResponse({"error": sentence}, status_code=error.status_code, headers=error.headers)

@@ -1,19 +1,19 @@
-"""Prometheus metrics through Ray: what the tally counted, told once a second, so that no request pays for it."""
+"""Prometheus metrics through Ray: the front's counts are exported once a second, so that no request pays for it."""
 
 import asyncio
 from collections import defaultdict
 from itertools import accumulate
 from typing import Any
 
-from deployments.driver import Driver
-from deployments.front.tally import BOUNDS_MS, OUTCOMES
+from deployments.front.counts import BOUNDS_MS, OUTCOMES
+from deployments.front.driver import Driver
 
 EVERY_S = 1.0
-_WHERE = ("group", "block")  # of replicas, and the first block that a batch runs there
+_WHERE = ("group", "block")  # the group of replicas, and the first block that a batch runs there
 
 
 async def export(driver: Driver) -> None:
-    """Until cancelled; only inside a replica of Serve, which adds its own name to each series."""
+    """Export until cancelled; works only inside a replica of Serve, whose name Ray adds to each series."""
     series = _Series()
     while True:
         series.tell(driver)
@@ -30,7 +30,7 @@ class _Series:
         self._inputs = metrics.Counter("isobatch_launched_inputs", "Inputs in those batches.", _WHERE)
         self._waiting = metrics.Gauge("isobatch_waiting_inputs", "Inputs that wait before a block.", _WHERE)
         self._fill = metrics.Gauge("isobatch_batch_fill", "How full batches are, of 1.", _WHERE)
-        # A histogram, counted by us: Ray's own would cost each request more than its part of our handler.
+        # The histogram is counted by the front, as Ray's own would cost a request more than the rest of our handler.
         self._buckets = metrics.Counter("isobatch_latency_ms_bucket", "Answers that took up to `le`.", ("le",))
         self._sum = metrics.Counter("isobatch_latency_ms_sum", "What all answers took.", ())
         self._answers = metrics.Counter("isobatch_latency_ms_count", "Answers.", ())
@@ -40,29 +40,29 @@ class _Series:
         self._told: defaultdict[tuple[object, ...], float] = defaultdict(float)
 
     def tell(self, driver: Driver) -> None:
-        tally = driver.tally
+        counts = driver.counts
         for outcome in OUTCOMES:
-            self._count(self._requests, {"outcome": outcome}, tally.outcomes[outcome])
-        for block, count in tally.exits.items():
+            self._count(self._requests, {"outcome": outcome}, counts.outcomes[outcome])
+        for block, count in counts.exits.items():
             self._count(self._exits, {"block": str(block)}, count)
-        for way, size in tally.survivor_bytes.items():
+        for way, size in counts.survivor_bytes.items():
             self._count(self._survivors, {"way": way}, size)
-        for (group, block), launches in tally.launches.items():
+        for (group, block), launches in counts.launches.items():
             where = {"group": group, "block": str(block)}
             self._count(self._launches, where, launches.count)
             self._count(self._inputs, where, launches.inputs)
             self._fill.set(launches.fill, where)
         waiting = driver.dispatcher.waiting()
-        for stage in driver.dispatcher.route.everywhere:
+        for stage in driver.dispatcher.route.all_stages:
             size = waiting.get((stage.group, stage.start), 0)
             self._waiting.set(size, {"group": stage.group, "block": str(stage.start)})
-        for bound, count in zip((*map(str, BOUNDS_MS), "+Inf"), accumulate(tally.buckets), strict=True):
+        for bound, count in zip((*map(str, BOUNDS_MS), "+Inf"), accumulate(counts.buckets), strict=True):
             self._count(self._buckets, {"le": bound}, count)
-        self._count(self._sum, {}, 1e3 * tally.seconds["all"])
-        self._count(self._answers, {}, tally.outcomes["answered"])
+        self._count(self._sum, {}, 1e3 * counts.seconds["all"])
+        self._count(self._answers, {}, counts.outcomes["answered"])
 
     def _count(self, counter: Any, tags: dict[str, str], total: float) -> None:
-        """Ray's counters take what came since they were last told."""
+        """Add what came since the last export, as Ray's counters take increments."""
         told = counter, *tags.values()
         if (more := total - self._told[told]) > 0:
             counter.inc(more, tags)

@@ -1,8 +1,8 @@
-"""What a running application saw: counted by its fronts, asked for by whoever decides what it should run next."""
+"""What a running application saw in one stretch of time: its fronts count it, the controller asks for it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import log
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 FASTEST_S, STEP = 1e-5, 1.05  # latencies are counted in bins of 5 %
 
 
-class Launched(NamedTuple):
+class LaunchShape(NamedTuple):
     """Launches that should take the same time: blocks `start .. stop - 1` on `size` inputs, on one kind of device."""
 
     kind: str
@@ -39,7 +39,7 @@ class Observed:
     arrivals: int
     in_time: int
     exits: tuple[int, ...]
-    launches: Mapping[Launched, Took] = field(default_factory=dict)
+    launches: Mapping[LaunchShape, Took] = field(default_factory=dict)
     devices: Mapping[str, int] = field(default_factory=dict)
     latencies: Mapping[int, int] = field(default_factory=dict)  # answers by `latency_bin`
 
@@ -81,12 +81,12 @@ def latency_bin(seconds: float) -> int:
 def merged(observations: Iterable[Observed]) -> Observed:
     """Of several fronts, or of one stretch of time after the other. Of the devices the latest observation knows best.
 
-    >>> early = Observed(0, 5, 10, 8, (6, 3), {Launched("v100", 0, 2, 8): Took(2, 0.5)}, {"v100": 2})
-    >>> late = Observed(5, 5, 4, 4, (1, 3), {Launched("v100", 0, 2, 8): Took(1, 0.2)}, {"v100": 1})
+    >>> early = Observed(0, 5, 10, 8, (6, 3), {LaunchShape("v100", 0, 2, 8): Took(2, 0.5)}, {"v100": 2})
+    >>> late = Observed(5, 5, 4, 4, (1, 3), {LaunchShape("v100", 0, 2, 8): Took(1, 0.2)}, {"v100": 1})
     >>> both = merged([early, late])
     >>> both.seconds, both.arrivals, both.in_time, both.exits, both.devices
     (10, 14, 12, (7, 6), {'v100': 1})
-    >>> both.launches[Launched("v100", 0, 2, 8)]
+    >>> both.launches[LaunchShape("v100", 0, 2, 8)]
     Took(times=3, seconds=0.7)
     """
     parts = sorted(observations, key=lambda part: part.ended_s)
@@ -105,10 +105,41 @@ def merged(observations: Iterable[Observed]) -> Observed:
     )
 
 
-def _launches(parts: list[Observed]) -> dict[Launched, Took]:
-    launches: dict[Launched, Took] = {}
+def _launches(parts: list[Observed]) -> dict[LaunchShape, Took]:
+    launches: dict[LaunchShape, Took] = {}
     for part in parts:
-        for launched, took in part.launches.items():
-            before = launches.get(launched, Took(0, 0.0))
-            launches[launched] = Took(before.times + took.times, before.seconds + took.seconds)
+        for shape, took in part.launches.items():
+            before = launches.get(shape, Took(0, 0.0))
+            launches[shape] = Took(before.times + took.times, before.seconds + took.seconds)
     return launches
+
+
+def since(now: Observed, before: Observed | None) -> Observed:
+    """What one front counted between two times of asking.
+
+    >>> first, second = Observed(0, 5, 10, 8, (6, 3)), Observed(0, 7, 14, 11, (7, 6))
+    >>> since(second, first)
+    Observed(started_s=5, seconds=2, arrivals=4, in_time=3, exits=(1, 3), launches={}, devices={}, latencies={})
+    """
+    if before is None:
+        return now
+    return replace(
+        now,
+        started_s=before.ended_s,
+        seconds=now.ended_s - before.ended_s,
+        arrivals=now.arrivals - before.arrivals,
+        in_time=now.in_time - before.in_time,
+        exits=tuple(late - early for late, early in zip(now.exits, before.exits, strict=True)),
+        launches=_new_launches(now.launches, before.launches),
+        latencies={each: n - before.latencies.get(each, 0) for each, n in now.latencies.items()},
+    )
+
+
+def _new_launches(now: Mapping[LaunchShape, Took], before: Mapping[LaunchShape, Took]) -> dict[LaunchShape, Took]:
+    none = Took(0, 0.0)
+    both = {shape: (took, before.get(shape, none)) for shape, took in now.items()}
+    return {
+        shape: Took(late.times - early.times, late.seconds - early.seconds)
+        for shape, (late, early) in both.items()
+        if late.times > early.times
+    }

@@ -2,24 +2,19 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from deployments.front.answers import Answer, RefusedError
-from deployments.front.deadlines import HEADER, deadline_s
+from deployments.front.answers import Answer, RefusedError, shown
+from deployments.front.bodies import body_of, json_in
+from deployments.front.headers import HEADER, deadline_s
 from deployments.front.service import Service
 
 _JSON = b"application/json"
 _DEADLINE = HEADER.encode()
 
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number that JSON knows")
-
-
-# Made once: json.loads and json.dumps make one for each call that has options.
-_decode = json.JSONDecoder(parse_constant=_no_number).decode
+# Made once: json.dumps makes one for each call that has options.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -30,7 +25,8 @@ class Predict:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = await self._reply(dict(scope["headers"]), receive)
+        with self._service.counted():
+            reply = await self._reply(dict(scope["headers"]), receive)
         headers = [(b"content-type", _JSON), (b"content-length", b"%d" % len(reply))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply})
@@ -44,36 +40,17 @@ class Predict:
         return _encode(self._service.heading | {"outputs": outputs}).encode()
 
 
-async def body_of(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
-    """The whole body, or 413 as soon as it is known to be too large."""
-    told = headers.get(b"content-length", b"0")
-    if told.isdigit() and int(told) > max_bytes:
-        raise RefusedError(413, f"the body has {int(told)} bytes: {max_bytes} are allowed")
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise RefusedError(400, "the connection closed before the whole body was here")
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
-            raise RefusedError(413, f"the body has more than {max_bytes} bytes, which is what is allowed")
-        if not message.get("more_body"):
-            return bytes(body)
-
-
 def inputs_in(body: bytes) -> object:
     """
     >>> inputs_in(b'{"inputs": "a text"}')
     'a text'
     """
-    try:
-        content = _decode(body.decode())
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"the body is not JSON: {error}") from error
+    content = json_in(body)
     if not isinstance(content, dict) or "inputs" not in content:
         raise RefusedError(400, 'the body must be {"inputs": ...}: one input or a list of them')
-    if unknown := sorted(content.keys() - {"inputs"}):
-        raise RefusedError(400, f"{unknown[0]!r} is not known: the body has one field, 'inputs'")
+    unknown = next((name for name in content if name != "inputs"), None)
+    if unknown is not None:
+        raise RefusedError(400, f"{shown(unknown)} is not known: the body has one field, 'inputs'")
     return content["inputs"]
 
 

@@ -1,9 +1,9 @@
-"""POST /predict past Serve's own handling of a request, which costs more than all of ours (docs/serving.md).
+"""Answers POST /predict past Serve's own handling of a request, which costs more than all of ours (docs/serving.md).
 
 Serve lets a callback put middlewares around a replica's HTTP server (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, set by
-`isobatch serve`). Ours answers what is asked for most by itself; without the variable nothing changes but the cost.
-What Serve then does not do is done elsewhere: the dispatcher limits and counts requests, uvicorn waits for those in
-flight when it stops, and whoever goes away is noticed here.
+`isobatch serve`). This one answers the most frequent request itself; without the variable only the cost changes.
+Others do what Serve then skips: the dispatcher limits and counts requests, uvicorn waits for those in flight when it
+stops, and this module notices a client that goes away.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 PATH = "/predict"  # where the application has no route prefix of its own
 
-_front: ASGIApp | None = None  # of this process, once it is there
+_front: ASGIApp | None = None  # the front of this process, once it exists
 
 
 def middlewares() -> list[Middleware]:
-    """What Serve calls in every replica that HTTP reaches."""
+    """The middlewares, for which Serve calls this in every replica that HTTP reaches."""
     return [Middleware(Shortcut)]
 
 
-def lead_to(front: ASGIApp) -> None:
+def apply(front: ASGIApp) -> None:
     global _front
     _front = front
 
@@ -58,7 +58,7 @@ class _Attended:
                 self._watch.cancel()
 
     async def receive(self) -> Any:
-        """The body; once it is whole, what comes next can only be that the client has gone."""
+        """The next message of the body. After the last one, another message can only mean that the client has gone."""
         message = await self._receive()
         if message["type"] == "http.request" and not message.get("more_body") and not self._watch:
             self._watch = asyncio.ensure_future(self._receive())

@@ -1,68 +1,64 @@
-"""What /stats tells: of every front that there is, together."""
+"""The content of /stats, over all fronts of an application together."""
 
+import os
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from deployments.dispatch.route import Route, Stage
-from deployments.driver import Driver
-from deployments.front.tally import OUTCOMES, Tally, merged
-from deployments.front.usage import Usage, usage
+from deployments.dispatch.route import Stage
+from deployments.front.counts import OUTCOMES, Counts, together
+from deployments.front.driver import Driver
+from deployments.front.messages import FrontState, Usage
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True)
-class Tell:
-    """What all other fronts are asked when one is asked for /stats."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What one front knows."""
-
-    tally: Tally
-    route: Route
-    inside: int  # inputs that were admitted and have no answer yet
-    waiting: dict[tuple[str, int], int]  # of them, by group and next block
-    replicas: dict[str, int]  # of each group
-    usage: Usage
-
-    @property
-    def missing(self) -> list[str]:
-        """Groups without a replica."""
-        return [group for group, count in self.replicas.items() if not count]
-
-
-def seen_by(driver: Driver) -> Seen:
+def state_of(driver: Driver) -> FrontState:
     dispatcher = driver.dispatcher
-    return Seen(driver.tally, dispatcher.route, dispatcher.inside, dispatcher.waiting(), dispatcher.replicas(), usage())
+    inside, waiting, replicas = dispatcher.inside, dispatcher.waiting(), dispatcher.replicas()
+    return FrontState(driver.counts, dispatcher.route, inside, waiting, replicas, usage())
 
 
-def told(seen: Sequence[Seen]) -> dict[str, Any]:
-    """The first is who was asked. A route may change: fronts follow within milliseconds of each other."""
-    tally, route = merged([each.tally for each in seen]), seen[0].route
-    splits = [_of(stage, tally, seen) for stage in route.everywhere]
+def stats_of(fronts: Sequence[FrontState]) -> dict[str, Any]:
+    """Sum the fronts' states; the first is the front that was asked. All fronts change plans within milliseconds."""
+    counts, route = together([each.counts for each in fronts]), fronts[0].route
+    splits = [_split(stage, counts, fronts) for stage in route.all_stages]
     return {
-        "requests": {name: tally.outcomes[name] for name in OUTCOMES},
-        "latency_ms": tally.latency_ms(),
-        "inside": sum(each.inside for each in seen),
-        "waiting": sum(sum(each.waiting.values()) for each in seen),
+        "requests": {name: counts.outcomes[name] for name in OUTCOMES},
+        "latency_ms": counts.latency_ms(),
+        "inside": sum(each.inside for each in fronts),
+        "waiting": sum(sum(each.waiting.values()) for each in fronts),
         "splits": splits,
-        "exits": {str(block): tally.exits[block] for block in range(route.num_blocks)},
-        "survival": tally.survival(route.num_blocks),
-        "survivor_bytes": dict(tally.survivor_bytes),
-        "fronts": [asdict(each.usage) for each in seen],
+        "exits": {str(block): counts.exits[block] for block in range(route.num_blocks)},
+        "survival": counts.survival(route.num_blocks),
+        "survivor_bytes": dict(counts.survivor_bytes),
+        "fronts": [asdict(each.usage) for each in fronts],
     }
 
 
-def _of(stage: Stage, tally: Tally, seen: Sequence[Seen]) -> dict[str, Any]:
+def _split(stage: Stage, counts: Counts, fronts: Sequence[FrontState]) -> dict[str, Any]:
     where = stage.group, stage.start
     return {
         "blocks": [stage.start, stage.stop],
         "batch": stage.batch,
         "ramps": sorted(stage.ramps),
         "group": stage.group,
-        "replicas": seen[0].replicas.get(stage.group, 0),
-        "launches": tally.launches[where].count,
-        "fill": round(tally.launches[where].fill, 3),
-        "waiting": sum(each.waiting.get(where, 0) for each in seen),
+        "replicas": fronts[0].replicas.get(stage.group, 0),
+        "launches": counts.launches[where].count,
+        "fill": round(counts.launches[where].fill, 3),
+        "waiting": sum(each.waiting.get(where, 0) for each in fronts),
     }
+
+
+def usage() -> Usage:
+    """
+    >>> usage().cpu_s > 0
+    True
+    """
+    pages = 0
+    with suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return Usage(round(time.process_time(), 2), round(pages * _PAGE_BYTES / 2**20, 1))

@@ -14,10 +14,10 @@ import torch
 
 from deployments.folders import alone, cache_directory
 from deployments.models import checkpoint
-from deployments.models.stretch import Stretch
+from deployments.models.seam import BackedModel, Stretch
 from deployments.models.torch_model import TorchModel
 from profiles.measure import device_name, stopwatch_for
-from profiles.model import Batch, Exits, SplitModel
+from profiles.model import Batch, Exits
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Choice:
 
 
 def choose(
-    model: TorchModel, others: Mapping[str, Callable[[], SplitModel]], directory: str | Path, fingerprint: str
+    model: TorchModel, others: Mapping[str, Callable[[], BackedModel]], directory: str | Path, fingerprint: str
 ) -> Choice:
     """Measured at the first start with this network on this machine; later ones read what was found."""
     path = cache_directory() / "backends" / f"{_machine_key(model, fingerprint, list(others))}.json"
@@ -60,7 +60,7 @@ def choose(
 
 
 def _measured(
-    model: TorchModel, others: Mapping[str, Callable[[], SplitModel]], directory: str | Path
+    model: TorchModel, others: Mapping[str, Callable[[], BackedModel]], directory: str | Path
 ) -> Iterator[tuple[str, float]]:
     """One that fails, or gives other answers, is not for this network."""
     for backend, make in others.items():
@@ -70,7 +70,7 @@ def _measured(
             log.exception("%s: %s cannot run it", directory, backend)
 
 
-def example(model: TorchModel, directory: str | Path, count: int = 1) -> Batch:
+def example(model: BackedModel, directory: str | Path, count: int = 1) -> Batch:
     """A batch to export from and to measure with: nobody's inputs."""
     if model.reads_text:
         return model.encode([" ".join(["the"] * WORDS)] * count)
@@ -78,13 +78,12 @@ def example(model: TorchModel, directory: str | Path, count: int = 1) -> Batch:
     return model.encode([np.zeros((side, side, channels), np.float32)] * count)
 
 
-def over_torch(model: TorchModel, other: SplitModel, batch_of: "partial[Batch]") -> float:
+def over_torch(model: TorchModel, other: BackedModel, batch_of: "partial[Batch]") -> float:
     """Of the whole network, without exits: the geometric mean over sizes of ratios of medians, taken in turns.
 
     Raises ValueError if answers differ.
     """
-    if isinstance(other, TorchModel):
-        other.prepare([Stretch(0, model.num_blocks)], batch_of())
+    other.prepare([Stretch(0, model.num_blocks)], batch_of())
     stopwatch, ratios = stopwatch_for(str(model.device)), []
     for size in SIZES:
         batch, torch_s, other_s = batch_of(size), list[float](), list[float]()

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from profiles.errors import UserError
 
+MOST_PIXELS = 2**23  # of one image: preprocessors take many times its memory
+CHARACTERS_A_TOKEN = 64  # of a text, so many are looked at for each token that the network reads at most
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -17,6 +20,13 @@ class Encoded:
 
 
 class Encoder(Protocol):
+    """The checkpoint's preprocessor."""
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that the network reads of a text; None: it reads images."""
+        ...
+
     def __call__(self, inputs: Sequence[Any]) -> Encoded: ...
 
 
@@ -28,7 +38,9 @@ class TextEncoder:
     longest: int
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded:
-        first, second = zip(*(_text_pair(value) for value in inputs), strict=True)
+        first, second = zip(*(self._text_pair(value) for value in inputs), strict=True)
+        if len({text is None for text in second}) > 1:
+            raise UserError("single texts and pairs of texts cannot stand in one request")
         tokens = self.tokenizer(
             list(first),
             None if second[0] is None else list(second),
@@ -40,6 +52,16 @@ class TextEncoder:
         lengths = tokens["attention_mask"].sum(axis=1).astype(np.int64)
         return Encoded({name: array for name, array in tokens.items() if name != "attention_mask"}, lengths)
 
+    def _text_pair(self, value: Any) -> tuple[str, str | None]:
+        """What lies beyond the last token that is read is cut off before it costs anything, not after."""
+        most = CHARACTERS_A_TOKEN * self.longest
+        match value:
+            case str():
+                return value[:most], None
+            case [str() as first, str() as second]:
+                return first[:most], second[:most]
+        raise UserError(f"a text input must be a string or a pair of strings, got {type(value).__name__}")
+
 
 @dataclass(frozen=True)
 class ImageEncoder:
@@ -48,15 +70,19 @@ class ImageEncoder:
     processor: Any
     channels: int
     size: tuple[int, int] | None = None  # the height and width that the network was built for, if it is for one only
+    longest: None = None
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded:
-        images = [self._image(value) for value in inputs]
+        images = [self._image(position, value) for position, value in enumerate(inputs)]
         # One by one: images of different sizes are no list until each has the network's.
         arrays = [
             self.processor(images=image, return_tensors="np", input_data_format="channels_last")["pixel_values"]
             for image in images
         ]
         self._check_sizes([array.shape[-2:] for array in arrays])
+        for position, array in enumerate(arrays):
+            if not np.isfinite(array).all():
+                raise UserError(f"image {position} holds numbers that are too large for the preprocessor")
         return Encoded({"pixel_values": np.concatenate(arrays).astype(np.float32, copy=False)}, None)
 
     def _check_sizes(self, sizes: Sequence[tuple[int, int]]) -> None:
@@ -65,24 +91,17 @@ class ImageEncoder:
             if size != wanted:
                 raise UserError(f"image {position} is {size[0]} x {size[1]}, it must be {wanted[0]} x {wanted[1]}")
 
-    def _image(self, value: Any) -> NDArray[np.float32]:
+    def _image(self, position: int, value: Any) -> NDArray[np.float32]:
         try:
-            image = np.asarray(value, np.float32)
-        except (TypeError, ValueError) as error:
+            with np.errstate(over="ignore"):  # what is too large is found below
+                image = np.asarray(value, np.float32)
+        except (TypeError, ValueError, OverflowError) as error:
             raise UserError(f"an image must be an array of numbers: {error}") from error
-        if image.ndim == 2:
-            image = image[:, :, None].repeat(self.channels, axis=2)
-        if image.ndim != 3 or image.shape[2] != self.channels:
+        if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != self.channels):
             raise UserError(f"an image must be height x width or height x width x {self.channels}, got {image.shape}")
+        height, width = image.shape[:2]
+        if not 0 < height * width <= MOST_PIXELS:
+            raise UserError(f"image {position} is {height} x {width}: 1 to {MOST_PIXELS} pixels are allowed")
         if not np.isfinite(image).all():
             raise UserError("an image must hold finite numbers only")
-        return image
-
-
-def _text_pair(value: Any) -> tuple[str, str | None]:
-    match value:
-        case str():
-            return value, None
-        case [str() as first, str() as second]:
-            return first, second
-    raise UserError(f"a text input must be a string or a pair of strings, got {type(value).__name__}")
+        return image[:, :, None].repeat(self.channels, axis=2) if image.ndim == 2 else image

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deployments.models.stretch import Passed, Stretch
+from deployments.models.seam import Passed, Stretch
 from deployments.models.torch_model import MaskOf
 
 OPSET = 17

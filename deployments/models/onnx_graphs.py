@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from deployments.models.graphs import Inputs, Recording
+from deployments.models.cuda_graphs import GraphModel, Inputs, Recording, without_cuda
 from deployments.models.onnx_export import PRESENT
-from deployments.models.onnx_model import OnnxModel, as_passed, as_read
+from deployments.models.onnx_model import OnnxModel, as_passed, as_read, unexportable
 from deployments.models.onnx_pieces import UNDISTURBED
-from deployments.models.stretch import Stretch
+from deployments.models.seam import BackedModel, Fingerprint, Stretch
+from deployments.models.torch_model import TorchModel
 
 
 class OnnxRecorder:
@@ -28,3 +29,19 @@ class OnnxRecorder:
             UNDISTURBED.release()
         arrays = {name: tensor for name, tensor in fixed.reads.items() if name != PRESENT}
         return Recording(Inputs(arrays, fixed.reads.get(PRESENT)), as_passed(fixed.gives, stretch), fixed.again)
+
+
+class _OnnxGraphs:
+    """The backend `onnx-graphs`: ONNX Runtime, recorded."""
+
+    tried_by_auto = True
+
+    def obstacle(self, model: TorchModel, int8: bool) -> str | None:
+        return without_cuda(model, "onnx-graphs", "onnx") or unexportable(model, int8)
+
+    def serve(self, model: TorchModel, fingerprint: Fingerprint, int8: bool) -> BackedModel:
+        exported = OnnxModel(model, fingerprint(model), int8, records=True)
+        return GraphModel(exported, OnnxRecorder(exported))
+
+
+ONNX_GRAPHS = _OnnxGraphs()

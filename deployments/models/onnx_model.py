@@ -9,16 +9,19 @@ from torch import Tensor
 from deployments.folders import cache_directory
 from deployments.models.onnx_export import AFTER, HEAD, HIDDEN, PRESENT, ramp_name
 from deployments.models.onnx_pieces import Origin, Pieces
-from deployments.models.stretch import Passed, Stretch
+from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
 from deployments.models.torch_model import TorchModel
 from deployments.progress import show
 from profiles.model import Batch
+
+RUNS = (torch.float32, torch.float16)
 
 
 class OnnxModel(TorchModel):
     """The same network with the same answers; a call's blocks are one graph, whatever the plan has cut."""
 
     backend = "onnx"
+    exports = True
     always_masks = True  # one graph serves batches with and without padding
 
     def __init__(
@@ -84,6 +87,31 @@ class OnnxModel(TorchModel):
             return as_passed(session.run(as_read(arrays, present)), piece), piece.stop
         one = Stretch(at, at + 1, tuple(ramp for ramp in stretch.ramps if ramp == at))
         return self.inner.through(one, arrays, present), at + 1
+
+
+class _OnOnnx:
+    """The backend `onnx`: ONNX Runtime, one graph a stretch."""
+
+    tried_by_auto = True
+
+    def obstacle(self, model: TorchModel, int8: bool) -> str | None:
+        return unexportable(model, int8)
+
+    def serve(self, model: TorchModel, fingerprint: Fingerprint, int8: bool) -> BackedModel:
+        return OnnxModel(model, fingerprint(model), int8)
+
+
+ONNX = _OnOnnx()
+
+
+def unexportable(model: TorchModel, int8: bool) -> str | None:
+    """Why ONNX Runtime cannot run a network in this precision on this device."""
+    if model.dtype not in RUNS:
+        dtype = str(model.dtype).removeprefix("torch.")
+        return f"ONNX Runtime does not run {dtype}: use float16 or float32, or backend: torch"
+    if int8 and model.device.type != "cpu":
+        return f"dtype int8 is for CPUs, not for {model.device.type}: use float16"
+    return None
 
 
 def as_read(arrays: Mapping[str, Tensor], present: Tensor | None) -> Mapping[str, Tensor]:

@@ -19,7 +19,7 @@ from deployments.models.onnx_export import OPSET, Compute, export
 from deployments.models.onnx_int8 import in_8_bits
 from deployments.models.onnx_session import Session
 from deployments.models.ramps import WEIGHTS
-from deployments.models.stretch import Stretch
+from deployments.models.seam import Stretch
 from deployments.models.torch_model import TorchModel
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Literal, cast
 
 import torch
@@ -130,9 +130,10 @@ def policy_at(path: str) -> Policy:
     >>> policy_at("deployments.exits:margin").__name__
     'margin'
     """
-    module, _, name = path.partition(":")
     try:
-        policy = cast(Policy, getattr(import_module(module), name))
+        if not path.partition(":")[2]:  # resolve_name would give the module itself
+            raise ValueError("it names no function")
+        policy = cast(Policy, resolve_name(path))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"policy {path!r} cannot be imported ({error}); write it as module:function") from error
     try:

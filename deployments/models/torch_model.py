@@ -12,10 +12,10 @@ from torch import Tensor
 from deployments.models import batches
 from deployments.models.anatomy import Anatomy
 from deployments.models.departures import Departures
-from deployments.models.encode import Encoder, TextEncoder
+from deployments.models.encode import Encoder
 from deployments.models.ramps import Ramps
+from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
 from deployments.models.streams import finish
-from deployments.models.stretch import Passed, Stretch
 from profiles.model import Array, Batch, Launched
 
 # From which keys are visible (batch x heads x queries x keys) to what blocks are given, in the hidden state's dtype.
@@ -29,6 +29,7 @@ class TorchModel:
     """
 
     backend = "torch"
+    exports = False
     always_masks = False  # whether blocks of texts are told which tokens are real even where all are
 
     def __init__(
@@ -65,7 +66,7 @@ class TorchModel:
 
     @property
     def reads_text(self) -> bool:
-        return isinstance(self.encoder, TextEncoder)
+        return self.encoder.longest is not None
 
     @property
     def exact(self) -> "TorchModel":
@@ -179,6 +180,21 @@ class TorchModel:
         survivors = after if len(exits) == 0 else batches.select(after, staying)
         finish(self.device)
         return Launched(exits, survivors)
+
+
+class _OnTorch:
+    """The backend `torch`: every network as it was loaded."""
+
+    tried_by_auto = False  # it is what others are measured against
+
+    def obstacle(self, model: TorchModel, int8: bool) -> str | None:
+        return None
+
+    def serve(self, model: TorchModel, fingerprint: Fingerprint, int8: bool) -> BackedModel:
+        return model
+
+
+TORCH = _OnTorch()
 
 
 def _over_keys(present: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from deployments.folders import alone, make_room, whole
-from deployments.models import TorchModel
+from deployments.models.seam import BackedModel
 from deployments.progress import show
 from profiles.errors import UserError
 
@@ -31,7 +31,7 @@ class Features:
     logits: Floats
 
 
-def features(model: TorchModel, fingerprint: str, values: Sequence[Any], cache: Path) -> Features:
+def features(model: BackedModel, fingerprint: str, values: Sequence[Any], cache: Path) -> Features:
     """Features of these inputs: from the cache when the same network has seen the same inputs before."""
     entry = cache / _key(fingerprint, values)
     with alone(entry):
@@ -41,7 +41,7 @@ def features(model: TorchModel, fingerprint: str, values: Sequence[Any], cache: 
             with whole(entry) as draft:
                 _compute(model, values, draft)
         entry.touch()
-    return _open(entry, len(model.anatomy.pooled_widths) - 1)
+    return _open(entry, len(model.exact.anatomy.pooled_widths) - 1)
 
 
 def _key(fingerprint: str, values: Sequence[Any]) -> str:
@@ -54,17 +54,17 @@ def _key(fingerprint: str, values: Sequence[Any]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _size_bytes(model: TorchModel, count: int) -> int:
-    size_bytes = 4 * count * (sum(model.anatomy.pooled_widths[:-1]) + model.num_labels)
+def _size_bytes(model: BackedModel, count: int) -> int:
+    size_bytes = 4 * count * (sum(model.exact.anatomy.pooled_widths[:-1]) + model.num_labels)
     if size_bytes > LIMIT_BYTES:
         most = count * LIMIT_BYTES // size_bytes
         raise UserError(f"the features of {count} inputs take {size_bytes >> 30} GiB; use --max-rows {most} or fewer")
     return size_bytes
 
 
-def _compute(model: TorchModel, values: Sequence[Any], folder: Path) -> None:
+def _compute(model: BackedModel, values: Sequence[Any], folder: Path) -> None:
     names = [_name(block) for block in range(model.num_blocks - 1)] + ["logits"]
-    widths = [*model.anatomy.pooled_widths[:-1], model.num_labels]
+    widths = [*model.exact.anatomy.pooled_widths[:-1], model.num_labels]
     maps = [
         open_memmap(folder / f"{name}.npy", mode="w+", dtype=np.float32, shape=(len(values), width))
         for name, width in zip(names, widths, strict=True)

@@ -11,13 +11,16 @@ from deployments.models.ramps import ExitRules, RampDtype, RampKind, RampRule, p
 from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.features import Features, Floats
 from deployments.prepare.sample import Indices, Sample
-from deployments.prepare.thresholds import Outcome, Replay, outcome, replay, search
+from deployments.prepare.thresholds import Replay, Tradeoff, replay, search, tradeoff
 from deployments.prepare.training import answers, train
 
 
 @dataclass(frozen=True)
-class Options:
-    """What a user may choose. `margin` is how many standard errors the measured loss must keep from what is allowed."""
+class PrepareOptions:
+    """What a user may choose. `margin` is how many standard errors the measured loss must keep from what is allowed.
+
+    `threshold`: this one at every ramp, instead of those that a search finds for what may be lost.
+    """
 
     policy: str = "deployments.exits:entropy"
     ramp: RampKind = "light"
@@ -25,6 +28,7 @@ class Options:
     max_accuracy_loss: float = 0.01
     margin: float = 2.0
     seed: int = 0
+    threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Seen:
         return [*self.ramps, self.head]
 
 
-def make_ramps(found: Features, sample: Sample, options: Options) -> tuple[ExitRules, Mapping[int, nn.Module]]:
+def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> tuple[ExitRules, Mapping[int, nn.Module]]:
     """Ramps after every block but the last, and the rules by which inputs leave at them."""
     wanted, truth = targets_of(found, sample)
     heads = train(found.pooled, wanted, sample.parts.train, options.ramp, options.seed)
@@ -82,27 +86,30 @@ class Reached:
     """Thresholds at work on the inputs they are reported on."""
 
     table: Replay
-    outcome: Outcome
+    tradeoff: Tradeoff
 
 
-def _choose(calibrate: Seen, report: Seen, options: Options) -> tuple[list[float], Reached]:
+def _choose(calibrate: Seen, report: Seen, options: PrepareOptions) -> tuple[list[float], Reached]:
     policy = policy_at(options.policy)
     num_ramps = len(calibrate.ramps)
     depths = [(block + 1) / (num_ramps + 1) for block in range(num_ramps)]
+    table_there = replay(policy, report.ramps, report.head, report.truth, depths, options.threshold)
+    if options.threshold is not None:
+        everywhere = np.zeros(num_ramps, np.int64)
+        return [options.threshold] * num_ramps, Reached(table_there, tradeoff(table_there, everywhere))
     table = replay(policy, calibrate.ramps, calibrate.head, calibrate.truth, depths)
     chosen = search(table, options.max_accuracy_loss, options.margin)
-    table_there = replay(policy, report.ramps, report.head, report.truth, depths)
-    return table.candidates[chosen].tolist(), Reached(table_there, outcome(table_there, chosen))
+    return table.candidates[chosen].tolist(), Reached(table_there, tradeoff(table_there, chosen))
 
 
 def _rules(
-    options: Options,
+    options: PrepareOptions,
     temperatures: list[float],
     thresholds: list[float],
     reached: Reached,
     errors: list[tuple[float, float]],
 ) -> ExitRules:
-    right, places = reached.table.right, reached.outcome.places
+    right, places = reached.table.right, reached.tradeoff.places
     ramps = tuple(
         RampRule(
             block=ramp,
@@ -124,5 +131,5 @@ def _rules(
         head_temperature=temperatures[-1],
         full_accuracy=float(right[-1].mean()),
         exit_accuracy=float(right[places, np.arange(len(places))].mean()),
-        mean_depth_share=reached.outcome.depth,
+        mean_depth_share=reached.tradeoff.depth,
     )

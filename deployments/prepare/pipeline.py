@@ -9,8 +9,9 @@ from deployments.folders import cache_directory, whole
 from deployments.models import TorchModel, checkpoint, load
 from deployments.models.backends import INT8, on_backend
 from deployments.models.ramps import RULES, ExitRules, Ramps, save_ramps
+from deployments.models.seam import BackedModel
 from deployments.prepare.features import features
-from deployments.prepare.measuring import Options, make_ramps
+from deployments.prepare.measuring import PrepareOptions, make_ramps
 from deployments.prepare.report import draw_exits
 from deployments.prepare.sample import Sample
 from profiles.errors import UserError
@@ -22,7 +23,7 @@ def prepare(
     source: Path,
     sample: Sample,
     out: Path,
-    options: Options,
+    options: PrepareOptions,
     notes: Mapping[str, str | int | float] | None = None,
     device: str = "cpu",
     force: bool = False,
@@ -43,13 +44,11 @@ def prepare(
     return rules
 
 
-def _served(model: TorchModel, source: Path, options: Options) -> TorchModel:
+def _served(model: TorchModel, source: Path, options: PrepareOptions) -> BackedModel:
     """As it will be served: ramps learn from what 8-bit blocks give, not from what they would give in float32."""
     if options.dtype != INT8:
         return model
-    in_8_bits = on_backend(model, source, "onnx", int8=True)
-    assert isinstance(in_8_bits, TorchModel), "This is a bug: a network on torch stays one."
-    return in_8_bits
+    return on_backend(model, source, "onnx", int8=True)
 
 
 def check_free(out: Path, force: bool) -> None:
@@ -75,14 +74,14 @@ def _check_place(out: Path) -> None:
         raise UserError(f"{out}: cannot be written: {nearest}: {error.strerror}") from error
 
 
-def _provenance(sample: Sample, options: Options, fingerprint: str) -> dict[str, str | int | float]:
+def _provenance(sample: Sample, options: PrepareOptions, fingerprint: str) -> dict[str, str | int | float]:
+    searched: dict[str, str | int | float] = {"max_accuracy_loss": options.max_accuracy_loss, "margin": options.margin}
     return {
         "checkpoint_sha256": fingerprint,
         "targets": "the network's own predictions" if sample.labels is None else "labels",
         "trained_on": len(sample.parts.train),
         "calibrated_on": len(sample.parts.calibrate),
         "reported_on": len(sample.parts.report),
-        "max_accuracy_loss": options.max_accuracy_loss,
-        "margin": options.margin,
+        **(searched if options.threshold is None else {}),
         "seed": options.seed,
     }

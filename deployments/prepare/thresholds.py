@@ -3,13 +3,14 @@
 The policy itself is asked who would leave, for every ramp, candidate threshold and input (a table of booleans). An
 input leaves at the first ramp that lets it go: the depth and the loss of any set of thresholds are sums over the table.
 
-    cost(input) = depth where it leaves + price * accuracy lost there
+    cost(input) = depth where it leaves + multiplier * accuracy lost there
 
-For a price of accuracy, thresholds are improved one ramp at a time until none can be bettered. A ladder of prices,
-started from the best single threshold for all ramps, gives the curve from "as early as possible" to "never wrong"; the
-least depth on it whose loss is allowed wins, and spends what is left of the allowance one ramp at a time.
+For a multiplier (what accuracy is worth), thresholds are improved one ramp at a time until no change helps. A ladder of
+multipliers, started from the best single threshold for all ramps, gives the curve from "as early as possible" to "never
+wrong". The least depth on it whose loss is allowed wins, and spends what is left of the allowance one ramp at a time.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +18,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import expit
 from torch import Tensor
 
-from deployments.exits import Policy, memory_width
+from deployments.exits import Policy, Range, memory_width, range_of
 from profiles.errors import UserError
 
-PRICES = np.geomspace(0.5, 5000.0, 41)
+MULTIPLIERS = np.geomspace(0.5, 5000.0, 41)
 # Half of what lies between chance and certainty, and ever finer towards both ends.
-SHARES = 1.0 / (1.0 + np.exp(-np.linspace(-9.0, 9.0, 73)))
+SHARES = expit(np.linspace(-9.0, 9.0, 73))
+DECIMALS = 6
+BEYOND = 1e-3  # so far above the highest value, in shares of the range, lies the threshold that no value reaches
+# What is assumed of a policy that declares no range: one that remembers counts ramps, any other compares a share.
+COUNTS = Range(low=lambda labels: 1.0, high=lambda ramps: float(ramps), whole=True)
+SHARES_OF_ONE = Range(low=lambda labels: 0.0, high=lambda ramps: 1.0)
 MAX_PASSES = 20
 ROUNDING = 1e-9
 
@@ -44,7 +51,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Tradeoff:
     """One set of thresholds on one set of inputs. `places` is the ramp where each leaves (their number: at the end)."""
 
     places: NDArray[np.int64]
@@ -60,19 +67,25 @@ def candidates(policy: Policy, num_labels: int, num_ramps: int) -> NDArray[np.fl
     >>> candidates(patience, num_labels=2, num_ramps=3).tolist()
     [1.0, 2.0, 3.0, 4.0]
     """
-    if memory_width(policy, num_labels):
-        return np.arange(1.0, num_ramps + 2.0)
-    values = getattr(policy, "values", None)
-    low = values.low(num_labels) if values else 0.0
-    high = values.high(num_ramps) if values else 1.0
-    return np.array([low, *(low + (high - low) * SHARES).round(6), high + 1e-3])
+    values = range_of(policy) or (COUNTS if memory_width(policy, num_labels) else SHARES_OF_ONE)
+    low, high = values.low(num_labels), values.high(num_ramps)
+    if values.whole:
+        return np.arange(low, high + 2.0)
+    span = high - low
+    decimals = max(DECIMALS, DECIMALS - 1 - math.floor(math.log10(span)))
+    return np.array([low, *(low + span * SHARES).round(decimals), high + max(1.0, span) * BEYOND])
 
 
 @torch.inference_mode()
-def replay(policy: Policy, logits: Tensor, head: Tensor, targets: Tensor, depths: Sequence[float]) -> Replay:
-    """Ask the policy about every ramp (logits: ramps x inputs x labels, calibrated) and every candidate."""
+def replay(
+    policy: Policy, logits: Tensor, head: Tensor, targets: Tensor, depths: Sequence[float], only: float | None = None
+) -> Replay:
+    """Ask the policy about every ramp (logits: ramps x inputs x labels, calibrated) and every candidate.
+
+    `only`: the one threshold to be asked about, instead of those worth trying.
+    """
     num_ramps, count, num_labels = logits.shape
-    tried = candidates(policy, num_labels, num_ramps)
+    tried = candidates(policy, num_labels, num_ramps) if only is None else np.array([only])
     leaves = np.zeros((num_ramps, len(tried), count), np.bool_)
     right = np.zeros((num_ramps + 1, count))
     memory = torch.zeros(count, memory_width(policy, num_labels))
@@ -97,14 +110,14 @@ def _check_independent(policy: Policy, memories: Sequence[Tensor]) -> None:
         raise UserError(f"policy {name}: what it remembers depends on its threshold, so thresholds cannot be searched")
 
 
-def outcome(table: Replay, chosen: NDArray[np.int64]) -> Outcome:
+def tradeoff(table: Replay, chosen: NDArray[np.int64]) -> Tradeoff:
     """What happens with this candidate at each ramp."""
     num_ramps = len(chosen)
     leaving = table.leaves[np.arange(num_ramps), chosen]
     places = np.where(leaving.any(axis=0), leaving.argmax(axis=0), num_ramps)
     loss = table.right[-1] - table.right[places, np.arange(len(places))]
     deviation = float(_deviation(loss.mean(), (loss**2).mean(), len(loss)))
-    return Outcome(places, float(table.depths[places].mean()), float(loss.mean()), deviation)
+    return Tradeoff(places, float(table.depths[places].mean()), float(loss.mean()), deviation)
 
 
 def _deviation(mean: Any, mean_square: Any, count: int) -> Any:
@@ -121,14 +134,14 @@ def search(table: Replay, max_loss: float, margin: float) -> NDArray[np.int64]:
 
     def judge(chosen: NDArray[np.int64]) -> tuple[bool, float]:
         """Allowed before not allowed, then by depth."""
-        result = outcome(table, chosen)
+        result = tradeoff(table, chosen)
         allowed = result.lost + margin * result.lost_deviation <= max_loss + ROUNDING
         return not allowed, result.depth if allowed else result.lost
 
     shared = [np.full(len(table.leaves), candidate) for candidate in range(len(table.candidates))]
     found = [_never(table), min(shared, key=judge)]
-    for price in PRICES:
-        found.append(_descend(table, found[-1], float(price)))
+    for multiplier in MULTIPLIERS:
+        found.append(_descend(table, found[-1], float(multiplier)))
     return _refine(table, min(found, key=judge), max_loss, margin)
 
 
@@ -136,9 +149,9 @@ def _never(table: Replay) -> NDArray[np.int64]:
     return np.asarray(table.leaves.sum(axis=2).argmin(axis=1))
 
 
-def _descend(table: Replay, chosen: NDArray[np.int64], price: float) -> NDArray[np.int64]:
+def _descend(table: Replay, chosen: NDArray[np.int64], multiplier: float) -> NDArray[np.int64]:
     """Cheaper one ramp at a time, from the last to the first, until a pass changes nothing."""
-    cost = table.depths[:, None] + price * (table.right[-1] - table.right)
+    cost = table.depths[:, None] + multiplier * (table.right[-1] - table.right)
     for _ in range(MAX_PASSES):
         before = chosen
         for ramp in reversed(range(len(chosen))):
@@ -152,7 +165,7 @@ def _refine(table: Replay, chosen: NDArray[np.int64], max_loss: float, margin: f
     """Spend what the ladder left of the allowance: the one change that saves most depth, until none is allowed."""
     depth = np.broadcast_to(table.depths[:, None], table.right.shape)
     loss = table.right[-1] - table.right
-    best = outcome(table, chosen).depth
+    best = tradeoff(table, chosen).depth
     while True:
         moves = []
         for ramp in range(len(chosen)):

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
+from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench
+from cluster.bench.real_device import Source
+from cluster.bench.report import ratios
+from cluster.bench.saturated import compared
+from cluster.bench.setup import DEMO, BenchRequest, make
 from deployments import models
 from deployments.demo import demo_directory
 from deployments.models.backends import make_ready, on_backend
 from deployments.models.ramps import RampDtype
-from deployments.models.stretch import Stretch
+from deployments.models.seam import Stretch
 from experiments.backend import minilm
-from experiments.onedevice.compare import CONSTANT, NAIVE, STOCK, Bench
-from experiments.onedevice.rehearsal import Source
-from experiments.onedevice.report import ratios
-from experiments.onedevice.saturated import compared
-from experiments.onedevice.setting import DEMO, Wish, make
 from profiles.model import SplitModel
 
 BUDGET_S = 8.0
@@ -43,19 +43,19 @@ DTYPES: tuple[RampDtype, ...] = ("float32", "int8")
 
 
 def of_demo() -> dict[str, float]:
-    wishes = {dtype: Wish(DEMO, dtype=dtype, budget_s=BUDGET_S, backend="onnx") for dtype in DTYPES}
-    return _compared("demo", wishes, DEMO_LOAD, demo_directory())
+    requests = {dtype: BenchRequest(DEMO, dtype=dtype, budget_s=BUDGET_S, backend="onnx") for dtype in DTYPES}
+    return _compared("demo", requests, DEMO_LOAD, demo_directory())
 
 
 def of_minilm() -> dict[str, float]:
     told = {"data": minilm.test_file(), "budget_s": BUDGET_S, "backend": "onnx", "largest": 32}
-    wishes = {dtype: Wish(str(minilm.prepared(dtype)), dtype=dtype, **told) for dtype in DTYPES}  # type: ignore[arg-type]
-    return _compared("minilm", wishes, MINILM_LOAD, minilm.prepared())
+    requests = {dtype: BenchRequest(str(minilm.prepared(dtype)), dtype=dtype, **told) for dtype in DTYPES}  # type: ignore[arg-type]
+    return _compared("minilm", requests, MINILM_LOAD, minilm.prepared())
 
 
-def _compared(name: str, wishes: dict[RampDtype, Wish], load: Load, float32_ramps: Path) -> dict[str, float]:
+def _compared(name: str, requests: dict[RampDtype, BenchRequest], load: Load, float32_ramps: Path) -> dict[str, float]:
     figures = dict[str, float]()
-    for dtype, wish in wishes.items():
+    for dtype, wish in requests.items():
         bench = make(wish).bench
         figures |= _of_one(name if dtype == "float32" else f"{name}_{dtype}", bench, load)
     unfit = judged(_in_8_bits(float32_ramps), bench.source, bench.model.ramp_blocks)

@@ -61,7 +61,7 @@ def untrained(
         model = AutoModelForImageClassification.from_config(shape)
     model = model.to(device=device, dtype=dtype).eval()
     place = torch.device(device)
-    return TorchModel(family.dissect(model), _no_encoder, Ramps(), [str(k) for k in range(LABELS)], place, dtype)
+    return TorchModel(family.dissect(model), _NoEncoder(), Ramps(), [str(k) for k in range(LABELS)], place, dtype)
 
 
 @contextmanager
@@ -87,5 +87,8 @@ def batches(name: str, length: int, words: int = 1000) -> Callable[[int], Batch]
     return of
 
 
-def _no_encoder(inputs: object) -> Encoded:
-    raise TypeError("an untrained network reads what `batches` makes, and nothing else")
+class _NoEncoder:
+    longest = None
+
+    def __call__(self, inputs: object) -> Encoded:
+        raise TypeError("an untrained network reads what `batches` makes, and nothing else")

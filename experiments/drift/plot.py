@@ -1,19 +1,20 @@
-"""The picture: goodput over time, as E3's figure 16, with every change of plan."""
+"""The picture of goodput over time with every change of plan, as E3's figure 16."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from cluster.load.workloads import Floats
+from cluster.simulator.replanning import Replanned
+from cluster.simulator.report import Report
 from experiments.drift.suite import Suite
-from experiments.replanned import Replanned
-from experiments.tally import Floats, Report
 
 COLOURS = {"best plan": "#333333", "first plan": "#7fb3d5", "early exit": "#d98c3f", "no exits": "#999999"}
 
 
-def draw(suite: Suite, steered: Replanned, staying: Mapping[str, Sequence[float]], path: Path) -> None:
-    """`staying` are goodputs of plans that do not change, mix by mix."""
+def draw(suite: Suite, controlled: Replanned, staying: Mapping[str, Sequence[float]], path: Path) -> None:
+    """Draw the picture; `staying` are the goodputs of plans that do not change, mix by mix."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -25,10 +26,10 @@ def draw(suite: Suite, steered: Replanned, staying: Mapping[str, Sequence[float]
         steps = [per_s[0], *per_s]
         style = {"linestyle": ":"} if name == "best plan" else {}
         axes.step([edge / 60 for edge in edges], steps, color=COLOURS[name], label=name, **style)
-    axes.plot(*_goodput(steered.report), color="#1b6ca8", label="with the controller")
+    axes.plot(*_goodput(controlled.report), color="#1b6ca8", label="with the controller")
     for start_s, until_s, easy in zip(edges, edges[1:], suite.easy_shares, strict=False):
         axes.text((start_s + until_s) / 120, 0, f"{easy:.0%} easy", ha="center", va="bottom", fontsize=8)
-    for event in steered.changes:
+    for event in controlled.changes:
         axes.axvline(event.at_s / 60, color="#bb3333", linewidth=0.7, alpha=0.6)
     axes.set(xlabel="simulated minutes (red: another plan)", ylabel="answered in time per second", ylim=(0, None))
     axes.set_title(f"BERT-base on {suite.devices}, simulated, SLO {suite.slo_s * 1e3:g} ms", fontsize=10)

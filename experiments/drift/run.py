@@ -9,47 +9,47 @@ from rich.progress import Progress, track
 
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from experiments.baselines import naive, stock
+from cluster.load.workloads import Floats, Ints, arrivals
+from cluster.simulator.replanning import Replanned, replan
+from cluster.simulator.report import Report
+from cluster.simulator.simulation import World, simulate
 from experiments.drift.plot import draw
 from experiments.drift.suite import SUITE, Suite
-from experiments.replanned import Replanned, replan
-from experiments.simulator import World, simulate
-from experiments.tally import Report
-from experiments.workloads import Floats, Ints, arrivals
 from optimizer import Plan, Problem
+from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline_plan
 
 PICTURE = Path(__file__).parents[2] / "docs" / "drift.png"
-STEADY_S = 20.0  # a plan that stays does the same all the time, as long as inputs do
-WINDOWS = 2  # after which the controller is held to the best
+STEADY_S = 20.0  # enough for a plan that stays, since its goodput is steady while the mix is
+WINDOWS = 2  # after which the controller is compared with the best plan
 
 
 def measure(suite: Suite = SUITE, picture: Path | None = PICTURE) -> dict[str, float]:
     phases = [suite.question.facts(suite.survival(easy), Corrections()) for easy in suite.easy_shares]
     plans = [suite.best(facts) for facts in phases]
     rates = [suite.offered_per_s(plan, facts) for plan, facts in zip(plans, phases, strict=True)]
-    steered = _steered(suite, phases[0], plans[0], rates)
+    controlled = _controlled(suite, phases[0], plans[0], rates)
     staying = _staying(suite, phases, plans, rates)
     if picture:
-        draw(suite, steered, staying, picture)
-    settled = [_settled(steered.report, suite, phase) for phase in range(len(phases))]
-    effort = steered.effort
+        draw(suite, controlled, staying, picture)
+    settled = [_settled(controlled.report, suite, phase) for phase in range(len(phases))]
+    spent = controlled.spent
     return {
         "adapt_share_after_2_windows": min(
             mine / best for mine, best in zip(settled[1:], staying["best plan"][1:], strict=True)
         ),
-        "changes": float(len(steered.changes)),
+        "changes": float(len(controlled.changes)),
         **{
             f"gain_over_{name.replace(' ', '_')}_{easy:.0%}_easy".replace("%", "_percent"): mine / theirs
             for name, per_s in staying.items()
             for easy, mine, theirs in zip(suite.easy_shares, settled, per_s, strict=True)
         },
-        "controller_cpu_share": (effort.window_s + effort.look_s) / suite.seconds,
-        "ms_per_window": 1e3 * effort.window_s / effort.windows,
-        "ms_per_look": 1e3 * effort.look_s / effort.looks,
+        "controller_cpu_share": (spent.window_s + spent.look_s) / suite.seconds,
+        "ms_per_window": 1e3 * spent.window_s / spent.windows,
+        "ms_per_look": 1e3 * spent.look_s / spent.looks,
     }
 
 
-def _steered(suite: Suite, facts: Problem, first: Plan, rates: Sequence[float]) -> Replanned:
+def _controlled(suite: Suite, facts: Problem, first: Plan, rates: Sequence[float]) -> Replanned:
     world = World(first, facts, suite.slo_s)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("with the controller", total=suite.seconds)
@@ -72,13 +72,13 @@ def _phase(suite: Suite, phase: int, rate: float, seconds: float) -> tuple[Float
 def _staying(
     suite: Suite, phases: Sequence[Problem], plans: Sequence[Plan], rates: Sequence[float]
 ) -> Mapping[str, list[float]]:
-    """What plans make of each mix that do not change in it: goodput per second, by plan, then by mix."""
-    batch = suite.max_batch
+    """Goodput per second of plans that do not change, by plan, then by mix."""
+    objective = suite.question.objective
     systems: dict[str, list[Plan]] = {
         "best plan": list(plans),
         "first plan": [plans[0]] * len(plans),
-        "early exit": [naive(facts, batch) for facts in phases],
-        "no exits": [stock(facts, batch) for facts in phases],
+        "early exit": [baseline_plan(EARLY_EXIT, facts, objective) for facts in phases],
+        "no exits": [baseline_plan(NO_EXITS, facts, objective) for facts in phases],
     }
     cases = track(systems.items(), "plans that stay", console=Console(stderr=True), transient=True)
     return {
@@ -88,14 +88,14 @@ def _staying(
 
 
 def _per_s(suite: Suite, phase: int, facts: Problem, plan: Plan, rate: float) -> float:
-    """A plan that cannot carry the load is asked for what it can: overload costs some of them dearly."""
+    """The goodput of one plan, at no more load than it can carry, because some plans break down under overload."""
     times_s, sure_after = _phase(suite, phase, min(rate, suite.offered_per_s(plan, facts)), STEADY_S)
     inputs = [(times_s - suite.starts_s[phase], sure_after)]
     return simulate(World(plan, facts, suite.slo_s), inputs, STEADY_S).goodput_per_s
 
 
 def _settled(report: Report, suite: Suite, phase: int) -> float:
-    """Goodput from two windows after a mix began until it ends."""
+    """The goodput from two windows after a mix began until it ends."""
     good, each_s = report.tally.good, report.tally.seconds / len(report.tally.good)
     from_s = suite.starts_s[phase] + WINDOWS * Patience().replan_every_s
     first, last = (round(at_s / each_s) for at_s in (from_s, suite.starts_s[phase] + suite.phase_s))

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 
 from cluster.controller.question import Question
+from cluster.load.workloads import Mix
 from experiments.planner.settings import Network
-from experiments.workloads import Mix
 from optimizer import Objective, Plan, Problem, evaluate
-from optimizer.lanes import side_by_side
+from optimizer.pipelines.side_by_side import side_by_side
 from profiles import shapes
 from profiles.datasheet import datasheet_table
 from profiles.devices import fleet
@@ -19,7 +19,7 @@ HARD = Network("hard", shapes.bert_base(), ((0.0, 1.0), (0.5, 0.97), (1.0, 0.8))
 
 @dataclass(frozen=True)
 class Suite:
-    """Four devices, since what holds for sixteen holds for each of them here: splits take turns on every replica.
+    """Four devices instead of sixteen, which changes no ratio, because splits take turns on every replica.
 
     `launch_s`: with that of the datasheets, 0.2 ms, one plan is within 2 % of the best for every mix, and early exit as
     it is within 10 %. Two milliseconds are what launching the kernels of twelve layers one by one from Python takes.
@@ -31,7 +31,7 @@ class Suite:
     max_batch: int = 16
     easy_shares: tuple[float, ...] = (0.8, 0.5, 0.2)
     phase_s: float = 480.0  # four windows
-    load: float = 0.95  # of what a plan promises
+    load: float = 0.95  # as a share of what a plan promises
     gap: float = 0.01
 
     @property
@@ -62,7 +62,7 @@ class Suite:
         return self.load * evaluate(plan, facts).goodput_per_s
 
     def best(self, facts: Problem) -> Plan:
-        """The plan of someone who knows the mix."""
+        """The plan that the planner makes when it knows the mix."""
         plan = side_by_side(facts, self.question.objective, self.gap)
         if plan is None:
             raise UserError(f"no plan on {self.devices} keeps {self.slo_s} s")

@@ -1,8 +1,8 @@
-"""What serving costs beside the devices, measured on the live graphs that are to be simulated: a `Host`.
+"""Measures the costs of serving beside the devices (`HostCosts`) on the live graphs that are simulated later.
 
-An answer tells how long it waited and was computed; what it took beyond that, by its number of launches, is the way of
-a request and of a launch. How busy the front was, at rest and at two rates at which launches are filled differently,
-tells which part of that is its own work.
+An answer says how long it waited and was computed. The rest of its latency, by its number of launches, gives the travel
+times of a request and of a launch. The front's processor time, at rest and at two rates at which launches are filled
+differently, gives the part of the rest that is the front's own work.
 """
 
 import asyncio
@@ -16,30 +16,30 @@ from statistics import median
 import numpy as np
 from scipy.optimize import nnls
 
-from experiments.host import Host
-from experiments.load import Load
+from cluster.load.generator import LoadGenerator
+from cluster.load.workloads import Floats, arrivals
+from cluster.simulator.host import HostCosts
 from experiments.serve import measures
-from experiments.workloads import Floats, arrivals
 from optimizer.plan import Plan
 from profiles.files import Profile
 
-APART = 2.0  # times what it takes on its devices: no lone request meets another
+APART = 2.0  # times a request's time on its devices, between lone requests, so that none meets another
 LIGHT, HEAVY = 0.3, 0.8  # of what the plan promises
 NORMAL = 1.4826  # a normal variable's standard deviation over its median deviation
 
 
 @dataclass(frozen=True)
 class Account:
-    """What one answer says of itself."""
+    """The figures that one answer reports of itself."""
 
     launches: int
     computed_s: float
-    beside_s: float  # what it took, but for that and for waiting
+    beside_s: float  # its latency without computing and waiting
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the front has counted since its start."""
+class FrontCounts:
+    """The front's counts since its start."""
 
     requests: int
     launches: int
@@ -48,22 +48,22 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Of one server."""
+class ServerCosts:
+    """The measurements on one server."""
 
-    turns_s: Sequence[float]  # by how much launches took longer than their table says
+    turns_s: Sequence[float]  # how much longer launches took than their table says
     accounts: Sequence[Account]  # under light load
-    seen: Sequence[Seen]  # between stretches of different load, the first of them rest
+    seen: Sequence[FrontCounts]  # counts between stretches of different load, the first of which is rest
 
 
 @dataclass(frozen=True)
 class Calibration:
-    host: Host
+    host: HostCosts
     jitter: float  # how much answers vary, as a share of their time on devices
 
 
-def measured(url: str, plan: Plan, facts: Profile, per_s: float, seconds: float = 2.0) -> Measured:
-    """In about four times so many seconds. `per_s` is what the plan promises."""
+def measured(url: str, plan: Plan, facts: Profile, per_s: float, seconds: float = 2.0) -> ServerCosts:
+    """Measure one server, in about four times so many seconds. `per_s` is what the plan promises."""
     turns_s = _turns_s(url, plan, facts)
     seen = [_seen(url)]
     time.sleep(seconds / 2)
@@ -71,14 +71,14 @@ def measured(url: str, plan: Plan, facts: Profile, per_s: float, seconds: float 
     accounts = _asked(url, arrivals("poisson", LIGHT * per_s, 1.5 * seconds, 1))
     seen.append(_seen(url))
     _asked(url, arrivals("poisson", HEAVY * per_s, seconds, 2))
-    return Measured(turns_s, accounts, [*seen, _seen(url)])
+    return ServerCosts(turns_s, accounts, [*seen, _seen(url)])
 
 
 def _turns_s(url: str, plan: Plan, facts: Profile, count: int = 8) -> list[float]:
-    """Lone requests: it is known which launches they meet, whichever of the pipelines they go through."""
+    """Excess times of the launches of lone requests, whose launches are known in every pipeline."""
     ways_s = [
         sum(float(facts.table(lane.placement_of(s).kind).block_times_s(1)[s.start : s.stop].sum()) for s in lane.splits)
-        for lane in plan.lanes
+        for lane in plan.pipelines
     ]
     last = plan.splits[-1].stop - 1
     due_s = np.arange(count, dtype=np.float64) * APART * max(ways_s)
@@ -94,7 +94,7 @@ def _asked(url: str, due_s: Floats, body: bytes = measures.DRAWN) -> list[Accoun
         told[index] = answer
         return True
 
-    record = asyncio.run(Load(url, [body] * len(due_s), right=note).at(due_s))
+    record = asyncio.run(LoadGenerator(url, [body] * len(due_s), right=note).at(due_s))
     took_s = record.ended_s - record.due_s
     return [_account(told[index], took_s[index]) for index in np.flatnonzero(record.status == 200).tolist()]
 
@@ -105,19 +105,20 @@ def _account(answer: bytes, took_s: float) -> Account:
     return Account(len(steps), computed_s, took_s - queued_s - computed_s)
 
 
-def _seen(url: str) -> Seen:
+def _seen(url: str) -> FrontCounts:
     told = measures.stats(url)
     launches = sum(split["launches"] for split in told["splits"])
     work_s = sum(front["cpu_s"] for front in told["fronts"])
-    return Seen(told["requests"]["answered"], launches, work_s, time.monotonic())
+    return FrontCounts(told["requests"]["answered"], launches, work_s, time.monotonic())
 
 
-def calibration(servers: Sequence[Measured]) -> Calibration:
-    """What is the front's own work is taken off what answers show; for what is left nobody works.
+def calibration(servers: Sequence[ServerCosts]) -> Calibration:
+    """Fit the host's costs: travel time is the answers' time beside their devices, less the front's own work.
 
-    >>> seen = [Seen(0, 0, 0.0, 0.0), Seen(0, 0, 0.1, 4.0), Seen(100, 90, 0.37, 8.0), Seen(300, 150, 0.69, 12.0)]
+    >>> counted = [(0, 0, 0.0, 0.0), (0, 0, 0.1, 4.0), (100, 90, 0.37, 8.0), (300, 150, 0.69, 12.0)]
+    >>> seen = [FrontCounts(*each) for each in counted]
     >>> accounts = [Account(1, 0.06, 0.0045), Account(2, 0.09, 0.007)]
-    >>> found = calibration([Measured([0.0005], accounts, seen)])
+    >>> found = calibration([ServerCosts([0.0005], accounts, seen)])
     >>> found.host.model_dump()
     {'request_s': 0.0008, 'launch_s': 0.001, 'request_way_s': 0.0012, 'launch_way_s': 0.0015, 'turn_s': 0.0005}
     """
@@ -128,16 +129,16 @@ def calibration(servers: Sequence[Measured]) -> Calibration:
     more_s, once_s = np.polyfit(numbers, list(beside_s.values()), 1)
     turn_s = median(each for server in servers for each in server.turns_s)
     costs = dict(
-        zip(Host.model_fields, (request_s, launch_s, once_s - request_s, more_s - launch_s, turn_s), strict=True)
+        zip(HostCosts.model_fields, (request_s, launch_s, once_s - request_s, more_s - launch_s, turn_s), strict=True)
     )
     varies = median(abs(each.beside_s - beside_s[each.launches]) / each.computed_s for each in accounts)
     return Calibration(
-        Host(**{name: round(max(0.0, float(s)), 6) for name, s in costs.items()}), NORMAL * float(varies)
+        HostCosts(**{name: round(max(0.0, float(s)), 6) for name, s in costs.items()}), NORMAL * float(varies)
     )
 
 
-def _work_s(stretches: Sequence[tuple[Seen, Seen]]) -> tuple[float, float]:
-    """Of the front for a request and for a launch; what it does by itself goes with time."""
+def _work_s(stretches: Sequence[tuple[FrontCounts, FrontCounts]]) -> tuple[float, float]:
+    """Seconds of the front's work for a request and for a launch; its idle work is proportional to time."""
     counted = [(b.requests - a.requests, b.launches - a.launches, b.at_s - a.at_s) for a, b in stretches]
     (request_s, launch_s, _), _ = nnls(np.array(counted, float), [b.work_s - a.work_s for a, b in stretches])
     return float(request_s), float(launch_s)

@@ -1,7 +1,7 @@
-"""Claim: what the simulator says is what the live graph does. Both follow the same plans under the same arrivals.
+"""Claim: the simulator predicts the live graph. Both follow the same plans under the same arrivals.
 
-Live means all of it: `isobatch serve` on a local Ray, HTTP through HAProxy, replicas that hold virtual devices for the
-table's time. What serving costs beside the devices is measured on the same servers (`calibration.py`).
+Live means the whole path: `isobatch serve` on a local Ray, HTTP through HAProxy, replicas that hold virtual devices for
+the table's time. What serving costs beside the devices is measured on the same servers (`calibration.py`).
 """
 
 import csv
@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from experiments.fidelity.calibration import Calibration, Measured, calibration, measured
-from experiments.fidelity.compare import TOLD, Row, Tried, compare, errors, live
+from experiments.fidelity.calibration import Calibration, ServerCosts, calibration, measured
+from experiments.fidelity.compare import TOLD, ComparedCase, LiveCase, compare, errors, live
 from experiments.fidelity.suite import PLANS, SLO_S, cases, profile
 from experiments.serve import measures, servers
 from experiments.serve.fleet import facts_for, promise_per_s
@@ -33,10 +33,10 @@ def measure() -> dict[str, float]:
     return {**errors(rows), **costs, "jitter": float(calibrated.jitter), "cases": len(rows)}
 
 
-def served() -> tuple[Calibration, list[Tried]]:
-    """All loads of a plan on one server."""
-    tried: list[Tried] = []
-    costs: list[Measured] = []
+def served() -> tuple[Calibration, list[LiveCase]]:
+    """Run all loads of a plan on one server."""
+    tried: list[LiveCase] = []
+    costs: list[ServerCosts] = []
     for name, plan in PLANS.items():
         facts, promised = profile(), promise_per_s(plan, profile())
         with servers.served(plan, facts, 1e3 * SLO_S) as url:
@@ -46,13 +46,13 @@ def served() -> tuple[Calibration, list[Tried]]:
     return calibration(costs), tried
 
 
-def compared(tried: Iterable[Tried], calibrated: Calibration) -> Iterator[Row]:
+def compared(tried: Iterable[LiveCase], calibrated: Calibration) -> Iterator[ComparedCase]:
     for each in tried:
         plan = PLANS[each.case.plan]
         yield compare(each, plan, facts_for(profile(), plan.devices()), calibrated)
 
 
-def write(rows: Sequence[Row], path: Path) -> None:
+def write(rows: Sequence[ComparedCase], path: Path) -> None:
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         told = (f"{who}_{what}" for what in TOLD for who in ("live", "simulated", "spread"))
@@ -60,13 +60,13 @@ def write(rows: Sequence[Row], path: Path) -> None:
         out.writerows(_cells(row) for row in rows)
 
 
-def _cells(row: Row) -> Iterator[str]:
+def _cells(row: ComparedCase) -> Iterator[str]:
     yield from (row.case.plan, row.case.process, f"{row.case.load:g}")
     for what in TOLD:
         yield from (f"{value:.4g}" for value in (getattr(row.live, what), row.median(what), row.spread(what)))
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[ComparedCase]) -> Table:
     found = Table("plan", "arrivals", "load", title="live / simulated, by how much that is off ± from run to run")
     for name in ("goodput per s", "p50 ms", "p99 ms", "sent late p99 ms"):
         found.add_column(name, justify="right")

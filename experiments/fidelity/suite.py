@@ -1,31 +1,31 @@
-"""Plans and loads that run twice: on the live graph with virtual devices, and simulated, with the same arrivals."""
+"""Plans and loads that run both on the live graph with virtual devices and in the simulator, with equal arrivals."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
+from cluster.load.traces import trace
+from cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
 from experiments.serve.fleet import BLOCKS, SURVIVAL
-from experiments.sources import data
-from experiments.traces import trace
-from experiments.workloads import Floats, Ints, arrivals, exit_blocks
+from experiments.shared.public_data import data
 from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.latency import LatencyTable
 
 BATCH = 8
-PASS_S = 0.120  # of a full batch through the whole network: slow enough that the devices are the limit, not the host
-LONE = 0.5  # of it, for a batch of one
+PASS_S = 0.120  # a full batch through the network takes so long that the devices are the limit, not the host
+LONE = 0.5  # of this time, for a batch of one
 KINDS = {"v100": 1.0, "k80": 2.0}  # how much slower than the plain kind
 SLO_S = 0.7
 LOADS = (0.5, 0.8, 0.95, 1.2)  # of what the plan promises
 SECONDS = 6.0
 SEED = 0
-SIMULATED = 9  # times, each with other small variations
+SIMULATED = 9  # runs, each with other small variations
 PROCESSES = ("poisson", "twitter")
 TWITTER = "arrivals/twitter/twitter_2021-08_per_second.tbz2"
-FASTER = 10  # a minute of the trace in six seconds: what comes and goes within a minute does so within the SLO
+FASTER = 10  # a minute of the trace passes in six seconds
 
 
 def profile(slower: float = 1.0) -> Profile:
@@ -40,7 +40,7 @@ def _table(kind: str, slower: float) -> LatencyTable:
 
 
 def _in_a_row(*parts: tuple[int, int, str]) -> Plan:
-    """Splits up to a block, on so many replicas of a kind; inputs may leave at the end of each."""
+    """A plan of splits (stop, replicas, kind), with inputs leaving at the end of each."""
     starts = (0, *(stop for stop, _, _ in parts))
     splits = [Split(a, b, BATCH, (b - 1,) if b < BLOCKS else ()) for a, b in pairwise(starts)]
     return Plan(tuple(Placement(kind, n, (split,)) for (_, n, kind), split in zip(parts, splits, strict=True)))
@@ -69,7 +69,7 @@ class Case:
     slo_s: float = SLO_S
 
     def inputs(self, promised_per_s: float) -> tuple[Floats, Ints]:
-        """When each comes, and after which block it is sure: the same for both."""
+        """The arrival times, and the block after which each input is sure, the same for both."""
         rate = self.load * promised_per_s
         if self.process == "poisson":
             times_s = arrivals("poisson", rate, self.seconds, SEED)

@@ -1,4 +1,4 @@
-"""One day forecast window by window, each from those before it, and two simpler ways beside."""
+"""Forecasts one day window by window, each from those before it, beside two simpler methods."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ WARM_UP = 60  # windows before the first forecast counts: two hours
 
 @dataclass(frozen=True)
 class Backtest:
-    """One day, window by window: what came (windows x cuts), and what each way of forecasting had said."""
+    """One day, window by window: what came (windows x cuts), and what each method had forecast."""
 
     trace: Trace
     actual: Floats

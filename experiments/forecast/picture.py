@@ -1,4 +1,4 @@
-"""Forecast and reality side by side: batch sizes at two cuts, as in figure 21 of the E3 paper, and the whole day."""
+"""The picture of forecast and reality: batch sizes at two cuts, as in figure 21 of E3, and the whole day."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import numpy as np
 from experiments.forecast.backtest import Backtest
 
 ENTERING = 8  # inputs per batch at the first block
-SHOWN = 10  # windows of the bars
+SHOWN = 10  # how many windows have bars
 ACTUAL, FORECAST = "#1f2933", "#2a6fbb"
 
 

@@ -36,7 +36,7 @@ def measure() -> dict[str, float]:
 
 
 def _by_kind(tests: list[Backtest]) -> dict[str, float]:
-    """The same means for each mix and load, over all networks."""
+    """The mean errors for each mix and load, over all networks."""
 
     def kind(test: Backtest) -> str:
         return f"{test.trace.mix}_{test.trace.inputs}"
@@ -54,7 +54,7 @@ def _arrivals(tests: list[Backtest]) -> Iterator[float]:
 
 
 def wandering(ramps: int, count: int, inputs: int = 5000) -> list[Window]:
-    """Windows of a network with this many ramps, whose exits wander: something to fit, for timing only."""
+    """Windows of a network with this many ramps, whose exits wander; they serve for timing only."""
     random = np.random.default_rng(0)
     level = np.cumsum(random.normal(0, 0.03, count))[:, None] + random.normal(0, 0.1, (count, ramps))
     staying = np.cumprod(1 - 1 / (1 + np.exp(2.5 - level)), axis=1)
@@ -64,7 +64,7 @@ def wandering(ramps: int, count: int, inputs: int = 5000) -> list[Window]:
 
 
 def steady_s(ramps: int, count: int = 48) -> float:
-    """Take in a window and forecast the next: the mean over two rounds of refits, in processor time of one thread."""
+    """Seconds to take in a window and forecast the next: the mean over two refits of every ramp, on one thread."""
     windows = wandering(ramps, 240 + count)
     forecaster = Forecaster.after(windows[:240], ramps + 1)
     start = time.thread_time()
@@ -75,7 +75,7 @@ def steady_s(ramps: int, count: int = 48) -> float:
 
 
 def restart_s(ramps: int) -> float:
-    """Read a day of windows, fit every ramp and forecast, as after a restart, in processor time of one thread."""
+    """Seconds to read a day of windows, fit every ramp and forecast, as after a restart, on one thread."""
     windows = wandering(ramps, 720)
     start = time.thread_time()
     Forecaster.after(windows, ramps + 1).forecast()

@@ -1,7 +1,7 @@
 """Windows that a server would have seen: real arrivals, real shifts of traffic between tenants, real exits.
 
 Three groups of inputs leave differently: those on which all exits agree, those that change their mind once, and those
-that change it more often. A tenant sends one group each; how much of the traffic is whose changes over the day.
+that change it more often. Each tenant sends one group, and the tenants' shares of the traffic change over the day.
 """
 
 import csv
@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.sources import data
+from experiments.shared.public_data import data
 from profiles.windows import Window
 
 Floats = NDArray[np.float64]
@@ -24,7 +24,7 @@ DEMO_NOISES, DEMO_INPUTS = (0.0, 0.2, 0.4), 2000
 
 @dataclass(frozen=True)
 class Trace:
-    """A day of windows under a name: which network, whose traffic, how many inputs a window on average."""
+    """A day of windows, and its name: the network, the mix of traffic, and the mean number of inputs a window."""
 
     network: str
     mix: str
@@ -71,8 +71,9 @@ def elasticbert(exits: int, patience: int) -> Floats:
 
 
 def demo() -> Floats:
-    """The same for the demo model, whose inputs get harder with noise."""
-    from deployments.demo import demo_directory, demo_inputs
+    """Where each group leaves the demo model, whose inputs get harder with noise."""
+    from deployments.demo import demo_directory
+    from deployments.demo.digits import demo_inputs
     from deployments.models import load as load_model
 
     model = load_model(demo_directory())
@@ -94,7 +95,7 @@ def tenants(seed: int) -> Floats:
 
 
 def load(day: int) -> Floats:
-    """The busier, the harder: the share of easy inputs falls with the load."""
+    """The shares of the groups when the share of easy inputs falls with the load."""
     hard = np.clip((arrivals(day) - BUSY[0]) / (BUSY[1] - BUSY[0]), 0, 1)
     return np.stack([1 - hard, hard / 2, hard / 2], axis=1)
 

@@ -1,1 +1,1 @@
-"""What only a real accelerator can tell. Needs torch, transformers and pydantic; no Ray, no data, no network."""
+"""Measures what needs a real accelerator, with torch, transformers and pydantic; without Ray, data or internet."""

@@ -1,4 +1,4 @@
-"""What it costs to move the survivors of a split: kept on the device, or by value through the host."""
+"""Measures the cost of moving a split's survivors: kept on the device, or by value through the host."""
 
 import pickle
 import time
@@ -8,14 +8,14 @@ from statistics import median
 import numpy as np
 import torch
 
-from deployments.models.torch_model import TorchModel
-from deployments.replicas.wire import Packed, pack, unpack
+from deployments.models.seam import BackedModel
+from deployments.transport.packed import Packed, pack, unpack
 from profiles.model import Batch
 
 REPEATS = 15
 
 
-def hop_ms(model: TorchModel, batch: Batch) -> dict[str, float]:
+def hop_ms(model: BackedModel, batch: Batch) -> dict[str, float]:
     """Milliseconds for one batch that stands before block 1, and the bytes that it weighs on the wire."""
     hidden = model.run(batch, 1, ()).survivors
     assert hidden is not None, "This is a bug: no ramp is active, so all go on."
@@ -32,8 +32,8 @@ def hop_ms(model: TorchModel, batch: Batch) -> dict[str, float]:
     }
 
 
-def _there(model: TorchModel, wire: bytes) -> object:
-    """As a replica begins: unpickled, padded, and on the device."""
+def _there(model: BackedModel, wire: bytes) -> object:
+    """The batch as a replica receives it: unpickled, padded, and on the device."""
     arrays = unpack([_own(wire)]).arrays
     return [torch.as_tensor(array).to(model.device) for array in arrays.values()]
 
@@ -44,7 +44,7 @@ def _own(wire: bytes) -> Packed:
     return packed
 
 
-def _median_ms(model: TorchModel, call: Callable[[], object]) -> float:
+def _median_ms(model: BackedModel, call: Callable[[], object]) -> float:
     took_s = []
     for _ in range(2 + REPEATS):  # the first two warm up
         _wait(model)
@@ -55,6 +55,6 @@ def _median_ms(model: TorchModel, call: Callable[[], object]) -> float:
     return 1e3 * median(took_s[2:])
 
 
-def _wait(model: TorchModel) -> None:
+def _wait(model: BackedModel) -> None:
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)

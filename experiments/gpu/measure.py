@@ -1,7 +1,7 @@
 """All of it, on the device at hand: `python -m experiments.gpu.measure --device cuda --dtype float16 --out DIR`.
 
 Tables go to DIR/NETWORK.json, a profile that `isobatch plan` reads; comparisons, hops and shares of the roofline to
-DIR/results-KIND.json. Whatever is done is written at once, so that a run that is cut short leaves what it has.
+DIR/results-KIND.json. Each result is written at once, so that a run that is cut short keeps those it has.
 `--small` is a trial of a minute on any machine: two layers, short texts, small batches.
 """
 
@@ -16,20 +16,20 @@ from typing import Any, get_args
 
 from rich.console import Console
 
-from deployments.backend_names import Backend
+from cluster.bench.compare import Bench
+from cluster.bench.saturated import compared
+from deployments.config import BackendName
 from deployments.models.backends import backend_of
 from deployments.models.loading import resolve_device
 from experiments.backend.families import NAMES, own_cache
 from experiments.gpu import hops, systems, tables
-from experiments.onedevice.compare import Bench
-from experiments.onedevice.saturated import compared
 from profiles.errors import UserError
 from profiles.latency import LatencyTable
 from profiles.measure import device_name
 
 console = Console(stderr=True)
 STREAMS = 2
-BACKENDS = [name for name in get_args(Backend) if name != "auto"]
+BACKENDS = [name for name in get_args(BackendName) if name != "auto"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _measure(wish: argparse.Namespace) -> None:
     resolve_device(wish.device)
-    setting = tables.Setting(wish.device, wish.dtype, wish.backend, networks=tuple(wish.networks.split(",")))
+    setting = tables.TableSetting(wish.device, wish.dtype, wish.backend, networks=tuple(wish.networks.split(",")))
     seconds, slos_ms, survivals = wish.seconds, list(systems.SLOS_MS), list(systems.SURVIVALS)
     if wish.small:
         setting = replace(setting, lengths=(16,), largest=4, budget_s=0.5, layers=2)
@@ -65,7 +65,7 @@ def _measure(wish: argparse.Namespace) -> None:
 def _of_one(
     name: str,
     made: Sequence[LatencyTable],
-    setting: tables.Setting,
+    setting: tables.TableSetting,
     slos_ms: Sequence[float],
     survivals: Sequence[str],
     seconds: float,

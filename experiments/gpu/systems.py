@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from cluster.bench.compare import Bench
+from cluster.bench.real_device import Source
+from cluster.bench.told_exits import drawn
 from deployments.models.backends import planned
-from experiments.gpu.tables import Setting, inputs, network
-from experiments.onedevice.compare import Bench
-from experiments.onedevice.drawn import drawn
-from experiments.onedevice.rehearsal import Source
+from experiments.gpu.tables import TableSetting, inputs, network
 from experiments.planner.settings import EARLY, HALF
 from optimizer.plan import Plan
 from profiles.exits import ExitProfile
@@ -16,7 +16,7 @@ from profiles.measure import stopwatch_for
 
 SLOS_MS = (10.0, 25.0, 50.0, 100.0)
 DRAWN = 512
-# Who is still inside, by how deep, as a share of the blocks. MiniLM on SST-2: docs/prepare.md, light ramps.
+# The share of inputs still inside, by depth as a share of the blocks. MiniLM on SST-2: docs/prepare.md, light ramps.
 SURVIVALS = {
     "paper: half by the middle": HALF,
     "paper: DistilBERT": EARLY,
@@ -31,8 +31,8 @@ def exits(name: str, blocks: int) -> ExitProfile:
     return ExitProfile((1.0, *(float(share) for share in curve[1:])))
 
 
-def bench(name: str, table: LatencyTable, survival: str, setting: Setting) -> Bench:
-    """Inputs of one length, told where to leave."""
+def bench(name: str, table: LatencyTable, survival: str, setting: TableSetting) -> Bench:
+    """A bench with inputs of one length that carry the block where they leave."""
     model = network(name, setting)
     leaving, random = exits(survival, model.num_blocks), np.random.default_rng(0)
     each = inputs(model, name, table.length)

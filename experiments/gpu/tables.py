@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from cluster.datasheets import shape_of
-from cluster.profiling import Inputs, alone, kind_of, source_of, timed
+from cluster.bench.told_exits import with_told_exits
+from cluster.profiling.checkpoint import SampleInputs, alone, kind_of, source_of, timed
+from cluster.profiling.datasheets import shape_of
 from deployments.models.backends import served
-from deployments.models.torch_model import TorchModel
+from deployments.models.seam import BackedModel
 from experiments.backend.families import NAMES, SIDE, batches, config, untrained
-from experiments.onedevice.drawn import with_told_exits
 from profiles.devices import CATALOGUE
 from profiles.files import Profile, load, save
 from profiles.latency import LatencyTable
@@ -24,8 +24,8 @@ TEXTS = ("bert-base", "bert-large", "distilbert")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What to measure with. `layers` makes every network shallower, for a trial."""
+class TableSetting:
+    """The settings of a measurement. `layers` makes every network shallower, for a trial."""
 
     device: str
     dtype: str
@@ -42,30 +42,28 @@ class Setting:
 
 
 @lru_cache(1)
-def network(name: str, setting: Setting) -> TorchModel:
-    """Untrained, and with ramps at which inputs leave where they are told to. Large ones take seconds to make."""
+def network(name: str, setting: TableSetting) -> BackedModel:
+    """An untrained network with ramps at which inputs leave where they are told to. Large ones take seconds."""
     exact = untrained(name, setting.device, getattr(torch, setting.dtype), setting.layers)
-    model = served(with_told_exits(exact, everywhere=True), setting.backend, lambda _: f"untrained {name}, {setting}")
-    assert isinstance(model, TorchModel), "This is a bug: it is made from one."
-    return model
+    return served(with_told_exits(exact, everywhere=True), setting.backend, lambda _: f"untrained {name}, {setting}")
 
 
-def lengths_of(name: str, setting: Setting) -> tuple[int | None, ...]:
+def lengths_of(name: str, setting: TableSetting) -> tuple[int | None, ...]:
     return setting.lengths if name in TEXTS else (None,)
 
 
-def inputs(model: TorchModel, name: str, length: int | None) -> Inputs:
+def inputs(model: BackedModel, name: str, length: int | None) -> SampleInputs:
     of = batches(name, length or 0)
 
     def staying(size: int) -> Batch:
-        """Nobody is told to leave before the end, so that every block is timed at the full size."""
+        """A batch whose inputs leave only at the end, so that every block is timed at the full size."""
         batch = of(size)
         return replace(batch, memory=torch.full((size, 1), float(model.num_blocks)).numpy())
 
-    return Inputs(length, staying)
+    return SampleInputs(length, staying)
 
 
-def measure(name: str, setting: Setting) -> Iterator[LatencyTable]:
+def measure(name: str, setting: TableSetting) -> Iterator[LatencyTable]:
     """One table per length."""
     model = network(name, setting)
     source = source_of(device_name(setting.device), model.backend, setting.dtype, torch.get_num_threads())
@@ -84,8 +82,8 @@ def keep(name: str, tables: Sequence[LatencyTable], folder: Path) -> Path:
     return path
 
 
-def roofline_shares(name: str, table: LatencyTable, setting: Setting) -> dict[int, float]:
-    """By batch size: the device's peak rate would take this share of the time that the network took."""
+def roofline_shares(name: str, table: LatencyTable, setting: TableSetting) -> dict[int, float]:
+    """By batch size, the time at the device's peak rate as a share of the time that the network took."""
     if table.kind not in CATALOGUE:
         return {}
     device = CATALOGUE[table.kind]

@@ -1,1 +1,1 @@
-"""What a request costs the front."""
+"""Measures what a request costs the front."""

@@ -1,10 +1,10 @@
-"""A network that computes nothing, and in the front has its processor time watched: named in a Serve file as loader."""
+"""A network that computes nothing and samples the front's processor time; a Serve file names it as loader."""
 
 import threading
 from pathlib import Path
 from typing import Any
 
-from deployments.replicas.virtual import VirtualModel
+from deployments.replica.virtual import VirtualModel
 from experiments.ingress.sampler import Sampler
 from profiles.files import load as load_profile
 

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from deployments.replicas.split import Order
-from deployments.replicas.virtual import VirtualModel
-from deployments.replicas.wire import pack
+from deployments.replica.virtual import VirtualModel
+from deployments.transport.orders import Order
+from deployments.transport.packed import pack
 from experiments.ingress.network import COSTS
 from experiments.ingress.sampler import TOLD_EVERY_S
 from experiments.serve import measures, servers
@@ -52,7 +52,7 @@ def measure() -> dict[str, float]:
 
 
 def _watched(file: Path) -> Path:
-    """The same file with our loader in place of virtual devices, which it is."""
+    """The same file with the sampling loader, whose devices are also virtual."""
     content = json.loads(file.read_text())
     arguments = content["applications"][0]["args"]
     arguments |= {"loader": LOADER, "backend": "torch", "cpus_per_replica": 0}
@@ -61,7 +61,7 @@ def _watched(file: Path) -> Path:
 
 
 def _told(costs: Path) -> Mapping[str, Any]:
-    time.sleep(2 * TOLD_EVERY_S)  # the last seconds are in it too
+    time.sleep(2 * TOLD_EVERY_S)  # so that the file covers the last seconds, too
     told: Mapping[str, Any] = json.loads(costs.read_text())
     return told
 
@@ -76,7 +76,7 @@ def _spent(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, flo
 
 
 def _bytes(url: str) -> dict[str, float]:
-    """Of one request, its head too, and of its reply."""
+    """The bytes of one request and of its reply, heads included."""
     place = urlsplit(url)
     request = b"POST /predict HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (
         len(measures.DRAWN),
@@ -89,7 +89,7 @@ def _bytes(url: str) -> dict[str, float]:
 
 
 def _wire_bytes(facts: Profile) -> dict[str, float]:
-    """Of an input in a full batch, on its way to the first split, and to the second with what it weighs there."""
+    """The bytes per input of a full batch on its way to the first split, and to the second."""
     model = VirtualModel(facts.tables[0], facts.exits or ExitProfile((1.0,)), sleep=lambda _: None)
     batch = model.encode([{"exit_block": BLOCKS - 1}] * BATCH)
     survivors = model.run(batch, 4, ()).survivors

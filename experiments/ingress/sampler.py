@@ -1,4 +1,4 @@
-"""Where a thread's processor time goes, from inside its process: no other tool, and no share in the machine's noise.
+"""Samples where a thread's processor time goes, from inside its process, without other tools.
 
 Every millisecond the thread's stack is looked at. A look at a thread that waits does not count; all others share the
 processor time that the thread has used, so a busy machine hardly matters.
@@ -14,31 +14,36 @@ from pathlib import Path
 from types import FrameType
 
 EVERY_S, TOLD_EVERY_S = 0.001, 1.0
-SOON_S = 1e-4  # so long may the thread go on after it was asked to show itself
+SOON_S = 1e-4  # how long the thread may run on after it was asked to show its stack
 IDLE = "the event loop itself"
-# Who is paying: the innermost frame that is known. What runs inside of an order belongs to it.
-CALLS = ("/serve_workers.py", "/replicas/line.py", "/replicas/framed.py", "/replicas/orders.py", "/replicas/frames.py")
+# The innermost frame that is listed here names the layer.
+CALLS = (
+    "/transport/line.py",
+    "/transport/connection.py",
+    "/transport/orders.py",
+    "/transport/frames.py",
+    "/front/workers.py",
+)
 LAYERS = {
     "json": ("/json/",),
     "our handler": ("/deployments/",),
     "dispatcher": ("/deployments/dispatch",),
     "driver: tasks and replies": (
-        "/deployments/driver.py",
-        "/deployments/front/tally.py",
-        "/deployments/front/counting.py",
+        "/deployments/front/driver.py",
+        "/deployments/front/counts.py",
     ),
-    "encode and pack": ("/deployments/replicas/virtual.py", "/deployments/replicas/wire.py", "/numpy/"),
+    "encode and pack": ("/deployments/replica/virtual.py", "/deployments/transport/packed.py", "/numpy/"),
     "uvicorn: HTTP in and out": ("/uvicorn/",),
     "Serve's wrapping of a request": ("/ray/", "/starlette/", "/fastapi/"),
 }  # fmt: skip
 
 
 def layer(files: Sequence[str]) -> str:
-    """Of a stack, from the innermost frame outwards.
+    """The layer of a stack, given from the innermost frame outwards.
 
     >>> layer(["/lib/json/encoder.py", "/x/deployments/front/predict.py", "/lib/uvicorn/run.py"])
     'json'
-    >>> layer(["/lib/json/encoder.py", "/x/deployments/replicas/frames.py"])
+    >>> layer(["/lib/json/encoder.py", "/x/deployments/transport/frames.py"])
     'orders and replies'
     """
     if any(mark in file for file in files for mark in CALLS):
@@ -72,7 +77,7 @@ class Sampler(threading.Thread):
                 self._tell()
 
     def _advances(self) -> bool:
-        """Does it run, outside of Python, while this thread holds the interpreter? Else it waits for something."""
+        """Whether the thread runs outside of Python while this one holds the interpreter; else it waits."""
         before_s = time.clock_gettime(self._clock)
         for _ in range(300):  # a few microseconds
             pass

@@ -1,9 +1,9 @@
 """Every plan of a small problem: what "exact" is measured against.
 
 Every set of cuts, every kind and batch size of every split, ramps inside active or not, every way to share placements
-among splits of one kind, every number of replicas; the whole network in rounds on one kind; with exits and without any.
-Nothing here is shared with the search but the cost of one split (optimizer/works.py). Plans whose splits lie and run
-alike are rows of one array.
+among splits of one kind, every number of replicas; local placements of the whole network on one kind; with exits and
+without any. Nothing is shared with the search but the cost of one split (optimizer/model/works.py) and what a goal says
+a plan is worth. Plans with the same cuts on the same kinds are rows of one array.
 """
 
 from collections.abc import Iterator
@@ -15,18 +15,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.limits import memory_bytes
-from optimizer.objective import Goal, Objective
+from optimizer.model.limits import memory_bytes
+from optimizer.model.works import work
+from optimizer.objective import Objective
 from optimizer.plan import Split
 from optimizer.problem import Problem
-from optimizer.works import work
 
 Floats = NDArray[np.float64]
 Groups = tuple[tuple[int, ...], ...]
-CLOSE = 1e-9
+SAME = 1e-9
 
 
-class Parts(NamedTuple):
+class SplitWays(NamedTuple):
     """All ways to run one split on one kind, coming from one kind."""
 
     load_s: Floats
@@ -39,7 +39,7 @@ class Parts(NamedTuple):
 
 
 def best_value(facts: Problem, objective: Objective) -> float:
-    """The smallest value of any plan, in the units of the goal (see `_values`); infinite when there is none."""
+    """The smallest value of any plan, in the units of the goal; infinite when there is none."""
     graphs = [facts, facts.without_exits] if min(facts.survival) < 1 else [facts]
     return min((value for graph in graphs for value in _of_every_way(graph, objective)), default=inf)
 
@@ -57,11 +57,13 @@ def _of_every_way(facts: Problem, objective: Objective) -> Iterator[float]:
                     yield _handed_over(_combined(here), kinds, facts, objective)  # type: ignore[arg-type]
             for kind in range(len(facts.devices) if count else 0):
                 still = [parts(*edge, None, kind) for edge in edges]
-                yield _in_rounds(_combined(still), kind, edges, facts, objective)  # type: ignore[arg-type]
+                yield _local(_combined(still), kind, edges, facts, objective)  # type: ignore[arg-type]
 
 
-def _parts(facts: Problem, objective: Objective, start: int, stop: int, source: int | None, kind: int) -> Parts | None:
-    """Ramps inside: all of those at which somebody leaves, or only the one at the end. None where no link leads."""
+def _parts(
+    facts: Problem, objective: Objective, start: int, stop: int, source: int | None, kind: int
+) -> SplitWays | None:
+    """With all ramps inside at which inputs leave, or only the one at the end; None where there is no link."""
     f, table, names = facts.survival, facts.tables[kind], [device.kind for device in facts.devices]
     came = None if source is None else names[source]
     if came and (came, names[kind]) not in facts.links:
@@ -70,22 +72,26 @@ def _parts(facts: Problem, objective: Objective, start: int, stop: int, source: 
     end = () if stop == facts.num_blocks or f[stop] == f[start] else (stop - 1,)
     ramps = {inside} | ({end} if not end or stop - 1 in facts.ramp_blocks else set())
     rows = []
-    for batch, here in product(range(1, min(objective.max_batch, table.batch_sizes[-1]) + 1), ramps):
+    for batch, here in product(
+        range(objective.batches[0], min(objective.batches[1], table.batch_sizes[-1]) + 1), ramps
+    ):
         split = Split(start, stop, batch, here)
         done = work(split, facts, names[kind], came, f[start])
         memory, quiet = memory_bytes(split, facts, names[kind]), all(ramp == stop - 1 for ramp in here)
         rows.append((done.load_s, done.felt_s + done.transfer_s, done.fill, done.wait, memory, quiet, batch))
-    return Parts(*np.array(rows, float).T)
+    return SplitWays(*np.array(rows, float).T)
 
 
-def _combined(parts: list[Parts]) -> Parts:
+def _combined(parts: list[SplitWays]) -> SplitWays:
     """Every combination of the ways of all splits: arrays of combinations x splits."""
     index = np.indices([len(part.load_s) for part in parts]).reshape(len(parts), -1)
-    columns = ([getattr(part, name)[rows] for part, rows in zip(parts, index, strict=True)] for name in Parts._fields)
-    return Parts(*(np.stack(column, axis=1) for column in columns))
+    columns = (
+        [getattr(part, name)[rows] for part, rows in zip(parts, index, strict=True)] for name in SplitWays._fields
+    )
+    return SplitWays(*(np.stack(column, axis=1) for column in columns))
 
 
-def _handed_over(parts: Parts, kinds: tuple[int, ...], facts: Problem, objective: Objective) -> float:
+def _handed_over(parts: SplitWays, kinds: tuple[int, ...], facts: Problem, objective: Objective) -> float:
     """With every way to share placements, and every number of replicas."""
     has = tuple(device.count for device in facts.devices)
     memory = np.array([device.memory_bytes for device in facts.devices])
@@ -96,29 +102,27 @@ def _handed_over(parts: Parts, kinds: tuple[int, ...], facts: Problem, objective
         fits = (parts.memory @ shares <= memory[on]).all(axis=1)
         if fits.any():
             loads, (work_s, fill, wait) = (parts.load_s @ shares)[fits], (each[fits] for each in times)
-            paces = (counts[:, None] / loads).min(axis=2)
-            values = _values(paces, (counts @ prices[on])[:, None], work_s, fill, wait, objective)
+            goodputs = (counts[:, None] / loads).min(axis=2)
+            values = _values(goodputs, (counts @ prices[on])[:, None], work_s, fill, wait, objective)
             best = min(best, float(values.min()))
     return best
 
 
-def _in_rounds(
-    parts: Parts, kind: int, edges: tuple[tuple[int, int], ...], facts: Problem, objective: Objective
+def _local(
+    parts: SplitWays, kind: int, edges: tuple[tuple[int, int], ...], facts: Problem, objective: Objective
 ) -> float:
-    """Survivors stay where they are, and batches keep their size inside every split."""
+    """Survivors stay on their replica, every launch waits for the front's word, batches keep their size in a split."""
     device, hidden = facts.devices[kind], facts.tables[kind].hidden_bytes
     waiting = sum((parts.batch[:, i] + parts.batch[:, i + 1]) * hidden[edges[i][1] - 1] for i in range(len(edges) - 1))
     fits = parts.quiet.all(axis=1) & (parts.memory.sum(axis=1) + waiting <= device.memory_bytes)
-    reach = [facts.survival[start] for start, _ in edges]
+    reach = np.array([facts.survival[start] for start, _ in edges])
     if not fits.any():
         return inf
-    rounds = np.max([parts.batch[fits, i] / each for i, each in enumerate(reach) if each], axis=0)
-    load, first, counts = (
-        parts.load_s.sum(axis=1)[fits],
-        parts.batch[fits, 0],
-        np.arange(1.0, device.count + 1)[:, None],
-    )
-    values = _values(counts / load, counts * device.price_per_hour, rounds * load, first - 1, first, objective)
+    batch, turns_s = parts.batch[fits], facts.turn_s(device.kind) * reach / parts.batch[fits]
+    load, first = (parts.load_s[fits] + turns_s).sum(axis=1), batch[:, 0]
+    round_s = (batch[:, reach > 0] / reach[reach > 0]).max(axis=1) * load
+    counts = np.arange(1.0, device.count + 1)[:, None]
+    values = _values(counts / load, counts * device.price_per_hour, round_s, first - 1, first, objective)
     return float(values.min())
 
 
@@ -161,18 +165,12 @@ def _groupings(kinds: tuple[int, ...], has: tuple[int, ...]) -> list[Groups]:
     return [g for g in found if all(sum(kinds[each[0]] == kind for each in g) <= has[kind] for kind in set(kinds))]
 
 
-def _values(pace: Floats, price: Floats, work_s: Floats, fill: Floats, wait: Floats, objective: Objective) -> Floats:
+def _values(goodput: Floats, price: Floats, work_s: Floats, fill: Floats, wait: Floats, objective: Objective) -> Floats:
     """Seconds per input, dollars per hour, dollars per hour and input per second, or seconds: small is good."""
-    latency_s = work_s + fill / np.minimum(pace, objective.rate_at(inf)) + wait / pace
-    kept = latency_s <= objective.budget_s * (1 + CLOSE)
+    latency_s = work_s + fill / np.minimum(goodput, objective.rate_at(inf)) + wait / goodput
+    kept = latency_s <= objective.budget_s * (1 + SAME)
     if objective.goodput_per_s:
-        kept &= pace * (1 + CLOSE) >= objective.goodput_per_s
+        kept &= goodput * (1 + SAME) >= objective.goodput_per_s
     if objective.cost_per_hour is not None:
-        kept &= price <= objective.cost_per_hour * (1 + CLOSE)
-    return np.where(kept, _value(objective.goal, pace, price, latency_s), inf)
-
-
-def _value(goal: Goal, pace: Floats, price: Floats, latency_s: Floats) -> Floats:
-    if goal in ("goodput", "latency"):
-        return 1 / pace if goal == "goodput" else latency_s
-    return price if goal == "cost" else price / pace
+        kept &= price <= objective.cost_per_hour * (1 + SAME)
+    return np.where(kept, objective.aim.value(goodput, price, latency_s), inf)

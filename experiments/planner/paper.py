@@ -8,10 +8,10 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.planner.settings import BERT_BASE, DISTILBERT, RESNET50, Network
-from optimizer.baselines import Baseline, baselines
-from optimizer.evaluate import Score, evaluate
-from optimizer.lanes import side_by_side
+from optimizer.model.evaluate import Score, evaluate
 from optimizer.objective import Objective
+from optimizer.pipelines.baselines import Baseline, baselines
+from optimizer.pipelines.side_by_side import side_by_side
 
 BATCH = 8  # the largest of E3's figures 7 to 15
 HOMOGENEOUS, MIXED = "v100=16", "v100=6,p100=8,k80=15"
@@ -27,7 +27,7 @@ CHEAP = Objective(goal="cost", slo_s=0.1, goodput_per_s=WANTED, arrivals_per_s=W
 
 
 @dataclass(frozen=True)
-class Setting:
+class PaperSetting:
     """One setting of the paper, and what the paper says: over early exit, over no exits."""
 
     key: str
@@ -40,12 +40,12 @@ class Setting:
 
 LESS = "35-78% less dollars (figures 14, 15)"
 SETTINGS = (
-    Setting("bert_16v100", "BERT-base, 16 V100", BERT_BASE, HOMOGENEOUS, "1.44x, 1.30x (figure 7)"),
-    Setting("resnet50_16v100", "ResNet-50, 16 V100", RESNET50, HOMOGENEOUS, "1.74x, 1.58x (figure 8)"),
-    Setting("distilbert_16v100", "DistilBERT, 16 V100", DISTILBERT, HOMOGENEOUS, "-, 1.67x (figure 9)"),
-    Setting("bert_mixed", "BERT-base, 6 V100 + 8 P100 + 15 K80", BERT_BASE, MIXED, "1.70x (figure 13)"),
-    Setting("cost_bert_v100", "BERT-base, 6,000/s, V100", BERT_BASE, "v100=200", LESS, CHEAP),
-    Setting("cost_bert_mixed", "BERT-base, 6,000/s, mixed", BERT_BASE, "v100=100,p100=100,k80=200", LESS, CHEAP),
+    PaperSetting("bert_16v100", "BERT-base, 16 V100", BERT_BASE, HOMOGENEOUS, "1.44x, 1.30x (figure 7)"),
+    PaperSetting("resnet50_16v100", "ResNet-50, 16 V100", RESNET50, HOMOGENEOUS, "1.74x, 1.58x (figure 8)"),
+    PaperSetting("distilbert_16v100", "DistilBERT, 16 V100", DISTILBERT, HOMOGENEOUS, "-, 1.67x (figure 9)"),
+    PaperSetting("bert_mixed", "BERT-base, 6 V100 + 8 P100 + 15 K80", BERT_BASE, MIXED, "1.70x (figure 13)"),
+    PaperSetting("cost_bert_v100", "BERT-base, 6,000/s, V100", BERT_BASE, "v100=200", LESS, CHEAP),
+    PaperSetting("cost_bert_mixed", "BERT-base, 6,000/s, mixed", BERT_BASE, "v100=100,p100=100,k80=200", LESS, CHEAP),
 )
 
 
@@ -59,7 +59,7 @@ class Gain:
 
 
 def paper(console: Console) -> dict[str, float]:
-    """What a launch costs decides what shrinking batches lose, and datasheets do not know it: several are tried."""
+    """Several times per launch are tried: they decide what shrinking batches lose, and datasheets do not say them."""
     columns = [f"{launch_s * 1e3:g} ms per launch" for launch_s in LAUNCHES_S]
     title = "gains over early exit, no exits, serial: estimated from datasheets, batch <= 8"
     table = Table("setting", *columns, "E3 says, over early exit, no exits", title=title)
@@ -76,7 +76,7 @@ def paper(console: Console) -> dict[str, float]:
     return figures
 
 
-def _gain(setting: Setting, launch_s: float) -> Gain:
+def _gain(setting: PaperSetting, launch_s: float) -> Gain:
     facts = setting.network.facts(setting.devices, "float32")
     facts = replace(facts, tables=tuple(replace(table, launch_s=launch_s) for table in facts.tables))
     plan = side_by_side(facts, setting.objective, GAP)
@@ -89,6 +89,6 @@ def _gain(setting: Setting, launch_s: float) -> Gain:
 def _better(ours: Score, other: Baseline, objective: Objective) -> float:
     if other.score is None:
         return inf
-    if objective.goal == "cost":
+    if objective.aim.at_given_goodput:
         return other.score.cost_per_hour / ours.cost_per_hour
     return ours.goodput_per_s / other.score.goodput_per_s

@@ -1,10 +1,10 @@
-"""Small random problems, with the corners that break planners: nobody left, free links, kinds too small, exact SLOs."""
+"""Small random problems, with corners that break planners: no input left, free links, kinds too small, exact SLOs."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from optimizer.objective import Goal, Objective
+from optimizer.objective import Objective
 from optimizer.problem import Problem
 from profiles.devices import Device, Link
 from profiles.latency import LatencyTable
@@ -40,8 +40,7 @@ def random_objective(seed: int, facts: Problem) -> Objective:
     """Goals in turn; limits that bind about as often as not."""
     random = np.random.default_rng(seed)
     per_input = float(np.mean([np.sum(table.block_s[0]) for table in facts.tables]))
-    goals: tuple[Goal, ...] = ("goodput", "cost", "goodput-per-dollar", "latency")
-    goal = goals[seed % 4]
+    goal = ("goodput", "cost", "goodput-per-dollar", "latency")[seed % 4]
     slo_s = per_input * float(random.uniform(0.5, 12)) if random.random() < 0.7 else None
     wished = float(random.uniform(0.2, 3)) / per_input
     prices = float(np.mean([device.price_per_hour for device in facts.devices])) + 0.1

@@ -12,11 +12,11 @@ from experiments.planner.bruteforce import best_value
 from experiments.planner.paper import paper
 from experiments.planner.random_problems import random_objective, random_problem
 from experiments.planner.settings import BERT_BASE, BERT_LARGE, FOUR_KINDS, ONE_KIND, RESNET50, Network, deep, evenly
-from optimizer.dp import search
-from optimizer.evaluate import evaluate
-from optimizer.lanes import side_by_side
+from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
+from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.plan import Plan
+from optimizer.search.exact import search
 
 PROBLEMS = 3000
 SLO = Objective(slo_s=0.1)
@@ -44,12 +44,12 @@ def measure() -> dict[str, float]:
 def _speed(name: str, network: Network) -> dict[str, float]:
     one, four = network.facts(ONE_KIND), network.facts(FOUR_KINDS)
     s_one, _ = timed(lambda: search(one, SLO))
-    s_four, lanes = timed(lambda: side_by_side(four, SLO, GAP))
+    s_four, pipelines = timed(lambda: side_by_side(four, SLO, GAP))
     s_chain, chain = timed(lambda: search(four, SLO), repeat=1)
     return {
         f"ms_{name}_46gpus": s_one * 1e3,
         f"ms_{name}_46gpus_4kinds": s_four * 1e3,
-        f"gap_{name}_46gpus_4kinds": gap(lanes),
+        f"gap_{name}_46gpus_4kinds": gap(pipelines),
         f"ms_{name}_46gpus_4kinds_one_pipeline": s_chain * 1e3,
         f"gap_{name}_46gpus_4kinds_one_pipeline": gap(chain),
     }
@@ -73,12 +73,7 @@ def _agree(seed: int) -> bool:
     if plan is None:
         return best == float("inf")
     score = evaluate(plan, facts, objective)
-    value = {
-        "goodput": 1 / score.goodput_per_s,
-        "cost": score.cost_per_hour,
-        "goodput-per-dollar": score.cost_per_hour / score.goodput_per_s,
-        "latency": score.latency_s,
-    }[objective.goal]
+    value = objective.aim.value(score.goodput_per_s, score.cost_per_hour, score.latency_s)
     return not score.broken and gap(plan) == 0 and abs(value - best) <= 1e-8 * best + 1e-12
 
 

@@ -18,7 +18,7 @@ from deployments.prepare.data import rows
 from deployments.prepare.features import features
 from deployments.prepare.measuring import look, targets_of
 from deployments.prepare.sample import Indices, draw
-from deployments.prepare.thresholds import Replay, outcome, replay, search
+from deployments.prepare.thresholds import Replay, replay, search, tradeoff
 from deployments.prepare.training import train
 
 MAX_LOSS = 0.01
@@ -50,7 +50,7 @@ def tried(table: Replay, count: int, margin: float) -> tuple[list[float], list[f
     losses, depths = [], []
     for _ in range(TRIALS):
         order = random.permutation(table.right.shape[1])
-        result = outcome(only(table, order[count:]), search(only(table, order[:count]), MAX_LOSS, margin))
+        result = tradeoff(only(table, order[count:]), search(only(table, order[:count]), MAX_LOSS, margin))
         losses.append(result.lost)
         depths.append(result.depth)
     return losses, depths

@@ -1,1 +1,1 @@
-"""Claim: a plan changes while requests flow, and nobody notices."""
+"""Claim: a plan changes while requests flow, and no request notices."""

@@ -1,4 +1,4 @@
-"""A live application is led from plan to plan under load: how long each change takes, and what it costs meanwhile."""
+"""Leads a live application from plan to plan under load, and measures each change's time and its cost meanwhile."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,26 +8,26 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cluster.rollout import RunningApplication
-from experiments.connection import BROKEN
-from experiments.live import NAME
-from experiments.load import WRONG, Load, Record
+from cluster.controller.application import RunningApplication
+from cluster.load.connection import BROKEN
+from cluster.load.generator import WRONG, LoadGenerator, LoadRecord
+from cluster.load.workloads import Floats, arrivals
 from experiments.replan.suite import NO_ROOM, offered_per_s, steps
 from experiments.replan.timeline import Timeline, load, timeline
-from experiments.workloads import Floats, arrivals
+from experiments.shared.live import NAME
 from optimizer.plan import Plan
 
 SLO_MS = 1000.0
 SHARE = 0.6  # of what the weakest of the plans sustains
 CALM_S = 2.2  # between one change and the next
-AFTER_S = 1.0  # so long what is seen is put down to the change before
+AFTER_S = 1.0  # for how long after a change its effects are counted
 LONGEST_S = 1800.0
 console = Console(stderr=True)
 
 
 @dataclass(frozen=True)
 class Change:
-    """When the application was led to another plan, and until when; for how long devices were missing to both plans."""
+    """A change of plan: when it began and ended, and for how long devices served neither plan."""
 
     what: str
     began_s: float
@@ -43,7 +43,7 @@ class Change:
         return self.began_s, self.ended_s + AFTER_S
 
 
-async def under_load(url: str, changes: int) -> tuple[Record, list[Change]]:
+async def under_load(url: str, changes: int) -> tuple[LoadRecord, list[Change]]:
     requests, rate = load(url, SLO_MS), offered_per_s(SHARE)
     console.print(f"{rate:.0f} requests a second, {len(steps(changes))} changes")
     await load(url, SLO_MS).at(arrivals("uniform", rate, CALM_S, 0))  # warms up
@@ -56,9 +56,9 @@ async def under_load(url: str, changes: int) -> tuple[Record, list[Change]]:
     return await running, made
 
 
-async def _change(requests: Load, what: str, plan: Plan) -> Change:
+async def _change(requests: LoadGenerator, what: str, plan: Plan) -> Change:
     began_s = requests.now_s()
-    moved = await RunningApplication(NAME).lead_to(plan)
+    moved = await RunningApplication(NAME).apply(plan)
     change = Change(what, began_s, requests.now_s(), moved.missing_s)
     console.print(f"{what}: {change.seconds:.2f} s")
     await asyncio.sleep(CALM_S)
@@ -67,7 +67,7 @@ async def _change(requests: Load, what: str, plan: Plan) -> Change:
 
 @dataclass(frozen=True)
 class Kind:
-    """What changes of one kind cost. Shares are of the steady goodput, in the worst window of a second."""
+    """The costs of one kind of change. Shares are of the steady goodput, in the worst window of a second."""
 
     what: str
     times: int
@@ -83,7 +83,7 @@ class Kind:
         return {f"{name}_{what}": value for what, value in found.items()}
 
 
-def kinds(record: Record, changes: Sequence[Change]) -> list[Kind]:
+def kinds(record: LoadRecord, changes: Sequence[Change]) -> list[Kind]:
     times = timeline(record, SLO_MS)
     steady = _steady(times, changes)
     return [
@@ -92,7 +92,7 @@ def kinds(record: Record, changes: Sequence[Change]) -> list[Kind]:
     ]
 
 
-def _kind(record: Record, times: Timeline, steady_per_s: float, same: Sequence[Change]) -> Kind:
+def _kind(record: LoadRecord, times: Timeline, steady_per_s: float, same: Sequence[Change]) -> Kind:
     seconds = [change.seconds for change in same]
     least = min(times.during(change.stretch).min(initial=np.inf) for change in same)
     missing_s = max(change.missing_s for change in same)
@@ -102,8 +102,8 @@ def _kind(record: Record, times: Timeline, steady_per_s: float, same: Sequence[C
     )
 
 
-def figures(record: Record, changes: Sequence[Change]) -> dict[str, float]:
-    """Of a change that must free devices first other things are asked: it is told by itself."""
+def figures(record: LoadRecord, changes: Sequence[Change]) -> dict[str, float]:
+    """The figures of each kind of change; a change that must free devices first costs more, so it has its own."""
     found, times = kinds(record, changes), timeline(record, SLO_MS)
     steady = _steady(times, changes)
     calm = times.outside(*(change.stretch for change in changes))
@@ -137,7 +137,7 @@ def _steady(times: Timeline, changes: Sequence[Change]) -> float:
     return float(times.outside(*(change.stretch for change in changes)).mean())
 
 
-def _p99_ms(record: Record, stretches: Sequence[tuple[float, float]]) -> float:
+def _p99_ms(record: LoadRecord, stretches: Sequence[tuple[float, float]]) -> float:
     due = np.zeros(len(record.due_s), bool)
     for start_s, stop_s in stretches:
         due |= (record.due_s >= start_s) & (record.due_s < stop_s)

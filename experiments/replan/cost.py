@@ -1,4 +1,4 @@
-"""What the controller costs those who are served: requests per second through one front, with it and without it."""
+"""Measures the controller's cost to requests: the rate through one front with it and without it."""
 
 import asyncio
 import contextlib
@@ -11,25 +11,25 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from experiments.live import Live, application, controller
-from experiments.load import Load
+from cluster.load.generator import LoadGenerator
+from experiments.shared.live import Live, application, controller
 from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.latency import LatencyTable
 
 BLOCKS, BATCH, KIND = 2, 16, "v100"
-BLOCK_S = 0.001  # so fast that the front is the limit
+BLOCK_S = 0.001  # fast enough that the front is the limit
 CLIENTS, SPELL_S, PAIRS = 64, 3.0, 4
 WINDOW_S, LOOK_S = 6.0, 1.0
 console = Console(stderr=True)
 
 
 async def measure(here: Live, folder: Path) -> dict[str, float]:
-    """The controller is stopped (SIGSTOP) in every other spell."""
+    """Measure rates in turns, with the controller stopped (SIGSTOP) in every other one."""
     front = application(_plan(), _profile(), folder, slo_ms=1000.0)
-    leader = controller(folder, replan_every_s=WINDOW_S, look_every_s=LOOK_S, max_batch=BATCH)
-    await asyncio.to_thread(here.deploy, front, leader)
+    beside = controller(folder, replan_every_s=WINDOW_S, look_every_s=LOOK_S, max_batch=BATCH)
+    await asyncio.to_thread(here.deploy, front, beside)
     (process,) = here.processes("controller").values()
     await _answered_per_s(here)  # warms up
     with_it, without = list[float](), list[float]()
@@ -46,7 +46,9 @@ async def measure(here: Live, folder: Path) -> dict[str, float]:
 
 
 async def _answered_per_s(here: Live) -> float:
-    record = await Load(here.url, [json.dumps({"inputs": {"exit_block": 1}}).encode()]).by_clients(CLIENTS, SPELL_S)
+    record = await LoadGenerator(here.url, [json.dumps({"inputs": {"exit_block": 1}}).encode()]).by_clients(
+        CLIENTS, SPELL_S
+    )
     return float((record.status == 200).sum()) / SPELL_S
 
 

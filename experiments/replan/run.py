@@ -1,4 +1,4 @@
-"""Claim: a plan changes while requests flow: no request fails, no answer is wrong, and goodput hardly moves.
+"""Claim: when a plan changes while requests flow, no request fails, no answer is wrong, and goodput hardly moves.
 
 Everything is real but the devices: Ray Serve, HAProxy, HTTP, an open loop of requests at 60 % of what the weakest of
 the plans sustains. The load comes from this process, on the same cores.
@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from experiments.live import Live, application, bare
 from experiments.replan import changes as changing
 from experiments.replan import cost, switch
 from experiments.replan.suite import START, cpus_per_replica, profile
+from experiments.shared.live import Live, application, bare
 
 PICTURE = Path(__file__).parents[2] / "docs" / "switch.png"
 console = Console(stderr=True, width=140)  # tables are kept in files too
@@ -22,7 +22,7 @@ Figures = dict[str, float]
 
 
 def measure(parts: str = "changes,switch,cost", changes: int = 30, windows: int = switch.WINDOWS) -> Figures:
-    """`windows` of the controller for each mix of inputs. The picture is drawn of a whole switch only."""
+    """Run these parts; `windows` is the number of the controller's windows for each mix of inputs."""
     measures: dict[str, Callable[[Live, Path], Awaitable[Figures]]] = {
         "changes": lambda here, folder: _changes(here, folder, changes),
         "switch": lambda here, folder: _switch(here, folder, windows),

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from itertools import pairwise
 
-from optimizer.evaluate import evaluate
+from optimizer.model.evaluate import evaluate
 from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import problem
 from profiles.devices import Device, links_between
@@ -16,9 +16,9 @@ BLOCKS = 8
 BATCH = 4
 FAST, SLOW = "v100", "k80"
 BLOCK_S = {FAST: 0.010, SLOW: 0.020}  # whatever the batch: slow enough that this machine is not the limit
-RAMPS = (1, 3, 4)  # active in every plan, so that it is known where each input leaves
+RAMPS = (1, 3, 4)  # active in every plan, so that each input leaves at a known block
 SURVIVAL = (1.0, 1.0, 0.8, 0.8, 0.6, 0.5, 0.5, 0.5)
-ROOM = 10  # so many replicas find place on this machine beside the front: those of a plan, and three
+ROOM = 10  # how many replicas fit on this machine beside the front: those of a plan, and three more
 
 
 def profile(block_s: Mapping[str, float] = BLOCK_S) -> Profile:
@@ -35,7 +35,7 @@ def cpus_per_replica() -> float:
 
 
 def plan(*parts: tuple[int, int, str], batch: int = BATCH) -> Plan:
-    """Parts are (stop, replicas, kind)."""
+    """A plan of these parts: (stop, replicas, kind)."""
     edges = (0, *(stop for stop, _, _ in parts))
     splits = [Split(a, b, batch, tuple(ramp for ramp in RAMPS if a <= ramp < b)) for a, b in pairwise(edges)]
     placements = [Placement(kind, count, (split,)) for (_, count, kind), split in zip(parts, splits, strict=True)]
@@ -45,7 +45,7 @@ def plan(*parts: tuple[int, int, str], batch: int = BATCH) -> Plan:
 START = plan((4, 4, FAST), (BLOCKS, 3, FAST))
 KIND = "device kind changed"
 
-# What changes, and the plan that the application is led to; the second round leads back to where the first began.
+# Each change has a name and the plan that the application is led to; the second round leads back to the start.
 ROUNDS = (
     ("cut moved", plan((5, 4, FAST), (BLOCKS, 3, FAST))),
     ("split added", plan((2, 2, FAST), (5, 3, FAST), (BLOCKS, 2, FAST))),
@@ -60,13 +60,13 @@ ROUNDS = (
     ("split removed", plan((4, 4, FAST), (BLOCKS, 3, SLOW))),
     (KIND, START),
 )
-# Six devices of the other kind find no room beside those that run: those that will go are freed first.
+# Six devices of the other kind do not fit beside the running ones, so the old ones are freed first.
 NO_ROOM = "devices freed first"
 WITHOUT_ROOM = ((NO_ROOM, plan((4, 3, FAST), (BLOCKS, 6, SLOW))), (NO_ROOM, START))
 
 
 def steps(changes: int) -> tuple[tuple[str, Plan], ...]:
-    """Two for which devices must be freed first, and so many more, every kind in turn.
+    """Two changes for which devices must be freed first, then so many more, every kind in turn.
 
     >>> [what for what, _ in steps(2)]
     ['devices freed first', 'devices freed first', 'cut moved', 'split added']
@@ -86,5 +86,5 @@ def offered_per_s(share: float) -> float:
 
 
 def leaves_after(sure_after: int) -> int:
-    """Where an input leaves, under whatever of these plans it is run."""
+    """The block after which an input leaves, the same under all of these plans."""
     return next((ramp for ramp in RAMPS if ramp >= sure_after), BLOCKS - 1)

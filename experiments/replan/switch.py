@@ -1,4 +1,4 @@
-"""E3's section 5.4 on a live application: easy to hard inputs from 80:20 over 50:50 to 20:80, and who follows.
+"""E3's section 5.4 on a live application: plans follow a mix of easy to hard inputs from 80:20 over 50:50 to 20:80.
 
 It is the setting of `experiments/drift`, with all times stretched so far that two cores can play the devices, and the
 controller's windows shortened to seconds. Plans that stay (the best for each mix, early exit with shrinking batches, no
@@ -18,17 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from cluster.controller.events import Event, Events
-from cluster.rollout import RunningApplication
+from cluster.controller.application import RunningApplication
+from cluster.controller.record import Event, Events
+from cluster.load.generator import LoadGenerator, LoadRecord
+from cluster.load.workloads import Floats, arrivals, exit_blocks
 from deployments.planning import summary
-from experiments.baselines import naive, stock
 from experiments.drift.plot import COLOURS
 from experiments.drift.suite import SUITE
-from experiments.live import NAME, Live, application, controller
-from experiments.load import Load, Record
-from experiments.workloads import Floats, arrivals, exit_blocks
+from experiments.shared.live import NAME, Live, application, controller
 from optimizer import Plan, Problem
-from optimizer.lanes import side_by_side
+from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline_plan
+from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.problem import problem
 from profiles.devices import links_between
 from profiles.exits import ExitProfile
@@ -38,18 +38,19 @@ from profiles.latency import LatencyTable, Rows
 SHARES = SUITE.easy_shares
 STRETCH = 8.0
 SLO_MS = 1e3 * SUITE.slo_s * STRETCH
+OBJECTIVE = replace(SUITE.question.objective, slo_s=SLO_MS / 1e3)
 INPUT_BYTES = 4096  # of an input on its way: a real one's 400 KB take no longer on a real network than these do here
-WINDOW_S, LOOK_S, WINDOWS = 8.0, 0.5, 4  # of the controller, and how many each mix lasts
-STAY_S, SETTLE_S = 5, 2  # what a plan that stays is watched for, and what of that is not counted
+WINDOW_S, LOOK_S, WINDOWS = 8.0, 0.5, 4  # the controller's times, and the number of windows that each mix lasts
+STAY_S, SETTLE_S = 5, 2  # how long a plan that stays is measured, and the time before that
 AFTER_WINDOWS = 2
 console = Console(stderr=True)
 
 
 @dataclass(frozen=True)
 class Switch:
-    """What came in time: second by second under the controller; per second, mix by mix, of plans that stay."""
+    """The goodput of a switch: second by second under the controller; mix by mix for plans that stay."""
 
-    steered_per_s: Sequence[float]
+    controlled_per_s: Sequence[float]
     staying_per_s: Mapping[str, Sequence[float]]
     changes_s: Sequence[float]
     cpu_share: float
@@ -58,7 +59,7 @@ class Switch:
     @property
     def phase_s(self) -> int:
         """How long each mix lasted."""
-        return len(self.steered_per_s) // len(SHARES)
+        return len(self.controlled_per_s) // len(SHARES)
 
 
 def profile(easy: float) -> Profile:
@@ -83,7 +84,7 @@ def facts(easy: float) -> Problem:
 
 
 def best(easy: float) -> Plan:
-    plan = side_by_side(facts(easy), replace(SUITE.question.objective, slo_s=SLO_MS / 1e3), SUITE.gap)
+    plan = side_by_side(facts(easy), OBJECTIVE, SUITE.gap)
     assert plan, "This is a bug: the stretched network has no plan."
     return plan
 
@@ -97,18 +98,19 @@ async def measure(here: Live, folder: Path, windows: int = WINDOWS) -> Switch:
     front = application(best(SHARES[0]), profile(SHARES[0]), folder, slo_ms=SLO_MS, devices=devices())
     await asyncio.to_thread(here.deploy, front)
     staying = await _staying(here)
-    leader = controller(
+    beside = controller(
         folder, replan_every_s=WINDOW_S, look_every_s=LOOK_S, start_s=1.0, max_batch=SUITE.max_batch, devices=devices()
     )
-    await asyncio.to_thread(here.deploy, front, leader)
-    return await _steered(here, folder, staying, int(windows * WINDOW_S))
+    await asyncio.to_thread(here.deploy, front, beside)
+    return await _controlled(here, folder, staying, int(windows * WINDOW_S))
 
 
 async def _staying(here: Live) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in COLOURS}
     for easy in SHARES:
         known = facts(easy)
-        plans = (best(easy), best(SHARES[0]), naive(known, SUITE.max_batch), stock(known, SUITE.max_batch))
+        others = [baseline_plan(name, known, OBJECTIVE) for name in (EARLY_EXIT, NO_EXITS)]
+        plans = (best(easy), best(SHARES[0]), *others)
         for name, plan in zip(found, plans, strict=True):
             await RunningApplication(NAME).roll_out(plan)
             record = await _load(here, _bodies(easy, 1000)).at(_arrivals(easy, STAY_S, plan), patience_s=SLO_MS / 1e3)
@@ -118,7 +120,7 @@ async def _staying(here: Live) -> dict[str, list[float]]:
     return found
 
 
-async def _steered(here: Live, folder: Path, staying: dict[str, list[float]], phase_s: int) -> Switch:
+async def _controlled(here: Live, folder: Path, staying: dict[str, list[float]], phase_s: int) -> Switch:
     (process,) = here.processes("controller").values()
     cpu_s, began_s = _cpu_s(process), time.time()
     console.print(f"with the controller: {phase_s * len(SHARES)} s")
@@ -126,20 +128,20 @@ async def _steered(here: Live, folder: Path, staying: dict[str, list[float]], ph
     bodies = [_bodies(easy, len(each)) for easy, each in zip(SHARES, due_s, strict=True)]
     record = await _load(here, [*chain(*bodies)]).at(np.concatenate(due_s), patience_s=SLO_MS / 1e3)
     share = (_cpu_s(process) - cpu_s) / (time.time() - began_s)
-    steered = _good(record, phase_s * len(SHARES)).tolist()
+    controlled = _good(record, phase_s * len(SHARES)).tolist()
     changes_s = [event.at_s - began_s for event in _decisions(folder, began_s)]
-    return Switch(steered, staying, changes_s, share, await asyncio.to_thread(_effort, here))
+    return Switch(controlled, staying, changes_s, share, await asyncio.to_thread(_effort, here))
 
 
 def _effort(here: Live) -> dict[str, float]:
-    """What the controller says of its own cost."""
+    """The controller's own report of its cost."""
     with urllib.request.urlopen(f"{here.base}/controller/status", timeout=30) as reply:
         told: dict[str, float] = json.load(reply)["effort"]
     return told
 
 
 def _decisions(folder: Path, began_s: float) -> list[Event]:
-    """What the controller decided since then that led to another plan, from what it keeps."""
+    """The controller's decisions since then that led to another plan, read from its record."""
     (path,) = (folder / "memory").glob("*/events.jsonl")
     events = [
         event for event in Events(path).all if event.at_s >= began_s and event.what in ("rolled out", "rolled back")
@@ -155,7 +157,7 @@ def _decisions(folder: Path, began_s: float) -> list[Event]:
 
 
 def _arrivals(easy: float, seconds: float, plan: Plan | None = None) -> Floats:
-    """As many as the best plan can carry; or fewer, if this one cannot."""
+    """Arrivals at the rate that the best plan can carry, or at a lower one if this plan cannot carry that."""
     known = facts(easy)
     rates = [SUITE.offered_per_s(each, known) for each in (plan, best(easy)) if each]
     return arrivals("uniform", min(rates), seconds, 0)
@@ -166,12 +168,12 @@ def _bodies(easy: float, count: int) -> list[bytes]:
     return [json.dumps({"inputs": {"exit_block": depth}}).encode() for depth in depths]
 
 
-def _load(here: Live, bodies: Sequence[bytes]) -> Load:
-    return Load(here.url, bodies, headers=f"X-Deadline-Ms: {SLO_MS:g}\r\n")
+def _load(here: Live, bodies: Sequence[bytes]) -> LoadGenerator:
+    return LoadGenerator(here.url, bodies, headers=f"X-Deadline-Ms: {SLO_MS:g}\r\n")
 
 
-def _good(record: Record, seconds: float) -> NDArray[np.int64]:
-    """Answers in time, by the second in which they were asked for."""
+def _good(record: LoadRecord, seconds: float) -> NDArray[np.int64]:
+    """The number of answers in time, by the second in which the requests were due."""
     good = (record.status == 200) & (1e3 * (record.ended_s - record.due_s) <= SLO_MS)
     counts, _ = np.histogram(record.due_s[good], np.arange(0, seconds + 1))
     return counts
@@ -184,9 +186,9 @@ def _cpu_s(process: int) -> float:
 
 
 def figures(switch: Switch) -> dict[str, float]:
-    """Gains are those of the last windows of each mix."""
+    """The figures of a switch; gains are those of the last windows of each mix."""
     phase, settled = switch.phase_s, int(AFTER_WINDOWS * WINDOW_S)
-    ours = [float(np.mean(switch.steered_per_s[n * phase + settled : (n + 1) * phase])) for n in range(len(SHARES))]
+    ours = [float(np.mean(switch.controlled_per_s[n * phase + settled : (n + 1) * phase])) for n in range(len(SHARES))]
     shares = [mine / known for mine, known in zip(ours, switch.staying_per_s["best plan"], strict=True)]
     return {
         "adapt_share_after_2_windows": min(shares[1:]),
@@ -203,7 +205,7 @@ def figures(switch: Switch) -> dict[str, float]:
 
 
 def draw(switch: Switch, path: Path) -> None:
-    """As E3's figure 16: goodput over time, and what plans make of each mix that stay."""
+    """Draw E3's figure 16: goodput over time, and that of the plans that stay for each mix."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -215,7 +217,10 @@ def draw(switch: Switch, path: Path) -> None:
         per_s = switch.staying_per_s[name]
         axes.step(edges, [per_s[0], *per_s], color=colour, label=name, linestyle=":" if name == "best plan" else "-")
     axes.plot(
-        np.arange(len(switch.steered_per_s)) + 0.5, switch.steered_per_s, color="#1b6ca8", label="with the controller"
+        np.arange(len(switch.controlled_per_s)) + 0.5,
+        switch.controlled_per_s,
+        color="#1b6ca8",
+        label="with the controller",
     )
     for at_s in switch.changes_s:
         axes.axvline(at_s, color="#bb3333", linewidth=0.7, alpha=0.6)

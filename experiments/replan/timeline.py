@@ -1,4 +1,4 @@
-"""Goodput second by second, and how it fares around what is done to the application meanwhile."""
+"""Goodput second by second, to show the effect of changes and faults of the application."""
 
 import json
 from collections.abc import Iterable
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.load import Floats, Load, Record
+from cluster.load.generator import Floats, LoadGenerator, LoadRecord
+from cluster.load.workloads import exit_blocks
 from experiments.replan.suite import SURVIVAL, leaves_after
-from experiments.workloads import exit_blocks
 from profiles.exits import ExitProfile
 
 WINDOW_S = 1.0
@@ -17,8 +17,8 @@ STEP_S = 0.1
 KINDS = 500  # of inputs, drawn once and sent in turns
 
 
-def load(url: str, slo_ms: float, again_s: float = 0.0) -> Load:
-    """Inputs that say where they are sure, so that each answer can be checked."""
+def load(url: str, slo_ms: float, again_s: float = 0.0) -> LoadGenerator:
+    """A load of inputs that say where they are sure, so that each answer can be checked."""
     depths = exit_blocks(ExitProfile(SURVIVAL), KINDS, np.random.default_rng(0)).tolist()
     bodies = [json.dumps({"inputs": {"exit_block": depth}}).encode() for depth in depths]
 
@@ -26,7 +26,7 @@ def load(url: str, slo_ms: float, again_s: float = 0.0) -> Load:
         outputs = json.loads(answer)["outputs"]
         return len(outputs) == 1 and bool(outputs[0]["exit_block"] == leaves_after(depths[body]))
 
-    return Load(url, bodies, headers=f"X-Deadline-Ms: {slo_ms:g}\r\n", right=right, again_s=again_s)
+    return LoadGenerator(url, bodies, headers=f"X-Deadline-Ms: {slo_ms:g}\r\n", right=right, again_s=again_s)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Timeline:
     good_per_s: Floats
 
     def during(self, *stretches: tuple[float, float]) -> Floats:
-        """What windows saw that overlap with any of these stretches of time."""
+        """The goodput of the windows that overlap with any of these stretches of time."""
         return self.good_per_s[self._overlap(stretches)]
 
     def outside(self, *stretches: tuple[float, float]) -> Floats:
@@ -50,13 +50,13 @@ class Timeline:
         return found
 
     def recovered_s(self, at_s: float, until_s: float, enough_per_s: float) -> float:
-        """How long after this moment a window ends from which on all have enough, until the next thing happens."""
+        """Seconds from this moment to the end of the window from which on all, up to `until_s`, have enough goodput."""
         here = (self.starts_s >= at_s - WINDOW_S) & (self.starts_s + WINDOW_S < until_s)
         short = here & (self.good_per_s < enough_per_s)
         return max(0.0, float(self.starts_s[short].max()) + STEP_S - at_s) if short.any() else 0.0
 
 
-def timeline(record: Record, slo_ms: float, by_due: bool = False) -> Timeline:
+def timeline(record: LoadRecord, slo_ms: float, by_due: bool = False) -> Timeline:
     """By when answers came, or (`by_due`) by when they were asked for: then batches that end together are no waves.
 
     The first and the last second are left out: the load begins and ends there.

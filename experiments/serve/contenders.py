@@ -1,9 +1,9 @@
-"""Three ways to use the same devices: as planned, with all ramps at shrinking batches, and without exits.
+"""Three systems on the same devices: the planned one, all ramps with shrinking batches, and no exits.
 
-Each way has the best batch that it can have within the SLO. Three cases: BERT-base in single precision on a V100 by its
+Each system has its best batch within the SLO. There are three cases: BERT-base in single precision on a V100 by its
 datasheet, as in E3's figure 7 (half of the inputs have left by the middle), with batches up to 16 and up to 4; and
-devices that take as long for one input as for sixteen, where constant batch pays most: small kernels, which cannot keep
-a device busy.
+devices that take as long for one input as for sixteen, where constant batch gains most, as with small kernels, which
+cannot keep a device busy.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from experiments.planner.settings import BERT_BASE
 from experiments.serve.fleet import BATCH, PASS_S, profile
 from optimizer import optimize
-from optimizer.baselines import Baseline, baselines
 from optimizer.objective import Objective
+from optimizer.pipelines.baselines import Baseline, baselines
 from optimizer.plan import Plan
 from optimizer.problem import problem
 from profiles.devices import fleet, links_between
@@ -20,7 +20,7 @@ from profiles.files import Profile
 
 
 @dataclass(frozen=True)
-class Case:
+class Contest:
     """A network on some devices."""
 
     profile: Profile
@@ -30,16 +30,16 @@ class Case:
 
 
 BERT = BERT_BASE.profile("v100=1", "float32")
-# What the figures of each are called behind their names. The last has time for two batches, one after the other.
+# The suffix of each case in the names of figures. The last case has time for two batches one after the other.
 CASES = {
-    "": Case(BERT, "v100=1", 0.1),
-    "_batch_4": Case(BERT, "v100=1", 0.1, max_batch=4),
-    "_flat": Case(profile(4 * PASS_S), "v100=2", 0.5),
+    "": Contest(BERT, "v100=1", 0.1),
+    "_batch_4": Contest(BERT, "v100=1", 0.1, max_batch=4),
+    "_flat": Contest(profile(4 * PASS_S), "v100=2", 0.5),
 }
 
 
-def contenders(case: Case) -> dict[str, tuple[Plan, float]]:
-    """Each with its plan, and the goodput that the cost model promises."""
+def contenders(case: Contest) -> dict[str, tuple[Plan, float]]:
+    """Each system with its plan, and the goodput that the cost model promises."""
     devices = fleet(case.devices)
     links = links_between(devices)
     objective = Objective(slo_s=case.slo_s, max_batch=case.max_batch)

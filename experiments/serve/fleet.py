@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from optimizer.evaluate import evaluate
+from optimizer.model.evaluate import evaluate
 from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import Problem, problem
 from profiles.devices import Device, links_between
@@ -32,14 +32,14 @@ class Part:
 
 
 def plan(*parts: Part, batch: int = BATCH) -> Plan:
-    """Inputs may leave at the end of every split but the last."""
+    """A plan of these parts; inputs may leave at the end of every split except the last."""
     starts = (0, *(part.stop for part in parts))
     splits = [Split(a, b, batch, (b - 1,) if b < BLOCKS else ()) for a, b in pairwise(starts)]
     return Plan(tuple(Placement(part.kind, part.replicas, (split,)) for part, split in zip(parts, splits, strict=True)))
 
 
 def profile(pass_s: float = PASS_S, hidden_bytes: Sequence[int] = (4096,) * BLOCKS) -> Profile:
-    """`hidden_bytes`: what one input weighs after each block."""
+    """The profile of the network; `hidden_bytes`: the size of one input after each block."""
     tables = tuple(_table(kind, slower * pass_s, tuple(hidden_bytes)) for kind, slower in KINDS.items())
     return Profile("virtual", tables, ExitProfile(SURVIVAL))
 
@@ -52,12 +52,12 @@ def _table(kind: str, pass_s: float, sizes: tuple[int, ...]) -> LatencyTable:
 def serve_file(
     folder: Path, chosen: Plan, facts: Profile | None = None, slo_ms: float = 1000.0, **told: object
 ) -> Path:
-    """What `isobatch serve` takes, with the plan and the profile beside it."""
+    """Write a Serve file for `isobatch serve`, with the plan and the profile beside it."""
     (folder / "plan.json").write_text(chosen.to_json())
     save(facts or profile(), folder / "profile.json")
     (folder / "model").mkdir(exist_ok=True)
     arguments: dict[str, Any] = {
-        "model": str(folder / "model"),  # nothing is in it: virtual devices compute nothing
+        "model": str(folder / "model"),  # an empty folder, as virtual devices compute nothing
         "backend": "virtual",
         "plan": str(folder / "plan.json"),
         "profile": str(folder / "profile.json"),

@@ -1,7 +1,7 @@
-"""What a hop from split to split costs: the latency it adds, and what it takes of the front.
+"""Measures the cost of a hop from split to split: the latency that it adds, and the front's processor time.
 
-16 inputs weigh 256 KiB after the first split and 3 MiB after the second. Each hop is what a request that makes it takes
-longer than one that leaves before it, less the time of the device behind it. Beside the default, everything by value.
+16 inputs weigh 256 KiB after the first split and 3 MiB after the second. A hop's latency is that of a request that
+makes it, less that of one that leaves before it, less the time of the next device. All by value is measured, too.
 """
 
 from statistics import median
@@ -12,7 +12,7 @@ from experiments.serve.servers import served
 
 ROUNDS, COUNT = 3, 40
 KIB, MIB = 2**10, 2**20
-LEAVE_AFTER = (1, 3, BLOCKS - 1)  # no hop, one, two
+LEAVE_AFTER = (1, 3, BLOCKS - 1)  # after no hop, one, two
 WEIGHTS = (256 * KIB // BATCH,) * 2 + (3 * MIB // BATCH,) * (BLOCKS - 2)
 WAYS: dict[str, dict[str, object]] = {"": {}, "_by_value": {"by_value_bytes": 2**40}}
 
@@ -28,7 +28,7 @@ def hops() -> dict[str, float]:
 
 
 def _latencies(url: str) -> dict[str, float]:
-    """Taken in turns, so that whatever else the machine does falls on all of them."""
+    """Latencies measured in turns, so that other work on the machine affects all of them alike."""
     rounds = [
         [measures.median_ms(url, measures.leaving_at(block, BATCH), COUNT) for block in LEAVE_AFTER]
         for _ in range(ROUNDS)
@@ -39,7 +39,7 @@ def _latencies(url: str) -> dict[str, float]:
 
 
 def _front(url: str) -> dict[str, float]:
-    """What the front spends on a request that makes both hops."""
+    """The front's processor time for a request that makes both hops."""
     before = measures.stats(url)
     measures.median_ms(url, measures.leaving_at(BLOCKS - 1, BATCH), 3 * COUNT)
     after = measures.stats(url)

@@ -14,7 +14,7 @@ import litserve
 BATCH, PASS_S, WORKERS = 16, 0.010, 6
 
 
-class Stage(litserve.LitAPI):  # type: ignore[misc]  # it has no types here
+class LitServeStage(litserve.LitAPI):  # type: ignore[misc]  # it has no types here
     """A virtual device of 10 ms per batch of 16."""
 
     def setup(self, device: str) -> None:
@@ -48,8 +48,8 @@ def say_when_ready(port: int) -> None:
 
 
 if __name__ == "__main__":
-    api = Stage(max_batch_size=BATCH, batch_timeout=PASS_S)
+    api = LitServeStage(max_batch_size=BATCH, batch_timeout=PASS_S)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=WORKERS, fast_queue=True)
-    # It says nothing when it is ready: its port does, a moment after its workers have started.
+    # LitServe does not report when it is ready; its port opens a moment after its workers have started.
     threading.Thread(target=say_when_ready, args=(int(sys.argv[1]),), daemon=True).start()
     server.run(host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", generate_client_file=False)

@@ -1,4 +1,4 @@
-"""What one would write with plain Ray Serve: one stage batched by `@serve.batch`, six replicas, default settings."""
+"""The usual program for plain Ray Serve: one stage batched by `@serve.batch`, six replicas, default settings."""
 
 import asyncio
 import signal
@@ -12,7 +12,7 @@ READY = "ready"
 REPLICAS = 6
 
 
-class Stage:
+class RayStage:
     """A virtual device of 10 ms per batch of 16."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Stage:
 def _stage() -> Any:
     from ray import serve
 
-    class Batched(Stage):
+    class Batched(RayStage):
         @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=PASS_S)  # type: ignore[untyped-decorator]
         async def answer(self, bodies: list[Any]) -> list[Any]:
             async with self._device:

@@ -13,20 +13,20 @@ from statistics import median
 import numpy as np
 from rich.console import Console
 
-from experiments.load_report import summary
+from cluster.load.report import summary
+from cluster.load.workloads import arrivals
+from cluster.simulator.simulation import World, simulate
 from experiments.serve import measures, servers
-from experiments.serve.contenders import CASES, Case, contenders
+from experiments.serve.contenders import CASES, Contest, contenders
 from experiments.serve.fleet import BLOCKS, PASS_S, Part, facts_for, plan, profile, promise_per_s
 from experiments.serve.hops import hops
 from experiments.serve.servers import served
-from experiments.simulator import World, simulate
-from experiments.workloads import arrivals
 from optimizer.plan import Plan
 
 ROUNDS, CLIENTS, SECONDS = 3, 256, 5.0
 SLO_MS = 250.0
 LEAVING = (3, BLOCKS - 1)  # as many after the first split as after the second, as in the profile
-LOADS = (0.9, 1.1)  # of what is promised
+LOADS = (0.9, 1.1)  # as shares of what the plan promises
 SLOW_S = 4 * PASS_S  # so that devices are the limit, not this machine
 PLANS = {
     "1split": plan(Part(BLOCKS, 2)),
@@ -43,9 +43,9 @@ def measure() -> dict[str, float]:
 
 
 def _front_door() -> dict[str, float]:
-    """How many requests a second pass, and what a request waits for beside its devices.
+    """The rate of requests that pass, and the latency of a request beside its devices.
 
-    Each server runs alone: LitServe's idle workers poll, which takes half a core from whoever is measured beside them.
+    Each server runs alone, because LitServe's idle workers poll and would take half a core from any other server.
     """
     two = plan(Part(4, 4), Part(BLOCKS, 2))
     contenders: dict[str, Callable[[], AbstractContextManager[str]]] = {
@@ -79,7 +79,7 @@ def _front_door() -> dict[str, float]:
 
 
 def _over_passes(name: str, p50s_ms: Sequence[float]) -> dict[str, float]:
-    """What inputs take beside their one pass, or their two."""
+    """The latency of inputs beside their one pass, or their two."""
     one, two = (p50_ms - 1e3 * PASS_S * passes for passes, p50_ms in enumerate(p50s_ms, start=1))
     return {f"p50_{name}_ms_at_30_percent_one_split": one, f"p50_{name}_ms_at_30_percent": two}
 
@@ -91,7 +91,7 @@ def _alone_ms(chosen: Plan, per_s: float) -> Sequence[float]:
     times_s = arrivals("poisson", per_s, 10 * SECONDS, seed=1)
     inputs = times_s, np.resize(LEAVING, len(times_s))
     report = simulate(World(chosen, replace(facts, links=links), 5.0), [inputs], 10 * SECONDS)
-    # Whoever leaves half-way is faster than anybody who does not, and they are as many.
+    # Half of the inputs leave half-way, all faster than the others: the quartiles are the medians of both halves.
     return [1e3 * report.tally.quantile_s(share) for share in (0.25, 0.75)]
 
 
@@ -102,7 +102,7 @@ def _rate_of(server: Callable[[], AbstractContextManager[str]]) -> float:
 
 
 def _promises() -> dict[str, float]:
-    """Offered just what the plan promises, by Poisson; then, for two splits, three times as much."""
+    """Offer exactly what the plan promises, by Poisson arrivals; then, for two splits, three times as much."""
     figures = {}
     facts = profile(SLOW_S)
     for name, chosen in PLANS.items():
@@ -123,7 +123,7 @@ def _promises() -> dict[str, float]:
 
 
 def _ratios() -> dict[str, float]:
-    """The same devices in three ways, each at the load that suits it best: what comes in time."""
+    """The goodput of the three systems on the same devices, each at the load that suits it best."""
     figures: dict[str, float] = {}
     for suffix, case in CASES.items():
         goodput = {name: _sustained(name, case, *each) for name, each in contenders(case).items()}
@@ -132,8 +132,8 @@ def _ratios() -> dict[str, float]:
     return figures
 
 
-def _sustained(name: str, case: Case, chosen: Plan, promised_per_s: float) -> float:
-    """Goodput when a little less is offered than is promised, or a little more, whichever is better."""
+def _sustained(name: str, case: Contest, chosen: Plan, promised_per_s: float) -> float:
+    """The better goodput of two loads, a little less than the plan promises and a little more."""
     console.print(f"{case.profile.model}, {name}: {promised_per_s:.0f}/s promised")
     slo_ms = 1e3 * case.slo_s
     with served(chosen, case.profile, slo_ms) as url:

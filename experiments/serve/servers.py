@@ -5,20 +5,24 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO
+from uuid import uuid4
 
-from cluster.local import SETTINGS, free_port
+from cluster.serving.local import free_port
+from deployments.ray_facts import SETTINGS
 from experiments.serve.fleet import serve_file
 from experiments.serve.ray_default import READY
 from optimizer.plan import Plan
 from profiles.files import Profile
 
 PATIENCE_S = 180.0
+MARK = "ISOBATCH_BENCH_SERVER"  # in the environment of a server and of all that it starts
+SAID = 2000  # how many of the last letters of its log are shown if a server does not start
 
 
 @contextmanager
@@ -32,7 +36,7 @@ def isobatch(serve_file: Path) -> Iterator[str]:
 
 @contextmanager
 def served(chosen: Plan, facts: Profile, slo_ms: float, **told: object) -> Iterator[str]:
-    """The same with this plan on virtual devices, and what else the configuration is told."""
+    """Serve this plan on virtual devices, with further settings of the configuration."""
     with TemporaryDirectory() as folder, isobatch(serve_file(Path(folder), chosen, facts, slo_ms, **told)) as url:
         yield url
 
@@ -59,35 +63,51 @@ def litserve(python: str) -> Iterator[str]:
 
 
 @contextmanager
-def _running(command: Sequence[str], ready: str) -> Iterator[None]:
+def _running(command: Sequence[str], ready: str, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """The program runs until the block ends, and nothing that it started runs longer."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
     environment["RAY_worker_niceness"] = SETTINGS["RAY_worker_niceness"]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        killer = threading.Timer(PATIENCE_S, process.kill)
-        killer.start()
-        assert process.stdout
-        said = _until(ready, process.stdout)
-        killer.cancel()
-        # Whatever it says later must not fill the pipe.
-        threading.Thread(target=process.stdout.read, daemon=True).start()
-        if ready not in said:
-            raise RuntimeError(f"{' '.join(command)} did not start: {said}")
+    environment[MARK] = mark = uuid4().hex
+    with TemporaryFile("a+") as log:  # the program appends to it while it is read here
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
         try:
+            _await(process, log, ready, patience_s)
             yield
         finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what outlives it
+            _end(process, mark)
 
 
-def _until(ready: str, lines: IO[str]) -> str:
-    said = ""
-    for line in lines:
-        said += line
-        if ready in line:
-            break
-    return said
+def _await(process: subprocess.Popen[str], log: IO[str], ready: str, patience_s: float) -> None:
+    """Wait until the program is ready; if it never is, raise an error with the end of its log."""
+    until_s = time.monotonic() + patience_s
+    while ready not in (said := _said(log)):
+        if (ended := process.poll() is not None) or time.monotonic() > until_s:
+            why = f"ended with {process.returncode}" if ended else f"was not ready within {patience_s:g} s"
+            raise RuntimeError(f"{process.args!r} {why}; the end of what it said:\n{said[-SAID:] or '(nothing)'}")
+        time.sleep(0.1)
+
+
+def _said(log: IO[str]) -> str:
+    log.seek(0)
+    return log.read()
+
+
+def _end(process: subprocess.Popen[str], mark: str) -> None:
+    """End the program, which may end its children itself; then end the processes that still have its mark."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    for each in _marked(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    process.wait()
+
+
+def _marked(mark: str) -> Iterator[int]:
+    """Processes that were started by the program, however far they have got away from it (Linux)."""
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in environment.read_bytes().split(b"\0"):
+                yield int(environment.parent.name)

@@ -3,20 +3,21 @@ far it is from the live graph (`experiments/fidelity`)."""
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from experiments import gains
-from experiments.baselines import stock
+from cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
+from cluster.simulator.simulation import World, simulate
 from experiments.fidelity import run as fidelity
-from experiments.gains import Suite
-from experiments.heterogeneous.suite import SUITE as MIXED
-from experiments.homogeneous.suite import SUITE as ONE_KIND
-from experiments.simulator import World, simulate
-from experiments.workloads import Floats, Ints, arrivals, exit_blocks
-from optimizer.evaluate import evaluate
+from experiments.heterogeneous.run import FIGURE as MIXED
+from experiments.homogeneous.run import FIGURE as ONE_KIND
+from experiments.shared import gains
+from experiments.shared.gains import PaperFigure
+from optimizer.model.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.pipelines.baselines import NO_EXITS, baseline_plan
 from profiles.exits import ExitProfile
 
 BATCH = 8
@@ -24,26 +25,35 @@ LOAD = 0.9  # of what the plan promises
 REQUESTS, PIECES = 10_000_000, 100
 
 
-def measure() -> dict[str, float]:
-    one, mixed = (gains.measure(replace(suite, batches=(BATCH,))) for suite in (ONE_KIND, MIXED))
+def measure(parts: str = "speed,ratios,fidelity", requests: int = REQUESTS) -> dict[str, float]:
+    """`requests`: of the part that measures the simulator's own speed."""
+    measures: dict[str, Callable[[], dict[str, float]]] = {
+        "speed": lambda: speed(ONE_KIND, requests),
+        "ratios": ratios,
+        "fidelity": fidelity.measure,
+    }
+    return {name: value for part in parts.split(",") for name, value in measures[part]().items()}
+
+
+def ratios() -> dict[str, float]:
+    """What the paper's two fleets sustain at one batch size, beside the baselines."""
+    one, mixed = (gains.measure(replace(claim, batches=(BATCH,))) for claim in (ONE_KIND, MIXED))
     return {
-        **speed(ONE_KIND),
         "ratio_naive_homogeneous": gains.ratio(one, BATCH, "early exit"),
         "ratio_stock_homogeneous": gains.ratio(one, BATCH, "no exits"),
         "ratio_best_heterogeneous": min(gains.ratio(mixed, BATCH, each) for each in ("early exit", "no exits")),
         "share_of_oracle": next(row.share_of_oracle for row in one if row.system == "isobatch"),
-        **fidelity.measure(),
     }
 
 
-def speed(suite: Suite) -> dict[str, float]:
+def speed(claim: PaperFigure, requests: int) -> dict[str, float]:
     """The plain case: one split without ramps on 16 devices, Poisson arrivals at 90 % of its capacity."""
-    facts = suite.network.facts(suite.devices, suite.dtype)
-    world = World(stock(facts, BATCH), facts, suite.slo_s)
+    facts = claim.network.facts(claim.devices, claim.dtype)
+    world = World(baseline_plan(NO_EXITS, facts, Objective(fixed_batch=BATCH)), facts, claim.slo_s)
     rate = LOAD * evaluate(world.plan, facts).goodput_per_s
     peaks: list[int] = []
     wall_s, core_s = time.perf_counter(), time.process_time()
-    report = simulate(world, _inputs(rate, ExitProfile(facts.survival), peaks), REQUESTS / rate)
+    report = simulate(world, _inputs(rate, requests, ExitProfile(facts.survival), peaks), requests / rate)
     wall_s, core_s = time.perf_counter() - wall_s, time.process_time() - core_s
     return {
         "requests_per_s": report.arrived / wall_s,
@@ -53,9 +63,9 @@ def speed(suite: Suite) -> dict[str, float]:
     }
 
 
-def _inputs(rate: float, profile: ExitProfile, peaks: list[int]) -> Iterator[tuple[Floats, Ints]]:
+def _inputs(rate: float, requests: int, profile: ExitProfile, peaks: list[int]) -> Iterator[tuple[Floats, Ints]]:
     """Poisson arrivals piece by piece, so that they are never in memory all at once."""
-    seconds = REQUESTS / PIECES / rate
+    seconds = requests / PIECES / rate
     for piece in range(PIECES):
         times_s = piece * seconds + arrivals("poisson", rate, seconds, seed=piece)
         yield times_s, exit_blocks(profile, len(times_s), np.random.default_rng([piece, 1]))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cluster.deploy import deploy
-from cluster.local import LocalRay, free_port, local_ray
-from deployments.replicas.virtual import FAULTS
+from cluster.serving.deploy import deploy
+from cluster.serving.local import LocalRay, free_port, local_ray
+from deployments.replica.virtual import FAULTS
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -22,6 +22,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRay, 
     before = dict(os.environ)
     os.environ.pop("RAY_ADDRESS", None)
     os.environ[FAULTS] = str(tmp_path_factory.mktemp("faults"))  # read by virtual devices that play broken ones
+    os.environ["RAY_metrics_report_interval_ms"] = "1000"  # noqa: SIM112 (Ray spells it so; ten seconds otherwise)
     port = free_port(0)
     with local_ray({"host": "127.0.0.1", "port": port, "location": "HeadOnly"}) as ray:
         yield ray, f"http://127.0.0.1:{port}"
@@ -59,7 +60,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import ViTImageProcessor
 
     from deployments.models.ramps import save_ramps
-    from tests.networks import hugging_face, network
+    from tests.helpers.tiny_networks import hugging_face, network
 
     folder = tmp_path_factory.mktemp("vit")
     hugging_face("vit").save_pretrained(folder)

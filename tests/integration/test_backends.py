@@ -13,19 +13,20 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.rollout import RunningApplication
-from deployments.demo import demo_directory, demo_inputs
+from cluster.controller.application import RunningApplication
+from deployments.demo import demo_directory
+from deployments.demo.digits import demo_inputs
 from deployments.folders import cache_directory
 from deployments.models import load
 from deployments.models.onnx_pieces import GRAPH, Origin, fingerprint
-from deployments.models.stretch import Stretch
+from deployments.models.seam import Stretch
 from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
 from profiles.files import Profile, save
 from profiles.latency import LatencyTable
-from tests.integration.asking import ask, predict
+from tests.helpers.asking import ask, predict
+from tests.helpers.uncut import assert_same, uncut
 from tests.integration.conftest import Run
-from tests.integration.uncut import assert_same, uncut
 
 BLOCKS, RAMPS = 8, (1, 6)
 CACHE = cache_directory() / "onnx"  # the replicas'

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.asking import ask
-from tests.integration.uncut import answers_as_uncut
+from tests.helpers.asking import ask
+from tests.helpers.uncut import answers_as_uncut
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,19 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from tests.integration.asking import ask, predict
-from tests.integration.test_graph import application, cut_at
+import pytest
+
+from tests.helpers.asking import ask, predict
+from tests.helpers.toy_graph import application, cut_at
 
 Put = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def base(deployed: Put, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A plan that is easy to beat, and a controller beside it."""
+    folder = tmp_path_factory.mktemp("controller")
+    return deployed(application(folder, cut_at(1, 2, 3)), controller(folder))
 
 
 def controller(folder: Path, **told: object) -> dict[str, Any]:
@@ -78,8 +87,7 @@ class Load:
         self._thread.join()
 
 
-def test_a_poor_plan_is_replaced_while_requests_are_answered(deployed: Put, tmp_path: Path) -> None:
-    base = deployed(application(tmp_path, cut_at(1, 2, 3)), controller(tmp_path))
+def test_a_poor_plan_is_replaced_while_requests_are_answered(base: str) -> None:
     with Load(base) as load:
         (event, *_) = eventually(lambda: rolled_out(base))
     assert not load.wrong
@@ -89,10 +97,9 @@ def test_a_poor_plan_is_replaced_while_requests_are_answered(deployed: Put, tmp_
     assert predict(base, [3, 5])[0]["label"] == 5
 
 
-def test_a_controller_that_is_killed_goes_on_where_it_was(deployed: Put, tmp_path: Path) -> None:
+def test_a_controller_that_is_killed_goes_on_where_it_was(base: str) -> None:
     from ray.serve.context import _get_global_client
 
-    base = deployed(application(tmp_path, cut_at(1, 2, 3)), controller(tmp_path))
     with Load(base):
         assert eventually(lambda: rolled_out(base))
         assert ask(base, "POST", "/controller/pause") == (200, {"paused": True})

@@ -6,14 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.integration.asking import ask, predict
-from tests.integration.uncut import uncut
-from tests.toy import Toy
+from tests.helpers.asking import ask, predict
+from tests.helpers.toy_model import Toy
+from tests.helpers.uncut import uncut
 
 
 @pytest.fixture(scope="module")
 def front(deployed: Callable[..., str]) -> str:
-    arguments = {"model": "/models/toy", "loader": "tests.toy:load", "max_inputs": 50, "max_body_bytes": 100_000}
+    arguments = {
+        "model": "/models/toy",
+        "loader": "tests.helpers.toy_model:load",
+        "max_inputs": 50,
+        "max_body_bytes": 100_000,
+    }
     return deployed({"name": "isobatch", "import_path": "deployments.app:build", "args": arguments})
 
 

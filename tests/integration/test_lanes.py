@@ -12,9 +12,9 @@ from experiments.fidelity.compare import compare, live
 from experiments.fidelity.suite import PLANS, SLO_S, Case, profile
 from experiments.serve.fleet import facts_for, promise_per_s, serve_file
 from optimizer.plan import Plan
-from tests.integration.asking import ask, predict
-from tests.integration.test_graph import application, cut_at
-from tests.toy import RAMPS, left_at
+from tests.helpers.asking import ask, predict
+from tests.helpers.toy_graph import application, cut_at
+from tests.helpers.toy_model import RAMPS, left_at
 
 Put = Callable[..., str]
 SLOWER = 4.0

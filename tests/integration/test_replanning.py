@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.controller.application import RolloutError
-from cluster.local import LocalRay
-from cluster.rollout import RunningApplication
-from deployments.replicas.virtual import FAULTS
-from experiments.live import NAME, Live, application, kill_node, named, node
+from cluster.controller.application import RolloutError, RunningApplication
+from cluster.serving.local import LocalRay
+from deployments.replica.virtual import FAULTS
 from experiments.replan.suite import BLOCK_S, BLOCKS, leaves_after, plan, profile
+from experiments.shared.live import NAME, Live, application, kill_node, named, node
 from optimizer.plan import Plan
-from tests.integration.asking import ask
+from tests.helpers.asking import ask
 from tests.integration.conftest import Run
 
 ELSEWHERE = "t4"  # a kind that only a second node has
@@ -35,6 +34,9 @@ CHANGES = {
 }
 
 
+RESTART_S = 240.0  # Serve starts what was killed again; on a slow machine that took more than a minute
+
+
 @pytest.fixture(scope="module")
 def here(local: tuple[LocalRay, str], tmp_path_factory: pytest.TempPathFactory) -> Live:
     folder = tmp_path_factory.mktemp("live")
@@ -48,8 +50,19 @@ def followed(here: Live, run: Run) -> RunningApplication:
     """The application, on the plan that it was declared with."""
     running = RunningApplication(NAME)
     if run(running.plan()) != ONE_CUT:
-        run(running.roll_out(ONE_CUT))
+        assert eventually(lambda: _is_led_to(running, ONE_CUT, run), within_s=RESTART_S)
     return running
+
+
+def _is_led_to(running: RunningApplication, plan: Plan, run: Run) -> bool:
+    """Not yet, while a deployer that was killed is being started again; any other reason is an error."""
+    try:
+        run(running.roll_out(plan))
+    except RolloutError as error:
+        if "not running yet" not in str(error):
+            raise
+        return False
+    return True
 
 
 @contextmanager
@@ -145,10 +158,11 @@ def test_what_is_killed_is_missed_by_nobody(
         victim = min(before)
         os.kill(before[victim], signal.SIGKILL)
         assert eventually(
-            lambda: len(here.processes(deployment)) == len(before) and victim not in here.processes(deployment)
+            lambda: len(here.processes(deployment)) == len(before) and victim not in here.processes(deployment),
+            within_s=RESTART_S,
         )
-    assert eventually(lambda: run(_follows(followed, CHANGES["cut moved"])))
-    run(followed.roll_out(ONE_CUT))
+    assert eventually(lambda: run(_follows(followed, CHANGES["cut moved"])), within_s=RESTART_S)
+    assert eventually(lambda: _is_led_to(followed, ONE_CUT, run), within_s=RESTART_S)
 
 
 async def _follows(running: RunningApplication, wanted: Plan) -> bool:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,11 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local import free_port
-from tests.integration.asking import predict
+from cluster.serving.local import free_port
+from tests.helpers.asking import predict
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
+
+
+def temporary(folder: Path) -> Path:
+    """A folder of the command's own; its path is short, as those of sockets must be."""
+    return Path(tempfile.gettempdir()) / f"{abs(hash(folder)) % 10**5}"
 
 
 def marked(mark: str) -> list[str]:
@@ -43,7 +50,8 @@ def served(folder: Path, loader: str) -> Iterator[tuple[subprocess.Popen[str], s
     application |= {"args": {"model": str(folder), "loader": loader}}
     file.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
-    environment |= dict([mark.split("=")])
+    environment |= dict([mark.split("=")]) | {"TMPDIR": str(temporary(folder)), "RAY_TMPDIR": "/tmp"}
+    temporary(folder).mkdir()
     with subprocess.Popen(
         [*SERVE, str(file), "--port", str(port), "--grpc-port", "0"],
         cwd=ROOT,
@@ -58,6 +66,7 @@ def served(folder: Path, loader: str) -> Iterator[tuple[subprocess.Popen[str], s
             yield process, f"http://127.0.0.1:{port}", mark
         finally:
             process.kill()
+            shutil.rmtree(temporary(folder), ignore_errors=True)
 
 
 def to_the_group(process: subprocess.Popen[str]) -> None:
@@ -69,7 +78,7 @@ def to_the_group(process: subprocess.Popen[str]) -> None:
 def test_a_signal_ends_what_was_admitted_and_leaves_no_process(
     tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None]
 ) -> None:
-    with served(tmp_path, "tests.toy:load_slow") as (process, base, mark), ThreadPoolExecutor(1) as pool:
+    with served(tmp_path, "tests.helpers.toy_model:load_slow") as (process, base, mark), ThreadPoolExecutor(1) as pool:
         assert any("haproxy" in line for line in marked(mark))
         slow = pool.submit(predict, base, [[4, 7], [0, 3]])  # four blocks of half a second
         time.sleep(0.7)
@@ -77,6 +86,25 @@ def test_a_signal_ends_what_was_admitted_and_leaves_no_process(
         assert [output["label"] for output in slow.result()] == [7, 3]
         assert process.wait(20) == 0
         assert marked(mark) == []
+
+
+def ours(folder: Path) -> list[Path]:
+    """What the command has left in the folder for temporary files."""
+    return list(temporary(folder).iterdir())
+
+
+def test_two_signals_end_it_at_once_and_leave_no_folder(tmp_path: Path) -> None:
+    with served(tmp_path, "tests.helpers.toy_model:load_slow") as (process, base, mark), ThreadPoolExecutor(1) as pool:
+        assert ours(tmp_path)
+        slow = pool.submit(predict, base, [[4, 7]] * 8)
+        time.sleep(0.7)
+        process.terminate()
+        time.sleep(0.7)
+        process.terminate()
+        assert process.wait(5) == 130
+        assert slow.exception()
+        assert marked(mark) == []
+        assert ours(tmp_path) == []
 
 
 def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:

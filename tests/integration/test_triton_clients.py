@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.local import free_port
-from tests.integration.test_graph import application, cut_at
-from tests.toy import RAMPS, left_at
+from cluster.serving.local import free_port
+from tests.helpers.toy_graph import application, cut_at
+from tests.helpers.toy_model import RAMPS, left_at
 
 PAIRS = np.array([[block, label] for block in range(4) for label in range(10)], np.int64)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import headlines
+from experiments.shared import headlines
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("profiles", "optimizer", "deployments", "cluster", "experiments")

@@ -88,3 +88,55 @@ def message(name: str) -> Any:
     b'\\x08\\x01'
     """
     return GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+# Fields that hold messages, as a path of field numbers: what has parts of its own is looked into.
+_INSIDE: dict[tuple[int, ...], set[int]] = {(): {4, 5, 6}, (4,): {2}, (5,): {4, 5}, (5, 4): {2}, (6,): {2}, (6, 2): {2}}
+
+
+def is_modest(sent: bytes, most: int) -> bool:
+    """Whether a request is one of at most so many fields: two bytes of an empty one become hundreds in memory.
+
+    >>> request = message("ModelInferRequest")(outputs=[{"name": "label"}] * 5).SerializeToString()
+    >>> is_modest(request, 10), is_modest(request, 9), is_modest(b"\\xff", 9)
+    (True, False, False)
+    """
+    try:
+        return _fields(memoryview(sent), (), most) >= 0
+    except (IndexError, ValueError):
+        return False
+
+
+def _fields(sent: memoryview, path: tuple[int, ...], left: int) -> int:
+    """How many of `left` are left after those in here; fewer than none: it was too many."""
+    at, inside = 0, _INSIDE.get(path, set())
+    while at < len(sent) and left >= 0:
+        tag, at = _varint(sent, at)
+        left -= 1
+        kind, number = tag & 7, tag >> 3
+        if kind == _VARINT:
+            _, at = _varint(sent, at)
+        elif kind == _BYTES:
+            size, at = _varint(sent, at)
+            if number in inside:
+                left = _fields(sent[at : at + size], (*path, number), left)
+            at += size
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+        else:
+            raise ValueError(f"fields of kind {kind} are not of this protocol")
+    return left
+
+
+def _varint(sent: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = sent[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")

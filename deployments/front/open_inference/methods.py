@@ -8,19 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.front.answers import RefusedError
-from deployments.front.deadlines import HEADER, deadline_s
+from deployments.front.headers import HEADER, deadline_s
 from deployments.front.open_inference import protocol
 from deployments.front.open_inference.protocol import check
-from deployments.front.open_inference.tensors import (
-    BYTES,
-    check_outputs,
-    described,
-    dtype_of,
-    from_bytes,
-    rows,
-    to_bytes,
-)
+from deployments.front.open_inference.requests import BYTES, InputTensor, checked, dtype_of
+from deployments.front.open_inference.tensors import check_outputs, described, from_bytes, rows, timeout_s, to_bytes
 from deployments.front.service import Service
+from deployments.front.sizes import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,11 @@ async def _ready(service: Service, request: Any, call: Call) -> dict[str, Any]:
 
 
 async def _model_ready(service: Service, request: Any, call: Call) -> dict[str, Any]:
-    check(service, request.name, request.version)
+    """As Triton says it: what is not there is not ready."""
+    try:
+        check(service, request.name, request.version)
+    except RefusedError:
+        return {"ready": False}
     return await _ready(service, request, call)
 
 
@@ -69,7 +67,9 @@ async def _statistics(service: Service, request: Any, call: Call) -> dict[str, A
 
 async def infer(service: Service, request: Any, call: Call) -> dict[str, Any]:
     check(service, request.model_name, request.model_version)
-    answers = await service.predict_each(_values(request), _within_s(service, request, call))
+    if len(request.id) > LONGEST_NAME or len(request.outputs) > MOST_NAMED:
+        raise RefusedError(400, f"an id has {LONGEST_NAME} characters at most, and a request {MOST_NAMED} outputs")
+    answers = await service.predict_each(_values(service, request), _within_s(service, request, call))
     outputs = protocol.columns(answers, service.labels)
     wanted = [each.name for each in request.outputs] or list(outputs)
     check_outputs(wanted, outputs)
@@ -82,34 +82,39 @@ async def infer(service: Service, request: Any, call: Call) -> dict[str, Any]:
     }
 
 
-def _values(request: Any) -> Any:
-    if len(request.inputs) != 1:
+def _values(service: Service, request: Any) -> Any:
+    if len(request.inputs) != 1 or len(request.raw_input_contents) > 1:
         raise RefusedError(400, "'inputs' must be one tensor, whose first dimension counts the inputs")
-    (tensor,), raw = request.inputs, request.raw_input_contents
+    (told,), raw = request.inputs, request.raw_input_contents
+    shape = list(told.shape[: MOST_DIMENSIONS + 1])
+    tensor = checked(InputTensor, {"name": told.name, "datatype": told.datatype, "shape": shape})
 
-    def load(kind: str) -> NDArray[Any]:
-        return from_bytes(raw[0], kind) if raw else _contents(tensor.contents, kind)
+    def load(kind: str, count: int) -> NDArray[Any]:
+        return from_bytes(raw[0], kind, count) if raw else _contents(told.contents, kind, count)
 
-    return rows(tensor.name, tensor.datatype, list(tensor.shape), load)
+    return rows(tensor, service.sizes, load)
 
 
 _FIELDS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64"}
 
 
-def _contents(contents: Any, kind: str) -> NDArray[Any]:
+def _contents(contents: Any, kind: str, count: int) -> NDArray[Any]:
     """Values one by one, in the field that holds their kind: small numbers travel as 32 bits, FP16 only raw."""
-    if kind == BYTES:
-        return np.array([text.decode() for text in contents.bytes_contents], dtype=object)
     if kind == "FP16":
         raise ValueError("FP16 travels in raw_input_contents only")
-    field = _FIELDS.get(kind) or ("uint" if kind.startswith("U") else "int")
-    return np.array(getattr(contents, f"{field}_contents"), dtype=dtype_of(kind))
+    field = "bytes" if kind == BYTES else _FIELDS.get(kind) or ("uint" if kind.startswith("U") else "int")
+    values = getattr(contents, f"{field}_contents")
+    if len(values) != count:
+        raise ValueError(f"{field}_contents holds {len(values)} values")
+    if kind == BYTES:
+        return np.array([text.decode() for text in values], dtype=object)
+    return np.array(values, dtype=dtype_of(kind))
 
 
 def _within_s(service: Service, request: Any, call: Call) -> float | None:
     """What the metadata or the request say (Triton's `timeout`, in microseconds), within gRPC's own deadline."""
     told_us = next((each.value.int64_param for each in request.parameters if each.key == "timeout"), 0)
-    told_s = deadline_s(call.metadata.get(HEADER)) or (told_us / 1e6 if told_us > 0 else None)
+    told_s = deadline_s(call.metadata.get(HEADER)) or timeout_s(told_us)
     if call.left_s is None:
         return told_s
     return min(told_s or service.config.slo_ms / 1e3, call.left_s)

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from deployments.front.answers import Answer, RefusedError
-from deployments.front.open_inference.tensors import BYTES
+from deployments.front.answers import Answer, RefusedError, shown
+from deployments.front.counts import together
+from deployments.front.open_inference.requests import BYTES
 from deployments.front.service import Service
-from deployments.front.tally import merged
 
 VERSION = "1"
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
@@ -45,8 +45,8 @@ def configuration(service: Service) -> dict[str, Any]:
 
 async def statistics(service: Service) -> dict[str, Any]:
     """Since the start, of requests that were answered; a request's time in queues is that of its mean input."""
-    tally = merged([seen.tally for seen in await service.everywhere()])
-    requests = tally.outcomes["answered"]
+    counts = together([front.counts for front in await service.everywhere()])
+    requests = counts.outcomes["answered"]
 
     def took(seconds: float, count: int = requests) -> dict[str, int]:
         return {"count": count, "ns": round(1e9 * seconds)}
@@ -55,14 +55,14 @@ async def statistics(service: Service) -> dict[str, Any]:
     model = {
         "name": service.name,
         "version": VERSION,
-        "inference_count": tally.exits.total(),
-        "execution_count": sum(each.count for (_, block), each in tally.launches.items() if block == 0),
+        "inference_count": counts.exits.total(),
+        "execution_count": sum(each.count for (_, block), each in counts.launches.items() if block == 0),
         "inference_stats": {
-            "success": took(tally.seconds["all"]),
-            "fail": took(0.0, tally.outcomes["failed"]),
-            "queue": took(tally.seconds["queued"]),
+            "success": took(counts.seconds["all"]),
+            "fail": took(0.0, counts.outcomes["failed"]),
+            "queue": took(counts.seconds["queued"]),
             "compute_input": took(0.0),
-            "compute_infer": took(tally.seconds["computed"]),
+            "compute_infer": took(counts.seconds["computed"]),
             "compute_output": took(0.0),
             "cache_hit": nothing,
             "cache_miss": nothing,
@@ -74,9 +74,8 @@ async def statistics(service: Service) -> dict[str, Any]:
 def check(service: Service, name: str, version: str = VERSION) -> None:
     """There is one model, in one version."""
     if (name, version or VERSION) != (service.name, VERSION):
-        raise RefusedError(
-            404, f"there is no model {name!r} in version {version!r}: this is {service.name!r}, {VERSION!r}"
-        )
+        asked = f"there is no model {shown(name)} in version {shown(version)}"
+        raise RefusedError(404, f"{asked}: this is {service.name!r}, {VERSION!r}")
 
 
 def columns(answers: Sequence[Answer], labels: Sequence[str]) -> dict[str, Any]:

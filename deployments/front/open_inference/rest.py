@@ -8,8 +8,17 @@ from fastapi.responses import Response
 
 from deployments.front.open_inference import protocol
 from deployments.front.open_inference.protocol import VERSION, check
+from deployments.front.open_inference.requests import InferRequest, InferResponse, schema_of
 from deployments.front.open_inference.tensors import HEADER, read, write
 from deployments.front.service import Service
+
+_OCTETS = {"schema": {"type": "string", "format": "binary"}}
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": schema_of(InferRequest)}, "application/octet-stream": _OCTETS},
+    }
+}
 
 
 def routes(
@@ -61,14 +70,21 @@ def routes(
         check(service, name, version)
         return await protocol.statistics(service)
 
-    @router.post("/models/{name}/infer")
-    @router.post("/models/{name}/versions/{version}/infer")
+    described: dict[str, Any] = {
+        "response_model": InferResponse,
+        "response_model_exclude_none": True,
+        "openapi_extra": _BODY,
+    }
+
+    @router.post("/models/{name}/infer", **described)
+    @router.post("/models/{name}/versions/{version}/infer", **described)
     async def infer(request: Request, name: str, version: str = VERSION) -> Response:
         """Answer every row of the one tensor; JSON, or binary where the request says so."""
-        check(service, name, version)
-        asked = read(await body_of(request), request.headers.get(HEADER))
-        answers = await service.predict_each(asked.values, within_s(request))
-        content, json_bytes = write(asked, name, protocol.columns(answers, service.labels))
+        with service.counted():
+            check(service, name, version)
+            asked = read(await body_of(request), request.headers.get(HEADER), service.sizes)
+            answers = await service.predict_each(asked.values, within_s(request) or asked.within_s)
+            content, json_bytes = write(asked, name, protocol.columns(answers, service.labels))
         if json_bytes is None:
             return Response(content, media_type="application/json")
         return Response(content, headers={HEADER: str(json_bytes)}, media_type="application/octet-stream")

@@ -5,30 +5,45 @@ Serve has a gRPC proxy, but its replicas would listen on every interface, and ne
 """
 
 import asyncio
+import logging
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from deployments.front.answers import RefusedError
-from deployments.front.keys import UNKNOWN, is_shown
-from deployments.front.open_inference.messages import SERVICE, message
+from deployments.front.headers import UNKNOWN, is_shown
+from deployments.front.open_inference.messages import SERVICE, is_modest, message
 from deployments.front.open_inference.methods import METHODS, Call, Method, infer
+from deployments.front.open_inference.tensors import MOST_TEXTS
 from deployments.front.service import Service
+from deployments.front.sizes import LONGEST_NAME, MOST_NAMED
 from profiles.errors import UserError
+
+log = logging.getLogger(__name__)
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     422: grpc.StatusCode.INVALID_ARGUMENT,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 _OPEN = ("ServerLive", "ServerReady")  # for load balancers, as over HTTP
 _AT_ONCE = 64  # requests of one stream
+_OPTIONS = [
+    ("grpc.so_reuseport", 1),  # the replicas of a front share the port
+    ("grpc.max_allowed_incoming_connections", 1024),
+    ("grpc.max_concurrent_streams", 1024),  # of one connection
+    ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing
+    ("grpc.max_connection_idle_ms", 300_000),  # one that asks for nothing: clients connect again by themselves
+    ("grpc.keepalive_time_ms", 60_000),  # is anybody still there?
+]
 
 
 def check_port(host: str, port: int) -> None:
@@ -49,12 +64,9 @@ async def serving(service: Service) -> AsyncIterator[None]:
     if config.grpc_port is None:
         yield
         return
-    options = [
-        ("grpc.max_receive_message_length", config.max_body_bytes),
-        ("grpc.so_reuseport", 1),  # the replicas of a front share the port
-    ]
-    server = grpc.aio.server(options=options)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _handlers(service)),))
+    options = [("grpc.max_receive_message_length", config.max_body_bytes), *_OPTIONS]
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * config.max_waiting)
+    server.add_generic_rpc_handlers((_Handlers(service),))
     host = f"[{config.grpc_host}]" if ":" in config.grpc_host else config.grpc_host
     server.add_insecure_port(f"{host}:{config.grpc_port}")
     await server.start()
@@ -64,38 +76,66 @@ async def serving(service: Service) -> AsyncIterator[None]:
         await server.stop(config.drain_s)
 
 
-def _handlers(service: Service) -> dict[str, grpc.RpcMethodHandler]:
-    stream = grpc.stream_stream_rpc_method_handler(
-        _streamed(service),
-        message("ModelInferRequest").FromString,
-        message("ModelStreamInferResponse").SerializeToString,
-    )
-    return {name: _unary(service, name, answer) for name, answer in METHODS.items()} | {"ModelStreamInfer": stream}
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
+    """A method by its name. Whoever shows no key gets no further: what else it sends is not read, nor decoded."""
+
+    def __init__(self, service: Service) -> None:
+        self._key = service.key
+        self._methods = {f"/{SERVICE}/{name}": _unary(service, name, answer) for name, answer in METHODS.items()}
+        self._methods[f"/{SERVICE}/ModelStreamInfer"] = _streamed(service)
+        self._open = {f"/{SERVICE}/{name}" for name in _OPEN}
+
+    def service(self, asked: Any) -> grpc.RpcMethodHandler | None:
+        if self._key and asked.method not in self._open and not _is_shown(self._key, asked.invocation_metadata):
+            return _REFUSED
+        return self._methods.get(asked.method)
+
+
+def _is_shown(key: bytes, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+    return is_shown(key, [(name.encode(), value.encode()) for name, value in metadata if isinstance(value, str)])
+
+
+async def _refuse(requests: Any, context: Any) -> None:
+    await _abort(context, RefusedError(401, UNKNOWN))
+
+
+_REFUSED = grpc.stream_unary_rpc_method_handler(_refuse)
 
 
 def _call(context: Any) -> Call:
     return Call(dict(context.invocation_metadata() or ()), context.time_remaining())
 
 
-def _check_key(key: bytes | None, call: Call) -> None:
-    shown = [(name.encode(), value.encode()) for name, value in call.metadata.items() if isinstance(value, str)]
-    if key and not is_shown(key, shown):
-        raise RefusedError(401, UNKNOWN)
+def _decoded(name: str, sent: bytes, most_fields: int) -> Any:
+    """A message, unless it is none, or consists of so many parts that to make them would take memory and time."""
+    if not is_modest(sent, most_fields):
+        raise RefusedError(400, f"this is no {name}, or one of more than {most_fields} fields")
+    try:
+        return message(name).FromString(sent)
+    except (DecodeError, ValueError) as error:
+        raise RefusedError(400, f"this is no {name}: {error}") from error
 
 
 def _unary(service: Service, name: str, answer: Method) -> grpc.RpcMethodHandler:
-    response = message(f"{name}Response")
+    response, most_fields = message(f"{name}Response"), _most_fields(service)
 
-    async def handle(request: Any, context: Any) -> Any:
+    async def handle(sent: bytes, context: Any) -> Any:
         try:
-            call = _call(context)
-            if name not in _OPEN:
-                _check_key(service.key, call)
-            return response(**await answer(service, request, call))
+            with service.counted() if name == "ModelInfer" else nullcontext():
+                request = _decoded(f"{name}Request", sent, most_fields)
+                return response(**await answer(service, request, _call(context)))
         except RefusedError as refused:
             return await _abort(context, refused)
+        except Exception as error:
+            log.exception("%s could not be answered", name)
+            return await _abort(context, RefusedError(500, f"{name} failed: {type(error).__name__}"))
 
-    return grpc.unary_unary_rpc_method_handler(handle, message(f"{name}Request").FromString, response.SerializeToString)
+    return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
+
+
+def _most_fields(service: Service) -> int:
+    """Texts are fields each, two of an input at most; of the others there are few."""
+    return MOST_TEXTS * service.config.max_inputs + 8 * MOST_NAMED
 
 
 async def _abort(context: Any, refused: RefusedError) -> None:
@@ -105,28 +145,28 @@ async def _abort(context: Any, refused: RefusedError) -> None:
     await context.abort(_CODES.get(refused.status, grpc.StatusCode.INTERNAL), refused.sentence, metadata)
 
 
-def _streamed(service: Service) -> Callable[[Any, Any], AsyncIterator[Any]]:
+def _streamed(service: Service) -> grpc.RpcMethodHandler:
     """Requests of one stream run together; replies keep their order. A refusal is a reply, and the stream goes on."""
-    response = message("ModelStreamInferResponse")
+    response, most_fields = message("ModelStreamInferResponse"), _most_fields(service)
 
-    async def one(request: Any, call: Call) -> Any:
+    async def one(sent: bytes, call: Call) -> Any:
+        told = ""
         try:
-            return response(infer_response=await infer(service, request, call))
+            with service.counted():
+                request = _decoded("ModelInferRequest", sent, most_fields)
+                told = request.id[:LONGEST_NAME]
+                return response(infer_response=await infer(service, request, call))
         except RefusedError as refused:
-            return response(error_message=refused.sentence, infer_response={"id": request.id})
+            return response(error_message=refused.sentence, infer_response={"id": told})
 
-    async def handle(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
         call = _call(context)
-        try:
-            _check_key(service.key, call)
-        except RefusedError as refused:
-            await _abort(context, refused)
         begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_AT_ONCE)
 
         async def begin() -> None:
             try:
-                async for request in requests:
-                    await begun.put(asyncio.create_task(one(request, call)))
+                async for sent in requests:
+                    await begun.put(asyncio.create_task(one(sent, call)))
             finally:
                 await begun.put(None)
 
@@ -140,4 +180,4 @@ def _streamed(service: Service) -> Callable[[Any, Any], AsyncIterator[Any]]:
                 if reply := begun.get_nowait():
                     reply.cancel()
 
-    return handle
+    return grpc.stream_stream_rpc_method_handler(handle, None, response.SerializeToString)

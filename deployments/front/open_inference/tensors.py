@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.front.answers import RefusedError
+from deployments.front.answers import RefusedError, shown
+from deployments.front.bodies import json_in, number
+from deployments.front.headers import LONGEST_MS
+from deployments.front.open_inference.requests import BYTES, NUMBERS, InferRequest, InputTensor, checked, dtype_of
+from deployments.front.sizes import Sizes
 
 Values = Sequence[Any] | NDArray[Any]  # texts, or numbers
 
+MOST_TEXTS = 2  # that one input consists of
 HEADER = "inference-header-content-length"  # how much of a body is JSON; the tensors follow
-BYTES = "BYTES"
-_NUMBERS = {
-    "BOOL": "?",
-    **{f"{'U' * unsigned}INT{8 * size}": f"<{'iu'[unsigned]}{size}" for unsigned in (0, 1) for size in (1, 2, 4, 8)},
-    **{f"FP{8 * size}": f"<f{size}" for size in (2, 4, 8)},
-}
 
 
 @dataclass(frozen=True)
@@ -30,17 +29,23 @@ class Asked:
     id: str | None
     wanted: Mapping[str, bool] | None  # output -> as binary; None: all of them
     binary: bool  # where `wanted` says nothing
+    within_s: float | None = None  # what the request says of its own deadline
 
 
-def read(body: bytes, header: str | None) -> Asked:
+def read(body: bytes, header: str | None, sizes: Sizes) -> Asked:
     """Whatever is wrong is a `RefusedError` that names it."""
     content, raw = _parts(body, header)
-    inputs = content.get("inputs")
-    if not (isinstance(inputs, list) and len(inputs) == 1 and isinstance(inputs[0], dict)):
-        raise RefusedError(400, "'inputs' must be a list with one tensor, whose first dimension counts the inputs")
-    wanted = {each["name"]: _is_binary(each) for each in content.get("outputs") or [] if "name" in each}
-    binary = bool((content.get("parameters") or {}).get("binary_data_output", False))
-    return Asked(_values(inputs[0], raw), content.get("id"), wanted or None, binary)
+    request = checked(InferRequest, content)
+    wanted = {each.name: bool(each.parameters and each.parameters.binary_data) for each in request.outputs or ()}
+    parameters = request.parameters
+    binary = bool(parameters and parameters.binary_data_output)
+    values = _values(request.inputs[0], raw, sizes)
+    return Asked(values, request.id, wanted or None, binary, timeout_s(parameters.timeout if parameters else None))
+
+
+def timeout_s(told_us: int | None) -> float | None:
+    """Triton's `timeout` parameter; what is not positive says nothing."""
+    return min(told_us, int(1e3 * LONGEST_MS)) / 1e6 if told_us and told_us > 0 else None
 
 
 def write(asked: Asked, model: str, outputs: Mapping[str, Values]) -> tuple[bytes, int | None]:
@@ -53,97 +58,98 @@ def write(asked: Asked, model: str, outputs: Mapping[str, Values]) -> tuple[byte
         tensors.append(tensor)
         raw += after
     heading = {"model_name": model} | ({"id": asked.id} if asked.id is not None else {})
-    text = json.dumps(heading | {"outputs": tensors}).encode()
+    text = json.dumps(heading | {"outputs": tensors}, allow_nan=False).encode()
     return text + raw, (len(text) if any(wanted.values()) else None)
 
 
 def _parts(body: bytes, header: str | None) -> tuple[dict[str, Any], bytes]:
-    if header is not None and not (header.isdecimal() and int(header) <= len(body)):
-        raise RefusedError(400, f"{HEADER} is {header!r}: it must be a number up to the body's {len(body)} bytes")
-    end = len(body) if header is None else int(header)
-    try:
-        content = json.loads(body[:end])
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"the body is not JSON: {error}") from error
+    end = len(body) if header is None else number(header)
+    if end is None or end > len(body):
+        raise RefusedError(400, f"{HEADER} is {shown(header)}: it must be a number up to the body's {len(body)} bytes")
+    content = json_in(body[:end])
     if not isinstance(content, dict):
         raise RefusedError(400, "the body must be a JSON object with 'inputs'")
     return content, body[end:]
 
 
-def _is_binary(output: Mapping[str, Any]) -> bool:
-    return bool((output.get("parameters") or {}).get("binary_data", False))
-
-
-def _values(tensor: Mapping[str, Any], raw: bytes) -> Sequence[Any]:
-    size = (tensor.get("parameters") or {}).get("binary_data_size")
+def _values(tensor: InputTensor, raw: bytes, sizes: Sizes) -> Sequence[Any]:
+    size = tensor.parameters.binary_data_size if tensor.parameters else None
     if size is not None and size != len(raw):
-        raise RefusedError(
-            400, f"tensor {tensor.get('name')!r}: binary_data_size is {size}, but {len(raw)} bytes follow the JSON"
-        )
+        reason = f"binary_data_size is {shown(size)}, but {len(raw)} bytes follow the JSON"
+        raise RefusedError(400, f"tensor {shown(tensor.name)}: {reason}")
 
-    def load(kind: str) -> NDArray[Any]:
-        return _from_json(tensor["data"], kind) if size is None else from_bytes(raw, kind)
+    def load(kind: str, count: int) -> NDArray[Any]:
+        return _from_json(tensor.data, kind) if size is None else from_bytes(raw, kind, count)
 
-    return rows(tensor.get("name"), tensor.get("datatype"), tensor.get("shape"), load)
+    return rows(tensor, sizes, load)
 
 
-def rows(name: object, kind: object, shape: object, load: Callable[[str], NDArray[Any]]) -> Sequence[Any]:
-    """A tensor's values, one per input; `load` gives them flat."""
-    if not isinstance(kind, str) or (kind != BYTES and kind not in _NUMBERS):
-        raise RefusedError(
-            400, f"tensor {name!r}: datatype {kind!r} is not known; there are: {BYTES}, {', '.join(_NUMBERS)}"
-        )
-    if not (isinstance(shape, list) and shape and all(isinstance(size, int) and size >= 0 for size in shape)):
-        raise RefusedError(400, f"tensor {name!r}: shape {shape!r} must be a list of sizes")
+def rows(tensor: InputTensor, sizes: Sizes, load: Callable[[str, int], NDArray[Any]]) -> Sequence[Any]:
+    """A tensor's values, one per input; `load` gives so many of a kind, flat."""
+    count, kind, shape = sizes.check_shape(tensor.name, tensor.shape), tensor.datatype, tensor.shape
     try:
-        found = load(kind).reshape(shape[:1] if kind == BYTES and shape[1:] == [1] else shape)
-        return found.tolist() if kind == BYTES else list(found)
-    except (KeyError, ValueError, TypeError, OverflowError, struct.error) as error:
-        raise RefusedError(400, f"tensor {name!r} does not hold {kind} of shape {shape}: {error}") from error
+        if kind == BYTES and count > MOST_TEXTS * shape[0]:
+            raise ValueError(f"an input has {MOST_TEXTS} texts at most")
+        with np.errstate(over="ignore"):  # what is too large for the kind is found below
+            found = load(kind, count).reshape(shape[:1] if kind == BYTES and shape[1:] == [1] else shape)
+    except (ValueError, TypeError, OverflowError, struct.error) as error:
+        reason = f"tensor {shown(tensor.name)} does not hold {kind} of shape {shape}: {error}"
+        raise RefusedError(400, reason) from error
+    _check_finite(found)
+    return found.tolist() if kind == BYTES else list(found)
+
+
+def _check_finite(values: NDArray[Any]) -> None:
+    if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+        row = np.argwhere(~finite)[0][0]
+        raise RefusedError(422, f"input {row} holds numbers that are not finite")
 
 
 def _from_json(data: Any, kind: str) -> NDArray[Any]:
-    if kind == BYTES:
-        return np.array(data, dtype=object).reshape(-1)
-    return np.array(data, dtype=_NUMBERS[kind]).reshape(-1)
+    if not isinstance(data, list):
+        raise ValueError("its data is no list")
+    if kind != BYTES:
+        return np.array(data, dtype=dtype_of(kind)).reshape(-1)
+    texts = np.array(data, dtype=object).reshape(-1)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("its data are no texts")
+    return texts
 
 
-def dtype_of(kind: str) -> "np.dtype[Any]":
-    return np.dtype(_NUMBERS[kind])
-
-
-def from_bytes(raw: bytes, kind: str) -> NDArray[Any]:
+def from_bytes(raw: bytes, kind: str, count: int) -> NDArray[Any]:
     """Flat; texts each with their length before them."""
-    return np.array(_texts(raw), dtype=object) if kind == BYTES else np.frombuffer(raw, _NUMBERS[kind])
+    return np.array(_texts(raw, count), dtype=object) if kind == BYTES else np.frombuffer(raw, dtype_of(kind))
 
 
-def _texts(raw: bytes) -> list[str]:
-    """Each with its length before it.
+def _texts(raw: bytes, count: int) -> list[str]:
+    """So many, each with its length before it.
 
-    >>> _texts(b"\\x02\\0\\0\\0ab\\x01\\0\\0\\0c")
+    >>> _texts(b"\\x02\\0\\0\\0ab\\x01\\0\\0\\0c", 2)
     ['ab', 'c']
     """
     found, at = [], 0
-    while at < len(raw):
+    for _ in range(count):
         (size,) = struct.unpack_from("<I", raw, at)
         text = raw[at + 4 : at + 4 + size]
         if len(text) != size:
             raise ValueError(f"a text of {size} bytes ends after {len(text)}")
         found.append(text.decode())
         at += 4 + size
+    if at < len(raw):
+        raise ValueError(f"{len(raw) - at} bytes are left after {count} texts")
     return found
 
 
 def check_outputs(wanted: Collection[str], outputs: Collection[str]) -> None:
     if unknown := sorted(set(wanted) - set(outputs)):
-        raise RefusedError(400, f"there is no output {unknown[0]!r}; there are: {', '.join(outputs)}")
+        raise RefusedError(400, f"there is no output {shown(unknown[0])}; there are: {', '.join(outputs)}")
 
 
 def described(name: str, values: Values) -> dict[str, Any]:
     """A tensor without what it holds."""
     kind = BYTES
     if isinstance(values, np.ndarray):
-        kind = next(kind for kind, code in _NUMBERS.items() if np.dtype(code) == values.dtype)
+        kind = next(kind for kind, code in NUMBERS.items() if np.dtype(code) == values.dtype)
     return {"name": name, "shape": [len(values)], "datatype": kind}
 
 

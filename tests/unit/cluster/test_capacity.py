@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cluster.capacity import check_capacity
-from cluster.serve_file import APPLICATION
+from cluster.serving.capacity import check_capacity
+from cluster.serving.serve_file import APPLICATION
 from optimizer.plan import Placement, Plan, Split
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -26,7 +26,7 @@ def content(folder: Path, kind: str, replicas: int, **more: Any) -> dict[str, An
 
 def test_enough_is_enough(tmp_path: Path) -> None:
     check_capacity(content(tmp_path, "cpu", 3), {"CPU": 4.0})
-    check_capacity(content(tmp_path, "a100", 2), {"CPU": 1.0, "GPU": 2.0, "accelerator_type:A100": 1.0})
+    check_capacity(content(tmp_path, "a100", 2), {"CPU": 3.0, "GPU": 2.0, "accelerator_type:A100": 1.0})
     check_capacity(content(tmp_path, "a100", 64, backend="virtual"), {"CPU": 2.0})
 
 
@@ -37,6 +37,8 @@ def test_enough_is_enough(tmp_path: Path) -> None:
         ("a100", {"CPU": 4.0}, "runs on a100; this Ray has 4 CPUs, 0 GPUs"),
         ("a100", {"CPU": 4.0, "GPU": 8.0, "accelerator_type:T4": 1.0}, "this Ray has 4 CPUs, 8 GPUs .T4."),
         ("a100", {"CPU": 4.0, "GPU": 2.0, "accelerator_type:A100": 1.0}, "needs 3 GPUs with the front"),
+        # Serve gives every replica a CPU that does not say how many it wants.
+        ("a100", {"CPU": 3.0, "GPU": 3.0, "accelerator_type:A100": 1.0}, "needs 4 CPUs with the front"),
     ],
 )
 def test_what_is_short_is_named(tmp_path: Path, kind: str, has: dict[str, float], sentence: str) -> None:

@@ -6,23 +6,34 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from cluster.controller.beliefs import PEEKS_PER_HOLD
 from cluster.controller.config import Patience
-from cluster.controller.peek import OFTEN
 from optimizer import evaluate
-from tests.unit.cluster.fluid import EASY, HARD, MEDIUM, Fluid, batches, controller, first_plan, moves, question, run
+from tests.helpers.fluid_application import (
+    EASY,
+    HARD,
+    MEDIUM,
+    Fluid,
+    batches,
+    control_loop,
+    first_plan,
+    moves,
+    question,
+    run,
+)
 
 
 def share(app):
-    return app.pace(app.running) / app.best()
+    return app.sustained_per_s(app.running) / app.best()
 
 
 def test_inputs_that_change_are_followed_within_two_windows():
     asked = question(EASY)
     app = Fluid(asked, first_plan(asked))
     app.rate, app.truth = lambda at_s: 700.0, lambda at_s: EASY if at_s < 1200 else HARD
-    steered = controller(app)
-    assert not moves(run(app, steered, 1200))
-    (event, *_) = moves(run(app, steered, 240))
+    loop = control_loop(app)
+    assert not moves(run(app, loop, 1200))
+    (event, *_) = moves(run(app, loop, 240))
     assert share(app) > 0.95
     assert (event.before, event.after) != (None, None)
     assert "more goodput is worth it" in event.why
@@ -33,17 +44,19 @@ def test_easy_inputs_are_noticed_though_all_ramps_are_closed():
     app = Fluid(asked, first_plan(asked))
     assert not app.running.ramps
     app.rate, app.truth = lambda at_s: 700.0, lambda at_s: EASY
-    run(app, controller(app), 3600)
+    run(app, control_loop(app), 3600)
     assert share(app) > 0.95
 
 
 def test_steady_inputs_leave_the_plan_alone():
     asked = question(MEDIUM)
     app = Fluid(asked, first_plan(asked))
-    assert not moves(run(app, controller(app), 3600, look_s=60))
+    assert not moves(run(app, control_loop(app), 3600, look_s=60))
 
 
-BEHIND = Patience().hold_windows // OFTEN + 2  # windows: until the next look behind closed ramps, to look, to decide
+BEHIND = (
+    Patience().hold_windows // PEEKS_PER_HOLD + 2
+)  # windows: until the next look behind closed ramps, to look, to decide
 
 
 def follows_drift(eras, rates):
@@ -57,14 +70,16 @@ def follows_drift(eras, rates):
     app = Fluid(asked, first)
     app.truth = lambda at_s: (1.0, *eras[int(at_s / 900) % len(eras)])
     app.rate = lambda at_s: rates[int(at_s / 900) % len(rates)]
-    steered = controller(app)
+    loop = control_loop(app)
     worse = 0
     for window in range(30):
-        events = run(app, steered, 120, look_s=60)
-        behind = min(app.pace(first), app.rate(app.now_s)) > 1.05 * min(app.pace(app.running), app.rate(app.now_s))
+        events = run(app, loop, 120, look_s=60)
+        behind = min(app.sustained_per_s(first), app.rate(app.now_s)) > 1.05 * min(
+            app.sustained_per_s(app.running), app.rate(app.now_s)
+        )
         worse = worse + 1 if behind else 0
         assert worse <= BEHIND, (window, events)
-    late = [event.at_s for event in moves(steered.core.record.events.all)]
+    late = [event.at_s for event in moves(loop.controller.record.events.all)]
     assert all(sum(start <= at_s < start + 3600 for at_s in late) <= 16 for start in late)
 
 
@@ -103,40 +118,42 @@ def test_such_drift_is_followed_too(eras, rates):
 def test_where_dollars_count_no_more_devices_are_kept_than_the_arrivals_need():
     asked = replace(question(MEDIUM, v100=4, k80=4), cheapest=True)
     app = Fluid(asked, first_plan(asked))
-    steered = controller(app)
+    loop = control_loop(app)
     dollars = []
     for rate in (150.0, 20.0, 600.0):
         app.rate = lambda at_s, rate=rate: rate
-        run(app, steered, 600)
+        run(app, loop, 600)
         dollars.append(evaluate(app.running, app.facts()).cost_per_hour)
     few, fewest, all_of_them = dollars
     assert fewest < few < all_of_them
-    assert app.pace(app.running) > 600
-    assert not any(event.gain_seen is not None and event.gain_seen < -0.1 for event in steered.core.record.events.all)
+    assert app.sustained_per_s(app.running) > 600
+    assert not any(
+        event.gain_seen is not None and event.gain_seen < -0.1 for event in loop.controller.record.events.all
+    )
 
 
 def test_a_rush_is_not_waited_out_on_few_devices():
     asked = replace(question(MEDIUM, v100=4), cheapest=True)
     app = Fluid(asked, first_plan(asked))
     app.rate = lambda at_s: 20.0
-    steered = controller(app)
-    run(app, steered, 1200)
-    assert app.pace(app.running) < 300
+    loop = control_loop(app)
+    run(app, loop, 1200)
+    assert app.sustained_per_s(app.running) < 300
     app.rate = lambda at_s: 300.0
-    run(app, steered, 60)
-    assert app.pace(app.running) > 300
+    run(app, loop, 60)
+    assert app.sustained_per_s(app.running) > 300
 
 
 def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back():
     asked = question(MEDIUM, v100=4)
     app = Fluid(asked, first_plan(asked))
     app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 1200 else 4}
-    steered = controller(app)
-    (lost,) = moves(run(app, steered, 660))
+    loop = control_loop(app)
+    (lost,) = moves(run(app, loop, 660))
     assert lost.forced
     assert "1 of 4 v100 are gone" in lost.why
     assert app.running.devices() == {"v100": 3}
-    run(app, steered, 660)
+    run(app, loop, 660)
     assert app.running.devices() == {"v100": 4}
 
 
@@ -144,7 +161,7 @@ def test_a_device_that_comes_and_goes_does_not_move_the_plan_each_time():
     asked = question(MEDIUM, v100=4)
     app = Fluid(asked, first_plan(asked))
     app.devices = lambda at_s: {"v100": 3 + int(at_s / 60) % 2}
-    assert len(moves(run(app, controller(app), 1800))) <= 10
+    assert len(moves(run(app, control_loop(app), 1800))) <= 10
 
 
 def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
@@ -152,7 +169,7 @@ def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
     first = batches(first_plan(asked), 4)
     app = Fluid(asked, first)
     app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
-    events = moves(run(app, controller(app), 3600))
+    events = moves(run(app, control_loop(app), 3600))
     assert [event.what for event in events[:2]] == ["rolled out", "rolled back"]
     assert events[0].gain_seen < 0 < events[0].gain_promised
     assert "worse than the plan before" in events[1].why
@@ -164,7 +181,7 @@ def test_harder_inputs_do_not_speak_against_a_new_plan():
     asked = question(EASY)
     app = Fluid(asked, batches(first_plan(asked), 4))
     app.rate, app.truth = lambda at_s: 2000.0, lambda at_s: EASY if at_s < 150 else MEDIUM
-    events = moves(run(app, controller(app), 1200))
+    events = moves(run(app, control_loop(app), 1200))
     assert events
     assert "rolled back" not in {event.what for event in events}
 
@@ -174,7 +191,7 @@ def test_a_roll_out_that_fails_leaves_the_plan_and_is_not_repeated_at_once():
     first = batches(first_plan(asked), 4)
     app = Fluid(asked, first)
     app.fails = lambda plan: True
-    events = moves(run(app, controller(app), 1700))
+    events = moves(run(app, control_loop(app), 1700))
     assert [event.what for event in events] == ["failed"]
     assert "a replica did not start" in events[0].why
     assert app.running == first
@@ -184,7 +201,7 @@ def test_a_look_that_fails_is_no_change_and_not_repeated_before_the_next_is_due(
     asked = question(HARD)
     app = Fluid(asked, first_plan(asked))
     app.truth, app.fails = lambda at_s: HARD, lambda plan: True
-    events = [event for event in run(app, controller(app), 1700) if "did not start" in event.why]
+    events = [event for event in run(app, control_loop(app), 1700) if "did not start" in event.why]
     assert [event.what for event in events] == ["stayed", "stayed"]
     assert events[1].at_s - events[0].at_s >= 600
 
@@ -193,36 +210,36 @@ def test_tables_that_are_wrong_are_corrected_slowly_and_within_bounds():
     asked = question(MEDIUM)
     app = Fluid(asked, first_plan(asked))
     app.slower = {"v100": 1.3}
-    steered = controller(app)
-    run(app, steered, 130)
-    early = steered.core.corrections.factors["v100"]
+    loop = control_loop(app)
+    run(app, loop, 130)
+    early = loop.controller.corrections.factors["v100"]
     assert all(1.0 < factor < 1.1 for factor in early)
-    run(app, steered, 3000)
-    assert steered.core.corrections.factors["v100"] == pytest.approx((1.3,) * 4, abs=0.03)
+    run(app, loop, 3000)
+    assert loop.controller.corrections.factors["v100"] == pytest.approx((1.3,) * 4, abs=0.03)
     app.slower = {"v100": 30.0}
-    run(app, steered, 1200)
-    assert max(steered.core.corrections.factors["v100"]) <= 2.0
+    run(app, loop, 1200)
+    assert max(loop.controller.corrections.factors["v100"]) <= 2.0
 
 
 def test_a_pause_keeps_everything_and_says_what_it_would_have_done():
     asked = question(MEDIUM)
     app = Fluid(asked, batches(first_plan(asked), 4))
-    steered = controller(app)
-    steered.pause(True)
-    events = run(app, steered, 600)
+    loop = control_loop(app)
+    loop.pause(True)
+    events = run(app, loop, 600)
     assert not moves(events)
     assert "paused (would change" in events[-1].why
-    steered.pause(False)
-    assert moves(run(app, steered, 600))
+    loop.pause(False)
+    assert moves(run(app, loop, 600))
 
 
 def test_a_plan_that_somebody_else_rolled_out_is_taken_as_it_is():
     asked = question(MEDIUM)
     app = Fluid(asked, first_plan(asked))
-    steered = controller(app)
-    run(app, steered, 60)
+    loop = control_loop(app)
+    run(app, loop, 60)
     app.running = batches(app.running, 7)
-    (event,) = run(app, steered, 30)
+    (event,) = run(app, loop, 30)
     assert (event.what, event.before) == ("began", app.running)
 
 
@@ -230,6 +247,6 @@ def test_few_inputs_move_nothing():
     asked = question(MEDIUM)
     app = Fluid(asked, batches(first_plan(asked), 4))
     app.rate = lambda at_s: 0.01
-    events = run(app, controller(app), 1200)
+    events = run(app, control_loop(app), 1200)
     assert not moves(events)
     assert f"{Patience().enough_inputs} are needed" in events[-1].why

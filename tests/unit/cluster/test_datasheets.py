@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import transformers
 
-from cluster.datasheets import shape_of, tables
+from cluster.profiling.datasheets import shape_of, tables
 from profiles.errors import UserError
 from profiles.shapes import bert_base, distilbert, resnet50, vit_base
-from tests.networks import FAMILIES, TEXT, hugging_face, network
+from tests.helpers.tiny_networks import FAMILIES, TEXT, hugging_face, network
 
 
 def test_configs_of_well_known_networks_give_their_shapes() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cluster import serve_file as files
-from cluster.deploy import _reason
-from cluster.example import example_body
-from cluster.serve_file import serve_file, with_demo
+from cluster.serving import serve_file as files
+from cluster.serving.deploy import _reason
+from cluster.serving.example import example_body
+from cluster.serving.serve_file import serve_file, with_demo
 
 
 def body_for(folder: Path, config: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-from cluster.inventory import Inventory, held
+from cluster.controller.inventory import Inventory, fitting
 
 CPU = {"CPU": 1.0, "GPU": 0.0}
 
@@ -22,10 +22,10 @@ def test_virtual_devices_belong_to_the_nodes_that_declare_them():
 
 
 def test_no_more_than_may_be_used():
-    assert held({"cpu": 2}, {"cpu": CPU}, [{"CPU": 64.0}]) == {"cpu": 2}
+    assert fitting({"cpu": 2}, {"cpu": CPU}, [{"CPU": 64.0}]) == {"cpu": 2}
 
 
 def test_gpus_are_counted_by_what_they_are():
     need = {kind: {"GPU": 1.0, f"accelerator_type:{kind.upper()}": 0.001} for kind in ("a100", "t4")}
     nodes = [{"GPU": 4.0, "accelerator_type:A100": 1.0, "CPU": 9.0}, {"GPU": 2.0, "accelerator_type:T4": 1.0}]
-    assert held({"a100": 8, "t4": 1}, need, nodes) == {"a100": 4, "t4": 1}
+    assert fitting({"a100": 8, "t4": 1}, need, nodes) == {"a100": 4, "t4": 1}

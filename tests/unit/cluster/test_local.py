@@ -1,16 +1,21 @@
 """What is checked before a Ray is started, and what is left after: nothing."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from cluster.haproxy import local_statistics
-from cluster.local import check_place, free_port, running_cluster
-from cluster.processes import descendants
+from cluster.serving import local
+from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, REQUEST_S, guarded, stopping
+from cluster.serving.local import check_place, free_port, is_free, running_cluster
+from cluster.serving.processes import descendants
 from profiles.errors import UserError
 
 
@@ -56,7 +61,7 @@ def test_an_orphan_is_adopted_and_ended(tmp_path: Path) -> None:
     script = f"""
 import os, subprocess, sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from cluster.processes import adopt_orphans, descendants, end_descendants
+from cluster.serving.processes import adopt_orphans, descendants, end_descendants
 adopt_orphans()
 # A shell that starts a sleeper which ignores SIGTERM, tells its number, and goes away.
 told = subprocess.check_output(["sh", "-c", "trap '' TERM; sleep 60 >/dev/null & echo $!"], text=True)
@@ -79,7 +84,7 @@ def test_statistics_of_haproxy_are_for_this_machine_whatever_the_configuration_s
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(tmp_path / "real"))
     config = tmp_path / "of a node.cfg"
     config.write_text("    bind :9101\n    bind *:8000\n    bind 10.0.0.1:8000\n  bind *:8404\n  bind *:84041\n")
-    script = local_statistics(tmp_path, ("8404", "9101"))
+    script = guarded(tmp_path, ("8404", "9101"))
     assert subprocess.check_output([script, "-db", "-f", config], text=True) == f"-db -f {config}\n"
     assert [line.split()[1] for line in config.read_text().splitlines()] == [
         "127.0.0.1:9101",
@@ -88,3 +93,106 @@ def test_statistics_of_haproxy_are_for_this_machine_whatever_the_configuration_s
         "127.0.0.1:8404",
         "*:84041",
     ]
+
+
+CONFIGURATION = """defaults
+    mode http
+    timeout connect 5s
+    timeout client 3600s
+    timeout server 3600s
+    errorfile 503 /nowhere/500.http
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    # for static use_backend selection below
+    acl is_app path_beg /app/
+{uses}
+    default_backend default_backend
+backend app
+    server front 127.0.0.1:{nobody} check
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path \'%[path]\' not found."
+"""
+
+
+@contextmanager
+def haproxy(folder: Path, uses: str = "    use_backend app if is_app", within_s: float | None = None) -> Iterator[int]:
+    """HAProxy itself, with a configuration like Ray's; how long it waits for headers can be made short."""
+    port = free_port(0)
+    script = guarded(folder, ())
+    if within_s:
+        edits = folder / "haproxy.sed"
+        edits.write_text(edits.read_text().replace(f"http-request {REQUEST_S}s", f"http-request {within_s}s"))
+    config = folder / "haproxy.cfg"
+    config.write_text(CONFIGURATION.format(port=port, nobody=free_port(0), uses=uses))
+    subprocess.run([script, "-c", "-f", config], check=True, capture_output=True)  # as Ray does, before it starts it
+    with subprocess.Popen([script, "-db", "-f", config], stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline_s = time.monotonic() + 10
+            while is_free("127.0.0.1", port):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.02)
+            yield port
+        finally:
+            process.kill()
+
+
+def asked(port: int, path: str = "/", source: str = "127.0.0.1", said: bytes | None = None) -> tuple[int, bytes, bytes]:
+    """Status, headers and body."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0)) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() if said is None else said)
+        reply = b""
+        while b"}" not in reply and (came := connection.recv(4096)):
+            reply += came
+    headers, _, body = reply.partition(b"\r\n\r\n")
+    return int(headers.split()[1]), headers.lower(), body
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
+    with haproxy(tmp_path, within_s=1) as port:
+        for path, status in (
+            ("/app/predict", 503),
+            ("/other", 404),
+        ):
+            found, headers, body = asked(port, path)
+            assert found == status
+            assert b"application/json" in headers
+            assert list(json.loads(body)) == ["error"]
+            assert (b"retry-after" in headers) == (status == 503)
+        assert asked(port, said=b"nonsense\r\n\r\n")[0] == 400
+        began_s = time.monotonic()
+        assert asked(port, said=b"GET / HTTP/1.1\r\nX-Slow: ")[0] == 408
+        assert time.monotonic() - began_s < 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+@pytest.mark.parametrize("uses", ["", "    use_backend app if is_app"])
+def test_while_it_stops_nobody_is_told_404(tmp_path: Path, uses: str) -> None:
+    if uses:
+        stopping(tmp_path)
+    with haproxy(tmp_path, uses) as port:
+        status, headers, body = asked(port, "/predict")
+    assert (status, b"retry-after: 1" in headers, list(json.loads(body))) == (503, True, ["error"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+def test_connections_that_say_nothing_lock_nobody_out(tmp_path: Path) -> None:
+    with haproxy(tmp_path, within_s=2) as port, ExitStack() as silent:
+        for _ in range(MAX_OF_ONE_ADDRESS + 50):  # from one address; those beyond its share are ended at once
+            connection = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))
+            silent.enter_context(connection)
+        assert asked(port, "/other")[0] == 404
+        connection.settimeout(5)
+        with pytest.raises(ConnectionResetError):
+            connection.recv(1)
+        time.sleep(3)
+        assert asked(port, "/other", source="127.0.0.2")[0] == 404
+
+
+def test_what_is_left_behind_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "isobatch-of-ours"
+    folder.mkdir()
+    monkeypatch.setattr(local, "_folders", {folder})
+    local.leave_nothing(0.1)
+    assert not folder.exists()
+    assert not local._folders

@@ -8,14 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.profiling import exits_from_rules, kind_of, report, stranger, texts
+from cluster.profiling.checkpoint import exits_from_rules, kind_of, report, stranger, texts
 from deployments.models import load
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from deployments.prepare.sample import sampled
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import load as load_profile
-from tests.networks import hugging_face
+from tests.helpers.tiny_networks import hugging_face
 
 RUNNER = CliRunner()
 
@@ -61,7 +61,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(*_: object) -> None:
         raise AssertionError("the clock was started")
 
-    monkeypatch.setattr("cluster.profiling.timed", timed)
+    monkeypatch.setattr("cluster.profiling.checkpoint.timed", timed)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cluster.fluid import HARD, MEDIUM, Fluid, batches, controller, first_plan, moves, question, run
+from tests.helpers.fluid_application import HARD, MEDIUM, Fluid, batches, control_loop, first_plan, moves, question, run
 
 
 def test_a_restart_goes_on_where_it_was(tmp_path: Path):
@@ -12,14 +12,14 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path):
     first = batches(first_plan(asked), 4)
     app = Fluid(asked, first)
     app.rate, app.poor, app.slower = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5, {"v100": 1.2}
-    before = controller(app, tmp_path)
+    before = control_loop(app, tmp_path)
     run(app, before, 900)
     before.pause(True)
-    after = controller(app, tmp_path)
-    assert after.core.record.events.all == before.core.record.events.all
-    assert after.core.corrections == before.core.corrections
-    assert after.core.record.paused
-    assert after.core.beliefs.evidence == before.core.beliefs.evidence
+    after = control_loop(app, tmp_path)
+    assert after.controller.record.events.all == before.controller.record.events.all
+    assert after.controller.corrections == before.controller.corrections
+    assert after.controller.record.paused
+    assert after.controller.beliefs.evidence == before.controller.beliefs.evidence
     after.pause(False)
     assert not moves(run(app, after, 300)), "what was rolled back is remembered"
 
@@ -36,12 +36,12 @@ def test_a_restart_in_the_middle_of_a_roll_out_finds_out_what_became_of_it(tmp_p
 
     app.roll_out = killed
     with pytest.raises(KeyboardInterrupt):
-        run(app, controller(app, tmp_path), 600)
+        run(app, control_loop(app, tmp_path), 600)
     app.running = wanted[0] if arrives else app.running
-    after = controller(app, tmp_path)
-    event = after.core.record.events.last
+    after = control_loop(app, tmp_path)
+    event = after.controller.record.events.last
     assert (event.what, "was restarted meanwhile" in event.why) == (told, True)
-    assert after.core.running == app.running
+    assert after.controller.running == app.running
 
 
 def test_a_restart_while_ramps_were_open_closes_them_again(tmp_path: Path):
@@ -49,9 +49,9 @@ def test_a_restart_while_ramps_were_open_closes_them_again(tmp_path: Path):
     first = first_plan(asked)
     app = Fluid(asked, first)
     app.truth = lambda at_s: HARD
-    steered = controller(app, tmp_path)
+    loop = control_loop(app, tmp_path)
     while app.running == first:
-        run(app, steered, 30)
-    steered = controller(app, tmp_path)
-    run(app, steered, 90)
+        run(app, loop, 30)
+    loop = control_loop(app, tmp_path)
+    run(app, loop, 90)
     assert app.running == first

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cluster.controller.config import ControllerConfig
-from cluster.serve_file import APPLICATION, grpc_address, serve_file, with_grpc
+from cluster.serving.serve_file import APPLICATION, grpc_address, serve_file, with_grpc
 from optimizer.plan import read_plan
 from profiles.errors import UserError
 

@@ -1,5 +1,6 @@
 """The controller's HTTP side and the command that asks it, over a real socket."""
 
+import http.client
 import json
 import threading
 from collections.abc import Iterator
@@ -9,13 +10,13 @@ import uvicorn
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.controller.api import create_api
+from cluster.controller.service import create_api
 from profiles.errors import UserError
-from tests.unit.cluster.fluid import MEDIUM, Fluid, batches, controller, first_plan, question, run
+from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
 
 
-class Leader:
-    """Without a loop: what a test does is all that happens."""
+class Toy:
+    """A service whose loop does nothing by itself: what a test does is all that happens."""
 
     name, waits_for = "toy", "the application to run"
 
@@ -26,35 +27,35 @@ class Leader:
         asked = question(MEDIUM)
         self.key: bytes | None = None
         self.app = Fluid(asked, batches(first_plan(asked), 4))
-        self.controller = controller(self.app)
+        self.loop = control_loop(self.app)
 
-    async def lead(self) -> None:
+    async def run(self) -> None:
         pass
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Leader, str]]:
+def served() -> Iterator[tuple[Toy, str]]:
     """One server for all: to stop takes longer than any test."""
-    leader = Leader()
-    config = uvicorn.Config(create_api(leader), port=0, log_level="warning")
+    toy = Toy()
+    config = uvicorn.Config(create_api(toy), port=0, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         thread.join(0.01)
-    yield leader, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield toy, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
 
 
 @pytest.fixture
-def leader(served: tuple[Leader, str]) -> Leader:
+def toy(served: tuple[Toy, str]) -> Toy:
     served[0].begin()
     return served[0]
 
 
 @pytest.fixture
-def url(leader: Leader, served: tuple[Leader, str]) -> str:
+def url(toy: Toy, served: tuple[Toy, str]) -> str:
     return served[1]
 
 
@@ -64,8 +65,8 @@ def asked(*arguments: str) -> str:
     return result.stdout
 
 
-def test_it_shows_plan_forecast_and_decisions(leader: Leader, url: str) -> None:
-    run(leader.app, leader.controller, 400)
+def test_it_shows_plan_forecast_and_decisions(toy: Toy, url: str) -> None:
+    run(toy.app, toy.loop, 400)
     shown = json.loads(asked(url, "--json"))
     assert shown["application"] == "toy"
     assert [event["what"] for event in shown["events"]] == ["rolled out", "stayed", "stayed"]
@@ -88,23 +89,23 @@ def test_before_the_first_window_much_is_unknown_and_nothing_breaks(url: str) ->
     assert "p99 ? ms" in asked(url)
 
 
-def test_a_dry_run_changes_nothing_and_force_does_not_wait(leader: Leader, url: str) -> None:
-    before = leader.app.running
+def test_a_dry_run_changes_nothing_and_force_does_not_wait(toy: Toy, url: str) -> None:
+    before = toy.app.running
     assert asked(url, "--dry-run").startswith("stayed: 0 inputs were seen")
-    assert leader.app.running == before
+    assert toy.app.running == before
     assert "asked by hand: " in asked(url, "--force")
-    assert leader.app.running != before
+    assert toy.app.running != before
 
 
-def test_pause_and_resume(leader: Leader, url: str) -> None:
+def test_pause_and_resume(toy: Toy, url: str) -> None:
     assert "plans stay as they are" in asked(url, "--pause")
-    assert leader.controller.core.record.paused
+    assert toy.loop.controller.record.paused
     assert "when it is worth it" in asked(url, "--resume")
-    assert not leader.controller.core.record.paused
+    assert not toy.loop.controller.record.paused
 
 
-def test_while_the_application_starts_one_line_says_so(leader: Leader, url: str) -> None:
-    leader.controller = None  # type: ignore[assignment]
+def test_while_the_application_starts_one_line_says_so(toy: Toy, url: str) -> None:
+    toy.loop = None  # type: ignore[assignment]
     with pytest.raises(UserError, match="the controller waits for the application to run"):
         asked(url)
 
@@ -118,8 +119,8 @@ def test_an_address_where_nobody_is_or_somebody_else(url: str) -> None:
         asked("nonsense")
 
 
-def test_the_key_is_asked_for(leader: Leader, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    leader.key = b"secret"
+def test_the_key_is_asked_for(toy: Toy, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy.key = b"secret"
     with pytest.raises(UserError, match="asks for a key"):
         asked(url)
     monkeypatch.setenv("THE_KEY", "secret")
@@ -131,3 +132,44 @@ def test_the_key_is_asked_for(leader: Leader, url: str, monkeypatch: pytest.Monk
 def test_one_thing_at_a_time() -> None:
     with pytest.raises(UserError, match="one at a time"):
         asked("--pause", "--force")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "http://{here}"}, 200),
+        ({"Origin": "http://{here}", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "evil.example", "Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"}, 403),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Host": "isobatch.internal:8000"}, 200),
+        ({"Host": "front"}, 200),
+    ],
+)
+def test_no_page_of_others_may_steer(url: str, headers: dict[str, str], status: int) -> None:
+    here = url.removeprefix("http://")
+    told = {name: value.format(here=here) for name, value in headers.items()}
+    for path in ("/pause", "/resume") + ("/force",) * (status == 403):
+        found, content = post(here, path, told)
+        assert found == status, content
+        assert (list(json.loads(content)) == ["error"]) == (status == 403)
+
+
+def test_a_host_that_is_no_host_is_refused(url: str) -> None:
+    for host in ("", "x" * 5000 + ".com", "127.0.0.1.example"):
+        status, content = post(url.removeprefix("http://"), "/pause", {"Host": host})
+        assert status in (400, 403)
+        assert len(content) <= 1024
+
+
+def post(place: str, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(place, timeout=30)
+    connection.request("POST", path, headers=headers)
+    reply = connection.getresponse()
+    return reply.status, reply.read()

@@ -6,12 +6,11 @@ from statistics import mean
 
 import pytest
 
-from deployments.dispatch.messages import Launch, Limits, Outcome, Refusal
-from deployments.dispatch.pools import Place
-from deployments.dispatch.replicas import Group
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.groups import Group
+from deployments.dispatch.messages import Launch, Limits, Outcome, Place, Refusal
 from deployments.dispatch.route import Route, Stage
-from deployments.dispatcher import Dispatcher
-from tests.unit.dispatch.world import Input, World, linear
+from tests.helpers.dispatcher_world import Input, World, linear
 
 TWO_SPLITS = Route((linear(0, 6, 8, "front"), linear(6, 12, 8, "back", survival=0.5)))
 GROUPS = {"front": ["f1", "f2"], "back": ["b1"]}
@@ -223,7 +222,7 @@ def test_launches_that_vary_make_no_straggler() -> None:
     for _ in range(4000):
         replica = draw.choice(list(group.members.values()))
         now_s += 1.0  # long enough after the last for its start to be what counts
-        group.note(replica, now_s - draw.choice([0.1, 0.2, 0.5, 1.75]) * 0.01, 0.01, now_s)
+        group.judge(replica, now_s - draw.choice([0.1, 0.2, 0.5, 1.75]) * 0.01, 0.01, now_s)
         fewest = min(fewest, group.working)
     assert fewest >= 7
 

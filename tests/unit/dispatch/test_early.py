@@ -2,10 +2,9 @@
 
 import pytest
 
-from deployments.dispatch.messages import Launch, Limits
-from deployments.dispatch.pools import Place
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Launch, Limits, Place
 from deployments.dispatch.route import Route, Stage
-from deployments.dispatcher import Dispatcher
 
 PASS_S, EARLY_S = 0.010, 0.002
 ROUTE = Route((Stage(0, 4, 8, "gpu", (PASS_S,) * 8),))
@@ -25,9 +24,9 @@ def test_what_waits_sets_out_early_and_says_when() -> None:
     dispatcher, _ = busy()
     dispatcher.admit(0.005, 1.0, Place("third", 0))
     assert not dispatcher.tick(0.005)
-    wake_s = dispatcher.wake_s()
+    wake_s = dispatcher.wake_s
     assert wake_s == pytest.approx(PASS_S - EARLY_S)
-    assert [launch.tickets for launch in dispatcher.tick(wake_s or 0.0)] == [(1, 2)]
+    assert [launch.tickets for launch in dispatcher.tick(wake_s)] == [(1, 2)]
 
 
 def test_whoever_comes_in_that_moment_sets_out_at_once() -> None:
@@ -44,7 +43,7 @@ def test_whoever_comes_in_that_moment_sets_out_at_once() -> None:
 def test_a_replica_that_takes_longer_than_expected_is_not_waited_for_early() -> None:
     dispatcher, launch = busy()
     assert not dispatcher.tick(0.013)
-    assert dispatcher.wake_s() == 1.0, "no sooner than the deadline: nothing is expected of it any more"
+    assert dispatcher.wake_s == 1.0, "no sooner than the deadline: nothing is expected of it any more"
     dispatcher.completed(launch.id, 0.014, {})
     assert [late.tickets for late in dispatcher.tick(0.014)] == [(1,)]
 
@@ -52,7 +51,7 @@ def test_a_replica_that_takes_longer_than_expected_is_not_waited_for_early() -> 
 def test_where_news_takes_no_time_nothing_is_early() -> None:
     dispatcher, _ = busy(early_s=0.0)
     assert not dispatcher.tick(0.0099)
-    assert dispatcher.wake_s() == 1.0
+    assert dispatcher.wake_s == 1.0
 
 
 @pytest.mark.parametrize(("newcomers", "goes_early"), [(1, True), (2, False)])

@@ -4,11 +4,10 @@ from collections import Counter
 
 import pytest
 
-from deployments.dispatch.messages import Outcome
-from deployments.dispatch.pools import Place
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Outcome, Place
 from deployments.dispatch.route import Route
-from deployments.dispatcher import Dispatcher
-from tests.unit.dispatch.world import Input, World, linear
+from tests.helpers.dispatcher_world import Input, World, linear
 
 FAST = Route((linear(0, 6, 8, "f1"), linear(6, 12, 8, "f2", survival=0.5)))
 SLOW = Route((linear(0, 12, 8, "s", launch_s=0.06),))

@@ -3,11 +3,10 @@
 from collections import Counter
 from statistics import mean
 
-from deployments.dispatch.messages import Launch, Limits, Outcome
-from deployments.dispatch.pools import Place
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Launch, Limits, Outcome, Place
 from deployments.dispatch.route import Route
-from deployments.dispatcher import Dispatcher
-from tests.unit.dispatch.world import Input, World, linear
+from tests.helpers.dispatcher_world import Input, World, linear
 
 LOCAL = Route((linear(0, 6, 8, "gpu"), linear(6, 12, 8, "gpu", survival=0.5, local=True)))
 GPUS = {"gpu": ["g1", "g2", "g3"]}

@@ -1,16 +1,15 @@
-"""Several fronts over the same replicas, each with a dispatcher of its own that counts on its share."""
+"""StreamGain fronts over the same replicas, each with a dispatcher of its own that counts on its share."""
 
 import heapq
 import random
 
 import pytest
 
-from deployments.dispatch.messages import Launch, Limits
-from deployments.dispatch.pools import Place
-from deployments.dispatch.replicas import Group
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.groups import Group
+from deployments.dispatch.messages import Launch, Limits, Place
 from deployments.dispatch.route import Route
-from deployments.dispatcher import Dispatcher
-from tests.unit.dispatch.world import linear
+from tests.helpers.dispatcher_world import linear
 
 ROUTE = Route((linear(0, 4, 8, "a", launch_s=0.02),))
 REPLICAS = ["a1", "a2", "a3", "a4"]

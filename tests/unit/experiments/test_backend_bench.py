@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from cluster.bench.real_device import Source
+from cluster.bench.saturated import StreamGain
 from experiments.backend import exits, minilm, replicas, run, speed
-from experiments.onedevice.rehearsal import Source
-from experiments.onedevice.saturated import Several
-from tests.networks import network, random_inputs
+from tests.helpers.tiny_networks import network, random_inputs
 
 
 def test_a_family_is_compared_on_every_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_launches_at_once_are_a_figure_where_a_plan_keeps_the_slo(monkeypatch: p
     model, inputs = network("vit", "entropy", [0.8]), random_inputs("vit", 4, seed=5)
     bench = SimpleNamespace(model=model, source=Source(inputs, np.zeros(4)), compare=lambda *_: [])
     monkeypatch.setattr(exits, "ratios", lambda rows, slo_ms: {})
-    for several in (None, Several(50.0, 2, 30.0, 20.0)):
+    for several in (None, StreamGain(50.0, 2, 30.0, 20.0)):
         monkeypatch.setattr(exits, "compared", lambda *_, found=several: found)
         figures = exits._of_one("demo", bench, exits.DEMO_LOAD)  # type: ignore[arg-type]
         assert figures.get("demo_two_at_once_over_one") == (1.5 if several else None)

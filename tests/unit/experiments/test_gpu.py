@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cluster.bench import compare, saturated
 from deployments.models.onnx_model import OnnxModel
 from experiments.backend.families import NAMES, batches, untrained
 from experiments.gpu import measure, systems, tables
-from experiments.onedevice import compare, saturated
 from profiles.files import load
 
 ROOT = Path(__file__).parents[3]
@@ -22,7 +22,7 @@ sys.modules.update(dict.fromkeys(serving + planning))
 import experiments.gpu.measure
 for name in planning:
     del sys.modules[name]
-import optimizer, deployments.in_process, deployments.models.onnx_model, experiments.onedevice.setting
+import optimizer, deployments.front.in_process, deployments.models.onnx_model, cluster.bench.setup
 print("imported")
 """
 
@@ -52,7 +52,7 @@ def test_a_trial_on_this_machine_gives_tables_and_comparisons(tmp_path: Path, mo
 
 def test_onnx_runtime_is_measured_with_every_piece_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    setting = tables.Setting("cpu", "float32", "onnx", lengths=(8,), largest=1, budget_s=0.1, layers=1)
+    setting = tables.TableSetting("cpu", "float32", "onnx", lengths=(8,), largest=1, budget_s=0.1, layers=1)
     (table,) = tables.measure("distilbert", setting)
     model = tables.network("distilbert", setting)
     assert (table.backend, table.num_blocks) == ("onnx", 1)
@@ -90,7 +90,7 @@ def test_a_survival_fits_any_depth(name: str) -> None:
 
 
 def test_roofline_needs_a_device_of_the_catalogue(tmp_path: Path) -> None:
-    setting = tables.Setting("cpu", "float32", lengths=(8,), largest=1, budget_s=0.1, layers=1)
+    setting = tables.TableSetting("cpu", "float32", lengths=(8,), largest=1, budget_s=0.1, layers=1)
     (table,) = tables.measure("distilbert", setting)
     assert tables.roofline_shares("distilbert", table, setting)
     assert tables.roofline_shares("distilbert", replace(table, kind="some-other"), setting) == {}

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.connection import BROKEN
-from experiments.load import WRONG, Record
+from cluster.load.connection import BROKEN
+from cluster.load.generator import WRONG, LoadRecord
 from experiments.replan.changes import Change, figures
 from experiments.replan.suite import NO_ROOM
 from experiments.replan.timeline import timeline
@@ -12,11 +12,11 @@ from experiments.replan.timeline import timeline
 RATE, SECONDS = 100, 30
 
 
-def record(late_from_s: float = 0.0, late_until_s: float = 0.0) -> Record:
+def record(late_from_s: float = 0.0, late_until_s: float = 0.0) -> LoadRecord:
     """Each is answered after 50 ms, but those that are due in between only after two seconds."""
     due_s = np.arange(RATE * SECONDS) / RATE
     late = (due_s >= late_from_s) & (due_s < late_until_s)
-    return Record(due_s, due_s, due_s + np.where(late, 2.0, 0.05), np.full(len(due_s), 200))
+    return LoadRecord(due_s, due_s, due_s, due_s + np.where(late, 2.0, 0.05), np.full(len(due_s), 200))
 
 
 def test_a_gap_shows_where_it_is_and_nowhere_else() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from deployments.models import TorchModel, departures
 from deployments.models.departures import to_host
 from profiles.model import Batch, Exits
-from tests.networks import FAMILIES, TEXT, network, random_inputs, reference_logits, with_memory
+from tests.helpers.tiny_networks import FAMILIES, TEXT, network, random_inputs, reference_logits, with_memory
 
 POLICIES = {"entropy": 0.8, "confidence": 0.6, "margin": 0.4, "patience": 2, "voting": 2}
 

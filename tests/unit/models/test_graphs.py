@@ -15,16 +15,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.models import graphs
-from deployments.models.graphs import GraphModel, Inputs, Recording, Room
+from deployments.models import cuda_graphs as graphs
+from deployments.models.cuda_graphs import GraphModel, Inputs, Recording, Room
 from deployments.models.onnx_graphs import OnnxRecorder
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.onnx_pieces import UNDISTURBED
-from deployments.models.stretch import Passed, Stretch
+from deployments.models.seam import Passed, Stretch
 from deployments.models.torch_model import TorchModel
 from profiles.model import Batch
-from tests.networks import FAMILIES, network
-from tests.unit.models.test_onnx import assert_same, batch_for, cuts
+from tests.helpers.backend_parity import assert_same, batch_for, cuts
+from tests.helpers.tiny_networks import FAMILIES, network
 
 
 @pytest.fixture(autouse=True, scope="module")

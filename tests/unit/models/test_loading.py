@@ -11,7 +11,7 @@ import torch
 from deployments.models import checkpoint, load
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from profiles.errors import UserError
-from tests.networks import hugging_face
+from tests.helpers.tiny_networks import hugging_face
 
 WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
 

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from deployments.models import graphs, streams
+from deployments.models import cuda_graphs as graphs
+from deployments.models import streams
 from deployments.models.backends import at_once
-from deployments.models.graphs import GraphModel
+from deployments.models.cuda_graphs import GraphModel
 from deployments.models.onnx_graphs import OnnxRecorder
 from deployments.models.onnx_model import OnnxModel
+from deployments.models.seam import Stretch
 from deployments.models.streams import Aside, finish, of_its_own
-from deployments.models.stretch import Stretch
 from profiles.errors import UserError
-from tests.networks import network
-from tests.toy import Toy
-from tests.unit.models.test_onnx import assert_same, batch_for
+from tests.helpers.backend_parity import assert_same, batch_for
+from tests.helpers.tiny_networks import network
+from tests.helpers.toy_model import Toy
 
 CUDA, HOST = torch.device("cuda:1"), torch.device("cpu")
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.evaluate import evaluate
+from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import Problem
@@ -79,8 +79,8 @@ def test_what_waits_in_a_local_placement_takes_room() -> None:
 def test_pipelines_side_by_side_share_a_rate_by_what_they_sustain() -> None:
     lane = plan(Split(0, 2, 4))
     score = evaluate(replace(lane, beside=(plan(Split(0, 2, 4), replicas=2),)), FACTS, Objective(arrivals_per_s=300.0))
-    assert [each.rate_per_s for each in score.lanes] == [pytest.approx(100.0), pytest.approx(200.0)]
-    assert score.latency_s == pytest.approx(max(each.latency_s for each in score.lanes))
+    assert [each.rate_per_s for each in score.pipelines] == [pytest.approx(100.0), pytest.approx(200.0)]
+    assert score.latency_s == pytest.approx(max(each.latency_s for each in score.pipelines))
 
 
 def test_a_rate_below_the_pace_fills_batches_more_slowly() -> None:

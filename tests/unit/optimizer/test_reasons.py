@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.dp import search
 from optimizer.infeasible import reason
 from optimizer.objective import Objective
 from optimizer.problem import Problem
+from optimizer.search.exact import search
 from profiles.devices import Device, Link
 from profiles.latency import LatencyTable
 

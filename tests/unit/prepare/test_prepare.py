@@ -16,7 +16,7 @@ from deployments.models import TorchModel, load
 from deployments.prepare import pipeline
 from deployments.prepare.data import rows
 from deployments.prepare.sample import draw
-from tests.networks import NUM_LABELS, hugging_face
+from tests.helpers.tiny_networks import NUM_LABELS, hugging_face
 
 WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
 COUNT = 120

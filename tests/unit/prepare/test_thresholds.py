@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deployments import exits
 from deployments.exits import Decision
-from deployments.prepare.thresholds import Replay, candidates, outcome, replay, search
+from deployments.prepare.thresholds import Replay, candidates, replay, search, tradeoff
 from profiles.errors import UserError
 
 POLICIES = [exits.entropy, exits.confidence, exits.margin, exits.patience, exits.voting]
@@ -38,8 +38,8 @@ def test_search_keeps_to_the_allowed_loss_and_beats_every_single_threshold(
 ) -> None:
     for seed in range(5):
         table = tabled(policy, seed)
-        result = outcome(table, search(table, max_loss, margin=0.0))
-        shared = [outcome(table, np.full(3, index)) for index in range(len(table.candidates))]
+        result = tradeoff(table, search(table, max_loss, margin=0.0))
+        shared = [tradeoff(table, np.full(3, index)) for index in range(len(table.candidates))]
         assert result.lost <= max_loss
         assert result.depth <= min(one.depth for one in shared if one.lost <= max_loss) + 1e-12
 
@@ -53,9 +53,9 @@ def test_search_comes_close_to_brute_force() -> None:
     gaps = []
     for seed in range(20):
         table = thinned(tabled(exits.confidence, seed), 9)
-        every = [outcome(table, np.array(chosen)) for chosen in product(range(9), repeat=3)]
+        every = [tradeoff(table, np.array(chosen)) for chosen in product(range(9), repeat=3)]
         best = min(one.depth for one in every if one.lost <= 0.03)
-        gaps.append(outcome(table, search(table, 0.03, margin=0.0)).depth - best)
+        gaps.append(tradeoff(table, search(table, 0.03, margin=0.0)).depth - best)
     assert min(gaps) >= -1e-12
     assert float(np.mean(gaps)) < 0.01
     assert max(gaps) < 0.05
@@ -64,7 +64,7 @@ def test_search_comes_close_to_brute_force() -> None:
 def test_a_margin_never_makes_inputs_leave_earlier() -> None:
     for seed in range(10):
         table = tabled(exits.entropy, seed)
-        depths = [outcome(table, search(table, 0.05, margin)).depth for margin in (0.0, 1.0, 2.0)]
+        depths = [tradeoff(table, search(table, 0.05, margin)).depth for margin in (0.0, 1.0, 2.0)]
         assert depths == sorted(depths)
 
 
@@ -80,7 +80,7 @@ def test_the_table_says_what_the_policy_does_step_by_step(policy: exits.Policy) 
         leaving = decision.leaves.numpy() & inside
         places[leaving], inside = ramp, inside & ~leaving
         memory = decision.memory
-    np.testing.assert_array_equal(outcome(table, chosen).places, places)
+    np.testing.assert_array_equal(tradeoff(table, chosen).places, places)
 
 
 @settings(max_examples=30, deadline=None)

@@ -6,7 +6,7 @@ import pytest
 from experiments.forecast.backtest import WARM_UP, backtest
 from experiments.forecast.run import wandering
 from experiments.forecast.traces import DAY, Trace, arrivals, elasticbert, sampled, tenants
-from experiments.sources import data
+from experiments.shared.public_data import data
 from profiles.errors import UserError
 from profiles.windows import Window
 

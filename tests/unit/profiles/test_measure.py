@@ -7,8 +7,8 @@ import pytest
 from profiles.measure import Measured, Sweep, count_exits, facts_of, stopwatch_for
 from profiles.model import Batch, Launched
 from profiles.sweep import Facts, knee, next_size, whole_s
-from tests.unit.profiles import fake_model as fake
-from tests.unit.profiles.fake_model import FakeModel
+from tests.helpers import timed_model as fake
+from tests.helpers.timed_model import FakeModel
 
 
 def facts(model: FakeModel) -> Facts:

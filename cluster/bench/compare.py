@@ -1,0 +1,161 @@
+"""Compare the network in full, early exit as it is, and constant batches: each by its best plan, under equal load."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+
+from cluster.bench.real_device import GROUP, DeviceTrial, Source, tried
+from cluster.load.workloads import arrivals
+from cluster.simulator.sustained import highest
+from deployments.dispatch.route import Route, route_of
+from optimizer import Objective, evaluate, optimize, problem
+from optimizer.pipelines.baselines import baselines
+from optimizer.pipelines.oracle import oracle_per_s
+from optimizer.plan import Plan
+from optimizer.problem import Problem
+from profiles.devices import Device, Link
+from profiles.errors import UserError
+from profiles.files import Profile
+from profiles.measure import Stopwatch
+from profiles.model import SplitModel
+
+STOCK, NAIVE, CONSTANT = "no exits", "early exit", "constant batch"
+SYSTEMS = {STOCK: "#999999", NAIVE: "#d98c3f", CONSTANT: "#1b6ca8"}
+MOST, STEPS = 1.3, 6  # the search goes up to this multiple of a plan's promise, in so many halvings
+BETTER = 1.03  # times the rate of the best plan so far: a plan that does not sustain it is tried no further
+LOOSER = (1.0, 1.6, 2.5)  # plans are made for these multiples of the SLO
+ROOMY_BYTES, AT_ONCE = 1 << 50, 1e30  # memory and link rate so large that they limit no plan
+
+
+@dataclass(frozen=True)
+class ComparedSystem:
+    """The figures of one system under one SLO. A system without a plan that keeps the SLO has a goodput of 0."""
+
+    system: str
+    slo_ms: float
+    promised_per_s: float
+    goodput_per_s: float
+    bound_per_s: float  # what no system can exceed, by the same table
+    p50_ms: float | None
+    p99_ms: float | None
+    accuracy: float | None
+    mean_depth: float | None  # the share of the blocks that an input runs
+    plan: str  # blocks @ batch, split by split
+
+    @property
+    def share_of_bound(self) -> float:
+        return self.goodput_per_s / self.bound_per_s if self.bound_per_s else 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "share_of_bound": self.share_of_bound}
+
+
+def alone(profile: Profile, kind: str) -> Problem:
+    """The planning problem for one device of this kind, whose memory and price do not matter."""
+    devices = [Device(kind, 1, ROOMY_BYTES, price_per_hour=1.0)]
+    return problem(profile, devices, [Link(kind, kind, AT_ONCE, 0.0)])
+
+
+def plans(profile: Profile, kind: str, slo_s: float, max_batch: int) -> dict[str, list[Plan]]:
+    """Candidate plans of each system: the planner's latencies may be wrong, so several are made, and trials decide."""
+    found: dict[str, list[Plan]] = {system: [] for system in SYSTEMS}
+    for looser in LOOSER:
+        for system, plan in _plans(profile, kind, looser * slo_s, max_batch).items():
+            if plan is not None and plan.placements not in [known.placements for known in found[system]]:
+                found[system].append(plan)
+    return found
+
+
+def _plans(profile: Profile, kind: str, slo_s: float, max_batch: int) -> dict[str, Plan | None]:
+    facts, objective = alone(profile, kind), Objective(slo_s=slo_s, max_batch=max_batch)
+    stock, naive, *_ = baselines(facts, objective)
+    try:
+        best: Plan | None = optimize(profile, facts.devices, list(facts.links.values()), objective)
+    except UserError:  # no plan keeps this SLO
+        best = None
+    return {STOCK: stock.plan, NAIVE: naive.plan, CONSTANT: best}
+
+
+@dataclass(frozen=True)
+class BestPlan:
+    """The best of a system's plans (None: no plan keeps the SLO), and its trial."""
+
+    plan: Plan | None
+    trial: DeviceTrial
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A network on one device, with its profile and inputs for it."""
+
+    model: SplitModel
+    profile: Profile
+    kind: str
+    source: Source
+    stopwatch: Stopwatch
+    max_batch: int = 64
+    least: int = 200  # the fewest inputs by which a rate is judged, even on a slow device
+    make_ready: Callable[[Plan], None] = lambda plan: None
+
+    def compare(
+        self, slos_ms: Sequence[float], seconds: float, rounds: int, progress: Callable[[str], None] = lambda what: None
+    ) -> Iterator[ComparedSystem]:
+        """Systems take turns, round by round, so that noise hits all of them; medians count."""
+        facts = alone(self.profile, self.kind)
+        for slo_ms in slos_ms:
+            slo_s = slo_ms / 1e3
+            found = plans(self.profile, self.kind, slo_s, self.max_batch)
+            for plan in chain(*found.values()):
+                self.make_ready(plan)
+            runs: dict[str, list[BestPlan]] = {system: [] for system in found}
+            for number in range(rounds):
+                for system, ways in found.items():
+                    progress(f"SLO {slo_ms:g} ms, {system}, round {number + 1} of {rounds}")
+                    runs[system].append(self._best(ways, facts, slo_s, seconds, seed=number))
+            bound = oracle_per_s(facts, slo_s, self.max_batch)
+            for system, each in runs.items():
+                yield self._row(system, slo_ms, each, facts, bound)
+
+    def _best(self, ways: Sequence[Plan], facts: Problem, slo_s: float, seconds: float, seed: int) -> BestPlan:
+        best = BestPlan(None, DeviceTrial(seconds, slo_s))
+        for plan in ways:
+            route = route_of(plan, facts, [GROUP])
+
+            def at(rate: float, route: Route = route) -> DeviceTrial:
+                due_s = arrivals("poisson", rate, max(seconds, self.least / rate), seed)
+                return tried(route, self.model, self.stopwatch, self.source, slo_s, due_s)
+
+            trial = sustained(at, best.trial.goodput_per_s, MOST * evaluate(plan, facts).goodput_per_s)
+            best = BestPlan(plan, trial) if trial else best
+        return best
+
+    def _row(
+        self, system: str, slo_ms: float, runs: Sequence[BestPlan], facts: Problem, bound: float
+    ) -> ComparedSystem:
+        median_run = sorted(runs, key=lambda run: run.trial.goodput_per_s)[len(runs) // 2]
+        plan, trial = median_run.plan, median_run.trial
+        if plan is None:
+            return ComparedSystem(system, slo_ms, 0.0, 0.0, bound, None, None, None, None, "nothing keeps this SLO")
+        return ComparedSystem(
+            system,
+            slo_ms,
+            evaluate(plan, facts).goodput_per_s,
+            trial.goodput_per_s,
+            bound,
+            trial.latency_ms(0.5),
+            trial.latency_ms(0.99),
+            trial.accuracy,
+            sum(block + 1 for block in trial.blocks) / len(trial.blocks) / facts.num_blocks,
+            ", ".join(f"{split.start}..{split.stop - 1} @ {split.batch_size}" for split in plan.splits),
+        )
+
+
+def sustained(at: Callable[[float], DeviceTrial], low: float, high: float) -> DeviceTrial | None:
+    """The trial at the highest sustained rate above `low`, which another plan of the same system has sustained."""
+    best: DeviceTrial | None = None
+    if low:  # search only if this plan sustains at least a little more
+        high, first = max(high, BETTER * low), at(BETTER * low)
+        if not first.kept:
+            return None
+        low, best = BETTER * low, first
+    return highest(at, lambda trial: trial.kept, low, high, STEPS) or best

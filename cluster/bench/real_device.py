@@ -1,0 +1,194 @@
+"""A real device in the simulator's event loop: every batch is computed on it, and time advances by what it took.
+
+The cost of bringing inputs to the dispatcher and answers to clients is left out: this measures a device under a load,
+not a front. On the host a launch counts by its own processor time, so that other work on the machine does not matter.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.load.workloads import Floats
+from cluster.simulator.event_loop import Departure, EventLoop, Flight
+from cluster.simulator.sustained import IN_TIME_SHARE
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Launch, Limits, Outcome, Place
+from deployments.dispatch.route import Route, stops
+from profiles.measure import Stopwatch
+from profiles.model import Batch, Exits, Launched, SplitModel
+
+GROUP = DEVICE = "device"
+
+
+class Offered(NamedTuple):
+    """An input, encoded, and when it was due."""
+
+    batch: Batch
+    due_s: float
+    number: int  # its index among the source's inputs
+
+
+class Computed(NamedTuple):
+    """The device's answer to an input."""
+
+    offered: Offered
+    label: int
+    block: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Inputs, encoded one by one before anything is timed, and their labels where they are known."""
+
+    inputs: Sequence[Batch]
+    labels: NDArray[np.int64] | None = None
+
+
+@dataclass
+class DeviceTrial:
+    """Counts how the inputs that a device was offered ended, as a listener of the event loop."""
+
+    seconds: float
+    slo_s: float
+    offered: int = 0
+    labels: NDArray[np.int64] | None = None  # of the source's inputs, where they are known
+    latencies_s: list[float] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    right: list[bool] = field(default_factory=list)
+    ended_s: float = 0.0  # when the last answer was given
+
+    @property
+    def in_time(self) -> int:
+        return sum(latency <= self.slo_s for latency in self.latencies_s)
+
+    @property
+    def kept(self) -> bool:
+        """Whether nearly all were answered in time."""
+        return self.in_time >= IN_TIME_SHARE * self.offered
+
+    @property
+    def goodput_per_s(self) -> float:
+        """Answers in time per second, up to the last answer instead of the last arrival.
+
+        When inputs arrive for a shorter time than the SLO, even a device too slow for the rate answers all in time.
+        """
+        return self.in_time / max(self.seconds, self.ended_s)
+
+    def latency_ms(self, share: float) -> float | None:
+        """This quantile of the answers' latencies; None where there are no answers."""
+        return 1e3 * float(np.quantile(self.latencies_s, share)) if self.latencies_s else None
+
+    @property
+    def accuracy(self) -> float | None:
+        return float(np.mean(self.right)) if self.right else None
+
+    def answer(self, now_s: float, launch: Launch, departure: Departure, ends_s: Sequence[float] | None) -> None:
+        each: Computed
+        for each in departure.answers:
+            self.latencies_s.append(now_s - each.offered.due_s)
+            self.blocks.append(each.block)
+            if self.labels is not None:
+                self.right.append(each.label == int(self.labels[each.offered.number]))
+            self.ended_s = now_s
+
+    def refuse(self, at_s: float) -> None:
+        """Refused inputs need no count: `offered` less the answers in time already covers them."""
+
+    def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None:
+        """Lost inputs need no count either."""
+
+    def launch(self, launch: Launch, kind: str, took_s: float) -> None:
+        """Launches are not counted."""
+
+
+class RealDevice:
+    """One device that computes one launch at a time, with a model whose calls a stopwatch times."""
+
+    def __init__(self, model: SplitModel, stopwatch: Stopwatch) -> None:
+        self._model, self._stopwatch = model, stopwatch
+        self._offered: dict[int, Offered] = {}  # inputs inside, by ticket
+        self._free_s = 0.0
+
+    def begin(self, launch: Launch, now_s: float) -> Flight:
+        """Compute the launch now; in virtual time it starts when the device has finished the launch before it."""
+        starts_s = ends_s = max(now_s, self._free_s)
+        rows, survivors, departures = np.arange(len(launch.places)), None, []
+        for stop, launched, took_s in legs(self._model, launch, self._places(launch), self._stopwatch):
+            ends_s += took_s
+            leaving, rows = rows[launched.exits.rows].tolist(), np.delete(rows, launched.exits.rows)
+            if leaving:
+                departures.append(Departure(ends_s, stop, leaving, self._answers(launch, leaving, launched.exits)))
+            survivors = launched.survivors
+        self._free_s = ends_s
+        last = departures.pop() if departures and departures[-1].at_s == ends_s else None
+        staying = {row: Place(survivors, index) for index, row in enumerate(rows.tolist())}
+        return Flight(starts_s, ends_s, departures, last, staying)
+
+    def kind(self, group: str) -> str:
+        return group
+
+    def fails(self) -> bool:
+        """Never: a failure on a real device raises an exception."""
+        return False
+
+    def _places(self, launch: Launch) -> Sequence[Place]:
+        """The batches of a launch's inputs. New inputs are unpacked, and remembered until they leave."""
+        if launch.cursor:
+            return launch.places
+        self._offered |= {ticket: place.payload for ticket, place in zip(launch.tickets, launch.places, strict=True)}
+        return [Place(place.payload.batch, place.row) for place in launch.places]
+
+    def _answers(self, launch: Launch, rows: Sequence[int], exits: Exits) -> list[Computed]:
+        offered = [self._offered.pop(launch.tickets[row]) for row in rows]
+        return [Computed(*each) for each in zip(offered, exits.labels.tolist(), exits.blocks.tolist(), strict=True)]
+
+
+def tried(
+    route: Route, model: SplitModel, stopwatch: Stopwatch, source: Source, slo_s: float, due_s: Floats
+) -> DeviceTrial:
+    """Offer an input to one device at each of these times, and go on until the last one has ended."""
+    trial = DeviceTrial(float(due_s[-1]), slo_s, len(due_s), source.labels)
+    dispatcher = Dispatcher(route, {GROUP: [DEVICE]}, Limits(retries=0))
+    loop = EventLoop(dispatcher, RealDevice(model, stopwatch), trial, slo_s)
+    numbers = (number % len(source.inputs) for number in range(len(due_s)))
+    times_s = due_s.tolist()
+    loop.arrive(
+        (due, Place(Offered(source.inputs[number], due, number), 0))
+        for due, number in zip(times_s, numbers, strict=True)
+    )
+    loop.run_until(inf)
+    return trial
+
+
+def legs(
+    model: SplitModel, launch: Launch, places: Sequence[Place], stopwatch: Stopwatch
+) -> Iterator[tuple[int, Launched, float]]:
+    """Run a launch from ramp to ramp as a replica does (deployments/replica/split.py), and time each leg.
+
+    `places` are where the batches of the launch's inputs are.
+    """
+    here: Batch | None = None
+    for stop in stops(launch.cursor, launch.stop, launch.ramps):
+
+        def leg(batch: Batch | None = here, stop: int = stop) -> Launched:
+            return model.run(batch or _gathered(model, places), stop, launch.ramps)
+
+        launched, took_s = stopwatch(leg)
+        yield stop, launched, took_s
+        if (here := launched.survivors) is None:
+            return
+
+
+def _gathered(model: SplitModel, places: Sequence[Place]) -> Batch:
+    """One batch of all places; neighbouring rows of the same batch are taken from it together, which is faster."""
+    runs = [list(run) for _, run in groupby(places, key=lambda place: id(place.payload))]
+    return model.merge([_taken(model, run[0].payload, [place.row for place in run]) for run in runs])
+
+
+def _taken(model: SplitModel, batch: Batch, rows: list[int]) -> Batch:
+    return batch if rows == list(range(len(batch))) else model.select(batch, np.array(rows))

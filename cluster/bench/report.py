@@ -1,0 +1,139 @@
+"""The report of a comparison on one device: a table, a picture, and JSON."""
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+from cluster.bench.compare import NAIVE, STOCK, SYSTEMS, ComparedSystem
+from cluster.bench.saturated import StreamGain
+from profiles.latency import LatencyTable
+from profiles.sweep import whole_s
+
+SPAN = 4  # a trial should last at least this many times the SLO
+
+
+def table(rows: Sequence[ComparedSystem], title: str) -> Table:
+    """A table that fits into 80 columns; the plans are left to `plan_lines`."""
+    result = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    result.add_column("SLO ms", justify="right")
+    result.add_column("system", no_wrap=True)
+    for heading in ("per s", "x", "bound", "p50 ms", "p99 ms", "accuracy", "depth"):
+        result.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        if row.system == STOCK and result.rows:
+            result.add_section()
+        result.add_row(f"{row.slo_ms:g}", row.system, *_cells(row, _stock_of(rows, row)))
+    return result
+
+
+def plan_lines(rows: Sequence[ComparedSystem]) -> Iterator[str]:
+    """A line for every plan that was run: blocks @ batch, split by split."""
+    slos_of: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.goodput_per_s:
+            slos_of.setdefault((row.system, row.plan), []).append(f"{row.slo_ms:g}")
+    for (system, plan), slos in slos_of.items():
+        yield f"{system}, {', '.join(slos)} ms: blocks @ batch {plan}"
+
+
+def stream_lines(several: Sequence[StreamGain]) -> Iterator[str]:
+    """A line for each SLO on the gain of several launches at once."""
+    for each in several:
+        rates = f"{each.together_per_s:,.0f} and {each.one_per_s:,.0f} per s, all inputs waiting"
+        yield f"{each.streams} launches at once, {each.slo_ms:g} ms: {each.gain:.2f} x one at a time ({rates})"
+
+
+def _stock_of(rows: Sequence[ComparedSystem], row: ComparedSystem) -> ComparedSystem:
+    """The row of the network in full under the same SLO."""
+    return next(each for each in rows if each.system == STOCK and each.slo_ms == row.slo_ms)
+
+
+def _cells(row: ComparedSystem, stock: ComparedSystem) -> list[str]:
+    return [
+        f"{row.goodput_per_s:,.0f}" if row.goodput_per_s >= 100 else f"{row.goodput_per_s:.1f}",
+        f"{row.goodput_per_s / stock.goodput_per_s:.2f}" if stock.goodput_per_s else "-",
+        f"{row.share_of_bound:.0%}",
+        _number(row.p50_ms),
+        _number(row.p99_ms),
+        "-" if row.accuracy is None else f"{row.accuracy:.1%}",
+        "-" if row.mean_depth is None else f"{row.mean_depth:.0%}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def unkept(rows: Sequence[ComparedSystem], measured: LatencyTable) -> Iterator[str]:
+    """A line for each SLO that no system keeps."""
+    alone_ms = 1e3 * whole_s(measured)[0]
+    for slo_ms in dict.fromkeys(row.slo_ms for row in rows):
+        if not any(row.goodput_per_s for row in rows if row.slo_ms == slo_ms):
+            yield f"nothing keeps an SLO of {slo_ms:g} ms: one input alone takes {alone_ms:.3g} ms in full"
+
+
+def too_short(slos_ms: Sequence[float], seconds: float) -> Iterator[str]:
+    """A line for each SLO whose trials are so short that the inputs still inside at their end distort the rate.
+
+    >>> list(too_short([25.0, 1000.0], seconds=1.0))
+    ['1 s of load is short for an SLO of 1000 ms, and rates are low for it: use --seconds 4']
+    """
+    for slo_ms in slos_ms:
+        if seconds < (enough := SPAN * slo_ms / 1e3):
+            yield (
+                f"{seconds:g} s of load is short for an SLO of {slo_ms:g} ms, and rates are low for it: "
+                f"use --seconds {enough:g}"
+            )
+
+
+def ratios(rows: Sequence[ComparedSystem], slo_ms: float) -> dict[str, float]:
+    """The goodput of constant batch over that of each other system that serves anything."""
+    here = {row.system: row for row in rows if row.slo_ms == slo_ms}
+    constant = next(row for system, row in here.items() if system not in (STOCK, NAIVE))
+    names = {"constant_over_naive": here[NAIVE], "constant_over_stock": here[STOCK]}
+    return {
+        name: constant.goodput_per_s / other.goodput_per_s for name, other in names.items() if other.goodput_per_s > 0
+    }
+
+
+def write(
+    rows: Sequence[ComparedSystem], model: str, measured: LatencyTable, path: Path, several: Sequence[StreamGain] = ()
+) -> None:
+    content = {
+        "model": model,
+        "measured": measured.source,
+        "kind": measured.kind,
+        "length": measured.length,
+        "date": datetime.now(UTC).date().isoformat(),
+        "rows": [row.as_dict() for row in rows],
+        "launches_at_once": [each.as_dict() for each in several],
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def draw(rows: Sequence[ComparedSystem], title: str, path: Path) -> None:
+    """Draw bars of goodput by SLO, with the bound as a line above each group."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    slos = list(dict.fromkeys(row.slo_ms for row in rows))
+    figure, axes = plt.subplots(figsize=(max(5, 1.6 * len(slos) + 2), 4))
+    for offset, (system, colour) in enumerate(SYSTEMS.items()):
+        heights = [row.goodput_per_s for row in rows if row.system == system]
+        axes.bar([at + 0.27 * (offset - 1) for at in range(len(slos))], heights, 0.25, color=colour, label=system)
+    for at, slo in enumerate(slos):
+        bound = next(row.bound_per_s for row in rows if row.slo_ms == slo)
+        axes.plot([at - 0.42, at + 0.42], [bound, bound], color="#333333", lw=1, label="" if at else "bound")
+    axes.set_xticks(range(len(slos)), [f"{slo:g} ms" for slo in slos])
+    axes.set(ylabel="inputs per second that are sustained", xlabel="SLO", ylim=(0, None))
+    axes.set_title(title, loc="left", fontsize=10, pad=22)
+    axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    plt.close(figure)

@@ -1,0 +1,174 @@
+"""Turn a user's request into a network on a backend, with its table, its exits and its inputs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cluster.bench.compare import Bench
+from cluster.bench.real_device import Source
+from cluster.bench.told_exits import drawn, with_told_exits
+from cluster.profiling.checkpoint import (
+    SampleInputs,
+    exits_from_rules,
+    images,
+    in_batches,
+    kind_of,
+    source_of,
+    texts,
+    timed,
+)
+from cluster.profiling.checkpoint import alone as timed_alone
+from deployments.config import BackendName
+from deployments.demo import demo_directory
+from deployments.demo.digits import demo_digits
+from deployments.models import TorchModel, checkpoint, load
+from deployments.models.backends import INT8, make_ready, on_backend, planned
+from deployments.models.seam import BackedModel, Stretch
+from deployments.prepare.data import rows
+from deployments.prepare.sample import label_number, sampled
+from optimizer.plan import Plan
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+from profiles.latency import LatencyTable
+from profiles.measure import count_exits, device_name, stopwatch_for
+
+DEMO = "demo"
+INVENTED = 512  # how many inputs are made up where there are no real ones
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """The options of `isobatch bench`."""
+
+    model: str
+    data: Path | None = None
+    profile: Profile | None = None
+    device: str = "auto"
+    dtype: str = "float32"
+    backend: BackendName = "auto"
+    length: int = 32
+    largest: int = 64
+    budget_s: float = 20.0
+    threads: int = 1
+    max_rows: int = 1000
+
+
+@dataclass(frozen=True)
+class PreparedBench:
+    bench: Bench
+    table: LatencyTable
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecordedInputs:
+    """Real inputs, and the label of each as a number, where the file has labels."""
+
+    values: list[Any]
+    labels: np.ndarray[Any, np.dtype[np.int64]] | None
+
+
+def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: None) -> PreparedBench:
+    torch.set_num_threads(request.threads)
+    int8 = request.dtype == INT8
+    folder = (
+        demo_directory("int8" if int8 else "float32") if request.model == DEMO else checkpoint.locate(request.model)
+    )
+    exact = load(folder, request.device, "float32" if int8 else request.dtype)
+    if not exact.ramp_blocks:
+        raise UserError(f"{request.model} has no ramps: give it some with 'isobatch prepare'")
+    recorded = _recorded(request, folder)
+    told = exact if recorded else with_told_exits(exact)
+    progress("choosing the backend")
+    model = on_backend(told, folder, request.backend, int8=int8)
+    inputs = _invented(model, folder, request.length if recorded is None else _typical_length(model, recorded))
+    kind = kind_of(device_name(str(model.device)))
+    progress("measuring the network")
+    if request.profile is None:
+        make_ready(model, folder, timed_alone(model))
+    table, notes = _table(request, model, inputs, kind)
+    progress("looking where inputs leave")
+    exits = _counted(model, folder, recorded) if recorded else _told_before(request, exact)
+    found = Profile(folder.name, (table,), exits)
+    source = _real(model, recorded) if recorded else _drawn(inputs, exits)
+    watch, largest = stopwatch_for(str(model.device)), min(request.largest, table.batch_sizes[-1])
+    bench = Bench(model, found, kind, source, watch, largest, make_ready=_ready(model, folder, kind))
+    return PreparedBench(bench, table, notes)
+
+
+def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:
+    if request.data is None and request.model == DEMO:
+        images, labels = demo_digits(request.max_rows)
+        return RecordedInputs(list(images), labels)
+    if request.data is None:
+        return None
+    found = sampled(rows(request.data, images=checkpoint.reads_images(folder)), request.max_rows)
+    if not found:
+        raise UserError(f"{request.data} holds no inputs")
+    if found[0].label is None:
+        return RecordedInputs([row.value for row in found], None)
+    names = checkpoint.label_names(folder)
+    numbers = {name.lower(): number for number, name in enumerate(names)}
+    return RecordedInputs(
+        [row.value for row in found], np.array([label_number(row, request.data, numbers, names) for row in found])
+    )
+
+
+def _invented(model: BackedModel, folder: Path, length: int) -> SampleInputs:
+    if not checkpoint.reads_images(folder):
+        return next(texts(model, [length]))
+    return images(model, *checkpoint.image_size(folder))
+
+
+def _typical_length(model: BackedModel, recorded: RecordedInputs) -> int:
+    """A long length among the inputs (the 90th percentile), since a batch is padded to its longest input."""
+    lengths = model.encode(recorded.values[:INVENTED]).lengths
+    return 1 if lengths is None else int(np.quantile(lengths, 0.9))
+
+
+def _ready(model: BackedModel, folder: Path, kind: str) -> Callable[[Plan], None]:
+    """A function that exports what a plan runs, so that no export falls into a timed trial."""
+    return lambda plan: make_ready(model, folder, planned(model, plan, kind))
+
+
+def _table(
+    request: BenchRequest, model: BackedModel, inputs: SampleInputs, kind: str
+) -> tuple[LatencyTable, tuple[str, ...]]:
+    if request.profile:
+        table = request.profile.table(kind, inputs.length)
+        if table.backend and table.backend != model.backend:
+            return table, (f"WARNING: the profile was measured on {table.backend}, not on {model.backend}",)
+        return table, ()
+    source = source_of(device_name(str(model.device)), model.backend, request.dtype, request.threads)
+    (measured,) = timed(model, [inputs], kind, source, str(model.device), request.budget_s, request.largest)
+    return measured.table, (str(measured),)
+
+
+def _counted(model: BackedModel, folder: Path, recorded: RecordedInputs) -> ExitProfile:
+    """Count exits by the network that is compared: with 8 bits, say, inputs leave elsewhere than with float32."""
+    make_ready(model, folder, [Stretch(0, model.num_blocks, model.ramp_blocks)])
+    return count_exits(model, in_batches(model, recorded.values))
+
+
+def _told_before(request: BenchRequest, exact: TorchModel) -> ExitProfile:
+    if request.profile and request.profile.exits:
+        return request.profile.exits
+    known = exits_from_rules([(rule.block, rule.survival) for rule in exact.ramps.rules.ramps], exact.num_blocks)
+    if known is None:
+        raise UserError(f"nobody knows where inputs of {request.model} leave: give --data, or a --profile with exits")
+    return known
+
+
+def _real(model: BackedModel, recorded: RecordedInputs) -> Source:
+    return Source([model.encode([value]) for value in recorded.values], recorded.labels)
+
+
+def _drawn(inputs: SampleInputs, exits: ExitProfile) -> Source:
+    random = np.random.default_rng(0)
+    one = inputs.batch(1)
+    return Source([drawn(one, exits, random) for _ in range(INVENTED)])

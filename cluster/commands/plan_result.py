@@ -1,0 +1,63 @@
+"""The result of `isobatch plan`, from which its report, its picture and its JSON are made."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from optimizer import Objective, Plan, Problem, Score, evaluate, read_plan
+from optimizer.infeasible import reason
+from optimizer.pipelines.baselines import Baseline, baselines, held_to
+from optimizer.pipelines.side_by_side import side_by_side
+from optimizer.search.exact import search
+from profiles.errors import UserError
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """A plan, and everything that is reported of it."""
+
+    facts: Problem
+    objective: Objective
+    plan: Plan
+    score: Score
+    baselines: tuple[Baseline, ...]
+
+    @property
+    def pipelines(self) -> list[tuple[Plan, Score]]:
+        """Every pipeline with its score."""
+        return list(zip(self.plan.pipelines, self.score.pipelines or (self.score,), strict=True))
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON that docs/planner.md describes; fields are added, never renamed, within a schema version."""
+        return {
+            "schema_version": 1,
+            "plan": json.loads(self.plan.to_json()),
+            "score": {**self.score.as_json(), "latency_parts_s": self.score.latency_parts_s},
+            "tables": [
+                {"kind": table.kind, "source": table.source, "estimated": table.from_datasheet}
+                for table in self.facts.tables
+            ],
+            "baselines": [
+                {
+                    "name": each.name,
+                    "goodput_per_s": each.score.goodput_per_s if each.score else 0.0,
+                    "cost_per_hour": each.score.cost_per_hour if each.score else None,
+                    "latency_s": each.score.latency_s if each.score else None,
+                }
+                for each in self.baselines
+            ],
+        }
+
+
+def plan_result(
+    facts: Problem, objective: Objective, alpha: float | None, gap: float, apart: bool, file: Path | None
+) -> PlanResult:
+    """The best plan, or the one in `file`, beside the baselines. The error says why when no plan fits."""
+    others = baselines(facts, objective)
+    if alpha is not None:
+        objective = held_to(objective, others[0], alpha)
+    find = side_by_side if apart else search
+    found = read_plan(file) if file else find(facts, objective, gap)
+    if found is None:
+        raise UserError(reason(facts, objective))
+    return PlanResult(facts, objective, found, evaluate(found, facts, objective), others)

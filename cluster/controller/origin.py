@@ -1,0 +1,36 @@
+"""Whether a request may come from a page of somebody else, in the browser of somebody who can reach the controller."""
+
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+from deployments.front.answers import shown
+
+_OURS = (".localhost", ".local", ".internal")  # names that nobody else can have
+
+
+def foreign(headers: Mapping[str, str]) -> str | None:
+    """Why a request comes from a page that is none of ours: browsers let any page send one, even to this machine.
+
+    A page of ours says by `Origin` that it comes from here; `Host` must be a name that no page elsewhere can have, or
+    one could be called that and be moved here.
+
+    >>> foreign({"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}) is None
+    True
+    >>> foreign({"host": "evil.example:8000"})
+    "Host is 'evil.example': without a key only an address, localhost or a local name is taken"
+    """
+    host, origin = headers.get("host", "").lower(), headers.get("origin")
+    if not _is_local(name := host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host):
+        return f"Host is {shown(name)}: without a key only an address, localhost or a local name is taken"
+    came_from = (origin or f"//{host}").lower().rpartition("//")[2]
+    if came_from != host or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return f"a page from {shown(origin or 'elsewhere')} asked for this: only pages of this server may"
+    return None
+
+
+def _is_local(name: str) -> bool:
+    """Of names without a dot, and of those that end so, there is no public one."""
+    try:
+        return bool(ip_address(name.strip("[]")))
+    except ValueError:
+        return bool(name) and ("." not in name or name.endswith(_OURS))

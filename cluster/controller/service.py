@@ -1,0 +1,185 @@
+"""The controller of a running application: its start, its loop, and what may be asked of it over HTTP."""
+
+import asyncio
+import fcntl
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from cluster.controller.application import Application, RunningApplication
+from cluster.controller.config import ControllerConfig
+from cluster.controller.core import Controller
+from cluster.controller.inventory import Inventory
+from cluster.controller.loop import ControlLoop
+from cluster.controller.origin import foreign
+from cluster.controller.question import allowed, question_of
+from cluster.controller.record import Event, Events
+from cluster.controller.status import brief, told
+from deployments.config import AppConfig
+from deployments.front.headers import UNKNOWN, is_shown, key_in
+from deployments.graph import profile_of
+from optimizer import Plan
+from profiles.files import Profile
+from profiles.history import History
+
+RETRY_S = 1.0
+log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
+_locks: list[Any] = []  # held for as long as this process lives
+
+
+class ControllerService:
+    """The one replica of the controller's application: it runs the loop, and answers questions about it."""
+
+    def __init__(self, config: ControllerConfig) -> None:
+        self.config, self.name, self.key = config, config.application, key_in(config.api_key_variable)
+        self.loop: ControlLoop | None = None
+        self.waits_for = "the application to run"
+
+    async def run(self) -> None:
+        while self.loop is None:
+            try:
+                self.loop = await self._begin()
+            except Exception as error:
+                self.waits_for = f"the application to run ({type(error).__name__}: {error})"
+                await asyncio.sleep(RETRY_S)
+        await self.loop.run(self.config.look_every_s)
+
+    async def _begin(self) -> ControlLoop:
+        from ray import serve
+
+        from deployments.deployer.deployer import DEPLOYER
+        from deployments.ray_facts import replica_needs
+
+        deployer = serve.get_deployment_handle(DEPLOYER, self.config.application)
+        app_config: AppConfig = await deployer.config.remote()
+        profile = profile_of(app_config)
+        running = await RunningApplication(self.config.application).plan()
+        inventory = Inventory(allowed(self.config, app_config, profile), partial(replica_needs, app_config))
+        application = RunningApplication(self.config.application, inventory)
+        await application.observe()  # what was counted until now may be of hours, and is not of the first window
+        return loop_of(self.config, app_config, profile, application, running)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_api(self)
+
+
+def loop_of(
+    config: ControllerConfig, app_config: AppConfig, profile: Profile, application: Application, running: Plan
+) -> ControlLoop:
+    """A loop that goes on with what the controller before it remembered."""
+    folder = memory(config, profile)
+    history, events = History(folder / "exits.jsonl"), Events(folder / "events.jsonl")
+    question = question_of(config, app_config, profile)
+    controller = Controller(question, config, history, events, running, time.time())
+    return ControlLoop(
+        application, controller, time.time, time.perf_counter, asyncio.to_thread, partial(_log, config.application)
+    )
+
+
+def memory(config: ControllerConfig, profile: Profile) -> Path:
+    """The folder of this application and this network; this process alone writes there, as it holds the lock."""
+    mark = sha256(f"{profile.model} {profile.num_blocks}".encode()).hexdigest()[:6]
+    for number in count():
+        folder = Path(config.memory).expanduser() / f"{config.application}-{mark}{f'-{number}' if number else ''}"
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()  # another controller, of another cluster on this machine
+        else:
+            _locks.append(lock)
+            return folder
+    raise AssertionError("This is a bug: counting never ends.")
+
+
+def _log(application: str, event: Event) -> None:
+    if event.what != "stayed":
+        log.warning("%s: %s: %s", application, event.what, event.why)
+
+
+class LoopOwner(Protocol):
+    """What the HTTP API needs. `loop` is None while the application has not begun."""
+
+    name: str  # of the application
+    key: bytes | None
+    loop: ControlLoop | None
+    waits_for: str
+
+    async def run(self) -> None: ...
+
+
+def create_api(service: LoopOwner) -> FastAPI:
+    """Paths below the route prefix of the controller's application."""
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        running = asyncio.create_task(service.run())
+        yield
+        running.cancel()
+
+    api = FastAPI(title="isobatch controller", lifespan=life)
+
+    @api.middleware("http")
+    async def guard(request: Request, answer: Callable[[Request], Any]) -> Response:
+        if service.key and not is_shown(service.key, request.scope["headers"]):
+            return JSONResponse({"error": UNKNOWN}, 401, {"WWW-Authenticate": "Bearer"})
+        if not service.key and request.method == "POST" and (reason := foreign(request.headers)):
+            return JSONResponse({"error": reason}, 403)
+        if service.loop is None:
+            return JSONResponse({"error": f"the controller waits for {service.waits_for}"}, 503)
+        try:
+            response: Response = await answer(request)
+        except Exception as error:
+            log.exception("%s %s failed", request.method, request.url.path)
+            return JSONResponse({"error": f"the controller failed: {type(error).__name__}; its log says where"}, 500)
+        return response
+
+    api.include_router(_routes(service))
+    return api
+
+
+def _routes(service: LoopOwner) -> APIRouter:
+    routes = APIRouter()
+
+    def loop() -> ControlLoop:
+        assert service.loop, "This is a bug: requests are refused before."
+        return service.loop
+
+    @routes.get("/status")
+    async def status() -> dict[str, Any]:
+        """The running plan, what it does, the forecast, and the last decisions."""
+        return {"application": service.name, **told(loop(), time.time())}
+
+    @routes.post("/pause")
+    async def pause() -> dict[str, Any]:
+        """Watch, and change nothing, until `resume`."""
+        loop().pause(True)
+        return {"paused": True}
+
+    @routes.post("/resume")
+    async def resume() -> dict[str, Any]:
+        """Change again what is worth it."""
+        loop().pause(False)
+        return {"paused": False}
+
+    @routes.post("/force")
+    async def force() -> dict[str, Any]:
+        """Plan again now, and take the best plan there is."""
+        return brief(await loop().force())
+
+    @routes.get("/would")
+    async def would() -> dict[str, Any]:
+        """What would be decided now."""
+        return brief(await loop().would())
+
+    return routes

@@ -1,0 +1,1 @@
+"""Load on a live server: workloads, an open-loop generator, and its report."""

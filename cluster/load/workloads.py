@@ -1,0 +1,152 @@
+"""When inputs come and how hard they are: one interface for the simulator and for load on a live system.
+
+Arrivals are ascending times in seconds from 0. Everything is drawn from a seed: the same call, the same workload.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+DAY_S = 86_400.0
+NIGHT = 0.25  # of the mean rate, at the quietest moment of a day
+MOST = 2e8  # inputs of one run, since each takes 8 bytes several times over
+STEP = 0.5  # of the mean rate, before the step; after it the rate makes up for this
+
+
+def arrivals(process: str, rate_per_s: float, seconds: float, seed: int, cv: float = 3.0) -> Floats:
+    """Arrivals of a process at a mean rate. `cv` is the variation of the gaps (gamma only; 1 is Poisson).
+
+    >>> arrivals("uniform", rate_per_s=4, seconds=1, seed=0).tolist()
+    [0.0, 0.25, 0.5, 0.75]
+    >>> bool(abs(len(arrivals("daynight", rate_per_s=1, seconds=86_400, seed=1)) - 86_400) < 1_000)
+    True
+    """
+    check(rate_per_s, seconds)
+    if process not in PROCESSES:
+        raise UserError(f"unknown arrival process {process!r}: choose among {', '.join(PROCESSES)}")
+    return PROCESSES[process](rate_per_s, seconds, np.random.default_rng(seed), cv)
+
+
+def check(rate_per_s: float, seconds: float) -> None:
+    """Raise UserError if the workload is empty or too large for memory, since all arrivals are drawn at once."""
+    if not (rate_per_s > 0 and seconds > 0 and isfinite(rate_per_s * seconds)):
+        raise UserError(f"a workload needs a rate and a time above 0, got {rate_per_s:g} per second for {seconds:g} s")
+    if (inputs := rate_per_s * seconds) > MOST:
+        raise UserError(f"{inputs:.3g} inputs at once are more than memory holds: {MOST:g} at most, lower rate or time")
+
+
+def _uniform(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
+    times: Floats = np.arange(np.ceil(rate * seconds)) / rate
+    return times
+
+
+def _poisson(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
+    return np.sort(random.random(random.poisson(rate * seconds))) * seconds
+
+
+def _gamma(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
+    if cv <= 0:
+        raise UserError(f"cv = {cv} must be above 0: it is the variation of the gaps, 1 is Poisson")
+    shape = 1 / cv**2
+    chunks, last_s = [], 0.0
+    while last_s < seconds:
+        gaps = random.gamma(shape, 1 / (rate * shape), int(rate * seconds) + 100)
+        chunks.append(last_s + np.cumsum(gaps))
+        last_s = float(chunks[-1][-1])
+    times = np.concatenate(chunks)
+    return times[times < seconds]
+
+
+def _step(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
+    return following(np.array([STEP, 2 - STEP]), rate, seconds, random)
+
+
+def _daynight(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
+    """Poisson arrivals whose rate is lowest at midnight and highest at noon."""
+    at = (np.arange(max(1, int(seconds / 60))) + 0.5) * 60
+    return following(1 - (1 - NIGHT) * np.cos(2 * np.pi * at / DAY_S), rate, seconds, random)
+
+
+def following(weights: Floats, rate: float, seconds: float, random: np.random.Generator) -> Floats:
+    """Poisson arrivals at this mean rate, whose rate is proportional to `weights` in stretches of equal length."""
+    share = np.append(0.0, np.cumsum(weights) / weights.sum())
+    uniform = np.sort(random.random(random.poisson(rate * seconds)))
+    return np.interp(uniform, share, np.linspace(0.0, seconds, len(share)))
+
+
+PROCESSES: dict[str, Callable[[float, float, np.random.Generator, float], Floats]] = {
+    "poisson": _poisson,
+    "gamma": _gamma,
+    "uniform": _uniform,
+    "step": _step,
+    "daynight": _daynight,
+}
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A mix of easy and hard inputs. `shares` are (seconds, share of easy inputs) in ascending order of time.
+
+    From one to the next the share switches, or drifts in a straight line.
+
+    >>> easy, hard = ExitProfile((1.0, 0.0)), ExitProfile((1.0, 1.0))
+    >>> mix = Mix(easy, hard, ((0.0, 1.0), (10.0, 0.0)))
+    >>> mix.easy_share(np.array([0.0, 5.0, 10.0])).tolist()
+    [1.0, 1.0, 0.0]
+    >>> Mix(easy, hard, mix.shares, drifts=True).easy_share(np.array([5.0])).tolist()
+    [0.5]
+    """
+
+    easy: ExitProfile
+    hard: ExitProfile
+    shares: tuple[tuple[float, float], ...] = ((0.0, 0.8),)
+    drifts: bool = False
+
+    def __post_init__(self) -> None:
+        if self.easy.num_blocks != self.hard.num_blocks:
+            raise UserError(f"easy inputs meet {self.easy.num_blocks} blocks, hard ones {self.hard.num_blocks}")
+        if not self.shares or any(not 0 <= share <= 1 for _, share in self.shares):
+            raise UserError(f"a mix needs shares of easy inputs between 0 and 1, got {self.shares}")
+
+    @classmethod
+    def of(cls, profile: ExitProfile, shares: tuple[tuple[float, float], ...], drifts: bool = False) -> "Mix":
+        """Split a profile: easy inputs are the half that leaves first, so that half of each gives the profile again.
+
+        >>> Mix.of(ExitProfile((1.0, 0.8, 0.4)), ((0.0, 0.5),)).easy.survival
+        (1.0, 0.6, 0.0)
+        """
+        easy = tuple(round(max(0.0, 2 * share - 1), 12) for share in profile.survival)
+        hard = tuple(min(1.0, 2 * share) for share in profile.survival)
+        return cls(ExitProfile(easy), ExitProfile(hard), shares, drifts)
+
+    def easy_share(self, times_s: Floats) -> Floats:
+        at, share = (np.array(each) for each in zip(*self.shares, strict=True))
+        if self.drifts:
+            drifting: Floats = np.interp(times_s, at, share)
+            return drifting
+        return np.asarray(share[np.maximum(np.searchsorted(at, times_s, side="right") - 1, 0)])
+
+    def exit_blocks(self, times_s: Floats, random: np.random.Generator) -> Ints:
+        """The block after which each of these arrivals is sure."""
+        is_easy = random.random(len(times_s)) < self.easy_share(times_s)
+        easy, hard = (exit_blocks(profile, len(times_s), random) for profile in (self.easy, self.hard))
+        return np.where(is_easy, easy, hard)
+
+
+def exit_blocks(profile: ExitProfile, size: int, random: np.random.Generator) -> Ints:
+    """The block after which each of `size` inputs is sure: one that draws u survives while the survival is above u.
+
+    >>> exit_blocks(ExitProfile((1.0, 0.0)), 3, np.random.default_rng(0)).tolist()
+    [0, 0, 0]
+    """
+    ascending = np.array(profile.survival[:0:-1])
+    survived = len(ascending) - np.searchsorted(ascending, random.random(size), side="right")
+    return np.asarray(survived, np.int64)

@@ -1,0 +1,1 @@
+"""Profiles of a checkpoint: measured on this machine, or derived from datasheets."""

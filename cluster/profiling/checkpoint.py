@@ -1,0 +1,207 @@
+"""Profile a checkpoint on this machine: make inputs for it, name the device, and report the result."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from deployments.models.backends import backend_of
+from deployments.models.seam import BackedModel, Stretch
+from profiles.devices import CATALOGUE, GB
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+from profiles.measure import Measured, Sweep, facts_of, stopwatch_for
+from profiles.model import Batch, SplitModel
+from profiles.picture import name
+from profiles.sweep import whole_s
+
+WORD = "the"  # one token to every tokenizer of English
+COUNTED_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class SampleInputs:
+    """Batches of one length to measure with."""
+
+    length: int | None
+    batch: Callable[[int], Batch]
+
+
+def texts(model: SplitModel, lengths: Sequence[int]) -> Iterator[SampleInputs]:
+    """Made-up texts of these lengths in tokens, cut to what the network takes."""
+    found = {_length(one): one for one in (_text(model, length) for length in lengths)}
+    for length, one in sorted(found.items()):
+        yield SampleInputs(length, partial(_repeated, model, one))
+
+
+def _text(model: SplitModel, length: int) -> Batch:
+    """One text, doubled until it is long enough or the network cuts it off, so that no text is longer than needed."""
+    words, one = 1, model.encode([WORD])
+    frame = _length(one) - 1  # tokens that surround every text
+    while words + frame < length and _length(one) == words + frame:
+        words = min(2 * words, length - frame)
+        one = model.encode([" ".join([WORD] * words)])
+    return one
+
+
+def images(model: SplitModel, side: int, channels: int) -> SampleInputs:
+    """Blank images: devices take as long for them as for any others."""
+    return SampleInputs(None, partial(_repeated, model, model.encode([np.zeros((side, side, channels), np.float32)])))
+
+
+def _repeated(model: SplitModel, one: Batch, size: int) -> Batch:
+    return model.select(one, np.zeros(size, np.int64))
+
+
+def _length(batch: Batch) -> int:
+    assert batch.lengths is not None, "This is a bug: texts have lengths."
+    return int(batch.lengths[0])
+
+
+def in_batches(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
+    """The recorded inputs, encoded a few at a time."""
+    with _bar("counting exits", total=1.0) as advance:
+        for start in range(0, len(values), COUNTED_AT_ONCE):
+            advance(start / len(values), f"of {len(values)} inputs")
+            yield model.encode(values[start : start + COUNTED_AT_ONCE])
+
+
+def timed(
+    model: SplitModel,
+    inputs: Sequence[SampleInputs],
+    kind: str,
+    source: str,
+    device: str,
+    budget_s: float,
+    largest: int,
+) -> list[Measured]:  # fmt: skip
+    """Measure one table per length, each with an equal share of the budget; after a Ctrl-C no further one is begun."""
+    found: list[Measured] = []
+    stopwatch = stopwatch_for(device)
+    with _bar("timing", total=1.0) as advance:
+        for index, each in enumerate(inputs):
+            # Only torch's own model knows the size of its modules.
+            exact = model.exact if isinstance(model, BackedModel) else model
+            facts = facts_of(exact, each.batch(1), kind, each.length, source, device)
+            facts = replace(facts, backend=backend_of(model))
+            sweep = Sweep(
+                model,
+                each.batch,
+                stopwatch,
+                budget_s=budget_s / len(inputs),
+                largest=largest,
+                progress=partial(_advance, advance, index, len(inputs)),
+            )
+            found.append(sweep.run(facts))
+            if found[-1].interrupted:
+                break
+    return found
+
+
+def _advance(bar: Callable[[float, str], None], index: int, count: int, share: float, what: str) -> None:
+    bar((index + share) / count, what)
+
+
+@contextmanager
+def _bar(what: str, total: float) -> Iterator[Callable[[float, str], None]]:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda share, detail: progress.update(task, completed=share * total, description=f"{what} {detail}")
+
+
+def kind_of(device_name: str) -> str:
+    """The catalogue's name for a device whose driver reports this name, or a name made from it.
+
+    A slice of a device, or one with another memory than the catalogue's, is another kind.
+
+    >>> kind_of("NVIDIA A100-SXM4-80GB"), kind_of("NVIDIA L40S"), kind_of("NVIDIA RTX A6000"), kind_of("Radeon VII")
+    ('a100', 'l40s', 'a6000', 'radeon-vii')
+    >>> kind_of("NVIDIA A100-SXM4-40GB"), kind_of("NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+    ('a100-sxm4-40gb', 'h100-80gb-hbm3-mig-1g-10gb')
+    """
+    words: list[str] = re.findall(r"[a-z0-9]+", device_name.lower())
+    known = next((word for word in words if word in CATALOGUE), None)
+    memories_gb = {int(size) for size in re.findall(r"(\d+)gb\b", device_name.lower())}
+    if known and "mig" not in words and memories_gb <= {CATALOGUE[known].memory_bytes // GB}:
+        return known
+    return "-".join(word for word in words if word != "nvidia")
+
+
+def stranger(kind: str) -> str | None:
+    """A warning for a kind that the catalogue does not have, so that no plan can use it."""
+    if kind in CATALOGUE:
+        return None
+    there = ", ".join(CATALOGUE)
+    return f"no plan can use a {kind}, whose price and memory are not known: --kind may name the nearest of {there}"
+
+
+def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int) -> ExitProfile | None:
+    """The exit profile that 'isobatch prepare' measured: `ramps` are (block, share of inputs that go on after it).
+
+    >>> exits_from_rules([(0, 0.5), (2, 0.1)], num_blocks=4)
+    ExitProfile(survival=(1.0, 0.5, 0.5, 0.1))
+    """
+    survival = [1.0]
+    going_on = dict(ramps)
+    for block in range(num_blocks - 1):
+        share = going_on.get(block, survival[-1])
+        if share is None:
+            return None
+        survival.append(share)
+    try:
+        return ExitProfile(tuple(survival))
+    except ValueError as error:
+        raise UserError(f"exits.json of this checkpoint: {error}") from None
+
+
+def alone(model: SplitModel) -> list[Stretch]:
+    """The runs that are timed: each block without and with its ramp, and all blocks at once."""
+    each = [Stretch(block, block + 1) for block in range(model.num_blocks)]
+    return [*each, *(Stretch(ramp, ramp + 1, (ramp,)) for ramp in model.ramp_blocks), Stretch(0, model.num_blocks)]
+
+
+def source_of(device_name: str, backend: str, dtype: str, threads: int, now: datetime | None = None) -> str:
+    """A sentence on where a table's numbers come from.
+
+    >>> source_of("cpu", "torch", "float32", 2, datetime(2026, 1, 31))
+    'measured: cpu, torch, float32, 2 host threads, 2026-01-31'
+    """
+    count = f"{threads} host thread{'s' if threads > 1 else ''}"
+    return f"measured: {device_name}, {backend}, {dtype}, {count}, {(now or datetime.now(UTC)).date().isoformat()}"
+
+
+def report(profile: Profile) -> Table:
+    """A table with a row per batch size that was measured."""
+    rows = Table(
+        title=f"{profile.model}: {profile.num_blocks} blocks, ramps off (what they would add stands last)",
+        title_justify="left",
+    )
+    for heading in ("device", "batch", "ms", "p95 ms", "ms per input", "inputs/s", "ramps ms"):
+        rows.add_column(heading, justify="left" if heading == "device" else "right")
+    for table in (each for each in profile.tables if not each.from_datasheet):
+        p95_s = table.launch_s + table.block_p95_times_s(table.batch_sizes).sum(axis=-1)
+        ramps_s = table.ramp_times_s(table.batch_sizes).sum(axis=-1)
+        for size, seconds, slow_s, ramp_s in zip(table.batch_sizes, whole_s(table), p95_s, ramps_s, strict=True):
+            cells = (f"{1000 * value:.3g}" for value in (seconds, slow_s, seconds / size))
+            rows.add_row(name(table), str(size), *cells, f"{size / seconds:,.0f}", f"{1000 * ramp_s:.3g}")
+        rows.add_section()
+    return rows
+
+
+def picture_path(out: Path) -> Path:
+    """
+    >>> str(picture_path(Path("runs/profile.json")))
+    'runs/profile.png'
+    """
+    return out.with_suffix(".png")

@@ -1,0 +1,63 @@
+"""Tables for devices that this machine does not have, computed from a checkpoint's config and a datasheet."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from profiles.datasheet import Shape, datasheet_table
+from profiles.errors import UserError
+from profiles.latency import LatencyTable
+from profiles.shapes import encoder, residual
+
+RATES = {"bfloat16": "float16"}  # datasheets give one rate for both
+
+
+def shape_of(config: Any, length: int | None, side: int = 224) -> Shape:
+    """The kernels of a Hugging Face network: of an encoder at `length` tokens, of any other at its one image size."""
+    name = config.model_type
+    try:
+        if name == "resnet":
+            return _residual(config, side)
+        if length is not None:
+            return _encoder(config, f"{name}, {length} tokens", length, config.vocab_size)
+        patches = (side // config.patch_size) ** 2
+        shape = _encoder(config, name, patches + 1, config.patch_size**2 * config.num_channels)
+        return replace(shape, length=None)
+    except AttributeError as error:
+        raise UserError(f"no datasheet table can be made for model type {name!r} ({error}): measure it") from None
+
+
+def tables(
+    config: Any, kinds: Sequence[str], lengths: Sequence[int | None], side: int, ramps: Collection[int], dtype: str
+) -> Iterator[LatencyTable]:
+    """One table per kind and length, with the ramps that the network has."""
+    for kind, length in product(kinds, lengths):
+        shape = shape_of(config, length, side)
+        has = tuple(kernels if block in ramps else () for block, kernels in enumerate(shape.ramps))
+        yield datasheet_table(replace(shape, ramps=has), kind, dtype=RATES.get(dtype, dtype))
+
+
+def _encoder(config: Any, name: str, length: int, vocabulary: int) -> Shape:
+    return encoder(
+        name,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        inner=config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size,
+        length=length,
+        vocabulary=vocabulary,
+        labels=config.num_labels,
+    )
+
+
+def _residual(config: Any, side: int) -> Shape:
+    bottleneck = config.layer_type == "bottleneck"
+    return residual(
+        config.model_type,
+        stages=tuple(config.depths),
+        widths=tuple(size // 4 if bottleneck else size for size in config.hidden_sizes),
+        stem=config.embedding_size,
+        bottleneck=bottleneck,
+        side=side,
+        labels=config.num_labels,
+    )

@@ -1,0 +1,45 @@
+"""A request that works for the served model, which `isobatch serve` prints once it has started."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cluster.serving.serve_file import APPLICATION, ServeFile
+
+USUAL = 224  # pixels of an image's side, where a checkpoint does not say
+
+
+def example_body(content: ServeFile) -> str | None:
+    """The JSON body for the first isobatch application, or None when its checkpoint is of an unknown kind."""
+    ours = [one for one in content["applications"] if one.get("import_path") == APPLICATION]
+    if not ours:
+        return None
+    model = (ours[0].get("args") or {}).get("model")
+    one = _of_checkpoint(Path(model)) if model else _digit()
+    return None if one is None else json.dumps({"inputs": [one]}, separators=(",", ":"))
+
+
+def _digit() -> Any:
+    from sklearn.datasets import load_digits
+
+    return load_digits().images[-1].astype(int).tolist()
+
+
+def _of_checkpoint(directory: Path) -> Any:
+    """A text for a network with a vocabulary, a grey square for one with channels."""
+    config = _read(directory / "config.json")
+    if "vocab_size" in config:
+        return "a text to be classified"
+    if "num_channels" in config:
+        side = config.get("image_size", USUAL)
+        pixel: Any = 0.5 if config["num_channels"] == 1 else [0.5] * config["num_channels"]
+        return [[pixel] * side] * side
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

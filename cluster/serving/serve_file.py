@@ -1,0 +1,116 @@
+"""The standard Serve file, which says what is served: read from YAML, or made for a model's directory."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cluster.controller.config import ControllerConfig
+from deployments.config import DEMO, checked, named, parse
+from deployments.front.headers import key_in
+from deployments.graph import read_graph
+from profiles.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+APPLICATION = "deployments.app:build"
+CONTROLLER = "cluster.controller.app:build"
+PATHS = ("model", "plan", "profile")
+HTTP = {"host": "127.0.0.1", "port": 8000}
+GRPC_PORT = 8001
+
+ServeFile = dict[str, Any]
+
+
+def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
+    """The Serve file for a directory, a YAML file, or (None) the built-in demo; `overrides` go into `args:`."""
+    if target is not None and not target.exists():
+        raise UserError(f"{target}: no such directory or file; give a model's directory or a Serve file (*.yaml)")
+    root = Path()
+    if target is None and not overrides:
+        content, root = _read(ROOT / "cluster" / "demo.yaml"), ROOT
+    elif target is None or target.is_dir():
+        model = {"model": str(target.resolve())} if target else {}
+        application = {"name": "isobatch", "import_path": APPLICATION, "args": model}
+        content = {"applications": [application]}
+    else:
+        content = _read(target)
+    for one in ours(content):
+        one["args"] = _checked((one.get("args") or {}) | overrides, root)
+    for one in controllers(content):
+        checked(ControllerConfig, one.get("args") or {})
+    content["http_options"] = HTTP | (content.get("http_options") or {})
+    return content
+
+
+def ours(content: ServeFile) -> list[dict[str, Any]]:
+    """The applications that isobatch builds; a Serve file may hold others."""
+    return [application for application in content["applications"] if application.get("import_path") == APPLICATION]
+
+
+def controllers(content: ServeFile) -> list[dict[str, Any]]:
+    """The applications that are controllers."""
+    return [application for application in content["applications"] if application.get("import_path") == CONTROLLER]
+
+
+def key_variable(content: ServeFile) -> str | None:
+    """The environment variable that holds the first application's key, if it asks for one."""
+    return next((one["args"].get("api_key_variable") for one in ours(content)), None)
+
+
+def with_demo(content: ServeFile) -> ServeFile:
+    """The same content, with the built-in demo where no model is named."""
+    complete = content | {"applications": [dict(application) for application in content["applications"]]}
+    for application in ours(complete):
+        if "model" not in application["args"]:
+            application["args"] = {"name": "demo"} | application["args"] | {"model": str(named(DEMO)())}
+    return complete
+
+
+def with_grpc(content: ServeFile, host: str | None, port: int | None, is_free: Callable[[str, int], bool]) -> ServeFile:
+    """The same content, whose first isobatch application serves gRPC at the given port, or at the usual one if free.
+
+    A port that the user names is never replaced: `check_port` raises later if it is taken. `port` 0 means no gRPC.
+    """
+    complete = content | {"applications": [dict(application) for application in content["applications"]]}
+    for application in ours(complete)[:1]:
+        arguments = application["args"] | ({"grpc_host": host} if host else {})
+        if port is None and "grpc_port" not in arguments:
+            port = GRPC_PORT if is_free(parse(arguments).grpc_host, GRPC_PORT) else 0
+        told = {"grpc_port": port or None} if port is not None else {}
+        application["args"] = {name: value for name, value in (arguments | told).items() if value is not None}
+    return complete
+
+
+def grpc_address(content: ServeFile) -> tuple[str, int] | None:
+    """Host and port of the first isobatch application, if it serves gRPC."""
+    found = [parse(application["args"]) for application in ours(content)[:1]]
+    return next(((config.grpc_host, config.grpc_port) for config in found if config.grpc_port), None)
+
+
+def _read(path: Path) -> ServeFile:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    applications = content.get("applications") if isinstance(content, dict) else None
+    if not (isinstance(applications, list) and applications and all(isinstance(one, dict) for one in applications)):
+        raise UserError(f"{path} is not a Serve file: it needs a list 'applications:', as cluster/serve.yaml has")
+    for place, settings in [("http_options", content), *(("args", one) for one in applications)]:
+        found = settings.get(place) or {}
+        if not (isinstance(found, dict) and all(isinstance(name, str) for name in found)):
+            raise UserError(f"{path}: '{place}:' must be fields with values, got {type(found).__name__}")
+    return content  # type: ignore[no-any-return]
+
+
+def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
+    """Check an application's fields and its directory before anything starts, and make its paths absolute."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    given |= {name: str((root / given[name]).resolve()) for name in PATHS if isinstance(given.get(name), str)}
+    config = parse(given)
+    if config.model and not Path(config.model).is_dir():
+        raise UserError(f"args: model = {config.model!r}: no such directory")
+    key_in(config.api_key_variable)
+    if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
+        read_graph(config)  # raises if the plan or its profile is wrong, or if there is no plan
+    return given

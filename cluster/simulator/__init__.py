@@ -1,0 +1,1 @@
+"""The simulator runs the product's own dispatcher in virtual time."""

@@ -1,0 +1,106 @@
+"""What `isobatch simulate` runs: it turns a configuration and a workload into a table and a picture."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from rich.progress import Progress
+from rich.table import Table
+
+from cluster.controller.config import ControllerConfig
+from cluster.controller.corrections import Corrections
+from cluster.controller.question import Question, question_of
+from cluster.load.traces import trace
+from cluster.load.workloads import Floats, Ints, Mix, arrivals, exit_blocks
+from cluster.simulator.host import HostCosts
+from cluster.simulator.options import read_exits, shares_of
+from cluster.simulator.replanning import Replanned, replan
+from cluster.simulator.report import Report
+from cluster.simulator.simulation import World, simulate
+from cluster.simulator.troubles import Troubles
+from deployments.config import AppConfig
+from deployments.dispatch.messages import EARLY_S, Limits
+from deployments.graph import profile_of, read_graph
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+
+DEPTHS = 2  # the number of the random stream that exits are drawn from
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The arrivals of a run: a process or a trace at a mean rate for some time; a trace may keep its own rate."""
+
+    rate_per_s: float | None
+    seconds: float
+    process: str = "poisson"
+    cv: float = 3.0
+    trace: Path | None = None
+    seed: int = 0
+    mix: str = ""  # share of easy inputs over time, as SECONDS:SHARE,...
+    drifts: bool = False
+    exits: Path | None = None  # recorded: after which block each input was sure
+
+    def times_s(self) -> Floats:
+        if self.trace:
+            return trace(self.trace, self.rate_per_s, self.seconds, self.seed)
+        if self.rate_per_s is None:
+            raise UserError("give --rate, or --trace to follow a trace at its own rate")
+        return arrivals(self.process, self.rate_per_s, self.seconds, self.seed, self.cv)
+
+
+def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = None) -> World:
+    if config.profile is None or (config.plan is None and not isinstance(config.devices, dict)):
+        raise UserError("args: a simulation needs profile (of isobatch profile), and plan or devices: KIND: COUNT")
+    graph = read_graph(config)
+    limits = Limits(backlog=config.max_waiting, early_s=EARLY_S if host else 0.0)
+    return World(graph.plan, graph.facts, config.slo_ms / 1e3, limits, troubles, host, config.front_replicas)
+
+
+def controlled_world(config: AppConfig, controller: ControllerConfig, here: World) -> tuple[World, Question]:
+    """The same world with all devices that the controller may use, and the question that it asks the planner."""
+    asked = question_of(controller, config, profile_of(config))
+    return replace(here, facts=asked.facts(here.facts.survival, Corrections())), asked
+
+
+def run_controlled(here: World, asked: Question, workload: Workload) -> Replanned:
+    """Simulate with a controller that may change the plan."""
+    inputs = _inputs(here, workload)
+    with Progress(transient=True) as progress:
+        task = progress.add_task("simulating", total=workload.seconds)
+        return replan(
+            here, asked, inputs, workload.seconds, seed=workload.seed,
+            progress=lambda at_s: progress.update(task, completed=at_s),
+        )  # fmt: skip
+
+
+def run(here: World, workload: Workload) -> Report:
+    """Simulate with a progress bar over simulated time."""
+    inputs = _inputs(here, workload)
+    with Progress(transient=True) as progress:
+        task = progress.add_task("simulating", total=workload.seconds)
+        return simulate(
+            here, inputs, workload.seconds, workload.seed, lambda at_s: progress.update(task, completed=at_s)
+        )
+
+
+def _inputs(here: World, workload: Workload) -> Iterator[tuple[Floats, Ints]]:
+    """Chunks of arrivals, with exits as recorded, else as drawn from the mix, else as drawn from the profile."""
+    times_s, profile = workload.times_s(), ExitProfile(here.facts.survival)
+    if workload.exits:
+        recorded = read_exits(workload.exits, here.facts.num_blocks)
+        return iter([(times_s, np.resize(recorded, len(times_s)))])
+    mix = Mix.of(profile, shares_of(workload.mix), workload.drifts) if workload.mix else None
+    random = np.random.default_rng([workload.seed, DEPTHS])
+    parts = np.array_split(times_s, max(1, len(times_s) >> 16))
+    return ((each, mix.exit_blocks(each, random) if mix else exit_blocks(profile, len(each), random)) for each in parts)
+
+
+def decisions(replanned: Replanned) -> Table:
+    """A table of the plans that the controller changed to, and why."""
+    table = Table("at", "", "why", "promised", "seen", title=f"{len(replanned.changes)} changes of plan")
+    for event in replanned.changes:
+        gains = ("" if gain is None else f"{gain:+.1%}" for gain in (event.gain_promised, event.gain_seen))
+        table.add_row(f"{event.at_s:,.0f} s", event.what, event.why, *gains)
+    return table

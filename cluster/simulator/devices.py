@@ -1,0 +1,143 @@
+"""Simulated devices, which compute how long a launch takes from tables and links, and which inputs leave where."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from cluster.simulator.event_loop import Departure, Flight
+from cluster.simulator.host import HostCosts
+from cluster.simulator.troubles import Troubles
+from deployments.dispatch.messages import Launch
+from deployments.dispatch.route import placements_of, stops
+from optimizer.plan import Placement, Plan
+from optimizer.problem import Problem
+from profiles.errors import UserError
+
+
+class Leg(NamedTuple):
+    """A part of a launch at whose end inputs may leave. `seconds[n]` is how long it takes with n inputs inside.
+
+    A replica calls its model once per leg (deployments/replica/split.py), so each leg costs the launch time.
+    """
+
+    stop: int
+    lets_go: bool
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _Post:
+    """A placement and the times of its launches, which are computed once for each block that launches start from."""
+
+    pipeline: Plan
+    placement: Placement
+    legs: dict[int, tuple[Leg, ...]] = field(default_factory=dict)
+    transfers_s: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by size; empty where nothing travels
+
+
+class TableDevices:
+    """The replicas of a plan, which may change. Each computes one launch at a time and receives the next meanwhile."""
+
+    def __init__(
+        self, plan: Plan, facts: Problem, troubles: Troubles, random: np.random.Generator, host: HostCosts | None = None
+    ) -> None:
+        self.facts, self.troubles, self._random, self._host = facts, troubles, random, host
+        self._turn_s = host.turn_s if host else 0.0
+        self._free_s: dict[str, float] = {}
+        self._received_s: dict[str, float] = {}
+        self._posts: dict[str, _Post] = {}
+        self._groups: dict[str, tuple[str, ...]] = {}
+        self._uneven = bool(troubles.slow or troubles.jitter)
+        self.follow(plan)
+        everywhere = {f"{device.kind}/{number}" for device in facts.devices for number in range(device.count)}
+        if strangers := troubles.replicas - everywhere - self._free_s.keys():
+            raise UserError(f"there is no replica {min(strangers)!r}, only {', '.join(sorted(self._free_s))}")
+
+    def follow(self, plan: Plan, now_s: float = 0.0, load_s: float = 0.0) -> None:
+        """Switch to this plan; replicas whose splits change need `load_s` first."""
+        numbers: Counter[str] = Counter()
+        before = {each: self._posts[group].placement.splits for group, all_ in self._groups.items() for each in all_}
+        posts = [_Post(pipeline, placement) for pipeline in plan.pipelines for placement in pipeline.placements]
+        self._posts = {f"{index}-{post.placement.kind}": post for index, post in enumerate(posts)}
+        for name, post in self._posts.items():
+            kind, first = post.placement.kind, numbers[post.placement.kind]
+            numbers[kind] += post.placement.replicas
+            self._groups[name] = tuple(f"{kind}/{number}" for number in range(first, numbers[kind]))
+            for replica in self._groups[name]:
+                free_s = self._free_s.setdefault(replica, 0.0)
+                if now_s and before.get(replica) != post.placement.splits:
+                    self._free_s[replica] = max(free_s, now_s) + load_s
+        self._groups = {name: self._groups[name] for name in self._posts}
+        self._largest = max(split.batch_size for each in placements_of(plan) for split in each.splits)
+
+    def groups(self, absent: Collection[str] = ()) -> dict[str, list[str]]:
+        """The replicas of every placement, without the absent ones."""
+        return {name: [each for each in all_ if each not in absent] for name, all_ in self._groups.items()}
+
+    def kind(self, group: str) -> str:
+        return self._posts[group].placement.kind
+
+    def begin(self, launch: Launch, now_s: float) -> Flight:
+        replica, places = launch.replica, launch.places
+        post = self._posts[launch.group]
+        arrives_s = self._arrives_s(post, launch, now_s) if launch.cursor else now_s
+        starts_s = max(arrives_s, self._free_s[replica])
+        slower, ends_s = self._slowness(replica) if self._uneven else 1.0, starts_s + self._turn_s
+        inside: Sequence[int] = range(len(places))
+        departures = []
+        for stop, lets_go, seconds in post.legs.get(launch.cursor) or self._new_legs(post, launch):
+            ends_s += seconds[len(inside)] * slower
+            if lets_go and (leaving := [row for row in inside if places[row].row <= stop]):
+                departures.append(Departure(ends_s, stop, leaving))
+                if len(leaving) == len(inside):
+                    inside = ()
+                    break
+                inside = [row for row in inside if places[row].row > stop]
+        self._free_s[replica] = ends_s
+        last = departures.pop() if departures and departures[-1].at_s == ends_s else None
+        survivors = {row: places[row] for row in inside} if inside else {}
+        return Flight(starts_s, ends_s, departures, last, survivors)
+
+    def fails(self) -> bool:
+        return bool(self.troubles.fail_share) and self._random.random() < self.troubles.fail_share
+
+    def _slowness(self, replica: str) -> float:
+        factor = self.troubles.slow.get(replica, 1.0)
+        return factor * self._random.lognormal(0.0, self.troubles.jitter) if self.troubles.jitter else factor
+
+    def _arrives_s(self, post: _Post, launch: Launch, now_s: float) -> float:
+        """When a launch has reached its replica: one after another over its link, at once for inputs before block 0."""
+        if launch.cursor not in post.transfers_s:
+            post.transfers_s[launch.cursor] = self._transfers_s(post, launch.cursor)
+        if not (transfers_s := post.transfers_s[launch.cursor]):
+            return now_s
+        received_s = max(now_s, self._received_s.get(launch.replica, 0.0)) + transfers_s[len(launch.places)]
+        self._received_s[launch.replica] = received_s
+        return received_s
+
+    def _transfers_s(self, post: _Post, cursor: int) -> tuple[float, ...]:
+        """Seconds by size from the placement that runs the block before; empty where inputs stay on their replica."""
+        before = next(split for split in post.pipeline.splits if split.start < cursor <= split.stop)
+        source = post.pipeline.placement_of(before)
+        if post.placement.local and source is post.placement:
+            return ()
+        link, each = self.facts.links[source.kind, post.placement.kind], self.facts.table(source.kind).hidden_bytes
+        if self._host:  # the measured cost of a hand-over includes the link's latency, which is an assumption
+            link = replace(link, latency_s=0.0)
+        return tuple(link.transfer_s(size * each[cursor - 1]) for size in range(self._largest + 1))
+
+    def _new_legs(self, post: _Post, launch: Launch) -> tuple[Leg, ...]:
+        """The legs of launches from this block on, kept because they stay the same until the plan changes."""
+        table, sizes = self.facts.table(post.placement.kind), np.arange(1, self._largest + 1)
+        blocks_s, ramps_s = table.block_times_s(sizes), table.ramp_times_s(sizes)
+        legs, start = [], launch.cursor
+        for stop in stops(launch.cursor, launch.stop, launch.ramps):
+            has_ramp = stop - 1 in launch.ramps
+            seconds = table.launch_s + blocks_s[:, start:stop].sum(1) + (ramps_s[:, stop - 1] if has_ramp else 0.0)
+            legs.append(Leg(stop, has_ramp or stop == self.facts.num_blocks, (0.0, *seconds.tolist())))
+            start = stop
+        post.legs[launch.cursor] = found = tuple(legs)
+        return found

@@ -1,0 +1,186 @@
+"""The event loop runs the product's own dispatcher in virtual time, over devices that say how long launches take.
+
+The loop decides nothing: as in service, `deployments.dispatch.dispatcher.Dispatcher` decides which inputs are admitted,
+batched, merged, retried or dropped. The time of a launch comes either from a latency table
+(`cluster/simulator/devices.py`) or from a real launch (`cluster/bench/real_device.py`). The loop is fast because its
+events are batches, not inputs.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from math import inf
+from typing import Any, NamedTuple, Protocol
+
+from cluster.simulator.host import FrontWorkers, HostCosts
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Launch, Outcome, Place, Refusal
+
+
+class Departure(NamedTuple):
+    """Rows of a launch that leave after block `stop - 1`; `answers` are theirs, if a real device computed them."""
+
+    at_s: float
+    stop: int
+    rows: Sequence[int]
+    answers: Sequence[Any] = ()
+
+
+class Flight(NamedTuple):
+    """A launch under way, with the departures and times that it will have."""
+
+    starts_s: float
+    ends_s: float
+    early: Sequence[Departure]  # before the end
+    last: Departure | None  # at the end
+    survivors: Mapping[int, Place]
+
+
+class Devices(Protocol):
+    """The devices that launches run on, which know how long each takes."""
+
+    def begin(self, launch: Launch, now_s: float) -> Flight:
+        """Begin a launch that reaches its replica now, and say how it will go."""
+        ...
+
+    def kind(self, group: str) -> str:
+        """The kind of device of a group's replicas."""
+        ...
+
+    def fails(self) -> bool:
+        """Whether the launch that began last is going to fail."""
+        ...
+
+
+class Listener(Protocol):
+    """Receives every event of the run, to count it."""
+
+    def refuse(self, at_s: float) -> None: ...
+
+    def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None: ...
+
+    def launch(self, launch: Launch, kind: str, took_s: float) -> None: ...
+
+    def answer(self, now_s: float, launch: Launch, departure: Departure, ends_s: Sequence[float] | None) -> None:
+        """Rows have left; `ends_s`: when each row's answer reaches its client, if later than now."""
+        ...
+
+
+class EventLoop:
+    """Runs events in order of time, with a dispatcher, devices and a listener."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, devices: Devices, tally: Listener, slo_s: float, host: HostCosts | None = None,
+        fronts: int = 1,
+    ) -> None:  # fmt: skip
+        self.dispatcher, self.now_s = dispatcher, 0.0
+        self._devices, self._tally, self._slo_s = devices, tally, slo_s
+        self._host = host or HostCosts()
+        self._fronts = FrontWorkers(fronts) if host else None
+        self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._order = count()
+        self._flying: dict[int, Launch] = {}
+
+    def at(self, time_s: float, action: Callable[..., None], *arguments: object) -> None:
+        """Schedule any other action."""
+        heapq.heappush(self._events, (time_s, next(self._order), action, arguments))
+
+    def arrive(self, arrivals: Iterable[tuple[float, Place]]) -> None:
+        """Let inputs arrive at ascending times, and run all events up to the last arrival."""
+        if self._fronts:
+            return self._queue_at_front(arrivals)
+        events, dispatcher, slo_s = self._events, self.dispatcher, self._slo_s
+        admit, tick = dispatcher.admit, dispatcher.tick
+        for at_s, place in arrivals:
+            if (events and events[0][0] <= at_s) or dispatcher.wake_s < at_s:
+                self.run_until(at_s)
+            if isinstance(admit(at_s, at_s + slo_s, place), Refusal):
+                self._tally.refuse(at_s)
+            for launch in tick(at_s):
+                self._begin(launch, at_s)
+        return None
+
+    def run_until(self, end_s: float) -> None:
+        """Run events up to this time, and notice the deadlines that pass between them."""
+        events, dispatcher = self._events, self.dispatcher
+        while True:
+            event_s = events[0][0] if events else inf
+            if dispatcher.wake_s < event_s and dispatcher.wake_s < end_s:
+                self.now_s = max(dispatcher.wake_s, self.now_s)
+            elif event_s <= end_s and events:
+                self.now_s, _, action, arguments = heapq.heappop(events)
+                action(*arguments)
+            else:
+                return
+            self.tick(self.now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Begin the launches of the dispatcher, and count the inputs that it gave up."""
+        for launch in self.dispatcher.tick(now_s):
+            self._begin(launch, now_s)
+        for ending in self.dispatcher.endings():
+            if ending.outcome is not Outcome.ANSWERED:
+                self._tally.lose(ending.outcome, now_s, len(ending.tickets))
+
+    def lose_launches(self, replica: str) -> None:
+        """Fail the launches of this replica, whose inputs are lost with it."""
+        for launch in [each for each in self._flying.values() if each.replica == replica]:
+            self._fail(launch, "the simulated replica has gone", lost=True)
+
+    def _queue_at_front(self, arrivals: Iterable[tuple[float, Place]]) -> None:
+        """Let inputs arrive, each admitted once a front has done its work for it."""
+        for at_s, place in arrivals:
+            self.run_until(at_s)
+            self.now_s = at_s
+            self._work(self._host.request_s / 2, self._admit, place)
+
+    def _admit(self, place: Place) -> None:
+        if isinstance(self.dispatcher.admit(self.now_s, self.now_s + self._slo_s, place), Refusal):
+            self._tally.refuse(self.now_s)
+
+    def _work(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:
+        """Do this action once a front has worked for so many seconds."""
+        assert self._fronts
+        self.at(self._fronts.done_s(self.now_s, seconds), action, *arguments)
+
+    def _hear(self, at_s: float, action: Callable[..., None], *arguments: object) -> None:
+        """Do this action for a replica's message, once it has travelled to a front and the front has worked for it."""
+        if self._fronts:
+            self.at(at_s + self._host.launch_way_s / 2, self._work, self._host.launch_s / 2, action, *arguments)
+        else:
+            self.at(at_s, action, *arguments)
+
+    def _begin(self, launch: Launch, now_s: float) -> None:
+        if self._fronts:
+            now_s = self._fronts.done_s(now_s, self._host.launch_s / 2) + self._host.launch_way_s / 2
+        flight = self._devices.begin(launch, now_s)
+        self._flying[launch.id] = launch
+        self._tally.launch(launch, self._devices.kind(launch.group), flight.ends_s - flight.starts_s)
+        if self._devices.fails():
+            self._hear(flight.ends_s, self._fail, launch)
+            return
+        for departure in flight.early:
+            self._hear(departure.at_s, self._release, launch, departure)
+        self._hear(flight.ends_s, self._complete, launch, flight)
+
+    def _release(self, launch: Launch, departure: Departure) -> None:
+        if launch.id in self._flying:
+            self.dispatcher.released(launch.id, departure.rows)
+            self._answer(launch, departure)
+
+    def _complete(self, launch: Launch, flight: Flight) -> None:
+        if self._flying.pop(launch.id, None):
+            self.dispatcher.completed(launch.id, self.now_s, flight.survivors)
+            if flight.last:
+                self._answer(launch, flight.last)
+
+    def _fail(self, launch: Launch, reason: str = "the simulated replica failed", lost: bool = False) -> None:
+        if self._flying.pop(launch.id, None):
+            self.dispatcher.failed(launch.id, self.now_s, reason, lost=lost)
+
+    def _answer(self, launch: Launch, departure: Departure) -> None:
+        now_s, ends_s = self.now_s, None
+        if self._fronts:
+            work_s, way_s = self._host.request_s / 2, self._host.request_way_s
+            ends_s = [self._fronts.done_s(now_s, work_s) + way_s for _ in departure.rows]
+        self._tally.answer(now_s, launch, departure, ends_s)

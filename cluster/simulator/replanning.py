@@ -1,0 +1,78 @@
+"""A simulated application with its controller, which is the same control loop as in service, in virtual time."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cluster.controller.config import Patience
+from cluster.controller.core import Controller
+from cluster.controller.decide import moving
+from cluster.controller.loop import ControlLoop, Spent
+from cluster.controller.question import Question
+from cluster.controller.record import Event, Events
+from cluster.simulator.report import Report
+from cluster.simulator.simulation import Inputs, Simulation, World
+from deployments.front.observed import Observed
+from optimizer.plan import Plan
+from profiles.history import History
+
+LOOK_EVERY_S = 30.0  # a look costs milliseconds, and one every five seconds makes 17,280 in a simulated day
+PATIENCE = Patience(look_every_s=LOOK_EVERY_S)
+
+
+class Simulated:
+    """A simulation as the application that the controller leads. New replicas take `start_s`."""
+
+    def __init__(self, simulation: Simulation, start_s: float) -> None:
+        self._simulation, self._start_s = simulation, start_s
+
+    async def observe(self) -> Observed:
+        return self._simulation.observe()
+
+    async def plan(self) -> Plan:
+        return self._simulation.plan
+
+    async def roll_out(self, plan: Plan) -> None:
+        if moving(self._simulation.plan, plan).starts:
+            self._simulation.run_until(self._simulation.now_s + self._start_s)
+        self._simulation.follow(plan)
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """The report of a finished run, and the controller's events and effort in it."""
+
+    report: Report
+    events: tuple[Event, ...]
+    spent: Spent
+
+    @property
+    def changes(self) -> tuple[Event, ...]:
+        return tuple(event for event in self.events if event.what in ("rolled out", "rolled back"))
+
+
+def replan(
+    world: World, asked: Question, inputs: Inputs, seconds: float, *, seed: int = 0, patience: Patience = PATIENCE,
+    progress: Callable[[float], None] = lambda at_s: None,
+) -> Replanned:  # fmt: skip
+    """Run until every input has ended, with a controller that starts without any history."""
+    simulation = Simulation(world, inputs, seconds, seed)
+    controller = Controller(asked, patience, History(None), Events(None), world.plan, 0.0)
+    application = Simulated(simulation, patience.start_s)
+    loop = ControlLoop(application, controller, lambda: simulation.now_s, time.process_time, told=lambda event: None)
+    asyncio.run(_drive(loop, simulation, seconds, patience.look_every_s, progress))
+    return Replanned(simulation.finish(), controller.record.events.all, loop.spent)
+
+
+async def _drive(
+    loop: ControlLoop,
+    simulation: Simulation,
+    seconds: float,
+    look_every_s: float,
+    progress: Callable[[float], None],
+) -> None:
+    while simulation.now_s + look_every_s <= seconds:
+        simulation.run_until(simulation.now_s + look_every_s)
+        await loop.step()
+        progress(simulation.now_s)

@@ -1,0 +1,142 @@
+"""One simulated run: the event loop over latency tables, links and exit profiles, with a plan that may change."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from cluster.load.workloads import Floats, Ints
+from cluster.simulator.devices import TableDevices
+from cluster.simulator.event_loop import EventLoop
+from cluster.simulator.host import HostCosts
+from cluster.simulator.report import Report
+from cluster.simulator.tally import Tally
+from cluster.simulator.troubles import Outage, Troubles
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Limits, Place
+from deployments.dispatch.route import Route, route_of
+from deployments.front.observed import Observed
+from optimizer.plan import Plan
+from optimizer.problem import Problem
+
+# Arrivals in seconds, and the block after which each is sure. A long run comes in many chunks.
+Inputs = Iterable[tuple[Floats, Ints]]
+CHUNK = 1 << 16
+NO_INPUTS: tuple[Floats, Ints] = np.empty(0), np.empty(0, np.int64)
+TROUBLES_SEED = 1  # the random stream of troubles, as inputs may be drawn from the same seed
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that a run depends on, except its inputs and its seed."""
+
+    plan: Plan
+    facts: Problem
+    slo_s: float
+    limits: Limits = field(default_factory=Limits)
+    troubles: Troubles = field(default_factory=Troubles)
+    host: HostCosts | None = None  # None: serving costs nothing beside the devices, and links take their latency
+    fronts: int = 1  # how many fronts share the host's work; they all use one dispatcher
+
+
+def simulate(
+    world: World, inputs: Inputs, seconds: float, seed: int = 0, progress: Callable[[float], None] = lambda at_s: None
+) -> Report:
+    """Run until every input has ended; `progress` is called with the simulated time now and then."""
+    simulation = Simulation(world, inputs, seconds, seed)
+    for step in range(1, 201):
+        simulation.run_until(seconds * step / 200)
+        progress(simulation.now_s)
+    return simulation.finish()
+
+
+class Simulation:
+    """One run up to its present time. It holds only the inputs that are inside the dispatcher, so memory stays small.
+
+    A controller, or a test, runs it until some time, looks by `observe`, lets it `follow` another plan, and goes on.
+    """
+
+    def __init__(self, world: World, inputs: Inputs, seconds: float, seed: int = 0) -> None:
+        self.world, self.plan = world, world.plan
+        self.tally = Tally(seconds, world.slo_s, world.facts.num_blocks)
+        random = np.random.default_rng([seed, TROUBLES_SEED])
+        self._devices = TableDevices(world.plan, world.facts, world.troubles, random, world.host)
+        dispatcher = Dispatcher(self._route(), self._devices.groups(), world.limits)
+        self._loop = EventLoop(dispatcher, self._devices, self.tally, world.slo_s, world.host, world.fronts)
+        self._chunks = _chunks(inputs)
+        self._times_s, self._needs = NO_INPUTS
+        self._absent: set[str] = set()
+        for outage in world.troubles.outages:
+            self._loop.at(outage.from_s, self._leave, outage)
+            self._loop.at(outage.until_s, self._return, outage)
+
+    @property
+    def now_s(self) -> float:
+        return self._loop.now_s
+
+    def run_until(self, time_s: float) -> None:
+        """Let inputs arrive and events happen up to this time."""
+        while len(self._times_s) or self._next_chunk():
+            first_later = int(np.searchsorted(self._times_s, time_s))
+            self._arrive(self._times_s[:first_later], self._needs[:first_later])
+            self._times_s, self._needs = self._times_s[first_later:], self._needs[first_later:]
+            if len(self._times_s):
+                break
+        self._loop.run_until(time_s)
+        if time_s < inf:
+            self._loop.now_s = time_s
+
+    def finish(self) -> Report:
+        """Run until every admitted input has ended."""
+        self.run_until(inf)
+        self.tally.flush()
+        return Report(self.tally, self.plan, self.world.facts)
+
+    def follow(self, plan: Plan, load_s: float = 0.0) -> None:
+        """Switch to another plan; replicas whose splits change need `load_s` first."""
+        self.plan = plan
+        self._devices.follow(plan, self.now_s, load_s)
+        self._reroute()
+        self._loop.tick(self.now_s)
+
+    def observe(self) -> Observed:
+        """The observations since the last call, or since the start."""
+        kinds = {device.kind: device.count for device in self.world.facts.devices}
+        for replica in self._absent:
+            kinds[replica.partition("/")[0]] -= 1
+        return self.tally.observed(self.now_s, kinds)
+
+    def _next_chunk(self) -> bool:
+        """Take the next chunk of inputs; returns whether there was one."""
+        self._times_s, sure_after = next(self._chunks, NO_INPUTS)
+        self._needs = sure_after + 1
+        return len(self._times_s) > 0
+
+    def _arrive(self, times_s: Floats, needs: Ints) -> None:
+        """Let inputs arrive. Each one's place holds its arrival time, and as its row the number of blocks it needs."""
+        self.tally.arrive(times_s)
+        arrivals = times_s.tolist()
+        self._loop.arrive(zip(arrivals, map(Place, arrivals, needs.tolist()), strict=True))
+
+    def _leave(self, outage: Outage) -> None:
+        """Take the replica out of the dispatcher's groups, and lose the launches that it ran."""
+        self._absent.add(outage.replica)
+        self._reroute()
+        self._loop.lose_launches(outage.replica)
+
+    def _return(self, outage: Outage) -> None:
+        self._absent.discard(outage.replica)
+        self._reroute()
+
+    def _reroute(self) -> None:
+        self._loop.dispatcher.reroute(self._route(), self._devices.groups(self._absent))
+
+    def _route(self) -> Route:
+        return route_of(self.plan, self.world.facts, list(self._devices.groups()))
+
+
+def _chunks(inputs: Inputs) -> Iterator[tuple[Floats, Ints]]:
+    for times_s, sure_after in inputs:
+        for start in range(0, len(times_s), CHUNK):
+            yield times_s[start : start + CHUNK], sure_after[start : start + CHUNK]

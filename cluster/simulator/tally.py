@@ -1,0 +1,143 @@
+"""Counts of a simulated run, in memory that does not grow with it: histograms by window of time."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.simulator.event_loop import Departure
+from deployments.dispatch.messages import Launch, Outcome
+from deployments.front.observed import FASTEST_S as FINEST_S
+from deployments.front.observed import STEP, LaunchShape, Observed, Took
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+WINDOWS = 200
+FASTEST_S, SLOWEST_S, BINS = 1e-6, 1e3, 4096  # a bin is half a percent wide
+FLUSH = 1 << 16
+
+
+class Tally:
+    """Counts what happens, by window; the answers' latencies in bins of half a percent."""
+
+    def __init__(self, seconds: float, slo_s: float, num_blocks: int) -> None:
+        self.seconds, self.slo_s = seconds, slo_s
+        self.arrived, self.good, self.refused, self.expired, self.failed = (
+            np.zeros(WINDOWS, np.int64) for _ in range(5)
+        )
+        self.launched: dict[tuple[str, str, int, int, int], list[float]] = {}  # group, kind, blocks, size: how many, s
+        self._exits = [0] * num_blocks
+        self._bins = np.zeros((WINDOWS, BINS), np.int32)
+        self._observed_bins = np.zeros(BINS, np.int64)
+        self._ends_s: list[float] = []
+        self._latencies_s: list[float] = []
+        self._before = Observed(0.0, 0.0, 0, 0, (0,) * num_blocks)
+
+    def window(self, at_s: float) -> int:
+        """The window of this time; all that happens after the last arrival belongs to the last window."""
+        return min(int(at_s / self.seconds * WINDOWS), WINDOWS - 1)
+
+    def arrive(self, times_s: Floats) -> None:
+        self.arrived += np.bincount(self._windows(times_s), minlength=WINDOWS)
+
+    def refuse(self, at_s: float) -> None:
+        self.refused[self.window(at_s)] += 1
+
+    def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None:
+        (self.expired if outcome is Outcome.EXPIRED else self.failed)[self.window(at_s)] += inputs
+
+    def launch(self, launch: Launch, kind: str, took_s: float) -> None:
+        key = (launch.group, kind, launch.cursor, launch.stop, len(launch.tickets))
+        if (found := self.launched.get(key)) is None:
+            found = self.launched[key] = [0, 0.0]
+        found[0] += 1
+        found[1] += took_s
+
+    def answer(self, now_s: float, launch: Launch, departure: Departure, ends_s: Sequence[float] | None) -> None:
+        """Count the rows that left; the place of each holds its arrival time."""
+        places, rows = launch.places, departure.rows
+        self._exits[departure.stop - 1] += len(rows)
+        if ends_s is None:
+            self._latencies_s += [now_s - places[row].payload for row in rows]
+        else:
+            self._latencies_s += [end_s - places[row].payload for row, end_s in zip(rows, ends_s, strict=True)]
+        self._ends_s += [now_s] * len(rows)
+        if len(self._latencies_s) >= FLUSH:
+            self.flush()
+
+    def flush(self) -> None:
+        latencies, windows = np.array(self._latencies_s), self._windows(np.array(self._ends_s))
+        cells = np.bincount(windows * BINS + _bins(latencies), minlength=WINDOWS * BINS)
+        self._bins += cells.reshape(WINDOWS, BINS).astype(np.int32)
+        self._observed_bins += np.bincount(_observed_bins(latencies), minlength=BINS)
+        self.good += np.bincount(windows[latencies <= self.slo_s * (1 + 1e-9)], minlength=WINDOWS)
+        self._latencies_s.clear()
+        self._ends_s.clear()
+
+    def observed(self, now_s: float, devices: Mapping[str, int]) -> Observed:
+        """The observations since the last call."""
+        self.flush()
+        now, before = self._so_far(now_s, devices), self._before
+        self._before = now
+        launches = {
+            key: Took(took.times - had.times, took.seconds - had.seconds)
+            for key, took in now.launches.items()
+            if took.times > (had := before.launches.get(key, Took(0, 0.0))).times
+        }
+        latencies = {key: count - before.latencies.get(key, 0) for key, count in now.latencies.items()}
+        return Observed(
+            before.ended_s,
+            now_s - before.ended_s,
+            now.arrivals - before.arrivals,
+            now.in_time - before.in_time,
+            tuple(late - early for late, early in zip(now.exits, before.exits, strict=True)),
+            launches,
+            devices,
+            {key: count for key, count in latencies.items() if count},
+        )
+
+    def _so_far(self, now_s: float, devices: Mapping[str, int]) -> Observed:
+        launches: dict[LaunchShape, Took] = {}
+        for (_, kind, start, stop, size), (times, seconds) in self.launched.items():
+            key = LaunchShape(kind, start, stop, size)
+            had = launches.get(key, Took(0, 0.0))
+            launches[key] = Took(had.times + int(times), had.seconds + seconds)
+        filled = np.flatnonzero(self._observed_bins)
+        latencies = dict(zip(filled.tolist(), self._observed_bins[filled].tolist(), strict=True))
+        arrived, good = int(self.arrived.sum()), int(self.good.sum())
+        return Observed(0.0, now_s, arrived, good, tuple(self._exits), launches, devices, latencies)
+
+    def quantile_s(self, share: float) -> float:
+        """This quantile of all answers' latencies; NaN when there are none."""
+        return _quantile(self._bins.sum(0), share)
+
+    def quantiles_s(self, share: float) -> Floats:
+        """This quantile of the latencies in every window."""
+        return np.array([_quantile(row, share) for row in self._bins])
+
+    @property
+    def answered(self) -> Ints:
+        return np.asarray(self._bins.sum(1), np.int64)
+
+    def _windows(self, at_s: Floats) -> Ints:
+        return np.minimum((at_s / self.seconds * WINDOWS).astype(np.int64), WINDOWS - 1)
+
+
+def _bins(latencies_s: Floats) -> Ints:
+    """The bin of each latency; a latency of exactly 0 falls into the fastest one."""
+    clipped = np.clip(latencies_s, FASTEST_S, SLOWEST_S)
+    share = np.log(clipped / FASTEST_S) / np.log(SLOWEST_S / FASTEST_S)
+    return np.asarray(share * (BINS - 1), np.int64)
+
+
+def _observed_bins(latencies_s: Floats) -> Ints:
+    """The bins in which a running application counts latencies, for the controller."""
+    return np.asarray(np.log(np.maximum(latencies_s, FINEST_S) / FINEST_S) / np.log(STEP), np.int64)
+
+
+def _quantile(counts: NDArray[np.int32], share: float) -> float:
+    total = counts.sum()
+    if not total:
+        return float("nan")
+    at = int(np.searchsorted(np.cumsum(counts), share * total))
+    return float(FASTEST_S * (SLOWEST_S / FASTEST_S) ** ((at + 0.5) / (BINS - 1)))

@@ -1,0 +1,72 @@
+"""The demo's inputs: scikit-learn's handwritten digits as a hasty scanner would deliver them.
+
+They are shifted, turned and scaled a little, with `noise` on every pixel. More noise makes them harder, so exits move
+deeper.
+"""
+
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+PIXEL_MAX = 16.0
+NOISE = 0.1
+TURN, ZOOM, SHIFT = 0.12, 0.1, 0.1
+NUM_TRAIN, NUM_CALIBRATE = 1000, 400
+
+Images = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+
+def demo_inputs(count: int, noise: float = NOISE, seed: int = 0) -> Images:
+    """Digits that no part of the demo was made from, 8 x 8, values 0..16. With repetition, each time distorted anew."""
+    images, _ = demo_digits(count, noise, seed)
+    return images
+
+
+def demo_digits(count: int, noise: float = NOISE, seed: int = 0) -> tuple[Images, Labels]:
+    """The same, with what they show."""
+    images, labels = digits()
+    kept = slice(NUM_TRAIN + NUM_CALIBRATE, None)
+    random = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(len(labels[kept]), (count,), generator=random).numpy()
+    return distort(images[kept][chosen], noise, random), labels[kept][chosen]
+
+
+def held_out_digits() -> tuple[Images, Labels]:
+    """All digits that the network was not trained on, as they are in the data set."""
+    images, labels = digits()
+    return images[NUM_TRAIN:], labels[NUM_TRAIN:]
+
+
+def distort(images: Images, noise: float, random: torch.Generator) -> Images:
+    """Shift by 0.4 pixels at most, turn by 7 degrees, scale by 10 %, and add noise (in shares of full ink)."""
+    count = len(images)
+
+    def uniform(most: float) -> Tensor:
+        return (2 * torch.rand(count, generator=random) - 1) * most
+
+    angle, scale = uniform(TURN), 1 + uniform(ZOOM)
+    moves = torch.zeros(count, 2, 3)
+    moves[:, 0, 0] = moves[:, 1, 1] = angle.cos() * scale
+    moves[:, 1, 0] = angle.sin() * scale
+    moves[:, 0, 1] = -moves[:, 1, 0]
+    moves[:, 0, 2], moves[:, 1, 2] = uniform(SHIFT), uniform(SHIFT)
+    pixels = torch.from_numpy(images / PIXEL_MAX).unsqueeze(1)
+    grid = nn.functional.affine_grid(moves, list(pixels.shape), align_corners=False)
+    pixels = nn.functional.grid_sample(pixels, grid, align_corners=False)
+    pixels = pixels + noise * torch.rand(count, 1, 1, 1, generator=random) * torch.randn(pixels.shape, generator=random)
+    distorted: Images = (pixels.clamp(0, 1).squeeze(1) * PIXEL_MAX).numpy()
+    return distorted
+
+
+@cache
+def digits() -> tuple[Images, Labels]:
+    """All of them, shuffled once and always in the same way."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    return data.images[order].astype(np.float32), data.target[order].astype(np.int64)

@@ -1,0 +1,211 @@
+"""Starts the replicas of a plan, leads all fronts from one plan to another, and remembers which plan runs."""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from ray import serve
+from ray.serve import Application
+
+from deployments import ray_facts
+from deployments.config import AppConfig
+from deployments.deployer.fleet import ServeFleet, delete_fleets
+from deployments.deployer.fronts import Fronts
+from deployments.deployer.steps import CannotStartError, Moved, Undone, move, start
+from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState
+from deployments.front.observed import Observed
+from deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
+from deployments.planning import plan_for_fewer
+from optimizer.plan import Plan
+from profiles.errors import UserError
+
+log = logging.getLogger("ray.serve")
+T = TypeVar("T")
+DEPLOYER = "deployer"  # the deployment's name
+PATIENCE_S = 600.0  # until a plan's replicas run; a large network takes long to load
+FOLLOW_WITHIN_S = 5.0
+COUNT_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What a deployer needs to know of an application when it is restarted, kept as a text where Serve keeps its state.
+
+    `fleet` is the prefix of the applications that hold the replicas. `origin` is the part of the user's file that
+    decides the plan; if it has changed since this was written, the remembered plan no longer holds.
+    """
+
+    fleet: str
+    origin: str
+    version: int
+    plan: str  # as JSON: a later version of this code may read it
+    ended: bool = False  # the deployer that wrote it has ended, with all its fronts
+
+    def keep(self, application: str) -> None:
+        ray_facts.remember(application, json.dumps(asdict(self)))
+
+
+def recall(application: str) -> Remembered | None:
+    kept = ray_facts.recall(application)
+    return Remembered(**json.loads(kept)) if kept else None
+
+
+class Deployer:
+    """A deployment of the front application. `bind` makes an application with a number of replicas of one kind.
+
+    It may be killed at any time: replicas go on, fronts follow the plan that they know, and the next deployer remembers
+    which plan that is.
+    """
+
+    def __init__(self, config: AppConfig, bind: Callable[[str, int], Application]) -> None:
+        self._application = ray_facts.application_name()
+        self._config, self._profile = config, profile_of(config)
+        self._fleet = ServeFleet(
+            f"{self._application}.{mark_of(config)}", bind, partial(ray_facts.replica_needs, config)
+        )
+        self._fronts = Fronts()
+        self._starting, self._moving = asyncio.Lock(), asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._running = self._leading = False
+        self._cannot: CannotStartError | None = None
+        self._graph = self._first()
+
+    # Calls of the fronts
+
+    async def lease(self, front: str, config: AppConfig) -> AsyncIterator[FrontMessage]:
+        """The messages and questions for this front, beginning with the plan once its replicas run.
+
+        The replicas stay while any front listens: Serve lets a deployment finish its calls before it ends it, so the
+        deployer is kept while a front drains. A front of another configuration has another deployer, and hears nothing.
+        """
+        if config != self._config:
+            return
+        async with self._starting:
+            await self._start()
+        async for message in self._fronts.messages(front, self._graph):
+            yield message
+
+    async def reply(self, front: str, number: int, content: object) -> None:
+        self._fronts.reply(front, number, content)
+
+    # Calls of other fronts and of the controller
+
+    async def config(self) -> AppConfig:
+        return self._config
+
+    async def plan(self) -> Plan:
+        return self._graph.plan
+
+    async def states(self, front: str) -> list[FrontState]:
+        """The states of all living fronts except this one."""
+        replies = await self._fronts.ask(AskState(), COUNT_WITHIN_S)
+        return [reply for name, reply in replies.items() if name != front and isinstance(reply, FrontState)]
+
+    async def counted(self) -> dict[str, Observed]:
+        """The counts of each living front since it started."""
+        return await self._fronts.ask(AskCounts(), COUNT_WITHIN_S)
+
+    async def apply(self, plan: Plan, patience_s: float = PATIENCE_S) -> Moved | Undone:
+        """Lead the application to another plan. The caller may end meanwhile: the move is brought to an end."""
+        if self._leading or not self._running:
+            return Undone("another plan is being rolled out" if self._running else "the application is not running yet")
+        self._leading = True
+        return await asyncio.shield(self._task(self._apply(plan, patience_s)))
+
+    async def _apply(self, plan: Plan, patience_s: float) -> Moved | Undone:
+        async with self._moving:  # the cleaning up after a restart comes first
+            try:
+                before, after = self._graph.plan, self._graph_of(plan, self._graph.version + 1).plan
+                return await move(self._fleet, before, after, self._lead, self._meanwhile, patience_s)
+            except (UserError, CannotStartError) as error:
+                return Undone(str(error))
+            except Exception as error:
+                log.exception("a plan could not be rolled out")
+                return Undone(f"{type(error).__name__}: {error}")
+            finally:
+                self._leading = False
+
+    async def _lead(self, plan: Plan) -> None:
+        """Tell all fronts the plan. It is remembered first, so that a deployer that is restarted goes on to it."""
+        self._graph = self._graph_of(plan, self._graph.version + 1)
+        self._remember()
+        await self._fronts.ask(self._graph, FOLLOW_WITHIN_S)
+
+    async def _meanwhile(self, counts: Mapping[str, int]) -> Plan | None:
+        """The best plan for the devices that stay while others are freed for the new plan; None if there is none."""
+        return await asyncio.to_thread(plan_for_fewer, self._graph.plan, counts, self._config, self._profile)
+
+    # Start and end
+
+    def _first(self) -> Graph:
+        """The plan that ran before a restart, unless the user's file has changed in what decides the plan."""
+        memory = recall(self._application)
+        self._origin, self._recalled = origin_of(self._config), bool(memory and memory.fleet == self._fleet.prefix)
+        if memory and memory.origin == self._origin:
+            return self._graph_of(Plan.from_json(memory.plan), memory.version)
+        return self._graph_of(read_graph(self._config).plan, memory.version + 1 if memory else 0)
+
+    def _graph_of(self, plan: Plan, version: int) -> Graph:
+        return graph_of(plan, self._profile, self._config, version, self._fleet.prefix)
+
+    async def _start(self) -> None:
+        if self._running:
+            return
+        counts = self._graph.plan.devices()
+        if self._recalled:  # after a restart fronts use the replicas that run, without waiting for the others
+            await asyncio.to_thread(self._fleet.want, counts)
+        elif self._cannot:
+            raise self._cannot  # no second try, so that Serve's report of the first one stays readable
+        else:
+            await self._start_first(counts)
+        memory = recall(self._application)
+        self._remember()
+        self._running = True
+        if memory and memory.ended:
+            await asyncio.to_thread(delete_fleets, self._application, but=self._fleet.prefix)
+        self._task(self._tidy_later())
+
+    async def _start_first(self, counts: Mapping[str, int]) -> None:
+        try:
+            await start(self._fleet, counts, PATIENCE_S)
+        except CannotStartError as error:
+            self._cannot = error
+            raise
+
+    def _remember(self) -> None:
+        Remembered(self._fleet.prefix, self._origin, self._graph.version, self._graph.plan.to_json()).keep(
+            self._application
+        )
+
+    async def _tidy_later(self) -> None:
+        """End the replicas that the previous deployer has left, once its fronts have had time to drain."""
+        await asyncio.sleep(2 * self._config.drain_s)
+        async with self._moving:
+            await asyncio.to_thread(self._tidy)
+
+    def _tidy(self) -> None:
+        self._fleet.want(dict.fromkeys(self._fleet.standing(), 0) | self._graph.plan.devices())
+        delete_fleets(self._application, but=self._fleet.prefix)
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def __del__(self) -> None:
+        """Serve calls this when no front listens any more: end the replicas, unless another deployer needs them."""
+        with contextlib.suppress(Exception):
+            application, memory = serve.status().applications.get(self._application), recall(self._application)
+            if application is None or application.status.value == "DELETING" or DEPLOYER not in application.deployments:
+                delete_fleets(self._application)
+                ray_facts.forget(self._application)
+            elif memory and memory.fleet != self._fleet.prefix:
+                self._fleet.delete()  # the next deployer has started replicas of its own
+            elif memory:
+                replace(memory, ended=True).keep(self._application)  # the next deployer decides what it can use

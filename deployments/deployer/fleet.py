@@ -1,0 +1,83 @@
+"""All replicas of an application: one Serve application for each kind of device, with as many replicas as requested.
+
+A replica holds no plan, so all of a kind are alike, and a change of plan within a kind never touches them.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from deployments import ray_facts
+from deployments.deployer.steps import Standing
+from deployments.replica.serve_replica import DEPLOYMENT
+
+_GIVEN_UP = ("DEPLOY_FAILED", "UNHEALTHY")
+_GONE = ("NOT_STARTED", "DELETING", "DEPLOY_FAILED")
+
+
+class ServeFleet:
+    """The applications `PREFIX.KIND`. They are not in the user's Serve file, so that applying it again spares them."""
+
+    def __init__(
+        self, prefix: str, bind: Callable[[str, int], Application], needs: Callable[[str], ray_facts.Resources]
+    ) -> None:
+        self.prefix = prefix
+        self._bind = bind
+        self._needs = needs
+
+    def standing(self) -> dict[str, Standing]:
+        found = serve.status().applications
+        return {name.rpartition(".")[2]: _standing(found[name]) for name in found if self._is_ours(name)}
+
+    def want(self, counts: Mapping[str, int]) -> None:
+        found = serve.status().applications
+        names = {kind: f"{self.prefix}.{kind}" for kind in counts}
+        known = {kind for kind, name in names.items() if name in found and found[name].status.value not in _GONE}
+        for kind in known:
+            ray_facts.scale(names[kind], DEPLOYMENT, counts[kind])
+        targets = [
+            serve.RunTarget(self._bind(kind, count), names[kind], route_prefix=None, external_scaler_enabled=True)
+            for kind, count in counts.items()
+            if count and kind not in known
+        ]
+        if targets:
+            serve.run_many(targets, wait_for_applications_running=False)
+
+    def has_room(self, more: Mapping[str, int]) -> bool:
+        nodes = ray_facts.nodes()
+        needs = {kind: {**self._needs(kind), **ray_facts.declared(kind, nodes)} for kind in more}
+        wanted = [needs[kind] for kind, count in more.items() for _ in range(count)]
+        return all(ray_facts.first_fit(wanted, ray_facts.free_resources()))
+
+    def delete(self) -> None:
+        for kind in self.standing():
+            _delete(f"{self.prefix}.{kind}")
+
+    def _is_ours(self, name: str) -> bool:
+        return name.rpartition(".")[0] == self.prefix
+
+
+def delete_fleets(application: str, but: str = "") -> None:
+    """Delete all fleets of a front application except the one with this prefix. They finish their launches first."""
+    for name in serve.status().applications:
+        prefix = name.rpartition(".")[0]
+        if name.startswith(f"{application}.") and prefix != but:
+            _delete(name)
+
+
+def _delete(name: str) -> None:
+    with contextlib.suppress(Exception):
+        ray_facts.delete_soon(name)
+
+
+def _standing(status: Any) -> Standing:
+    deployments = list(status.deployments.values())
+    states = [each.replica_states for each in deployments]
+    running, stopping = (sum(each.get(state, 0) for each in states) for state in ("RUNNING", "STOPPING"))
+    said = "\n".join([each.message for each in deployments] + [status.message]).strip()
+    given_up = any(each.status.value in _GIVEN_UP for each in (status, *deployments))
+    cannot = given_up and "failed to start" in said  # a replica that ran before does not count, as Serve replaces it
+    return Standing(running, sum(sum(each.values()) for each in states) - running - stopping, stopping, said * cannot)

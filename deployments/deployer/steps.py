@@ -1,0 +1,133 @@
+"""The steps from one plan to another: start replicas, tell the fronts, end replicas. Independent of Ray."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic as now_s
+from typing import Protocol
+
+from optimizer.plan import Plan
+
+LOOK_EVERY_S = 0.1
+Counts = Mapping[str, int]  # replicas by kind
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How many replicas a kind has in each state. `failed` is Serve's message on those that cannot start."""
+
+    running: int = 0
+    starting: int = 0
+    stopping: int = 0
+    failed: str = ""
+
+
+class Fleet(Protocol):
+    """The replicas, as the steps below need them. Calls may block."""
+
+    def standing(self) -> dict[str, Standing]:
+        """The replicas by state, of every kind that has an application."""
+        ...
+
+    def want(self, counts: Counts) -> None:
+        """Ask for so many replicas of these kinds, and return at once. Other kinds stay as they are."""
+        ...
+
+    def has_room(self, more: Counts) -> bool:
+        """Whether so many more replicas could start now beside the running ones."""
+        ...
+
+
+class CannotStartError(Exception):
+    """Some replicas that a plan needs do not start."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A move that succeeded: the time until fronts followed, and for how long of it devices served neither plan."""
+
+    seconds: float
+    missing_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Undone:
+    """A move that did not succeed, and why. The previous plan continues."""
+
+    reason: str
+
+
+async def move(
+    fleet: Fleet,
+    before: Plan,
+    after: Plan,
+    lead: Callable[[Plan], Awaitable[None]],
+    meanwhile: Callable[[Counts], Awaitable[Plan | None]],
+    patience_s: float,
+) -> Moved:
+    """Start the replicas that the new plan adds, lead all fronts to it, then end those that it does not need.
+
+    Where the new replicas do not fit beside the old ones, those that will go end first; until the new ones run, fronts
+    follow a plan that `meanwhile` makes for the replicas that stay. If the new ones do not start, the plan from before
+    is restored, and CannotStartError says why.
+    """
+    started_s, has, wants = now_s(), before.devices(), after.devices()
+    more = {kind: count for kind, count in wants.items() if count > has.get(kind, 0)}
+    less = {kind: wants.get(kind, 0) for kind, count in has.items() if wants.get(kind, 0) < count}
+    freed_s = None
+    try:
+        if less and not await asyncio.to_thread(fleet.has_room, _growth(has, more)):
+            freed_s = now_s()
+            if fewer := await meanwhile({kind: less.get(kind, count) for kind, count in has.items()}):
+                await lead(fewer)
+            await _freed(fleet, less, patience_s)
+        await start(fleet, more, patience_s)
+    except Exception:
+        await asyncio.to_thread(fleet.want, {kind: has.get(kind, 0) for kind in (*more, *less)})
+        if freed_s is not None:
+            with suppress(CannotStartError):
+                await start(fleet, has, patience_s)
+            await lead(before)
+        raise
+    await lead(after)
+    followed_s = now_s()
+    await asyncio.to_thread(fleet.want, less)
+    return Moved(followed_s - started_s, 0.0 if freed_s is None else followed_s - freed_s)
+
+
+async def start(fleet: Fleet, counts: Counts, patience_s: float) -> None:
+    """Ask for so many replicas of each kind; returns when they run."""
+    await asyncio.to_thread(fleet.want, counts)
+    until_s = now_s() + patience_s
+    while late := await _below(fleet, counts):
+        if now_s() > until_s:
+            told = ", ".join(f"{running} of {counts[kind]} {kind}" for kind, running in late.items())
+            raise CannotStartError(f"after {patience_s:g} s only {told} run: are there enough devices?")
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _below(fleet: Fleet, counts: Counts) -> dict[str, int]:
+    """The number of running replicas, of each kind that has too few."""
+    if not counts:
+        return {}
+    standing = await asyncio.to_thread(fleet.standing)
+    for kind in counts:
+        if kind in standing and standing[kind].failed:
+            raise CannotStartError(standing[kind].failed)
+    running = {kind: standing[kind].running if kind in standing else 0 for kind in counts}
+    return {kind: running[kind] for kind, count in counts.items() if running[kind] < count}
+
+
+async def _freed(fleet: Fleet, counts: Counts, patience_s: float) -> None:
+    await asyncio.to_thread(fleet.want, counts)
+    until_s = now_s() + patience_s
+    while now_s() < until_s:
+        standing = await asyncio.to_thread(fleet.standing)
+        if all(standing[kind].running + standing[kind].stopping <= count for kind, count in counts.items()):
+            return
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _growth(before: Counts, more: Counts) -> dict[str, int]:
+    return {kind: count - before.get(kind, 0) for kind, count in more.items()}

@@ -1,0 +1,279 @@
+"""The life of an admitted input: admit, tick, launch, completed. No I/O, no clock, no Ray.
+
+A driver (asyncio and Serve, virtual time, or one process) tells what happened and when; `tick` says what to launch.
+Whether an input is admitted is decided in `deployments.dispatch.admission`, what is launched next in
+`deployments.dispatch.batching`.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import count, groupby
+from math import inf
+from typing import NamedTuple
+
+from deployments.dispatch.admission import expected_s, fastest, refusal
+from deployments.dispatch.batching import choose, form_batch
+from deployments.dispatch.groups import Group, Replica
+from deployments.dispatch.lanes import Lane
+from deployments.dispatch.messages import NOWHERE, Ending, Launch, Limits, Outcome, Place, Refusal
+from deployments.dispatch.queues import Queue, Ticket
+from deployments.dispatch.route import Route
+
+
+class _Flight(NamedTuple):
+    """A launch that has not come back."""
+
+    launch: Launch
+    lane: Lane
+    queue: Queue  # that its inputs were taken from
+    replica: Replica
+    tickets: list[Ticket]
+    started_s: float
+    planned_s: float  # what the route says that it takes
+    ends_s: float  # as expected when it began
+
+
+class Dispatcher:
+    """Owns every admitted input until `endings` has reported how it ended."""
+
+    def __init__(self, route: Route, groups: Mapping[str, Collection[str]], limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.route = route
+        self._groups: dict[str, Group] = {}
+        self._lanes = self._open = list[Lane]()
+        self._tickets: dict[int, Ticket] = {}
+        self._flights: dict[int, _Flight] = {}
+        self._endings: list[Ending] = []
+        self._ticket_ids, self._launch_ids = count(), count()
+        self._ticked_s = 0.0  # when `tick` last looked for launches
+        self._next_deadline_s = inf  # no input that waits has an earlier deadline
+        self._nearly_idle_at_s = inf  # somebody waits for a replica that will be nearly idle then
+        self._nothing_to_launch = False  # before something happens
+        self.reroute(route, groups)
+
+    # From the door to the answer
+
+    def admit(self, now_s: float, deadline_s: float, place: Place) -> int | Refusal:
+        """A ticket's number, or why there is none."""
+        lane = fastest(self._open, now_s)
+        if refused := refusal(lane, now_s, deadline_s, len(self._tickets), self.limits):
+            return refused
+        number = next(self._ticket_ids)
+        ticket = self._tickets[number] = Ticket(number, deadline_s, place)
+        lane.entry.add(ticket)
+        self._nothing_to_launch = self._nothing_to_launch and not lane.may_launch_newcomer
+        if deadline_s < self._next_deadline_s:
+            self._next_deadline_s = deadline_s
+        return number
+
+    def tick(self, now_s: float) -> list[Launch]:
+        """Drop what has expired, and launch what can be launched."""
+        if now_s >= self._next_deadline_s:
+            self._expire(now_s)
+        launches: list[Launch] = []
+        if self._nothing_to_launch and now_s < self._nearly_idle_at_s:
+            return launches
+        self._nothing_to_launch, self._ticked_s, self._nearly_idle_at_s = True, now_s, inf
+        for lane in self._lanes:
+            for group, stages in lane.by_group:
+                while choice := choose(lane, group, stages, now_s):
+                    queue, replica = choice
+                    tickets, late = form_batch(queue, now_s)
+                    if late:
+                        self._end(late, Outcome.EXPIRED)
+                    if tickets:
+                        launches.append(self._launch(lane, queue, replica, tickets, now_s))
+                if group.early_s and any(queue.size for stage in stages for queue in stage.shared.values()):
+                    self._nearly_idle_at_s = min(self._nearly_idle_at_s, group.nearly_idle_at_s(now_s))
+        return launches
+
+    def _launch(self, lane: Lane, queue: Queue, replica: Replica, tickets: list[Ticket], now_s: float) -> Launch:
+        stage, size, number = queue.stage, len(tickets), next(self._launch_ids)
+        ids, places = tuple([ticket.id for ticket in tickets]), tuple([ticket.place for ticket in tickets])
+        keep, ramps = queue.owner.keep, lane.route.ramps
+        launch = Launch(
+            number, replica.name, queue.cursor, stage.stop, ramps, ids, places, keep, stage.batch, stage.group
+        )
+        planned_s = stage.launch_s[size - 1]
+        ends_s = queue.owner.group.begin(replica, planned_s, now_s)
+        queue.launched(size)
+        self._flights[number] = _Flight(launch, lane, queue, replica, tickets, now_s, planned_s, ends_s)
+        return launch
+
+    def released(self, launch_id: int, rows: Collection[int]) -> None:
+        """These inputs of a launch have their answer already; the launch goes on."""
+        tickets = self._flights[launch_id].tickets
+        self._end([tickets[row] for row in rows], Outcome.ANSWERED)
+
+    def completed(self, launch_id: int, now_s: float, survivors: Mapping[int, Place]) -> None:
+        """A launch came back: rows that survived are somewhere else now, all others have their answer."""
+        flight = self._land(launch_id, now_s)
+        launch, tickets = flight.launch, flight.tickets
+        flight.queue.owner.group.judge(flight.replica, flight.started_s, flight.planned_s, now_s)
+        if not survivors:
+            return self._end(tickets, Outcome.ANSWERED)
+        if launch.stop >= self.route.num_blocks:
+            raise ValueError(f"launch {launch_id} ran to the last block, yet {len(survivors)} inputs stayed inside")
+        self._end([ticket for row, ticket in enumerate(tickets) if row not in survivors], Outcome.ANSWERED)
+        kept_by = launch.replica if launch.keep else None
+        for row, place in survivors.items():
+            ticket = tickets[row]
+            ticket.place, ticket.cursor, ticket.retries, ticket.kept_by = place, launch.stop, 0, kept_by
+        self._wait([tickets[row] for row in survivors], flight.lane)
+        return None
+
+    def failed(self, launch_id: int, now_s: float, reason: str, *, lost: bool = False, blame: bool = True) -> None:
+        """A launch did not come back. Its inputs are still where they were: they try again, on another replica.
+
+        `lost`: their state went with a replica, so they begin again, as the inputs that came in. So do inputs that the
+        replica has kept for itself, since no other can have them. `blame`: the failure was the replica's own fault; a
+        replica that only finds out that another has gone goes on working.
+        """
+        flight = self._land(launch_id, now_s)
+        if blame:
+            flight.queue.owner.group.distrust(flight.replica, now_s)
+        again = lost or flight.queue.keeper is not None
+        for ticket in flight.tickets:
+            ticket.retries += 1
+            if again:
+                ticket.restarts += 1
+                ticket.begin_again()
+        most = self.limits.retries
+        given_up = [ticket for ticket in flight.tickets if max(ticket.retries, ticket.restarts) > most]
+        self._end(given_up, Outcome.FAILED, reason)
+        self._wait(flight.tickets, flight.lane)
+
+    def abandon(self, ticket_id: int) -> None:
+        """Nobody waits for this input's answer any more. A launch that holds it runs on; nothing follows."""
+        if ticket := self._tickets.get(ticket_id):
+            self._end([ticket], Outcome.ABANDONED)
+
+    def endings(self) -> list[Ending]:
+        """What has ended since the last call."""
+        endings, self._endings = self._endings, []
+        return endings
+
+    # What changes while inputs are inside
+
+    def reroute(self, route: Route, groups: Mapping[str, Collection[str]]) -> None:
+        """Follow another plan, or other replicas, from now on. Inputs go on from where they stand.
+
+        Launches come back as they are. Inputs whose state was on a replica that has gone begin again.
+        """
+        if missing := set(route.groups) - set(groups):
+            raise ValueError(f"no replicas were named for group {min(missing)!r}")
+        waiting = [(lane, queue.take(queue.size)) for lane in self._lanes for queue in list(lane.queues())]
+        self._groups = {name: self._groups.get(name) or Group(name, self.limits) for name in groups}
+        for name, group in self._groups.items():
+            group.follow(groups[name])
+        if not self._lanes or route != self.route:
+            self.route, self._lanes = route, [Lane(each, self._groups) for each in route.pipelines]
+        for lane in self._lanes:
+            lane.forget_gone()
+        self._nothing_to_launch = False
+        # Nobody is let into a lane without a way out, unless there is no other.
+        self._open = [lane for lane in self._lanes if lane.open] or self._lanes
+        for lane, tickets in waiting:
+            self._wait(tickets, lane)
+
+    def limit(self, limits: Limits) -> None:
+        """What it may do from now on: other fronts have gone, or come."""
+        self.limits = limits
+        for group in self._groups.values():
+            group.limit(limits)
+        self._nothing_to_launch = False
+
+    # What a driver asks
+
+    @property
+    def inside(self) -> int:
+        """Admitted inputs that have not ended."""
+        return len(self._tickets)
+
+    @property
+    def wake_s(self) -> float:
+        """When `tick` should be called if nothing else happens; inf: never.
+
+        A deadline passes then, or a replica becomes nearly idle that somebody waits for.
+        """
+        deadline_s, idle_at_s = self._next_deadline_s, self._nearly_idle_at_s
+        return deadline_s if deadline_s < idle_at_s else idle_at_s
+
+    def waiting(self) -> dict[tuple[str, int], int]:
+        """How many inputs wait, by the group that will run them and their next block."""
+        sizes: dict[tuple[str, int], int] = {}
+        for queue in self._queues():
+            where = queue.stage.group, queue.cursor
+            sizes[where] = sizes.get(where, 0) + queue.size
+        return sizes
+
+    def replicas(self) -> dict[str, int]:
+        """How many each group has. Inputs that need a group without any wait."""
+        return {name: len(group.members) for name, group in self._groups.items()}
+
+    def expected_s(self, now_s: float) -> float:
+        """How long an input that is admitted now takes to the very end, in the lane where it is done first."""
+        return min(expected_s(lane, now_s) for lane in self._open)
+
+    def timeout_s(self, launch_id: int) -> float:
+        """How long a launch may take before it counts as failed; for ever, where nothing is known of its time."""
+        flight, limits = self._flights[launch_id], self.limits
+        if not flight.planned_s:
+            return inf
+        slowdown = max(1.0, flight.queue.owner.group.slowdown)
+        usual_s = limits.stuck_factor * slowdown * (flight.ends_s - flight.started_s)
+        return max(limits.stuck_after_s, usual_s) + (0.0 if flight.replica.launches else limits.first_launch_s)
+
+    # How inputs wait, and end
+
+    def _land(self, launch_id: int, now_s: float) -> _Flight:
+        self._nothing_to_launch = False
+        flight = self._flights.pop(launch_id)
+        flight.queue.launched(-len(flight.tickets))
+        flight.queue.owner.group.end(flight.replica, now_s)
+        return flight
+
+    def _wait(self, tickets: Iterable[Ticket], lane: Lane) -> None:
+        """Let inputs wait in a lane, or in a better one if it is closed or no longer there."""
+        staying = [ticket for ticket in tickets if not ticket.ended]
+        for ticket in staying:
+            if ticket.kept_by is not None and not self._is_here(ticket.kept_by):
+                ticket.begin_again()
+            if ticket.deadline_s < self._next_deadline_s:
+                self._next_deadline_s = ticket.deadline_s
+        for (cursor, kept_by), together in groupby(staying, key=lambda ticket: (ticket.cursor, ticket.kept_by)):
+            self._lane_for(lane, kept_by).wait(list(together), cursor, kept_by)
+
+    def _is_here(self, replica: str) -> bool:
+        return any(replica in group.members for group in self._groups.values())
+
+    def _lane_for(self, lane: Lane, kept_by: str | None) -> Lane:
+        if lane in self._open:
+            return lane
+        near = [each for each in self._open if any(kept_by in group.members for group in each.groups)]
+        return near[0] if near else fastest(self._open, self._ticked_s)
+
+    def _expire(self, now_s: float) -> None:
+        for queue in list(self._queues()):
+            late = []
+            while (first := queue.first()) and first.deadline_s <= now_s:
+                late += queue.take(1)
+            self._end(late, Outcome.EXPIRED)
+        waiting = (first.deadline_s for queue in self._queues() if (first := queue.first()))
+        self._next_deadline_s = min(waiting, default=inf)
+
+    def _end(self, tickets: Iterable[Ticket], outcome: Outcome, reason: str = "") -> None:
+        ended = []
+        for ticket in tickets:
+            if not ticket.ended:
+                ticket.ended = True
+                ended.append(ticket.id)
+                del self._tickets[ticket.id]
+                if ticket.queue is not None:
+                    ticket.queue.forget(ticket)
+                    ticket.place = ticket.origin = NOWHERE  # the queue still has it, but its state can be let go
+        if ended:
+            self._endings.append(Ending(tuple(ended), outcome, reason))
+
+    def _queues(self) -> Iterator[Queue]:
+        for lane in self._lanes:
+            yield from lane.queues()

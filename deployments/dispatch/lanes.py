@@ -1,0 +1,72 @@
+"""A lane: one pipeline at work, with the queues of its stages and the groups of replicas that run them."""
+
+from collections.abc import Iterator, Mapping
+
+from deployments.dispatch.groups import Group, Replica
+from deployments.dispatch.queues import Queue, StageQueues, Ticket
+from deployments.dispatch.route import Route
+
+
+class Lane:
+    """A pipeline's route, the queues before its stages, and the groups that run it (which no other lane uses)."""
+
+    def __init__(self, route: Route, groups: Mapping[str, Group]) -> None:
+        self.route = route
+        self.groups = tuple(groups[name] for name in route.groups)
+        self.stages = tuple(StageQueues(route, stage, groups) for stage in route.stages)
+        self.by_group = tuple(
+            (group, tuple(each for each in self.stages if each.group is group)) for group in self.groups
+        )
+        self.kept: dict[Replica, dict[int, Queue]] = {}  # of inputs that only this replica has, by the block before it
+        for group in self.groups:
+            group.forget_kept()
+            group.transfer_s = max(stage.transfer_s for stage in route.stages if stage.group == group.name)
+        self.entry = self._queue(0, None)
+        self.alone_s = sum(stage.launch_s[0] for stage in route.stages)  # of an input that meets nobody, as planned
+
+    @property
+    def open(self) -> bool:
+        """Whether an input can get to its end here: every group has a replica."""
+        return all(group.members for group in self.groups)
+
+    @property
+    def may_launch_newcomer(self) -> bool:
+        """Whether the newcomer that has just been admitted may have made a launch possible.
+
+        A replica is idle, or the batch is full; or the newcomer is the first who waits, and a replica is nearly idle.
+        """
+        entry, group = self.entry, self.entry.owner.group
+        return entry.size >= entry.stage.batch or group.has_idle or (entry.size == 1 and group.early_s > 0)
+
+    def wait(self, tickets: list[Ticket], cursor: int, kept_by: str | None) -> None:
+        """Inputs before one block, all of them kept by one replica, or by none."""
+        queue = self._queue(cursor, kept_by)
+        if len(tickets) == 1:
+            queue.add(tickets[0])
+        else:
+            queue.add_all(tickets)
+        if queue.keeper is not None:
+            queue.owner.group.may_run_kept.add(queue.keeper)
+
+    def queues(self) -> Iterator[Queue]:
+        """All in which somebody waits."""
+        for stage in self.stages:
+            yield from (queue for queue in stage.shared.values() if queue.size)
+        for group in self.groups:
+            for replica in group.members.values():
+                yield from (queue for queue in self.kept.get(replica, {}).values() if queue.size)
+
+    def forget_gone(self) -> None:
+        """Replicas that have left their group keep nothing any more."""
+        here = {replica for group in self.groups for replica in group.members.values()}
+        self.kept = {replica: queues for replica, queues in self.kept.items() if replica in here}
+
+    def _queue(self, cursor: int, kept_by: str | None) -> Queue:
+        stage = self.stages[self.route.number_at(cursor)]
+        keeper = stage.group.members.get(kept_by) if stage.stage.local and kept_by is not None else None
+        if keeper is not None:
+            keeper.keeps_inputs = True
+        queues = stage.shared if keeper is None else self.kept.setdefault(keeper, {})
+        if cursor not in queues:
+            queues[cursor] = Queue(stage, cursor, keeper)
+        return queues[cursor]

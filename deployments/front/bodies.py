@@ -1,0 +1,88 @@
+"""The body of a request: read within limits of size and time, before anything is made of it."""
+
+import asyncio
+import json
+import zlib
+from collections.abc import Mapping
+from typing import NoReturn
+
+from starlette.types import Receive
+
+from deployments.front.answers import RefusedError, shown
+
+READ_WITHIN_S = 30.0  # a body that is not here by then never comes, or so slowly that it only holds the connection
+ENCODINGS = {b"", b"identity", b"gzip", b"deflate"}
+_LONGEST_NUMBER = 18  # digits: no size has more, and Python refuses to read numbers of thousands
+_GZIP_OR_ZLIB = zlib.MAX_WBITS + 32
+
+
+async def body_of(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
+    """The whole body, decompressed; 413 as soon as it is known to be too large, in either form."""
+    encoding = headers.get(b"content-encoding", b"").strip().lower()
+    if encoding not in ENCODINGS:
+        told = shown(encoding.decode("latin-1"))
+        raise RefusedError(415, f"Content-Encoding is {told}: a body may come as it is, as gzip or as deflate")
+    told_bytes = number(headers.get(b"content-length", b"0").decode("latin-1"))
+    if told_bytes is not None and told_bytes > max_bytes:
+        raise RefusedError(413, f"the body has {told_bytes} bytes: {max_bytes} are allowed")
+    try:
+        async with asyncio.timeout(READ_WITHIN_S):
+            body = await _read(receive, max_bytes)
+    except TimeoutError:
+        raise RefusedError(408, f"the body was not here after {READ_WITHIN_S:.0f} seconds") from None
+    return _decompressed(body, max_bytes) if encoding in (b"gzip", b"deflate") else body
+
+
+async def _read(receive: Receive, max_bytes: int) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RefusedError(400, "the connection closed before the whole body was here")
+        body += message.get("body", b"")
+        if len(body) > max_bytes:
+            raise RefusedError(413, f"the body has more than {max_bytes} bytes, which is what is allowed")
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def _decompressed(body: bytes, max_bytes: int) -> bytes:
+    """What is allowed at most is unpacked, whatever a small body claims to hold."""
+    unpacking = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        content = unpacking.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise RefusedError(400, f"the body is not what its Content-Encoding says: {error}") from error
+    if len(content) > max_bytes:
+        raise RefusedError(413, f"the body has more than {max_bytes} bytes decompressed, which is what is allowed")
+    if not unpacking.eof or unpacking.unused_data:
+        raise RefusedError(400, "the body is not what its Content-Encoding says: it must be one whole compressed piece")
+    return content
+
+
+def number(told: str) -> int | None:
+    """What a header counts; None where it counts nothing.
+
+    >>> number("12"), number("1e3"), number("9" * 5000)
+    (12, None, None)
+    """
+    return int(told) if told.isascii() and told.isdigit() and len(told) <= _LONGEST_NUMBER else None
+
+
+def json_in(body: bytes) -> object:
+    """
+    >>> json_in(b'{"inputs": "a text"}')
+    {'inputs': 'a text'}
+    """
+    try:
+        return _decode(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(400, f"the body is not JSON: {error}") from error
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number that JSON knows")
+
+
+# Made once: json.loads makes one for each call that has options.
+_decode = json.JSONDecoder(parse_constant=_no_number).decode

@@ -1,0 +1,168 @@
+"""What a front counts, each thing once and in one place. `/stats`, the metrics and the controller read it from here."""
+
+import time
+from bisect import bisect_left
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from deployments.front.answers import Answer
+from deployments.front.observed import LaunchShape, Observed, Took, latency_bin
+
+OUTCOMES = ("answered", "refused", "failed", "abandoned")
+LATEST = 2000
+QUANTILES = (50, 95, 99)
+BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+
+
+@dataclass
+class Launches:
+    """From one block on: how many, with how many inputs, where so many would have found room."""
+
+    count: int = 0
+    inputs: int = 0
+    capacity: int = 0
+
+    def add(self, other: "Launches") -> None:
+        self.count += other.count
+        self.inputs += other.inputs
+        self.capacity += other.capacity
+
+    @property
+    def fill(self) -> float:
+        """
+        >>> Launches(2, inputs=24, capacity=32).fill
+        0.75
+        """
+        return self.inputs / self.capacity if self.capacity else 0.0
+
+
+class Counts:
+    """Requests, inputs and launches since the start. Counts only grow, so that any number of readers can ask.
+
+    A request carries one input or several. What becomes of requests is counted when they end, what becomes of inputs
+    when they come and when they leave the network.
+    """
+
+    def __init__(
+        self,
+        kinds: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.time,
+        latest: int | None = LATEST,
+    ) -> None:
+        self._kinds = {} if kinds is None else kinds  # of devices, by replica
+        self._clock = clock  # one that all fronts share, wherever they run
+        self._started_s = clock()
+        # Requests
+        self.outcomes: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)  # of answered requests: "all", "queued", "computed"
+        self.buckets = [0] * (len(BOUNDS_MS) + 1)  # answered requests by latency: up to each bound, above the last
+        self._latest_s: deque[float] = deque(maxlen=latest)  # latencies of answered requests
+        # Inputs
+        self.arrivals = 0
+        self.in_time = 0
+        self.exits: Counter[int] = Counter()  # by the block they left after
+        self._latencies: Counter[int] = Counter()  # by `latency_bin`
+        # Launches
+        self.launches: dict[tuple[str, int], Launches] = defaultdict(Launches)  # by group and first block
+        self.survivor_bytes: Counter[str] = Counter()  # that came back "by_value", or were "held" where they were
+        self._launch_times: Counter[LaunchShape] = Counter()
+        self._launch_seconds: defaultdict[LaunchShape, float] = defaultdict(float)
+
+    # What is counted
+
+    def request_ended(self, outcome: str) -> None:
+        self.outcomes[outcome] += 1
+
+    def request_answered(self, answers: Sequence[Answer], took_s: float) -> None:
+        self.request_ended("answered")
+        self.seconds["all"] += took_s
+        self.seconds["queued"] += sum([answer.queued_ms for answer in answers]) / len(answers) / 1e3
+        self.seconds["computed"] += sum([answer.computed_ms for answer in answers]) / len(answers) / 1e3
+        self.buckets[bisect_left(BOUNDS_MS, 1e3 * took_s)] += 1
+        self._latest_s.append(took_s)
+
+    def inputs_arrived(self, inputs: int) -> None:
+        """They asked, whether they are admitted or not."""
+        self.arrivals += inputs
+
+    def input_left(self, block: int, took_s: float, in_time: bool) -> None:
+        """It was answered after this block."""
+        self.exits[block] += 1
+        self._latencies[latency_bin(took_s)] += 1
+        self.in_time += in_time
+
+    def launch_began(self, group: str, block: int, inputs: int, capacity: int) -> None:
+        self.launches[group, block].add(Launches(1, inputs, capacity))
+
+    def launch_ended(self, replica: str, start: int, stop: int, size: int, seconds: float) -> None:
+        """It came back; `seconds` is what the replica computed for it."""
+        shape = LaunchShape(self._kinds.get(replica, ""), start, stop, size)
+        self._launch_times[shape] += 1
+        self._launch_seconds[shape] += seconds
+
+    # What is read
+
+    def observed(self, num_blocks: int) -> Observed:
+        """For the controller: everything since the start."""
+        return Observed(
+            self._started_s,
+            self._clock() - self._started_s,
+            self.arrivals,
+            self.in_time,
+            tuple(self.exits[block] for block in range(num_blocks)),
+            {shape: Took(times, self._launch_seconds[shape]) for shape, times in self._launch_times.items()},
+            latencies=Counter(self._latencies),
+        )
+
+    def latency_ms(self) -> dict[str, float]:
+        """Of the latest answers, from when a request was read to when its last input was answered."""
+        if not self._latest_s:
+            return {}
+        values = 1e3 * np.percentile(self._latest_s, QUANTILES)
+        return {f"p{quantile}": round(float(value), 2) for quantile, value in zip(QUANTILES, values, strict=True)}
+
+    def survival(self, num_blocks: int) -> list[float]:
+        """The share of answered inputs that entered each block.
+
+        >>> counts = Counts()
+        >>> counts.exits.update({0: 1, 2: 3})
+        >>> counts.survival(3)
+        [1.0, 0.75, 0.75]
+        """
+        total = self.exits.total()
+        if not total:
+            return []
+        left = np.cumsum([0, *(self.exits[block] for block in range(num_blocks - 1))])
+        return [round(float(share), 4) for share in (total - left) / total]
+
+    def add(self, other: "Counts") -> None:
+        """What another front has counted."""
+        self.outcomes.update(other.outcomes)
+        self.exits.update(other.exits)
+        self.survivor_bytes.update(other.survivor_bytes)
+        self.arrivals += other.arrivals
+        self.in_time += other.in_time
+        self.buckets = [ours + theirs for ours, theirs in zip(self.buckets, other.buckets, strict=True)]
+        self._latest_s.extend(other._latest_s)
+        for place, launches in other.launches.items():
+            self.launches[place].add(launches)
+        for name, seconds in other.seconds.items():
+            self.seconds[name] += seconds
+
+
+def together(parts: Iterable[Counts]) -> Counts:
+    """Of several fronts, as if they were one: all that `/stats` reads. (Observations have a `merged` of their own.)
+
+    >>> one, other = Counts(), Counts()
+    >>> one.launch_began("gpu", 0, 4, 8), other.launch_began("gpu", 0, 8, 8)
+    (None, None)
+    >>> together([one, other]).launches["gpu", 0].fill
+    0.75
+    """
+    whole = Counts(latest=None)
+    for part in parts:
+        whole.add(part)
+    return whole

@@ -1,0 +1,236 @@
+"""Drives the dispatcher in real time, from one event loop: it admits inputs, sends launches, and returns answers.
+
+Launches run on `Workers`: replicas on Ray Serve, or threads of this process.
+"""
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import inf, isfinite
+from typing import Protocol
+
+import numpy as np
+
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Ending, Launch, Outcome, Place, Refusal
+from deployments.front.answers import Answer, RefusedError, Step
+from deployments.front.counts import Counts
+from deployments.transport.holdings import Held, LostError, Share
+from deployments.transport.orders import Departed, Order, Stayed
+from deployments.transport.packed import Packed, take
+
+GRACE_S = 5.0  # how long survivors are held beyond their last deadline: a launch may be under way then
+
+
+class Workers(Protocol):
+    def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
+        """Run one launch on one replica. If this raises, the launch has failed, and its inputs are tried again."""
+        ...
+
+    def suspect(self, replica: str) -> None:
+        """Look at a replica whose launch takes far too long. Returns at once."""
+        ...
+
+    def drop(self, address: str, key: str) -> None:
+        """Let the holder forget the survivors under this key, which are no longer needed. Returns at once."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A caller that waits for the answer to one ticket."""
+
+    reply: "asyncio.Future[Answer]"
+    admitted_s: float
+    since_s: float  # when it was admitted, or its last step ended
+    deadline_s: float
+    steps: list[Step] = field(default_factory=list)
+
+    def step(self, block: int, started_s: float, computed_s: float, now_s: float) -> None:
+        self.steps.append(Step(block, 1e3 * (started_s - self.since_s), 1e3 * computed_s))
+        self.since_s = now_s
+
+
+class Driver:
+    """Must be used from one event loop, with a monotonic clock."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        workers: Workers,
+        clock: Callable[[], float],
+        counts: Counts | None = None,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.counts = counts or Counts()
+        self._workers = workers
+        self._clock = clock
+        self._waiting: dict[int, _Waiting] = {}
+        self._flights: set[asyncio.Task[None]] = set()
+        self._pumping = False  # whether `_pump` is due in this turn of the event loop
+        self._alarm: asyncio.TimerHandle | None = None
+        self._wake_s = inf  # when the alarm goes off
+
+    async def answer(self, inputs: Packed, within_s: float) -> list[Answer]:
+        """The answers to all inputs of one request, in their order. All are admitted, or none."""
+        tickets = self._admit(inputs, self._clock() + within_s)
+        replies = [self._waiting[ticket].reply for ticket in tickets]
+        self.pump()
+        try:
+            return [await replies[0]] if len(replies) == 1 else await asyncio.gather(*replies)
+        finally:
+            for ticket in tickets:  # if the client went away or one input failed, the others are no longer needed
+                self.dispatcher.abandon(ticket)
+
+    def pump(self) -> None:
+        """Pump once for all that arrives in one turn of the event loop, so that a busy front sends more together."""
+        if not self._pumping:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Send the launches that are due, answer inputs that have ended, and set the alarm for the next deadline."""
+        self._pumping = False
+        now_s = self._clock()
+        for launch in self.dispatcher.tick(now_s):
+            self.counts.launch_began(launch.group, launch.cursor, len(launch.tickets), launch.capacity)
+            flight = asyncio.get_running_loop().create_task(self._fly(launch, now_s))
+            self._flights.add(flight)
+            flight.add_done_callback(self._flights.discard)
+        for ending in self.dispatcher.endings():
+            self._report(ending)
+        self._set_alarm(now_s)
+
+    async def close(self) -> None:
+        """Returns when everything admitted has ended."""
+        while self._waiting:
+            await asyncio.wait([waiting.reply for waiting in self._waiting.values()])
+            self._pump()
+        if self._alarm:
+            self._alarm.cancel()
+        await self._workers.close()
+
+    def _admit(self, inputs: Packed, deadline_s: float) -> list[int]:
+        now_s = self._clock()
+        self.counts.inputs_arrived(len(inputs))
+        tickets: list[int] = []
+        loop = asyncio.get_running_loop()
+        for row in range(len(inputs)):
+            ticket = self.dispatcher.admit(now_s, deadline_s, Place(inputs, row))
+            if isinstance(ticket, Refusal):
+                for admitted in tickets:
+                    self.dispatcher.abandon(admitted)
+                raise RefusedError(503, f"refused: {ticket.reason}", retry_after_s=max(1, round(ticket.retry_after_s)))
+            tickets.append(ticket)
+            self._waiting[ticket] = _Waiting(loop.create_future(), now_s, now_s, deadline_s)
+        return tickets
+
+    async def _fly(self, launch: Launch, started_s: float) -> None:
+        try:
+            order = self._order(launch, started_s)
+            async with self._time_limit(launch):
+                async for reply in self._workers.run(launch.replica, order):
+                    if isinstance(reply, Departed):
+                        self._depart(launch, reply, started_s)
+                    else:
+                        self._stay(launch, reply, started_s)
+        except Exception as error:
+            self._fail(launch, error)
+        self.pump()
+
+    def _fail(self, launch: Launch, error: Exception) -> None:
+        """Fail a launch. If it hung, a holder may hang, so the survivors that it was to use are given up, too."""
+        found_out = isinstance(error, LostError)
+        hung = isinstance(error, TimeoutError) and any(isinstance(place.payload, Held) for place in launch.places)
+        reason = f"{type(error).__name__}: {error}"
+        self.dispatcher.failed(launch.id, self._clock(), reason, lost=found_out or hung, blame=not found_out)
+
+    @asynccontextmanager
+    async def _time_limit(self, launch: Launch) -> AsyncIterator[None]:
+        """Cancel a launch that takes far too long, which then counts as failed, and suspect its replica."""
+        limit_s = self.dispatcher.timeout_s(launch.id)
+        try:
+            async with asyncio.timeout(limit_s if isfinite(limit_s) else None):
+                yield
+        except TimeoutError:
+            self._workers.suspect(launch.replica)
+            raise
+
+    def _order(self, launch: Launch, now_s: float) -> Order:
+        waiting = [self._waiting[ticket] for ticket in launch.tickets if ticket in self._waiting]
+        left_s = max((one.deadline_s - now_s for one in waiting), default=0.0)
+        return Order(launch.stop, launch.ramps, parts_of(launch.places), launch.keep, hold_s=left_s + GRACE_S)
+
+    def _depart(self, launch: Launch, departed: Departed, started_s: float) -> None:
+        exits, now_s = departed.exits, self._clock()
+        scores, rows = exits.probabilities.max(axis=1), exits.rows.tolist()
+        told = zip(rows, exits.labels.tolist(), scores.tolist(), exits.blocks.tolist(), strict=True)
+        for row, label, score, block in told:
+            waiting = self._waiting.get(launch.tickets[row])
+            if waiting and not waiting.reply.done():
+                waiting.step(launch.cursor, started_s, departed.computed_s, now_s)
+                self.counts.input_left(block, now_s - waiting.admitted_s, now_s <= waiting.deadline_s)
+                waiting.reply.set_result(Answer(label, score, block, tuple(waiting.steps)))
+        self.dispatcher.released(launch.id, rows)
+
+    def _stay(self, launch: Launch, stayed: Stayed, started_s: float) -> None:
+        now_s, rows = self._clock(), stayed.rows.tolist()
+        self.counts.launch_ended(launch.replica, launch.cursor, launch.stop, len(launch.tickets), stayed.computed_s)
+        for row in rows:
+            if waiting := self._waiting.get(launch.tickets[row]):
+                waiting.step(launch.cursor, started_s, stayed.computed_s, now_s)
+        if stayed.survivors is not None:
+            self._claim(stayed.survivors)
+        places = {row: Place(stayed.survivors, index) for index, row in enumerate(rows)}
+        self.dispatcher.completed(launch.id, now_s, places)
+
+    def _claim(self, survivors: Packed | Held) -> None:
+        """Drop held survivors when the last reference to them ends: no ticket and no launch needs them then."""
+        held = isinstance(survivors, Held)
+        self.counts.survivor_bytes["held" if held else "by_value"] += survivors.size_bytes
+        if isinstance(survivors, Held):
+            weakref.finalize(survivors, self._workers.drop, survivors.address, survivors.key).atexit = False
+
+    def _report(self, ending: Ending) -> None:
+        for ticket in ending.tickets:
+            waiting = self._waiting.pop(ticket)
+            if waiting.reply.done():
+                continue
+            match ending.outcome:
+                case Outcome.EXPIRED:
+                    waiting.reply.set_exception(RefusedError(504, "the deadline passed before the answer was known"))
+                case Outcome.FAILED:
+                    waiting.reply.set_exception(RuntimeError(ending.reason))
+                case _:
+                    waiting.reply.cancel()
+
+    def _set_alarm(self, now_s: float) -> None:
+        wake_s = self.dispatcher.wake_s
+        if wake_s == self._wake_s:
+            return
+        if self._alarm:
+            self._alarm.cancel()
+        self._wake_s = wake_s
+        loop = asyncio.get_running_loop()
+        self._alarm = loop.call_later(max(0.0, wake_s - now_s), self._wake) if isfinite(wake_s) else None
+
+    def _wake(self) -> None:
+        self._wake_s = inf
+        self._pump()
+
+
+def parts_of(places: Sequence[Place]) -> tuple[Packed | Share, ...]:
+    """The parts of an order; neighbouring rows of the same batch make one part."""
+    runs = [list(run) for _, run in groupby(places, key=lambda place: id(place.payload))]
+    return tuple(_part(run[0].payload, [place.row for place in run]) for run in runs)
+
+
+def _part(source: Packed | Held, rows: list[int]) -> Packed | Share:
+    if isinstance(source, Held):
+        return Share(source, np.array(rows))
+    return source if len(source) == 1 else take(source, np.array(rows))

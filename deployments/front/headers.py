@@ -1,0 +1,60 @@
+"""What the headers of a request say (over gRPC: its metadata): how long the client waits, and which key it shows."""
+
+import hmac
+import os
+from collections.abc import Iterable
+
+from deployments.front.answers import RefusedError, shown
+from profiles.errors import UserError
+
+HEADER = "x-deadline-ms"
+LONGEST_MS = 86_400_000.0  # a day: no client waits longer, and clocks and timers have their limits
+# An optional API key. Whoever asks must show it, but for these paths, which load balancers ask.
+OPEN = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+UNKNOWN = "this server asks for a key: Authorization: Bearer KEY, or X-API-Key: KEY"
+_BEARER = b"bearer "
+
+
+def key_in(variable: str | None) -> bytes | None:
+    """The key that the environment holds, or None where none is asked for."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "")
+    if not key:
+        raise UserError(f"api_key_variable = {variable!r}: that environment variable is not set where the front runs")
+    return key.encode()
+
+
+def is_shown(key: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """In `Authorization: Bearer KEY` or `X-API-Key: KEY`; compared in a time that tells nothing of the key.
+
+    >>> is_shown(b"k", [(b"authorization", b"Bearer k")]), is_shown(b"k", [(b"x-api-key", b"no")])
+    (True, False)
+    """
+    return any(
+        hmac.compare_digest(key, value)
+        if name == b"x-api-key"
+        else name == b"authorization"
+        and value[: len(_BEARER)].lower() == _BEARER
+        and hmac.compare_digest(key, value[len(_BEARER) :])
+        for name, value in headers
+    )
+
+
+def deadline_s(told: str | None) -> float | None:
+    """How long the client waits for the answer, if it says so.
+
+    >>> deadline_s("250")
+    0.25
+    """
+    if told is None:
+        return None
+    try:
+        deadline_ms = float(told)
+    except ValueError:
+        deadline_ms = 0.0
+    if not 0 < deadline_ms <= LONGEST_MS:
+        raise RefusedError(
+            400, f"X-Deadline-Ms is {shown(told)}: it must be a number of milliseconds, more than 0, of a day at most"
+        )
+    return deadline_ms / 1e3

@@ -1,0 +1,26 @@
+"""No plan: the whole network in this process, one batch at a time, which shrinks at every ramp."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from deployments.config import AppConfig
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.route import Route, Stage
+from deployments.front.driver import Driver
+from deployments.replica.local_workers import LocalWorkers
+from deployments.replica.split import SplitReplica
+from profiles.model import SplitModel
+
+_GROUP = _REPLICA = "here"
+# Nothing was measured: deadlines are not judged at the door, but when batches form.
+_UNKNOWN_S = 0.0
+
+
+async def in_process(config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:
+    ramps = frozenset(model.ramp_blocks if config.exits else ())
+    times = (_UNKNOWN_S,) * config.max_batch
+    route = Route((Stage(0, model.num_blocks, config.max_batch, _GROUP, times, ramps=ramps),))
+    # Never ahead: what waits at a busy thread could have been merged with what comes meanwhile.
+    limits = replace(config.limits(config.front_replicas), retries=0, ahead=0)
+    dispatcher = Dispatcher(route, {_GROUP: [_REPLICA]}, limits)
+    return Driver(dispatcher, LocalWorkers({_REPLICA: SplitReplica(model)}), clock)

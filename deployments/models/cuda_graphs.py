@@ -1,0 +1,215 @@
+"""CUDA graphs: what batches of one shape take is recorded once, then replayed in one call. On torch or ONNX Runtime.
+
+Small launches wait for the host to name their kernels one by one; a replay names none. A graph has memory of its own,
+so a batch is copied into buffers of the next larger shape, and what it gives is copied out of them.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
+from deployments.models.torch_model import TorchModel
+from profiles.errors import UserError
+from profiles.model import Batch
+
+log = logging.getLogger(__name__)
+
+MOST = 64  # recordings held by one replica: each has buffers of its own
+ROWS, TOKENS = 8, 32  # what many rows, and lengths, are rounded up to multiples of; few rows to a power of two
+WARM_UPS = 3  # before recording, as torch wants it
+
+Again = Callable[[], object]
+
+
+class GraphModel(TorchModel):
+    """The same network with the same answers. What is not recorded is run as it is."""
+
+    always_masks = True
+
+    def __init__(self, inner: TorchModel, record: "Recorder") -> None:
+        super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
+        self.inner, self._record = inner, record
+        self.backend = {"torch": "graphs", "onnx": "onnx-graphs"}[inner.backend]
+        self.exports = inner.exports
+        self._recordings: dict[Hashable, Recording | None] = {}
+
+    @property
+    def exact(self) -> TorchModel:
+        return self.inner.exact
+
+    def twin(self) -> TorchModel:
+        if self.inner.backend != "torch":
+            raise UserError(f"{self.backend} computes one launch at a time: use onnx or graphs for more")
+        return GraphModel(self.inner, TorchRecorder(self.inner))
+
+    def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
+        self.inner.prepare(stretches, example)
+
+    def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
+        return self.inner.features(batch)
+
+    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
+        inputs = Inputs(arrays, present)
+        room = inputs.room(self.encoder.longest)  # the network knows no more positions
+        key = (stretch, room, inputs.widths)
+        if key not in self._recordings:
+            self._add(key, stretch, partial(inputs.empty, room))
+        recording = self._recordings.get(key)
+        return recording.run(inputs) if recording else self.inner.through(stretch, arrays, present)
+
+    def _add(self, key: Hashable, stretch: Stretch, buffers: "Callable[[], Inputs]") -> None:
+        try:
+            made = self._record(stretch, buffers)
+            if made is None:  # not yet
+                return
+        except Exception:
+            log.exception("blocks %s run without a CUDA graph for %s", stretch, buffers().shapes)
+            made = None
+        if len(self._recordings) >= MOST:  # the one that was made first goes
+            del self._recordings[next(iter(self._recordings))]
+        self._recordings[key] = made
+
+
+class Room(NamedTuple):
+    """How many inputs fit into a recording's buffers, and for texts how many tokens of each."""
+
+    rows: int
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a stretch reads: arrays with one row an input, and for texts which tokens are real."""
+
+    arrays: Mapping[str, Tensor]
+    present: Tensor | None
+
+    @property
+    def rows(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    @property
+    def tokens(self) -> int | None:
+        return None if self.present is None else self.present.shape[1]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in sorted(self.arrays.items())}
+
+    @property
+    def widths(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """What is never padded: a picture's size, say."""
+        fixed = 1 if self.present is None else 2
+        return tuple((name, shape[fixed:]) for name, shape in self.shapes.items())
+
+    def room(self, longest: int | None) -> Room:
+        """The next larger shape that is recorded."""
+        rows = 1 << (self.rows - 1).bit_length() if self.rows < ROWS else _up_to_a_multiple(self.rows, ROWS)
+        if self.tokens is None:
+            return Room(rows, None)
+        tokens = _up_to_a_multiple(self.tokens, TOKENS)
+        return Room(rows, max(self.tokens, min(tokens, longest or tokens)))
+
+    def empty(self, room: Room) -> "Inputs":
+        """Buffers for as many."""
+        rows, tokens = room
+        if self.present is None or tokens is None:
+            return Inputs({name: each.new_zeros((rows, *each.shape[1:])) for name, each in self.arrays.items()}, None)
+        arrays = {name: each.new_zeros((rows, tokens, *each.shape[2:])) for name, each in self.arrays.items()}
+        # Nobody may be made of padding alone: there would be nothing to attend to.
+        return Inputs(arrays, self.present.new_ones((rows, tokens)))
+
+    def fill(self, given: "Inputs") -> None:
+        """In rows beyond those given stands what stood there before: nobody reads it."""
+        for name, buffer in self.arrays.items():
+            buffer[: given.rows, : given.arrays[name].shape[1]].copy_(given.arrays[name])
+        if self.present is not None and given.present is not None:
+            self.present[: given.rows] = False
+            self.present[: given.rows, : given.tokens].copy_(given.present)
+
+
+def _up_to_a_multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Buffers to read from, buffers that are written, and how to have them written again."""
+
+    reads: Inputs
+    gives: Passed
+    again: Again
+
+    def run(self, given: Inputs) -> Passed:
+        self.reads.fill(given)
+        self.again()
+        hidden, head = self.gives.hidden, self.gives.head
+        return Passed(
+            None if hidden is None else self._without_padding(hidden, given),
+            {block: logits[: given.rows].clone() for block, logits in self.gives.ramps.items()},
+            None if head is None else head[: given.rows].clone(),
+        )
+
+    @staticmethod
+    def _without_padding(hidden: Tensor, given: Inputs) -> Tensor:
+        """A copy: the next replay writes over it."""
+        return hidden[: given.rows].clone() if given.tokens is None else hidden[: given.rows, : given.tokens].clone()
+
+
+# What a stretch does to buffers that it may have made. None: not yet, ask again. Whatever it raises: never.
+Recorder = Callable[[Stretch, Callable[[], Inputs]], Recording | None]
+
+
+class TorchRecorder:
+    """Records what torch queues on the device. Other threads may go on meanwhile."""
+
+    def __init__(self, model: TorchModel) -> None:
+        self._model = model
+        # Replays follow each other, and what they give is copied at once: they need not have scratch memory each.
+        self._scratch = torch.cuda.graph_pool_handle()
+
+    def __call__(self, stretch: Stretch, buffers: Callable[[], Inputs]) -> Recording:
+        reads, graph = buffers(), torch.cuda.CUDAGraph()
+        run = partial(self._model.through, stretch, reads.arrays, reads.present)
+        with torch.cuda.device(self._model.device):
+            beside, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+            beside.wait_stream(here)
+            with torch.cuda.stream(beside):
+                for _ in range(WARM_UPS):
+                    run()
+            here.wait_stream(beside)
+            with torch.cuda.graph(graph, pool=self._scratch, capture_error_mode="thread_local"):
+                gives = run()
+        return Recording(reads, gives, graph.replay)
+
+
+class _TorchGraphs:
+    """The backend `graphs`: torch, recorded."""
+
+    tried_by_auto = True
+
+    def obstacle(self, model: TorchModel, int8: bool) -> str | None:
+        return without_cuda(model, "graphs", "torch")
+
+    def serve(self, model: TorchModel, fingerprint: Fingerprint, int8: bool) -> BackedModel:
+        return GraphModel(model, TorchRecorder(model))
+
+
+TORCH_GRAPHS = _TorchGraphs()
+
+
+def without_cuda(model: TorchModel, backend: str, instead: str) -> str | None:
+    """Why a backend that replays CUDA graphs cannot run a network that is not on CUDA."""
+    if _has_cuda(model):
+        return None
+    return f"backend {backend} replays CUDA graphs, and there are none on {model.device.type}: use backend: {instead}"
+
+
+def _has_cuda(model: TorchModel) -> bool:
+    return model.device.type == "cuda"

@@ -1,0 +1,140 @@
+"""The seam between the networks and what computes them: what a backend gets, what it gives, and how it is found.
+
+An application chooses a backend by its name or its import path (`backend:`). To add one, write a file with an object
+that is a `Backend`; a line in `BACKENDS` gives it a short name.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from deployments.models.ramps import Ramps
+from profiles.errors import UserError
+from profiles.model import Batch, SplitModel
+
+if TYPE_CHECKING:
+    from deployments.models.torch_model import TorchModel
+
+
+@dataclass(frozen=True, order=True)
+class Stretch:
+    """Blocks `start .. stop - 1`, and the ramps among them that are to be looked at."""
+
+    start: int
+    stop: int
+    ramps: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.stop}" + "".join(f"r{ramp}" for ramp in self.ramps)
+
+    def covers(self, wanted: "Stretch") -> bool:
+        """Whether running this gives all that is wanted between its own ends.
+
+        >>> Stretch(2, 4, (2, 3)).covers(Stretch(0, 6, (3,))), Stretch(2, 4).covers(Stretch(0, 6, (3,)))
+        (True, False)
+        """
+        inside = {ramp for ramp in wanted.ramps if self.start <= ramp < self.stop}
+        return wanted.start <= self.start and self.stop <= wanted.stop and inside <= set(self.ramps)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """After a stretch: the calibrated logits of its ramps by block, and the hidden state or, at the end, the answer."""
+
+    hidden: Tensor | None
+    ramps: Mapping[int, Tensor]
+    head: Tensor | None
+
+
+@runtime_checkable
+class BackedModel(SplitModel, Protocol):
+    """A network that torch has loaded, whatever computes it now. A loader of the user's own may give anything else."""
+
+    @property
+    def backend(self) -> str:
+        """The name of what computes it."""
+        ...
+
+    @property
+    def exports(self) -> bool:
+        """Whether its stretches are exported before they run as they should, so that they are better made early."""
+        ...
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+    @property
+    def reads_text(self) -> bool: ...
+
+    @property
+    def ramps(self) -> Ramps: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def exact(self) -> "TorchModel":
+        """The network on torch, whose modules hold the weights."""
+        ...
+
+    def twin(self) -> "BackedModel":
+        """The same network, same weights, for another thread that computes at the same time. Nothing else is shared."""
+        ...
+
+    def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
+        """Export these before anybody asks. The example stands before block 0."""
+        ...
+
+    def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
+        """What ramps are made from: what one after each block but the last reads, and the network's own logits."""
+        ...
+
+
+Fingerprint = Callable[["TorchModel"], str]  # tells weights from others, where graphs are kept by it
+
+
+class Backend(Protocol):
+    """One way to compute a network that torch has loaded."""
+
+    @property
+    def tried_by_auto(self) -> bool:
+        """Whether `backend: auto` measures it against torch."""
+        ...
+
+    def obstacle(self, model: "TorchModel", int8: bool) -> str | None:
+        """One line on why it cannot run this network, and what can; None if it can."""
+        ...
+
+    def serve(self, model: "TorchModel", fingerprint: Fingerprint, int8: bool) -> BackedModel:
+        """The same network with the same answers, computed by this backend."""
+        ...
+
+
+# Import paths by name: a backend's library is imported when the backend is asked for. `auto` tries them in turn.
+BACKENDS = {
+    "torch": "deployments.models.torch_model:TORCH",
+    "graphs": "deployments.models.cuda_graphs:TORCH_GRAPHS",
+    "onnx": "deployments.models.onnx_model:ONNX",
+    "onnx-graphs": "deployments.models.onnx_graphs:ONNX_GRAPHS",
+}
+
+
+def backend_named(name: str) -> Backend:
+    """One of `BACKENDS`, or of the user's own by its import path `module:object`.
+
+    >>> backend_named("torch").tried_by_auto
+    False
+    """
+    if name not in BACKENDS and ":" not in name:
+        raise UserError(f"backend {name!r} is not known; known are: auto, {', '.join(BACKENDS)}")
+    try:
+        return resolve_name(BACKENDS.get(name, name))  # type: ignore[no-any-return]
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"backend {name!r} cannot be imported: {error}") from error

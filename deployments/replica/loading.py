@@ -1,0 +1,59 @@
+"""Loads the network for a replica or a front.
+
+The backends (torch, ONNX Runtime) are imported inside the functions, so that virtual devices start without them.
+"""
+
+from pathlib import Path
+
+from deployments.config import AppConfig, named
+from optimizer.plan import read_plan
+from profiles.errors import UserError
+from profiles.files import load
+from profiles.model import SplitModel
+
+
+def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
+    """Load the network as a device of this kind runs it."""
+    if config.backend == "virtual":
+        return _virtual(config, kind)
+    from deployments.models.backends import backend_of, make_ready, planned, warn_of_another
+
+    model = _load(config, directory, "cpu" if kind == "cpu" else "cuda")
+    if config.plan:
+        make_ready(model, directory, planned(model, read_plan(Path(config.plan)), kind))
+    if config.profile:
+        warn_of_another(Path(config.profile), kind, backend_of(model))
+    return model
+
+
+def load_front_model(config: AppConfig, directory: str) -> SplitModel:
+    """Load the network for the front, which only encodes inputs where a plan runs the network elsewhere."""
+    if config.backend == "virtual":
+        return _virtual(config, None)
+    if config.planned:
+        encoding: SplitModel = named(config.loader)(directory, device="cpu", dtype="float32")
+        return encoding
+    from deployments.models.backends import make_ready, stretches
+
+    model = _load(config, directory, config.device)
+    make_ready(model, directory, [*stretches(model, 0, model.num_blocks, model.ramp_blocks if config.exits else ())])
+    return model
+
+
+def _load(config: AppConfig, directory: str, device: str) -> SplitModel:
+    from deployments.models.backends import INT8, on_backend
+
+    int8 = config.dtype == INT8
+    model: SplitModel = named(config.loader)(directory, device=device, dtype="float32" if int8 else config.dtype)
+    assert config.backend != "virtual", "This is a bug: a virtual device loads nothing."
+    return on_backend(model, directory, config.backend, int8=int8)
+
+
+def _virtual(config: AppConfig, kind: str | None) -> SplitModel:
+    from deployments.replica.virtual import VirtualModel
+
+    assert config.profile, "This is a bug: AppConfig asks for it."
+    profile = load(Path(config.profile))
+    if profile.exits is None:
+        raise UserError(f"{config.profile} says nothing of exits: profile it with --data")
+    return VirtualModel(profile.table(kind or profile.kinds[0]), profile.exits)

@@ -1,0 +1,64 @@
+"""The replica as Serve runs it: it computes on a thread, so that it can be reached while it computes."""
+
+import asyncio
+import gc
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from deployments.config import AppConfig
+from deployments.ray_facts import node_address, replica_name
+from deployments.replica.loading import load_model
+from deployments.replica.local_workers import LocalWorkers
+from deployments.replica.split import SplitReplica
+from deployments.transport.exchange import Exchange
+from deployments.transport.holdings import Holdings
+from deployments.transport.line import Desk, Whereabouts
+from deployments.transport.orders import Departed, Order, Stayed
+
+DEPLOYMENT = "split"  # the one deployment of an application of replicas
+_HERE = "here"
+HAND_OVER_S = 0.05  # how often a replica that is to end checks whether it still holds survivors
+
+
+class ServeReplica:
+    """One replica, which may run any split. Fronts ask for its address through Serve, and send orders past Serve."""
+
+    def __init__(self, config: AppConfig, kind: str, directory: str) -> None:
+        self._holdings = Holdings()
+        self._exchange = Exchange(self._holdings)
+        self._workers = LocalWorkers({_HERE: SplitReplica(load_model(config, kind, directory), self._holdings)})
+        self._desk = Desk(self.run, self.end_if_stuck)
+        self._opening = asyncio.Lock()
+        self._whereabouts: Whereabouts | None = None
+        # Serve awaits this before it ends a replica. It is set on the instance, so that Python does not call it too.
+        self.__del__ = self.hand_over
+
+    async def whereabouts(self) -> Whereabouts:
+        """The address at which fronts reach this replica, which takes orders from the first call on."""
+        async with self._opening:
+            if not self._whereabouts:
+                host = node_address()
+                await self._exchange.open(host)
+                self._whereabouts = Whereabouts(replica_name(), await self._desk.open(host), self._desk.key)
+                gc.freeze()  # the network stays for good, so the garbage collector need not look through it
+        return self._whereabouts
+
+    async def hand_over(self) -> None:
+        """Returns when all orders are answered and all survivors fetched, since no other replica has these.
+
+        Serve tells the fronts that this replica is going; each hangs up as soon as its orders are answered.
+        """
+        while self._desk.callers or len(self._holdings):
+            await asyncio.sleep(HAND_OVER_S)
+
+    def end_if_stuck(self, after_s: float) -> None:
+        """End this process if its present launch has taken longer than this; Serve then starts another replica."""
+        if self._workers.computes_for_s(_HERE) >= after_s:
+            os._exit(1)  # a hanging thread would block any gentler exit
+
+    async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
+        """Run a launch; survivors that others hold are fetched first, while the launch before still computes."""
+        here = replace(order, parts=await self._exchange.gather(order.parts))
+        async for reply in self._workers.run(_HERE, here):
+            yield reply

@@ -1,0 +1,130 @@
+"""A network that takes the table's time instead of computing, so that any cluster can be tried out on a laptop."""
+
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.latency import LatencyTable
+from profiles.model import Batch, Exits, Launched
+
+Blocks = NDArray[np.int64]
+FAULTS = "ISOBATCH_REHEARSED_FAULTS"  # set by tests to a folder with a file for each slow process
+
+
+def rehearsed() -> float:
+    """The slowdown of this process if a test makes it slow or hang, else 1."""
+    folder = os.environ.get(FAULTS)
+    told = Path(folder, str(os.getpid())) if folder else None
+    return float(told.read_text()) if told and told.exists() else 1.0
+
+
+class VirtualModel:
+    """A SplitModel in which only the time of a launch is real.
+
+    An input may say after which block it is sure, as in `{"exit_block": 3}`; for other inputs the block is drawn from
+    the profile. It leaves at the first active ramp from there on. Inputs carry as many bytes as the table says.
+    """
+
+    def __init__(
+        self,
+        table: LatencyTable,
+        exits: ExitProfile,
+        num_labels: int = 2,
+        seed: int = 0,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.perf_counter,
+        slower: Callable[[], float] = rehearsed,
+    ) -> None:
+        if table.num_blocks != exits.num_blocks:
+            raise UserError(f"the table has {table.num_blocks} blocks, the exit profile {exits.num_blocks}")
+        self.labels = tuple(str(label) for label in range(num_labels))
+        self._table = table
+        self._survival = np.append(exits.survival, 0.0)
+        self._random = np.random.default_rng(seed)
+        self._sleep, self._clock, self._slower = sleep, clock, slower
+        self._late_s = 0.0
+        # A core may run hundreds of launches a second, so the data of each kind of launch is looked up only once.
+        self._seconds, self._ways_out = cache(self._look_up), cache(self._find_ways_out)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._table.num_blocks
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels)
+
+    @property
+    def ramp_blocks(self) -> tuple[int, ...]:
+        return tuple(range(self.num_blocks - 1))
+
+    def encode(self, inputs: Sequence[Any]) -> Batch:
+        sure_after = np.array([self._sure_after(each) for each in inputs], np.int64)
+        return _batch(0, sure_after, None)
+
+    def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+        """Sleep for the table's time. Where a sleep was too long, the next is shorter, so that the sum is right."""
+        ends_s = self._clock() + self._slower() * self.seconds(batch.cursor, stop, len(batch), ramps) - self._late_s
+        launched = self._launched(batch, stop, ramps)
+        self._sleep(max(0.0, ends_s - self._clock()))
+        self._late_s = max(0.0, self._clock() - ends_s)
+        return launched
+
+    def _launched(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+        ways_out, after = self._ways_out(batch.cursor, stop, frozenset(ramps))
+        left_at = after[np.searchsorted(ways_out, batch.arrays["sure_after"])]
+        leaving, staying = np.flatnonzero(left_at >= 0), np.flatnonzero(left_at < 0)
+        logits = np.zeros((len(leaving), self.num_labels), np.float32)
+        exits = Exits(leaving, left_at[leaving], logits)
+        return Launched(exits, self._survivors(batch, stop, staying) if len(staying) else None)
+
+    def merge(self, batches: Sequence[Batch]) -> Batch:
+        sure_after = np.concatenate([batch.arrays["sure_after"] for batch in batches])
+        return _batch(batches[0].cursor, sure_after, batches[0].arrays.get("hidden"))
+
+    def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
+        return _batch(batch.cursor, batch.arrays["sure_after"][rows], batch.arrays.get("hidden"))
+
+    def seconds(self, start: int, stop: int, size: int, ramps: Collection[int]) -> float:
+        """The seconds that a launch takes on the simulated device."""
+        return self._seconds(start, stop, size, frozenset(ramps))
+
+    def _look_up(self, start: int, stop: int, size: int, ramps: frozenset[int]) -> float:
+        blocks = self._table.block_times_s(size)[start:stop].sum()
+        heads = sum(self._table.ramp_times_s(size)[ramp] for ramp in ramps if start <= ramp < stop)
+        return float(self._table.launch_s + blocks + heads)
+
+    def _sure_after(self, given: Any) -> int:
+        if isinstance(given, list) and any(each is None or isinstance(each, dict) for each in given):
+            raise UserError("a list of virtual inputs is not one of them")
+        if isinstance(given, dict) and isinstance(given.get("exit_block"), int):
+            if not 0 <= given["exit_block"] < self.num_blocks:
+                raise UserError(f"exit_block = {given['exit_block']} must lie in 0..{self.num_blocks - 1}")
+            return int(given["exit_block"])
+        # An input that draws u survives every block whose survival is above u.
+        return int(np.flatnonzero(self._survival[1:] <= self._random.random())[0])
+
+    def _find_ways_out(self, start: int, stop: int, ramps: frozenset[int]) -> tuple[Blocks, Blocks]:
+        """The active ramps on the way, and where inputs leave that are sure by each, or by none (-1: they stay)."""
+        ways_out = sorted(ramp for ramp in ramps if start <= ramp < stop)
+        beyond = self.num_blocks - 1 if stop == self.num_blocks else -1
+        return np.array(ways_out, np.int64), np.array([*ways_out, beyond], np.int64)
+
+    def _survivors(self, batch: Batch, stop: int, staying: Blocks) -> Batch:
+        hidden = np.zeros((1, self._table.hidden_bytes[stop - 1]), np.uint8)
+        return _batch(stop, np.asarray(batch.arrays["sure_after"])[staying], hidden)
+
+
+def _batch(cursor: int, sure_after: Blocks, hidden: NDArray[np.uint8] | None) -> Batch:
+    """A batch whose hidden states are one row repeated: they take memory only when they are packed to travel."""
+    count = len(sure_after)
+    weight = {} if hidden is None else {"hidden": np.broadcast_to(hidden[0], (count, hidden.shape[1]))}
+    return Batch(cursor, {"sure_after": sure_after} | weight, np.zeros((count, 0), np.float32))

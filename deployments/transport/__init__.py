@@ -1,0 +1,1 @@
+"""How orders, replies and batches travel between a front and its replicas, and from replica to replica."""

@@ -1,0 +1,116 @@
+"""Survivors that stay where they were computed, until the replica that runs them next fetches them.
+
+A claim travels instead, which names the holder and a key. The key cannot be guessed, so it alone entitles to the
+survivors. They are forgotten when the front drops them or when their time is up, so a front that vanishes leaves
+nothing behind.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import msgspec
+
+from deployments.transport.packed import Integers, Packed, is_all, pack, take
+from profiles.model import Batch
+
+State = Batch | Packed
+
+
+class LostError(RuntimeError):
+    """Survivors are no longer held, so their inputs must begin again at block 0."""
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True, tag=True, weakref=True):
+    """A claim on `count` inputs that stand before block `cursor` and are held at `address`; it is its own message."""
+
+    cursor: int
+    address: str
+    key: str
+    count: int
+    size_bytes: int = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+
+@dataclass(frozen=True)
+class Share:
+    """Some of the inputs that are held somewhere.
+
+    >>> import numpy as np
+    >>> len(Share(Held(4, "10.0.0.7:4242", "7f3a", count=8), np.array([0, 5])))
+    2
+    """
+
+    held: Held
+    rows: Integers
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def cursor(self) -> int:
+        return self.held.cursor
+
+    @property
+    def is_whole(self) -> bool:
+        return is_all(self.rows, len(self.held))
+
+
+class Holdings:
+    """All survivors that one process holds, on their device or packed in host memory. Any thread may call."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.address = "here"  # the address at which others ask, once there is one
+        self._clock = clock
+        self._states: dict[str, State] = {}
+        self._ends: list[tuple[float, str]] = []
+        self._lock = threading.RLock()  # reentrant: a garbage collection may drop survivors under the lock
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def hold(self, state: State, for_s: float) -> Held:
+        """Hold a batch until it is dropped, but no longer than `for_s`."""
+        key = secrets.token_hex(16)
+        with self._lock:
+            self._states[key] = state
+            heappush(self._ends, (self._clock() + for_s, key))
+        self.expire()
+        return Held(state.cursor, self.address, key, len(state), state.size_bytes)
+
+    def has(self, held: Held) -> bool:
+        """Whether this process is the holder."""
+        return held.address == self.address
+
+    def get(self, key: str) -> State:
+        state = self._states.get(key)
+        if state is None:
+            raise LostError(f"{self.address} no longer holds the survivors that it was asked for")
+        return state
+
+    def packed(self, key: str, rows: Integers) -> Packed:
+        """These rows, to be sent. A batch on a device is brought to the host once and whole, as others will ask too."""
+        state = self.get(key)
+        if isinstance(state, Batch):
+            state = pack(state)
+            with self._lock:
+                if key in self._states:
+                    self._states[key] = state
+        return take(state, rows)
+
+    def drop(self, keys: Iterable[str]) -> None:
+        with self._lock:
+            for key in keys:
+                self._states.pop(key, None)
+
+    def expire(self) -> None:
+        """Drop all survivors whose time is up."""
+        now_s = self._clock()
+        with self._lock:
+            while self._ends and (self._ends[0][0] <= now_s or self._ends[0][1] not in self._states):
+                self._states.pop(heappop(self._ends)[1], None)

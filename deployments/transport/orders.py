@@ -1,0 +1,164 @@
+"""An order to a replica and its replies, and the messages for them."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from deployments.transport.frames import (
+    ArrayForm,
+    Message,
+    PackedForm,
+    buffers,
+    bytes_of,
+    form_of,
+    form_of_packed,
+    unfilled,
+    unfilled_packed,
+)
+from deployments.transport.holdings import Held, LostError, Share
+from deployments.transport.packed import Integers, Packed
+from profiles.model import Exits
+
+
+@dataclass(frozen=True)
+class Order:
+    """Everything that a replica, which has no plan, must know for a launch: it runs these parts up to block `stop`.
+
+    `ramps` are the active ramps of the whole network. Survivors stay on the device if they are to be kept, or in the
+    replica's host memory if they are too large to come back by value; they are held for `hold_s` at most.
+    """
+
+    stop: int
+    ramps: frozenset[int]
+    parts: tuple[Packed | Share, ...]
+    keep: bool = False
+    by_value_bytes: int = sys.maxsize
+    hold_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Departed:
+    """The inputs that left, with their rows in the order's batch; sent as soon as they are known."""
+
+    exits: Exits
+    computed_s: float
+
+
+@dataclass(frozen=True)
+class Stayed:
+    """The end of a launch: the inputs still inside (None: there are none), and their rows in the order's batch."""
+
+    survivors: Packed | Held | None
+    rows: Integers
+    computed_s: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The launch has failed for this reason; `is_loss` says that survivors which it needed are lost."""
+
+    reason: str
+    is_loss: bool
+
+    @property
+    def error(self) -> Exception:
+        return LostError(self.reason) if self.is_loss else LaunchError(self.reason)
+
+
+class LaunchError(RuntimeError):
+    """A launch failed at a replica, whose log has the traceback."""
+
+
+Reply = Departed | Stayed | Failed
+
+
+# Each message has the fields of its class above, with the forms of arrays in place of the arrays.
+
+
+class ShareForm(Message, frozen=True):
+    held: Held
+    rows: list[int]
+
+
+class OrderForm(Message, frozen=True):
+    number: int  # its replies carry the same number
+    stop: int
+    ramps: frozenset[int]
+    parts: tuple[PackedForm | ShareForm, ...]
+    keep: bool
+    by_value_bytes: int
+    hold_s: float
+
+
+class DepartedForm(Message, frozen=True):
+    number: int
+    rows: list[int]
+    blocks: list[int]
+    logits: ArrayForm
+    computed_s: float
+
+
+class StayedForm(Message, frozen=True):
+    number: int
+    survivors: PackedForm | Held | None
+    rows: list[int]
+    computed_s: float
+
+
+class FailedForm(Message, frozen=True):
+    number: int
+    reason: str
+    is_loss: bool
+
+
+ReplyForm = DepartedForm | StayedForm | FailedForm
+
+
+def message_of_order(number: int, order: Order) -> tuple[OrderForm, Iterable[memoryview]]:
+    """The message of an order, and the bytes that follow it."""
+    parts = tuple(
+        ShareForm(part.held, part.rows.tolist()) if isinstance(part, Share) else form_of_packed(part)
+        for part in order.parts
+    )
+    form = OrderForm(number, order.stop, order.ramps, parts, order.keep, order.by_value_bytes, order.hold_s)
+    return form, buffers(order.parts)
+
+
+def order_of(form: OrderForm) -> Order:
+    """The order of a message; the `buffers` of its parts are still to be filled."""
+    parts = tuple(
+        Share(part.held, _integers(part.rows)) if isinstance(part, ShareForm) else unfilled_packed(part)
+        for part in form.parts
+    )
+    return Order(form.stop, form.ramps, parts, form.keep, form.by_value_bytes, form.hold_s)
+
+
+def message_of_reply(number: int, reply: Reply) -> tuple[ReplyForm, Iterable[memoryview]]:
+    match reply:
+        case Departed(exits, computed_s):
+            form = DepartedForm(number, exits.rows.tolist(), exits.blocks.tolist(), form_of(exits.logits), computed_s)
+            return form, bytes_of(exits.logits)
+        case Stayed(survivors, rows, computed_s):
+            staying = form_of_packed(survivors) if isinstance(survivors, Packed) else survivors
+            return StayedForm(number, staying, rows.tolist(), computed_s), buffers([survivors])
+        case Failed(reason, is_loss):
+            return FailedForm(number, reason, is_loss), ()
+
+
+def reply_of(form: ReplyForm) -> tuple[Reply, Iterable[memoryview]]:
+    """The reply of a message, and its buffers, which are still to be filled."""
+    match form:
+        case DepartedForm(_, rows, blocks, logits, computed_s):
+            exits = Exits(_integers(rows), _integers(blocks), unfilled(logits))
+            return Departed(exits, computed_s), bytes_of(exits.logits)
+        case StayedForm(_, staying, rows, computed_s):
+            survivors = unfilled_packed(staying) if isinstance(staying, PackedForm) else staying
+            return Stayed(survivors, _integers(rows), computed_s), buffers([survivors])
+        case FailedForm(_, reason, is_loss):
+            return Failed(reason, is_loss), ()
+
+
+def _integers(numbers: list[int]) -> Integers:
+    return np.array(numbers, np.int64)

@@ -1,1 +1,0 @@
-"""One device, no Ray: what constant batches gain there, with real inputs or a given survival."""

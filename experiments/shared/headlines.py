@@ -1,0 +1,166 @@
+"""The figures that matter, beside what was aimed at: the table of docs/results.md, from what results/ keeps.
+
+`make results` writes it anew, as every benchmark does when it has ended.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+EXPERIMENTS = Path(__file__).parents[1]
+RESULTS = EXPERIMENTS / "results"
+PAGE = EXPERIMENTS.parent / "docs" / "results.md"
+BEGIN, END = "<!-- headlines -->\n", "<!-- end of headlines -->\n"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One figure of a benchmark. `aim` is a bound; with `paper`, it is what the paper reports of its own machines."""
+
+    claim: str
+    figure: str
+    says: str
+    aim: float | None = None
+    at_most: bool = False
+    paper: float | None = None
+
+    def row(self, value: float | None) -> str:
+        """
+        >>> Headline("sim", "requests_per_s", "requests simulated in a second", aim=100_000).row(152_360.0)
+        '| requests simulated in a second | 152,400 | at least 100,000 |  | `make bench-sim` |'
+        >>> Headline("serve", "lone_extra_ms", "a lone request (ms)", aim=5, at_most=True).row(5.7)
+        '| a lone request (ms) | **5.7** | at most 5 |  | `make bench-serve` |'
+        """
+        cells = [self.says, self._value(value), self._aim(), "" if self.paper is None else _short(self.paper)]
+        return "| " + " | ".join([*cells, f"`make {command(self.claim)}`"]) + " |"
+
+    def _value(self, value: float | None) -> str:
+        if value is None:
+            return "not measured"
+        return _short(value) if self.met(value) else f"**{_short(value)}**"
+
+    def _aim(self) -> str:
+        return "" if self.aim is None else f"{'at most' if self.at_most else 'at least'} {_short(self.aim)}"
+
+    def met(self, value: float) -> bool:
+        return self.aim is None or (value <= self.aim if self.at_most else value >= self.aim)
+
+
+HEADLINES = {
+    "Planning": (
+        Headline("planner", "ms_bert_base_46gpus", "plan of BERT-base, 46 GPUs of one kind (ms)", 50, True),
+        Headline("planner", "ms_bert_base_46gpus_4kinds", "plan of BERT-base, 46 GPUs of four kinds (ms)", 300, True),
+        Headline("planner", "s_96blocks_1000gpus", "plan of 96 blocks, 1,000 GPUs of eight kinds (s)", 5, True),
+        Headline("planner", "gap_1000gpus", "what that plan may lack of the best one", 0.01, True),
+        Headline("planner", "bruteforce_mismatches", "plans that differ from brute force's", 0, True),
+        Headline("forecast", "mae_forecast", "mean error of the survival forecast"),
+        Headline("forecast", "mae_last", "mean error of the last window taken as forecast"),
+    ),
+    "Serving, on virtual devices": (
+        Headline("serve", "rps_ours", "requests/s through HTTP, two splits"),
+        Headline("serve", "ratio_litserve", "the same over LitServe's, one stage", 1.3),
+        Headline("serve", "ratio_ray_default", "the same over plain Ray Serve with `@serve.batch`", 5),
+        Headline("serve", "lone_extra_ms", "a lone request, over its devices' time (ms)", 5, True),
+        Headline("serve", "p50_extra_ms_at_30_percent_one_split", "p50 at 30 % load, over one pass (ms)", 3, True),
+        Headline("serve", "p50_extra_ms_at_30_percent", "the same, over two passes (ms)", 3, True),
+        Headline("serve", "goodput_share_1split", "goodput over what the plan promised, 1 split", 0.9),
+        Headline("serve", "goodput_share_2splits", "the same, 2 splits", 0.9),
+        Headline("serve", "goodput_share_3splits", "the same, 3 splits on two kinds", 0.9),
+        Headline("serve", "ratio_naive", "BERT-base, one V100, batch 16: goodput over early exit as it is", paper=1.44),
+        Headline("serve", "ratio_stock", "the same, over the network without exits", paper=1.30),
+        Headline(
+            "serve", "ratio_naive_batch_4", "BERT-base, one V100, batch 4: goodput over early exit as it is", paper=1.44
+        ),
+        Headline("serve", "ratio_stock_batch_4", "the same, over the network without exits", paper=1.30),
+        Headline("serve", "ratio_naive_flat", "devices of flat batch time: goodput over early exit as it is"),
+        Headline("serve", "ratio_stock_flat", "the same, over the network without exits"),
+        Headline("serve", "overload_share", "goodput at three times the load, over its peak", 0.9),
+        Headline("serve", "refusal_p50_ms", "a refusal, p50 (ms)", 20, True),
+        Headline("serve", "hop_256kib_ms", "256 KiB of survivors to the next split, p50 (ms)", 2.5, True),
+        Headline("serve", "hop_3mib_ms", "3 MiB of survivors to the next split, p50 (ms)", 8, True),
+    ),
+    "The simulator": (
+        Headline("sim", "requests_per_s", "requests simulated in a second, one core", 100_000),
+        Headline("sim", "goodput_error_max", "goodput beside the live graph, worst case", 0.05, True),
+        Headline("sim", "p50_error_max", "p50 beside the live graph, worst case", 0.1, True),
+        Headline("sim", "p99_error_max", "p99 beside the live graph, worst case", 0.1, True),
+        Headline(
+            "homogeneous", "gain_over_early_exit_batch_4", "BERT-base, 16 V100, batch 4, over early exit", paper=1.44
+        ),
+        Headline("homogeneous", "gain_over_no_exits_batch_4", "the same, over no exits", paper=1.30),
+        Headline(
+            "heterogeneous",
+            "gain_over_best_batch_4",
+            "6 V100, 8 P100, 15 K80, batch 4, over the best other",
+            paper=1.70,
+        ),
+    ),
+    "Re-planning, live on virtual devices": (
+        Headline("replan", "changes", "plan changes under load", 30),
+        Headline("replan", "failed", "requests that failed meanwhile", 0, True),
+        Headline("replan", "wrong", "wrong answers meanwhile", 0, True),
+        Headline("replan", "min_goodput_share", "worst second around a change, over the steady state", 0.8),
+        Headline("replan", "adapt_share_after_2_windows", "two windows after a switch, over the best plan", 0.95),
+        Headline("chaos", "faults", "faults under load", 30),
+        Headline("chaos", "lost", "admitted requests without an answer", 0, True),
+        Headline("chaos", "worst_recovery_s", "longest way back to 90 % of the reachable goodput (s)"),
+    ),
+    "Computing, on two cores": (
+        Headline("backend", "onnx_over_torch_bert", "BERT-base, ONNX Runtime over torch", 1),
+        Headline("backend", "onnx_over_torch_distilbert", "DistilBERT, the same", 1),
+        Headline("backend", "onnx_over_torch_vit", "ViT-base, the same", 1),
+        Headline("backend", "onnx_over_torch_resnet", "ResNet-50, the same", 1),
+        Headline("backend", "demo_constant_over_naive", "the demo, constant batch over early exit"),
+        Headline("backend", "demo_constant_over_stock", "the demo, constant batch over no exits"),
+        Headline("backend", "minilm_constant_over_naive", "MiniLM on SST-2, constant batch over early exit"),
+        Headline("backend", "minilm_constant_over_stock", "MiniLM on SST-2, constant batch over no exits"),
+        Headline("backend", "minilm_int8_constant_over_stock", "the same in 8 bits, over no exits in 8 bits"),
+        Headline("backend", "minilm_int8_exits_cost_points", "accuracy that exits cost there (points)", 1, True),
+    ),
+}
+
+
+def command(claim: str) -> str:
+    return claim if claim == "chaos" else f"bench-{claim}"
+
+
+def _short(value: float) -> str:
+    """
+    >>> _short(152360.0), _short(0.0266453), _short(0.0)
+    ('152,400', '0.02665', '0')
+    """
+    return f"{float(f'{value:.4g}'):,.10g}"
+
+
+def _kept() -> dict[str, dict[str, float]]:
+    """The figures of every claim that was measured."""
+    return {path.stem: json.loads(path.read_text())["figures"] for path in RESULTS.glob("*.json")}
+
+
+def tables() -> str:
+    return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    kept = _kept()
+    for title, headlines in HEADLINES.items():
+        yield f"\n### {title}\n"
+        yield "| | measured | aim | paper | command |\n|---|---:|---|---:|---|"
+        yield from (each.row(kept.get(each.claim, {}).get(each.figure)) for each in headlines)
+    yield "\n"
+
+
+def page(text: str) -> str:
+    """The page with its tables as they should be now."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + tables() + END + after
+
+
+def write() -> None:
+    PAGE.write_text(page(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,148 @@
+"""A live application on virtual devices: on a Ray of this process, with nodes that can be added and killed."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from cluster.serving.deploy import deploy
+from cluster.serving.local import LocalRay, free_port, local_ray
+from cluster.serving.processes import descendants
+from deployments.replica.virtual import FAULTS
+from optimizer.plan import Plan
+from profiles.files import Profile, save
+
+NAME = "live"
+NODE_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True)
+class Live:
+    """One application, and how to reach the parts of it that may be killed."""
+
+    ray: LocalRay
+    base: str
+    faults: Path
+
+    @property
+    def url(self) -> str:
+        return f"{self.base}/predict"
+
+    def deploy(self, *applications: dict[str, Any], patience_s: float = 180.0) -> None:
+        """In place of those that were declared before."""
+        deploy(self.ray, {"applications": list(applications)}, patience_s)
+
+    def processes(self, deployment: str) -> dict[str, int]:
+        """Of every running replica of deployments of this name: ours, and those of what leads us."""
+        from ray.serve.context import _get_global_client
+
+        found: dict[str, int] = {}
+        for name, application in _get_global_client().get_serve_details()["applications"].items():
+            if name.partition(".")[0] not in (NAME, "controller"):
+                continue
+            for each in application["deployments"].get(deployment, {}).get("replicas", ()):
+                if each["state"] == "RUNNING":
+                    found[each["replica_id"]] = each["pid"]
+        return found
+
+    def slow_down(self, process: int, times: float) -> None:
+        """From its next launch on this device takes so many times as long."""
+        (self.faults / str(process)).write_text(str(times))
+
+
+@contextmanager
+def bare() -> Iterator[Live]:
+    """A Ray and a Serve that serves nothing yet."""
+    before, port = dict(os.environ), free_port(8610)
+    os.environ.pop("RAY_ADDRESS", None)
+    with TemporaryDirectory() as faults:
+        os.environ[FAULTS] = faults
+        # Only one proxy: those of several nodes of one machine would want the same port.
+        with local_ray({"host": "127.0.0.1", "port": port, "location": "HeadOnly"}) as ray:
+            yield Live(ray, f"http://127.0.0.1:{port}", Path(faults))
+            logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # of the event loop that handles belonged to
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def application(plan: Plan, facts: Profile, folder: Path, **told: Any) -> dict[str, Any]:
+    """What a Serve file says of it; the plan and the profile lie in the folder."""
+    (folder / "plan.json").write_text(plan.to_json())
+    save(facts, folder / "profile.json")
+    arguments = {
+        "model": str(folder),  # nothing is read from there: virtual devices compute nothing
+        "backend": "virtual",
+        "plan": str(folder / "plan.json"),
+        "profile": str(folder / "profile.json"),
+        "drain_s": 10.0,
+        **told,
+    }
+    return {"name": NAME, "import_path": "deployments.app:build", "args": arguments}
+
+
+def controller(folder: Path, **told: Any) -> dict[str, Any]:
+    """What a Serve file says of the controller beside it; what it remembers lies in the folder."""
+    arguments = {"application": NAME, "memory": str(folder / "memory"), **told}
+    path = "cluster.controller.app:build"
+    return {"name": "controller", "import_path": path, "route_prefix": "/controller", "args": arguments}
+
+
+@contextmanager
+def node(address: str, resources: Mapping[str, float], cpus: float = 3.0) -> Iterator[int]:
+    """One more node of a running Ray, as a second machine would join it; yields its process, which may be killed."""
+    before = _alive()
+    # In a folder of its own: `ray start` notes there that this machine has a cluster, which others would heed.
+    with TemporaryDirectory(prefix="node-", ignore_cleanup_errors=True) as folder:
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--address={address}"]
+        command += [f"--temp-dir={folder}", f"--num-cpus={cpus:g}", "--num-gpus=0"]
+        command += [f"--resources={json.dumps(dict(resources))}"]
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        ) as process:
+            try:
+                _until(lambda: _alive() - before, NODE_WITHIN_S, "the node did not join")
+                yield process.pid
+            finally:
+                kill_node(process.pid)
+
+
+def kill_node(process: int) -> None:
+    """With all that runs there, at once."""
+    for each in (*descendants(process), process):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+def named(what: str) -> list[int]:
+    """Processes below this one whose command says so."""
+    found = []
+    for process in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            if what in Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+                found.append(process)
+    return found
+
+
+def _alive() -> set[str]:
+    """Nodes, with those that died a moment ago."""
+    import ray
+
+    return {each["NodeID"] for each in ray.nodes() if each["Alive"]}
+
+
+def _until(holds: Any, within_s: float, otherwise: str) -> None:
+    until_s = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"{otherwise} within {within_s:g} s")
+        time.sleep(0.1)

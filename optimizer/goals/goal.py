@@ -1,0 +1,75 @@
+"""What a goal has to say for the planner to search for it. A new goal is one file with one registered class."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from optimizer.search.bounds import Cut
+    from optimizer.search.multipliers import Relaxation
+
+Floats = NDArray[np.float64]
+Number = Any  # a float or an array of floats
+
+
+class Goal(ABC):
+    """A value to minimise, and what is known of it in advance.
+
+    The value may never get worse when a plan needs fewer device seconds or answers sooner. Everything but `name` and
+    `value` has a default that is right for any such goal; what a goal says of its bounds makes the search fast.
+    """
+
+    name: ClassVar[str]
+    best_with: ClassVar[Literal["most", "fewest", "any"]] = "any"  # of the replicas that the objective allows
+    needs_latency: ClassVar[bool] = False  # latency matters even when no SLO is given
+    at_given_goodput: ClassVar[bool] = False  # the goodput is asked for, and inputs come at that rate
+    adds_up: ClassVar[bool] = False  # it is goodput alone: pipelines side by side sustain the sum of theirs
+
+    @abstractmethod
+    def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
+        """Of a plan that keeps what the objective asks; at least 0, small is good."""
+
+    def least_goodput_per_s(self, value: float) -> float:
+        """What every plan sustains whose value is at most this."""
+        return 0.0
+
+    def most_seconds_per_input(self, value: float) -> float:
+        """The inverse of a goodput that every plan sustains whose value is at most this."""
+        return inf
+
+    def least_seconds_per_input(self, bound: float) -> float:
+        """The inverse of a goodput that no plan exceeds, when no plan's value is below this bound."""
+        return 0.0
+
+    def of_one_placement(
+        self, loads_s: Floats, fewest: Floats, most: float, price: float, latency_s: Callable[[Floats], Floats]
+    ) -> Floats:
+        """Values of many plans of one placement each, with the best of `fewest` to `most` replicas.
+
+        `price` is that of one replica, `latency_s` gives the latencies at goodputs.
+        """
+        replicas = np.arange(1.0, max(most, 1.0) + 1)[:, None]
+        goodputs = replicas / loads_s
+        values = np.broadcast_to(self.value(goodputs, replicas * price, latency_s(goodputs)), goodputs.shape)
+        return np.asarray(np.where(replicas >= fewest, values, inf).min(axis=0))
+
+    def first_bound(self, relaxation: "Relaxation") -> "Cut":
+        """A bound that is found at once; it sets the scale of values."""
+        return relaxation.cut(np.zeros(relaxation.kinds))[0]
+
+    def cuts(self, relaxation: "Relaxation") -> "list[Cut]":
+        """Bounds by multipliers that get better and better, the tightest last."""
+        return [self.first_bound(relaxation)]
+
+
+GOALS: dict[str, Goal] = {}  # by the names that stand in files and options
+
+
+def register(goal: type[Goal]) -> type[Goal]:
+    """Make a goal known by its name."""
+    GOALS[goal.name] = goal()
+    return goal

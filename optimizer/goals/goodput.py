@@ -1,0 +1,73 @@
+"""As many inputs per second as the devices sustain; the value is seconds per input."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optimizer.goals.goal import Floats, Goal, Number, register
+
+if TYPE_CHECKING:
+    from optimizer.search.bounds import Cut
+    from optimizer.search.multipliers import Relaxation
+
+
+@register
+class Goodput(Goal):
+    """Every device at work: the best plan takes as many replicas as there are."""
+
+    name = "goodput"
+    best_with = "most"
+    adds_up = True
+
+    def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
+        return 1 / goodput_per_s
+
+    def least_goodput_per_s(self, value: float) -> float:
+        return 1 / value
+
+    def most_seconds_per_input(self, value: float) -> float:
+        return value
+
+    def least_seconds_per_input(self, bound: float) -> float:
+        return bound
+
+    def of_one_placement(
+        self, loads_s: Floats, fewest: Floats, most: float, price: float, latency_s: Callable[[Floats], Floats]
+    ) -> Floats:
+        return loads_s / max(most, 1.0)
+
+    def first_bound(self, relaxation: "Relaxation") -> "Cut":
+        return relaxation.evenly()
+
+    def cuts(self, relaxation: "Relaxation") -> "list[Cut]":
+        """1 / goodput >= (mu . loads + nu * (latency - budget)) / (the most that mu gives on the devices).
+
+        A multiplier of 1 is shared out among the kinds. A kind that works more than the others gets more of it.
+        """
+        counts, fixed_shares = relaxation.valuation.counts, relaxation.fixed_shares
+        shares = np.full(len(counts), 1 / len(counts)) if relaxation.shares is None else relaxation.shares
+
+        def solve(multipliers: Floats) -> "tuple[Cut, Floats]":
+            mu = multipliers[:-1] / counts
+            found, path = relaxation.cut(mu / relaxation.valuation.most_capacity(mu), multipliers[-1])
+            uneven = path.loads / counts * (not fixed_shares)
+            return found, np.append(uneven - uneven.mean(), relaxation.late(path))
+
+        def project(multipliers: Floats) -> Floats:
+            return np.append(shares if fixed_shares else onto_simplex(multipliers[:-1]), max(multipliers[-1], 0.0))
+
+        return relaxation.ascend(np.append(shares, relaxation.lateness / relaxation.scale), project, solve)
+
+
+def onto_simplex(point: Floats) -> Floats:
+    """The nearest point whose parts are at least 0 and sum to 1.
+
+    >>> [round(float(part), 2) for part in onto_simplex(np.array([0.9, 0.5, -0.3]))]
+    [0.7, 0.3, 0.0]
+    """
+    descending = np.sort(point)[::-1]
+    excess = (np.cumsum(descending) - 1) / np.arange(1, len(point) + 1)
+    last = np.nonzero(descending > excess)[0][-1]
+    projected: Floats = np.maximum(point - excess[last], 0.0)
+    return projected

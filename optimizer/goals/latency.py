@@ -1,0 +1,37 @@
+"""The fastest answer at full load; the value is seconds."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from optimizer.goals.goal import Floats, Goal, Number, register
+
+if TYPE_CHECKING:
+    from optimizer.search.bounds import Cut
+    from optimizer.search.multipliers import Relaxation
+
+
+@register
+class Latency(Goal):
+    """The more replicas, the less an input waits for one; what of the latency is left from each block on is a bound."""
+
+    name = "latency"
+    best_with = "most"
+    needs_latency = True
+
+    def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
+        return latency_s
+
+    def most_seconds_per_input(self, value: float) -> float:
+        """At least one input waits in every batch, so that a latency is no shorter than the time per input."""
+        return value
+
+    def of_one_placement(
+        self, loads_s: Floats, fewest: Floats, most: float, price: float, latency_s: Callable[[Floats], Floats]
+    ) -> Floats:
+        return latency_s(max(most, 1.0) / loads_s)
+
+    def first_bound(self, relaxation: "Relaxation") -> "Cut":
+        return relaxation.fastest()
+
+    def cuts(self, relaxation: "Relaxation") -> "list[Cut]":
+        return [relaxation.fastest()]

@@ -1,0 +1,102 @@
+"""What any plan sustains, takes and costs, computed split by split from the tables and apart from the search."""
+
+from dataclasses import asdict, dataclass, replace
+
+from optimizer.model.limits import broken_counts, broken_facts, broken_wishes
+from optimizer.model.works import Work, local_waits_s, works
+from optimizer.objective import Objective
+from optimizer.plan import Placement, Plan, Split
+from optimizer.problem import Problem
+from profiles.errors import UserError
+
+
+@dataclass(frozen=True)
+class SplitScore:
+    """One split of a plan. Times are seconds; `busy` is its share of its placement's time at full load."""
+
+    split: Split
+    kind: str
+    reach: float  # the share of all inputs that enter
+    survivors: float  # the share of all inputs that go on
+    launch_s: float
+    felt_s: float  # what an input that stays to the end sees of a launch
+    transfer_s: float
+    stays: bool  # its inputs are on its replica already
+    load_s: float
+    fill_s: float
+    wait_s: float
+    busy: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """A whole plan."""
+
+    splits: tuple[SplitScore, ...]
+    goodput_per_s: float
+    rate_per_s: float
+    latency_s: float
+    cost_per_hour: float
+    broken: tuple[str, ...]  # what the objective asks and the plan does not keep, one line each
+    pipelines: "tuple[Score, ...]" = ()  # where several run side by side
+
+    @property
+    def latency_parts_s(self) -> dict[str, float]:
+        """The latency of an input that stays to the end, by what it waits for; that of the slowest pipeline."""
+        if self.pipelines:
+            return max(self.pipelines, key=lambda pipeline: pipeline.latency_s).latency_parts_s
+        return {
+            "filling batches": sum(split.fill_s for split in self.splits),
+            "waiting for a replica": sum(split.wait_s for split in self.splits),
+            "computing": sum(split.felt_s for split in self.splits),
+            "travelling": sum(split.transfer_s for split in self.splits),
+        }
+
+    def as_json(self) -> dict[str, object]:
+        """The fields by their names in files, where the pipelines are called `lanes`."""
+        fields = asdict(replace(self, pipelines=()))
+        del fields["pipelines"]
+        return {**fields, "lanes": [pipeline.as_json() for pipeline in self.pipelines]}
+
+
+def evaluate(plan: Plan, facts: Problem, objective: Objective | None = None) -> Score:
+    """Goodput, latency and cost of a plan, and which wishes of the objective it breaks."""
+    objective = objective or Objective()
+    if plan.beside:
+        return _together(plan, facts, objective)
+    if plan.num_blocks != facts.num_blocks:
+        raise UserError(f"the plan covers {plan.num_blocks} blocks, the network has {facts.num_blocks}")
+    parts = list(works(plan, facts))
+    goodput_per_s = min(_goodput_per_s(placement, parts) for placement in plan.placements)
+    rate = objective.rate_at(goodput_per_s)
+    among_others_s = local_waits_s(plan, parts)
+    splits = tuple(_score(part, plan, rate, goodput_per_s, among_others_s[part.split]) for part in parts)
+    latency_s = float(sum(part.felt_s + part.transfer_s + part.fill_s + part.wait_s for part in splits))
+    price = sum(p.replicas * facts.device(p.kind).price_per_hour for p in plan.placements)
+    broken = (*broken_facts(plan, facts), *broken_wishes(goodput_per_s, latency_s, price, objective))
+    return Score(splits, goodput_per_s, rate, latency_s, price, broken)
+
+
+def _together(plan: Plan, facts: Problem, objective: Objective) -> Score:
+    """Pipelines side by side take shares by what each sustains: goodputs add up, and the slowest answer counts."""
+    goodputs_per_s = [evaluate(pipeline, facts).goodput_per_s for pipeline in plan.pipelines]
+    goodput_per_s = sum(goodputs_per_s)
+    rate = objective.rate_at(goodput_per_s)
+    shares = [Objective(arrivals_per_s=rate * each / goodput_per_s) for each in goodputs_per_s]
+    scores = [evaluate(pipeline, facts, share) for pipeline, share in zip(plan.pipelines, shares, strict=True)]
+    latency_s, price = max(score.latency_s for score in scores), sum(score.cost_per_hour for score in scores)
+    broken = [line for score in scores for line in score.broken]
+    broken += [*broken_counts(plan, facts), *broken_wishes(goodput_per_s, latency_s, price, objective)]
+    splits = tuple(split for score in scores for split in score.splits)
+    return Score(splits, goodput_per_s, rate, latency_s, price, tuple(broken), tuple(scores))
+
+
+def _goodput_per_s(placement: Placement, works: list[Work]) -> float:
+    loads = sum(work.load_s for work in works if work.split in placement.splits)
+    return placement.replicas / loads
+
+
+def _score(work: Work, plan: Plan, rate: float, goodput_per_s: float, among_others_s: float) -> SplitScore:
+    replicas = plan.placement_of(work.split).replicas
+    busy, fill_s = work.load_s * goodput_per_s / replicas, work.fill / rate + among_others_s
+    return SplitScore(**vars(work), load_s=work.load_s, fill_s=fill_s, wait_s=work.wait / goodput_per_s, busy=busy)

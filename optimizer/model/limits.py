@@ -1,0 +1,54 @@
+"""What a plan has to keep: the fleet, the memory of its devices, the ramps that there are, and what was wished."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from optimizer.objective import Objective
+from optimizer.plan import Placement, Plan, Split
+from optimizer.problem import Problem
+
+
+def memory_bytes(split: Split, facts: Problem, kind: str) -> int:
+    """What a split holds on its device: its weights, and room for the largest block's activations."""
+    table = facts.table(kind)
+    blocks = slice(split.start, split.stop)
+    return sum(table.memory_bytes[blocks]) + split.batch_size * max(table.activation_bytes[blocks], default=0)
+
+
+def waiting_bytes(placement: Placement, facts: Problem) -> int:
+    """What waits on a replica of a local placement: almost a batch, and what the launch before it adds."""
+    hidden = facts.table(placement.kind).hidden_bytes
+    joins = [(a, b) for a, b in pairwise(sorted(placement.splits, key=_start)) if placement.local and a.stop == b.start]
+    return sum((a.batch_size + b.batch_size) * hidden[a.stop - 1] for a, b in joins)
+
+
+def _start(split: Split) -> int:
+    return split.start
+
+
+def broken_counts(plan: Plan, facts: Problem) -> Iterator[str]:
+    for kind, used in plan.devices().items():
+        if used > facts.device(kind).count:
+            yield f"{used} {kind} are used, the fleet has {facts.device(kind).count}"
+
+
+def broken_facts(plan: Plan, facts: Problem) -> Iterator[str]:
+    yield from broken_counts(plan, facts)
+    for placement in plan.placements:
+        has = facts.device(placement.kind).memory_bytes
+        needed = sum(memory_bytes(split, facts, placement.kind) for split in placement.splits)
+        needed += waiting_bytes(placement, facts)
+        if needed > has:
+            yield f"{needed / 1e9:.2f} GB are placed on one {placement.kind}, which has {has / 1e9:.2f} GB"
+    for ramp in set(plan.ramps) - facts.ramp_blocks:
+        yield f"ramp {ramp} is active, but no ramp stands behind that block"
+
+
+def broken_wishes(goodput_per_s: float, latency_s: float, price: float, objective: Objective) -> Iterator[str]:
+    close = 1 + 1e-9
+    if latency_s > objective.budget_s * close:
+        yield f"latency {latency_s * 1e3:.4g} ms is over the budget of {objective.budget_s * 1e3:.4g} ms"
+    if goodput_per_s * close < objective.goodput_per_s:
+        yield f"goodput {goodput_per_s:.4g}/s is under the {objective.goodput_per_s:.4g}/s wanted"
+    if objective.cost_per_hour is not None and price > objective.cost_per_hour * close:
+        yield f"${price:.4g} per hour is over the ${objective.cost_per_hour:.4g} allowed"

@@ -1,0 +1,152 @@
+"""What loads are worth: how many replicas each placement gets, and the value of the goal that results."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.effort import LAST_BITS
+from optimizer.model import cost
+from optimizer.objective import Objective
+from optimizer.problem import Problem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Staffing:
+    """The best that can be made of some loads: its value (small is good), its goodput, and replicas by column."""
+
+    value: float
+    goodput_per_s: float
+    replicas: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Valuation:
+    """Values partial and finished plans. A column is a placement; `kind_of[column]` is its kind."""
+
+    facts: Problem
+    objective: Objective
+    kind_of: tuple[int, ...]
+
+    @cached_property
+    def counts(self) -> Floats:
+        return np.array([float(device.count) for device in self.facts.devices])
+
+    @cached_property
+    def prices(self) -> Floats:
+        return np.array([device.price_per_hour for device in self.facts.devices])
+
+    @property
+    def allowed(self) -> float:
+        """Dollars per hour."""
+        return inf if self.objective.cost_per_hour is None else self.objective.cost_per_hour * (1 + LAST_BITS)
+
+    @property
+    def wanted(self) -> float:
+        """The rate at which inputs come, however many the plan sustains."""
+        return self.objective.rate_at(inf)
+
+    def least_goodput_per_s(self, work: float, fill: float, wait: float) -> float:
+        """The goodput from which on the latency fits; infinite when none is enough.
+
+        Filling and waiting shrink as the goodput grows, but batches fill no faster than inputs come.
+        """
+        floor, spare = self.objective.goodput_per_s, self.objective.budget_s - work
+        if np.isinf(spare):
+            return floor
+        if spare < -LAST_BITS:
+            return inf
+        goodput = (fill + wait) / max(spare, LAST_BITS)
+        if goodput > self.wanted:
+            spare -= fill / self.wanted
+            goodput = max(wait / spare, self.wanted) if spare > 0 else inf
+        return max(floor, goodput)
+
+    def _least_goodputs(self, work: Floats, fill: Floats, wait: Floats) -> Floats:
+        """`least_goodput_per_s` of many."""
+        if np.isinf(self.objective.budget_s):
+            return np.full(len(work), self.objective.goodput_per_s)
+        spare = self.objective.budget_s - work
+        goodput = (fill + wait) / np.maximum(spare, LAST_BITS)
+        left = spare - fill / self.wanted
+        slower = np.where(left > 0, np.maximum(wait / np.where(left > 0, left, 1.0), self.wanted), inf)
+        goodput = np.where(goodput > self.wanted, slower, goodput)
+        return np.where(spare < -LAST_BITS, inf, np.maximum(self.objective.goodput_per_s, goodput))
+
+    def staffed(self, loads: Floats, work: float, fill: float, wait: float, best: float = inf) -> Staffing | None:
+        """The best replicas for these loads, if any of them has a value below `best`."""
+        goal, least = self.objective.aim, self.least_goodput_per_s(work, fill, wait)
+        if np.isinf(least) or not (loads > 0).any():
+            return None
+        least = max(least, goal.least_goodput_per_s(best))  # slower ones would not be taken
+        found: Staffing | None = None
+        for replicas, goodput_per_s in self._staircase(loads, least):
+            price = float(self.prices[list(self.kind_of)] @ replicas)
+            latency_s = cost.latency_s(work, fill, wait, self.objective.rate_at(goodput_per_s), goodput_per_s)
+            value = goal.value(goodput_per_s, price, latency_s)
+            if found is None or value < found.value:
+                found = Staffing(value, goodput_per_s, replicas)
+            if goal.best_with == "fewest":
+                break
+        return found if found and found.value < best else None
+
+    def of_one_placement(self, kind: int, loads: Floats, work: Floats, fill: Floats, wait: Floats) -> Floats:
+        """Values of plans with one placement, on that kind: as `staffed` has it, of many at once."""
+        price = float(self.prices[kind])
+        most = min(self.counts[kind], np.floor(self.allowed / price)) if price else self.counts[kind]
+        fewest = np.maximum(1.0, np.ceil(self._least_goodputs(work, fill, wait) * loads * (1 - LAST_BITS)))
+
+        def latency_s(goodputs: Floats) -> Floats:
+            return np.asarray(work + fill / np.minimum(goodputs, self.wanted) + wait / goodputs)
+
+        values = self.objective.aim.of_one_placement(loads, fewest, most, price, latency_s)
+        return np.where(fewest <= most, values, inf)
+
+    def _staircase(self, loads: Floats, least_per_s: float) -> Iterator[tuple[tuple[int, ...], float]]:
+        """The fewest replicas for every goodput from this one on, as far as the fleet goes.
+
+        To sustain more, the slowest placement needs one replica more: there is no other way, so nothing is missed.
+        """
+        used = np.nonzero(loads > 0)[0]
+        heavy, kinds = loads[used], np.array(self.kind_of)[used]
+        replicas = np.maximum(1.0, np.ceil(least_per_s * heavy * (1 - LAST_BITS)))
+        if self._takes_all and self._affordable(replicas, kinds):
+            least_per_s = float((self.counts[kinds] / heavy).min())
+            replicas = np.maximum(1.0, np.ceil(least_per_s * heavy * (1 - LAST_BITS)))
+        while self._affordable(replicas, kinds):
+            goodputs = replicas / heavy
+            slowest = int(goodputs.argmin())
+            yield self._by_column(used, replicas), float(goodputs[slowest])
+            replicas[slowest] += 1
+
+    @cached_property
+    def _takes_all(self) -> bool:
+        """Whether the best plan simply takes all devices of a kind for its one placement."""
+        alone = len(set(self.kind_of)) == len(self.kind_of)
+        return alone and np.isinf(self.allowed) and self.objective.aim.best_with == "most"
+
+    def _affordable(self, replicas: Floats, kinds: Ints) -> bool:
+        used = np.bincount(kinds, replicas, len(self.counts))
+        return bool((used <= self.counts).all() and used @ self.prices <= self.allowed)
+
+    def _by_column(self, used: Ints, replicas: Floats) -> tuple[int, ...]:
+        columns = np.zeros(len(self.kind_of), np.int64)
+        columns[used] = replicas
+        return tuple(int(count) for count in columns)
+
+    def most_capacity(self, mu: Floats) -> float:
+        """The largest sum of mu over devices that the fleet and the money allow (fractions of devices too)."""
+        if np.isinf(self.allowed):
+            return float(mu @ self.counts)
+        per_dollar = mu / np.maximum(self.prices, 1e-300)
+        total, money = 0.0, self.allowed
+        for kind in np.argsort(-per_dollar):
+            count = min(self.counts[kind], money / self.prices[kind]) if self.prices[kind] else self.counts[kind]
+            total, money = total + count * mu[kind], money - count * self.prices[kind]
+        return float(total)

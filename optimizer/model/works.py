@@ -1,0 +1,128 @@
+"""What each split of a plan takes, straight from the tables, before the goodput of the plan is known."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from optimizer.model import cost
+from optimizer.plan import Plan, Split
+from optimizer.problem import Problem
+from profiles.errors import UserError
+
+
+@dataclass(frozen=True)
+class Work:
+    """One split: how many inputs reach it, and how long they keep a device and wait."""
+
+    split: Split
+    kind: str
+    reach: float
+    survivors: float
+    launch_s: float
+    felt_s: float
+    transfer_s: float
+    stays: bool = False  # its inputs are on its replica already
+
+    @property
+    def load_s(self) -> float:
+        """Seconds of device per input that arrives at the network."""
+        occupied_s = cost.occupied_s(self.launch_s, self.transfer_s)
+        return float(cost.load_s(self.reach, occupied_s, self.split.batch_size))
+
+    @property
+    def fill(self) -> float:
+        return 0.0 if self.stays else float(cost.fill_arrivals(self.reach, self.split.batch_size))
+
+    @property
+    def wait(self) -> float:
+        return 0.0 if self.stays else self.arrivals
+
+    @property
+    def arrivals(self) -> float:
+        """How many inputs arrive at the network between two launches of this split."""
+        return float(cost.wait_arrivals(self.reach, self.split.batch_size))
+
+
+def works(plan: Plan, facts: Problem) -> Iterator[Work]:
+    reach, before = 1.0, None
+    for split in plan.splits:
+        placement = plan.placement_of(split)
+        stays = placement.local and placement is before
+        source = None if before is None or stays else before.kind
+        done = replace(work(split, facts, placement.kind, source, reach), stays=stays)
+        yield _turning(done, facts) if placement.local and len(placement.splits) > 1 else done
+        reach, before = done.survivors, placement
+
+
+def _turning(work: Work, facts: Problem) -> Work:
+    """Where splits take turns, a launch occupies its replica until the front has said what runs next."""
+    turn_s = facts.turn_s(work.kind)
+    return replace(work, launch_s=work.launch_s + turn_s, felt_s=work.felt_s + turn_s if work.felt_s else 0.0)
+
+
+def local_waits_s(plan: Plan, works: list[Work]) -> dict[Split, float]:
+    """Seconds that an input waits at each split of a local placement while its replica runs the other launches."""
+    waits_s = {work.split: 0.0 for work in works}
+    for run in _runs(works):
+        placement = plan.placement_of(run[0].split)
+        arrivals = max(work.arrivals for work in run)
+        for work in run:
+            waits_s[work.split] = cost.others_s(arrivals, work.load_s, work.launch_s)
+        others = [work for work in works if work.split in placement.splits and work not in run]
+        waits_s[run[0].split] += arrivals * sum(work.load_s for work in others)
+    return waits_s
+
+
+def _runs(works: list[Work]) -> Iterator[list[Work]]:
+    """Neighbours between which inputs stay on their replica."""
+    edges = [i for i, work in enumerate(works) if not work.stays]
+    for start, stop in pairwise([*edges, len(works)]):
+        if stop - start > 1:
+            yield works[start:stop]
+
+
+def work(split: Split, facts: Problem, kind: str, source: str | None, reach: float) -> Work:
+    """A split on `kind` that the share `reach` of all inputs enters, coming from `source`.
+
+    Without a source nothing travels: the inputs come from outside, or stay where they are.
+    """
+    inside = _inside(split, facts.survival, reach)
+    launch_s, felt_s = _launch(split, facts, kind, inside)
+    transfer_s = _transfer_s(split, facts, source, kind) if source else 0.0
+    if reach == 0:  # no input comes here, so none waits
+        felt_s = 0.0
+    return Work(split, kind, reach, inside[-1], launch_s, felt_s, transfer_s if reach > 0 else 0.0)
+
+
+def _inside(split: Split, survival: tuple[float, ...], reach: float) -> list[float]:
+    """The share of all inputs inside each block of a split, and last the share that goes on behind it."""
+    shares = [reach]
+    for block in range(split.start, split.stop):
+        behind = (*survival, 0.0)[block + 1]
+        shares.append(behind if block in split.ramps or block + 1 == len(survival) else shares[-1])
+    return shares
+
+
+def _launch(split: Split, facts: Problem, kind: str, inside: list[float]) -> tuple[float, float]:
+    """Seconds that a launch takes on average, and that an input sees which stays to the end."""
+    table, size = facts.table(kind), split.batch_size
+    staying = np.array(inside[:-1]) / inside[0] if inside[0] > 0 else np.zeros(len(inside) - 1)
+    some, mean, felt = cost.occupancy(size, staying), cost.mean_size(size, staying), cost.felt_size(size, staying)
+    row, block = np.arange(len(staying)), np.arange(split.start, split.stop)
+    ramps = np.array([k in split.ramps for k in range(split.start, split.stop)])
+    again_s = np.where(np.append(False, ramps[:-1]), table.launch_s, 0.0)  # to shrink, a batch stops at its ramps
+
+    def seconds(batch: cost.Floats) -> cost.Floats:
+        ramp_s = np.where(ramps, table.ramp_times_s(batch)[row, block], 0.0)
+        return table.block_times_s(batch)[row, block] + ramp_s + again_s
+
+    return table.launch_s + float(some @ seconds(mean)), table.launch_s + float(seconds(felt).sum())
+
+
+def _transfer_s(split: Split, facts: Problem, source: str, target: str) -> float:
+    link = facts.links.get((source, target))
+    if link is None:
+        raise UserError(f"the plan sends a batch from {source} to {target}, and there is no link between them")
+    return link.transfer_s(split.batch_size * facts.table(source).hidden_bytes[split.start - 1])

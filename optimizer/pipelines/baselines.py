@@ -1,0 +1,145 @@
+"""What one would run without a planner, by the same costs, so that every plan can say what it gains.
+
+Every baseline is a plan like any other: kinds side by side, each with the whole network at its best batch size, or at
+the one batch size that the objective fixes for all.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from optimizer.model.evaluate import Score, evaluate
+from optimizer.model.valuation import Valuation
+from optimizer.objective import Objective
+from optimizer.pipelines.spread import Planner, spread
+from optimizer.plan import Placement, Plan, Split
+from optimizer.problem import Problem, named
+from optimizer.search.options import Builder, Floats
+from profiles.errors import UserError
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """`plan` is None where no batch size keeps what is asked."""
+
+    name: str
+    plan: Plan | None
+    score: Score | None
+
+
+def baselines(facts: Problem, objective: Objective) -> tuple[Baseline, ...]:
+    """The network without exits, with all its ramps at shrinking batches, and E3 without model parallelism."""
+    return tuple(baseline(name, facts, objective) for name in PLANNERS)
+
+
+def baseline(name: str, facts: Problem, objective: Objective) -> Baseline:
+    """One of them. It may be slower than one wishes, unless the goal is to do what is wished."""
+    if not objective.aim.at_given_goodput:
+        objective = replace(objective, goodput_per_s=0.0)
+    plan = spread(facts, objective, PLANNERS[name])
+    return Baseline(name, plan, evaluate(plan, facts, objective) if plan else None)
+
+
+def baseline_plan(name: str, facts: Problem, objective: Objective) -> Plan:
+    """The plan of a baseline, where it must have one."""
+    plan = baseline(name, facts, objective).plan
+    if plan is None:
+        raise UserError(f"{name}: no batch size keeps what is asked")
+    return plan
+
+
+def held_to(objective: Objective, stock: Baseline, alpha: float) -> Objective:
+    """E3's constraints: at least the goodput of the network without exits, at no more than `alpha` times its cost."""
+    if stock.score is None:
+        raise UserError(
+            "--alpha: without exits these devices cannot do what is asked, so that there is no cost to compare with"
+        )
+    dollars = alpha * stock.score.cost_per_hour
+    return replace(
+        objective,
+        goodput_per_s=max(
+            objective.goodput_per_s, stock.score.goodput_per_s if not objective.aim.at_given_goodput else 0.0
+        ),
+        cost_per_hour=dollars if objective.cost_per_hour is None else min(dollars, objective.cost_per_hour),
+    )
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Ways to run the whole network on one kind, as arrays; `splits(i)` are those of the i-th."""
+
+    load_s: Floats
+    work_s: Floats
+    first: Floats  # the batch that fills from outside
+    splits: Callable[[int], tuple[Split, ...]]
+    local: bool
+
+
+def _by(ways: Callable[[Problem, Objective], Ways]) -> Planner:
+    """The planner that takes the best of these ways."""
+
+    def planner(facts: Problem, objective: Objective) -> Plan | None:
+        found, valuation = ways(facts, objective), Valuation(facts, objective, (0,))
+        fill, wait = found.first - 1, found.first
+        values = valuation.of_one_placement(0, found.load_s, found.work_s, fill, wait)
+        if not np.isfinite(values).any():
+            return None
+        best = int(values.argmin())
+        staffing = valuation.staffed(found.load_s[[best]], found.work_s[best], fill[best], wait[best])
+        if staffing is None:
+            return None
+        return Plan((Placement(facts.devices[0].kind, staffing.replicas[0], found.splits(best), found.local),))
+
+    return planner
+
+
+def _stock(facts: Problem, objective: Objective) -> Ways:
+    return _whole(facts.without_exits, objective, ())
+
+
+def _naive(facts: Problem, objective: Objective) -> Ways:
+    before = zip(facts.survival, facts.survival[1:], strict=False)
+    return _whole(facts, objective, tuple(block for block, (here, behind) in enumerate(before) if behind < here))
+
+
+def _whole(facts: Problem, objective: Objective, ramps: tuple[int, ...]) -> Ways:
+    """One split, at every batch size."""
+    here = Builder(facts, objective.batches, np.inf, pruned=False).starting(0)
+    here = here.only((here.stop == facts.num_blocks) & (here.inner == bool(ramps)))
+    return Ways(
+        here.load_s[0], here.work_s[0], here.batch.astype(float),
+        lambda i: (Split(0, facts.num_blocks, int(here.batch[i]), ramps),), local=False,
+    )  # fmt: skip
+
+
+def _serial(facts: Problem, objective: Objective) -> Ways:
+    """Splits of one size in turns on every device, survivors staying there (search/local.py), if all that fits.
+
+    For every batch and every block that the last split may start from: the lightest splits up to there.
+    """
+    builder, blocks = Builder(facts, objective.batches, np.inf), facts.num_blocks
+    loads, arrivals = zip(*(builder.still(start) for start in range(blocks)), strict=True)
+    before = np.full((blocks + 1, len(arrivals[0])), np.inf)  # by block and batch
+    came = np.zeros(before.shape, int)
+    before[0] = 0.0 if builder.memory.holds_any_local[0] else np.inf
+    for start in range(blocks):
+        grown, here = before[start] + loads[start][0].T, before[start + 1 :]
+        came[start + 1 :][grown < here] = start
+        np.minimum(here, grown, out=here)
+    ends = np.stack([before[start] + loads[start][0][:, -1] for start in range(blocks)])
+    last, batch = np.nonzero(np.isfinite(ends))
+
+    def splits(i: int) -> tuple[Split, ...]:
+        edges, size = [blocks, int(last[i])], int(batch[i])
+        while edges[-1]:
+            edges.append(int(came[edges[-1], size]))
+        return tuple(named(facts, a, b, size + 1, inner=False) for b, a in pairwise(edges))[::-1]
+
+    work = np.stack(arrivals)[last, batch] * ends[last, batch]
+    return Ways(ends[last, batch], work, (batch + 1).astype(float), splits, local=True)
+
+
+NO_EXITS, EARLY_EXIT, SERIAL = "no exits", "early exit, shrinking batches", "serial E3, one device at a time"
+PLANNERS: dict[str, Planner] = {NO_EXITS: _by(_stock), EARLY_EXIT: _by(_naive), SERIAL: _by(_serial)}

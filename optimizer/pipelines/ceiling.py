@@ -1,0 +1,114 @@
+"""What no pipelines side by side can exceed together, however many there are, even if they share kinds.
+
+Multipliers `mu` on a second of every kind and `nu` on latency bound the sum: each pipeline pays at least `bound` for an
+input, and all together pay no more than the devices can. Two things make that tight. A pipeline on one kind pays no
+less than the best one there, which was found before. And a local placement answers in time or is no choice at all, so
+that it needs no multiplier for latency.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.effort import EFFORT, SAME, Effort
+from optimizer.objective import Objective
+from optimizer.problem import Problem
+from optimizer.search.bounds import Cut, cut
+from optimizer.search.exact import least_without_exits
+from optimizer.search.local import Floats, LocalSearch
+from optimizer.search.multipliers import Relaxation
+from optimizer.search.sweeps import Search
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """`alone_per_s`: what every kind sustains at most by itself, for the goal goodput; 0 where that is not known."""
+
+    facts: Problem
+    objective: Objective
+    alone_per_s: Floats
+    effort: Effort = EFFORT
+
+    def bound(self, gap: float) -> float:
+        """A value that no pipelines undercut. Once it is within `gap` of what kinds do alone, it is good enough."""
+        enough = 1 / (self.alone_per_s.sum() * (1 + gap)) if self.alone_per_s.any() else np.inf
+        least = 0.0
+        for by in self._cuts():
+            least = max(least, self._least(by))
+            if least >= enough:
+                break
+        return least
+
+    @cached_property
+    def _search(self) -> Search:
+        return Search(self.facts, self.objective, self.effort)
+
+    @cached_property
+    def _bare(self) -> Search:
+        return Search(self.facts.without_exits, self.objective, self.effort)
+
+    def _cuts(self) -> Iterator[Cut]:
+        """Shares as kinds have alone, with the best multiplier of latency; then all the best; then between the two."""
+        relaxation = Relaxation(
+            self._search.options, self._search.valuation, self._search.at, steps=self.effort.ceiling_steps,
+            effort=self.effort,
+        )  # fmt: skip
+        tried = self.effort.ceiling_cuts
+        if not self.alone_per_s.any():
+            yield from relaxation.cuts()[: -1 - tried : -1]
+            return
+        total = float(self.alone_per_s.sum())
+        relaxation = replace(relaxation, shares=self.alone_per_s / total, enough=1 / total)
+        apart = replace(relaxation, fixed_shares=True).cuts()[-1]
+        yield apart
+        free = replace(relaxation, lateness=apart.nu * self.objective.budget_s if apart.nu else 0.0).cuts()
+        yield from free[: -1 - tried : -1]
+        yield from self._between(apart, free[-1])
+
+    def _between(self, apart: Cut, free: Cut) -> Iterator[Cut]:
+        """Bounds are concave in the multipliers: halve between where kinds alone bind and where chains do."""
+        low, high = 0.0, 1.0
+        for _ in range(self.effort.ceiling_halvings):
+            share = (low + high) / 2
+            mu, nu = (1 - share) * apart.mu + share * free.mu, (1 - share) * apart.nu + share * free.nu
+            offset = nu * self.objective.budget_s if nu else 0.0
+            by = cut(self._search.options, mu, nu, offset, free.at)[0]
+            yield by
+            low, high = (share, high) if by.bound < self._alone(by) else (low, share)
+
+    def _least(self, by: Cut) -> float:
+        """What no pipeline costs less than, at these multipliers."""
+        least = min(by.bound, self._alone(by), self._local(by, self._search))
+        if min(map(min, self.facts.survivals)) < 1 and least_without_exits(self.facts, self.objective, by) < least:
+            bare = cut(self._bare.options, by.mu, by.nu, by.offset, self._bare.at)[0].bound
+            least = min(least, bare, self._local(by, self._bare))
+        return least
+
+    @cached_property
+    def _known(self) -> NDArray[np.bool_]:
+        """Kinds whose best pipeline is known and has one placement, so that with fewer devices each does no better."""
+        known: NDArray[np.bool_] = (self.alone_per_s > 0) & self._search.builder.memory.holds_any_cut
+        return known
+
+    def _alone(self, by: Cut) -> float:
+        costs = by.mu * self._search.valuation.counts / np.where(self._known, self.alone_per_s, 1.0) - self._offset(by)
+        return float(costs[self._known].min(initial=np.inf))
+
+    def _local(self, by: Cut, here: Search) -> float:
+        """What local placements on any other kind cost at least."""
+        budget_s, least = self.objective.budget_s * (1 + SAME), np.inf
+        for kind in np.nonzero(~self._known)[0]:
+
+            def costs(loads: Floats, arrivals: float, first: Floats, mu: float = float(by.mu[kind])) -> Floats:
+                late = here.at.latency(arrivals * loads, first - 1, first) > budget_s
+                return np.where(late, np.inf, mu * loads) - self._offset(by)
+
+            least = LocalSearch(here.builder, int(kind)).best(costs, least)[0]
+        return least
+
+    def _offset(self, by: Cut) -> float:
+        """The offset of a cut, less the part for lateness."""
+        return by.offset - (by.nu * self.objective.budget_s if by.nu else 0.0)

@@ -1,0 +1,35 @@
+"""The goodput that no system can exceed on these devices: what simulated goodputs are a share of."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.optimize import linprog
+
+from optimizer.problem import Problem
+
+
+def oracle_per_s(facts: Problem, slo_s: float, max_batch: int) -> float:
+    """No system serves more: every input pays for the blocks it needs, always in the best batch that the SLO allows.
+
+    Ramps, launches, links, queues and the arrival of inputs cost nothing; any block runs on any device. How much of
+    which block runs where is a linear program: rate * survival[k] inputs come to block k, and no kind is over its time.
+    """
+    cost_s = np.array([list(_each_s(facts, kind, slo_s, max_batch)) for kind in range(len(facts.devices))])
+    kinds, blocks = cost_s.shape
+    rate = np.append(np.zeros(kinds * blocks), -1.0)  # variables: inputs per second by kind and block, then the rate
+    reach = np.hstack([np.tile(np.eye(blocks), kinds), -np.array(facts.survival)[:, None]])
+    busy = np.zeros((kinds, kinds * blocks + 1))
+    for kind in range(kinds):
+        busy[kind, kind * blocks : (kind + 1) * blocks] = np.where(np.isfinite(cost_s[kind]), cost_s[kind], 1e6)
+    counts = [device.count for device in facts.devices]
+    return float(-linprog(rate, busy, counts, reach, np.zeros(blocks)).fun)
+
+
+def _each_s(facts: Problem, kind: int, slo_s: float, max_batch: int) -> Iterator[float]:
+    """By block: what one input costs in the best batch that ends within the SLO after the fastest way there."""
+    sizes = np.arange(1, min(max_batch, facts.tables[kind].batch_sizes[-1]) + 1)
+    times_s = facts.tables[kind].block_times_s(sizes)
+    fastest_s = np.min([table.block_times_s(1) for table in facts.tables], axis=0)
+    for block in range(facts.num_blocks):
+        fits = times_s[:, block] + fastest_s[:block].sum() <= slo_s
+        yield float((times_s[:, block] / sizes)[fits].min(initial=np.inf))

@@ -1,0 +1,129 @@
+"""Pipelines side by side: kinds of devices that do better apart than in one chain each take a share of the inputs.
+
+Every block of a pipeline runs on one kind, so that a fleet of several kinds must be chained. Where links are slow or
+kinds uneven, it is better to let some kinds work beside the others:
+
+    most(S) = max( goodput of the best pipeline on S,
+                   max over T in S of goodput of the best pipeline on T + most(S - T) )
+
+over sets of kinds; a kind belongs to one pipeline. A ceiling (pipelines/ceiling.py) bounds the sum for any number of
+pipelines, also for ones that share a kind, so that most sets need never be looked at.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+
+from optimizer.effort import EFFORT, SAME, Effort
+from optimizer.model.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.pipelines.baselines import baselines
+from optimizer.pipelines.ceiling import Ceiling
+from optimizer.pipelines.spread import best_of, spread, value
+from optimizer.plan import Plan, Promise
+from optimizer.problem import Problem
+from optimizer.search.exact import search
+
+Kinds = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Pipelines:
+    """Some pipelines on kinds of their own."""
+
+    plans: tuple[Plan, ...]
+
+    @property
+    def goodput_per_s(self) -> float:
+        return sum(plan.promise.goodput_per_s for plan in self.plans if plan.promise)
+
+    @property
+    def most(self) -> float:
+        """What is proved that better ones on these kinds cannot exceed."""
+        return sum(plan.promise.goodput_per_s * (1 + plan.promise.gap) for plan in self.plans if plan.promise)
+
+
+def side_by_side(facts: Problem, objective: Objective, gap: float = 0.0, effort: Effort = EFFORT) -> Plan | None:
+    """The best pipelines, one or several: the fastest one, with the others `beside` it."""
+    if len(facts.devices) == 1:
+        return search(facts, objective, gap, effort=effort)
+    plain = objective.arrivals_per_s is None and objective.cost_per_hour is None
+    find = _most_goodput if objective.aim.adds_up and plain else _any_goal
+    return find(facts, objective, gap, effort)
+
+
+def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
+    """One pipeline, or kinds side by side that are used up one after the other; never worse than a baseline."""
+    one = search(facts, objective, gap, effort=effort)
+    several = spread(facts, objective, partial(search, gap=gap, effort=effort), effort)
+    best = best_of([one, several, *(each.plan for each in baselines(facts, objective))], facts, objective)
+    if best is None or best is one:
+        return best
+    bound = Ceiling(facts, objective, np.zeros(len(facts.devices)), effort).bound(gap)
+    score = evaluate(best, facts, objective)
+    loss = value(best, facts, objective) / max(bound, 1e-300) - 1
+    return replace(best, promise=Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, max(0.0, loss)))
+
+
+def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
+    """Of every set of kinds in turn, as long as the ceiling leaves room for more."""
+    alone = replace(objective, goodput_per_s=0.0)
+    all_kinds = frozenset(range(len(facts.devices)))
+    found: dict[Kinds, Pipelines] = {}
+    least = 0.0
+    for kinds in _sets(len(facts.devices), effort.kinds_in_all_sets):
+        if len(kinds) == 2 and not least:
+            most_alone = [
+                found[each].most if (each := frozenset({kind})) in found else 0.0 for kind in sorted(all_kinds)
+            ]
+            least = Ceiling(facts, alone, np.array(most_alone), effort).bound(gap)
+        most = _most(found, len(facts.devices))
+        if least * max(most[all_kinds].goodput_per_s * (1 + gap), 1e-300) >= 1:
+            break
+        apart = most[kinds].goodput_per_s * (1 + max(gap, SAME))
+        here = facts.with_devices([facts.devices[kind] for kind in sorted(kinds)])
+        # The ceiling bounds what kinds can do together, so that a chain of several needs no proof of its own.
+        plan = search(here, alone, gap, below=1 / apart if apart else np.inf, prove=len(kinds) == 1, effort=effort)
+        if plan:
+            found[kinds] = Pipelines((plan,))
+    best = _most(found, len(facts.devices))[all_kinds]
+    if not best.plans or best.goodput_per_s * (1 + SAME) < objective.goodput_per_s:
+        return None
+    return _joined(best, 1 / least if least else np.inf)
+
+
+def _sets(kinds: int, all_up_to: int) -> Iterator[Kinds]:
+    """Small sets first: they are quickly planned, and often enough."""
+    sizes = range(1, kinds + 1) if kinds <= all_up_to else (1, 2, kinds)
+    for size in sizes:
+        yield from map(frozenset, combinations(range(kinds), size))
+
+
+def _most(found: dict[Kinds, Pipelines], kinds: int) -> dict[Kinds, Pipelines]:
+    """`most` of every set of kinds, from the pipelines found so far."""
+    most: dict[Kinds, Pipelines] = {frozenset(): Pipelines(())}
+    for kind in range(kinds):
+        for rest in list(most):
+            here = rest | {kind}
+            choices = [
+                Pipelines((*found[taken].plans, *most[here - taken].plans)) for taken in found if kind in taken <= here
+            ]
+            most[here] = max([most[rest], *choices], key=lambda each: each.goodput_per_s)
+    return most
+
+
+def _joined(pipelines: Pipelines, ceiling: float) -> Plan:
+    first, *others = sorted(pipelines.plans, key=lambda plan: plan.promise.goodput_per_s if plan.promise else 0.0)[::-1]
+    promises = [plan.promise for plan in pipelines.plans if plan.promise]
+    goodput = sum(each.goodput_per_s for each in promises)
+    gap = max(0.0, float(ceiling) / goodput - 1)
+    promise = Promise(
+        goodput,
+        max(each.latency_s for each in promises),
+        sum(each.cost_per_hour for each in promises),
+        gap if gap > SAME else 0.0,
+    )
+    return replace(first, promise=promise, beside=tuple(replace(each, promise=None) for each in others))

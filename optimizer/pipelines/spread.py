@@ -1,0 +1,121 @@
+"""Kinds of devices side by side, each with the whole network, for any goal and any planner of a single kind.
+
+Kinds are used up one after the other; the last one takes the inputs that are left, or the money.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+from optimizer.effort import EFFORT, SAME, Effort
+from optimizer.model.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.plan import Plan
+from optimizer.problem import Problem
+
+# The best plan for a problem of one kind, if there is any.
+Planner = Callable[[Problem, Objective], Plan | None]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One kind by itself, all of its devices at work."""
+
+    facts: Problem
+    plan: Plan
+    goodput_per_s: float
+    cost_per_hour: float
+
+
+def value(plan: Plan, facts: Problem, objective: Objective) -> float:
+    """In the units of the goal, small is good; infinite for a plan that breaks something."""
+    score = evaluate(plan, facts, objective)
+    if score.broken:
+        return float("inf")
+    return float(objective.aim.value(score.goodput_per_s, score.cost_per_hour, score.latency_s))
+
+
+def best_of(plans: Sequence[Plan | None], facts: Problem, objective: Objective) -> Plan | None:
+    """The one of the least value; the first of equals."""
+    found, least = None, float("inf")
+    for plan in plans:
+        if plan and (here := value(plan, facts, objective)) < least * (1 - SAME):
+            found, least = plan, here
+    return found
+
+
+def joined(plans: Sequence[Plan]) -> Plan:
+    """The fleet's plan of some pipelines: the first, the others beside it."""
+    first, *others = plans
+    return replace(first, promise=None, beside=tuple(replace(each, promise=None) for each in others))
+
+
+def spread(facts: Problem, objective: Objective, planner: Planner, effort: Effort = EFFORT) -> Plan | None:
+    """The best plan of pipelines that run the whole network on a kind each."""
+    alone = [facts.with_devices((device,)) for device in facts.devices]
+    plans = [planner(each, objective) for each in alone]
+    if len(alone) > 1 and (objective.aim.adds_up or objective.goodput_per_s > 0):
+        plans += _shared(facts, objective, planner, list(_pipelines(alone, objective, planner)), effort)
+    return best_of(plans, facts, objective)
+
+
+def _pipelines(alone: Sequence[Problem], objective: Objective, planner: Planner) -> Iterator[Pipeline]:
+    for facts in alone:
+        if plan := planner(facts, _fastest(objective)):
+            score = evaluate(plan, facts)
+            yield Pipeline(facts, plan, score.goodput_per_s, score.cost_per_hour)
+
+
+def _fastest(objective: Objective, arrivals_per_s: float | None = None) -> Objective:
+    return replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None, arrivals_per_s=arrivals_per_s)
+
+
+def _shared(
+    facts: Problem, objective: Objective, planner: Planner, pipelines: list[Pipeline], effort: Effort
+) -> Iterator[Plan]:
+    dear_last = sorted(pipelines, key=lambda each: each.cost_per_hour / each.goodput_per_s)
+    orders = permutations(pipelines) if len(pipelines) <= effort.kinds_in_all_orders else iter([tuple(dear_last)])
+    whole = objective.aim.adds_up and objective.cost_per_hour is None
+    for order in [tuple(dear_last)] if whole else orders:
+        used, last = _used_up(order, objective, planner)
+        if used or last:
+            plans = [*(each.plan for each in used), *last]
+            yield joined(plans)
+            yield from _at_its_rate(facts, objective, planner, used, last)
+
+
+def _used_up(order: Sequence[Pipeline], objective: Objective, planner: Planner) -> tuple[list[Pipeline], list[Plan]]:
+    """The kinds that are used up, and the one that takes the rest of the inputs, or of the money."""
+    used: list[Pipeline] = []
+    left = objective.goodput_per_s if not objective.aim.adds_up else float("inf")
+    dollars = objective.cost_per_hour if objective.cost_per_hour is not None else float("inf")
+    for each in order:
+        if each.goodput_per_s < left and each.cost_per_hour <= dollars:
+            used.append(each)
+            left, dollars = left - each.goodput_per_s, dollars - each.cost_per_hour
+            continue
+        rest = (
+            _fastest(objective)
+            if left == float("inf")
+            else replace(
+                objective, goal="cost", goodput_per_s=left, arrivals_per_s=min(left, objective.arrivals_per_s or left)
+            )
+        )
+        plan = planner(each.facts, replace(rest, cost_per_hour=None if dollars == float("inf") else dollars))
+        return used, [plan] if plan else []
+    return used, []
+
+
+def _at_its_rate(
+    facts: Problem, objective: Objective, planner: Planner, used: list[Pipeline], last: list[Plan]
+) -> Iterator[Plan]:
+    """The same, planned anew for the share of the inputs that comes to each, when fewer come than all sustain."""
+    goodputs = [each.goodput_per_s for each in used]
+    total = sum(goodputs) + sum(evaluate(plan, facts).goodput_per_s for plan in last)
+    rate = objective.rate_at(total)
+    if rate < total and used:
+        plans = [
+            planner(each.facts, _fastest(objective, rate * goodput / total))
+            for each, goodput in zip(used, goodputs, strict=True)
+        ]
+        yield joined([*(plan for plan in plans if plan), *last])

@@ -1,0 +1,1 @@
+"""The exact search for one pipeline: options, bounds, labels, plan."""

@@ -1,0 +1,252 @@
+"""Partial plans from the first block to the last: all those that no other one beats and no bound rules out.
+
+A label stands before block a and holds the loads of the blocks it has passed. With x + o for label x and option o:
+
+    labels(0) = { nothing used }
+    labels(b) = undominated { x + o : x in labels(a), o an option from a that stops at b, bound(x + o) <= limit }
+
+`loads` has one column per placement. x dominates y when it came from the same kind and is no larger in any column, nor
+in latency at the highest and at the lowest goodput of interest: whatever completes y then completes x at least as well.
+If a kind's device holds the whole network, all splits on it share one column, which never costs a replica:
+ceil(x + y) <= ceil(x) + ceil(y). Other kinds have several columns, each with splits that fit into its memory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.effort import EFFORT, SAME, SPARE_BITS, Effort
+from optimizer.search.bounds import Cut, Spacing
+from optimizer.search.options import Options
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Arrays of one entry per partial plan; `parent`, `option` and `column` say how it was made."""
+
+    loads: Floats
+    memory: Floats
+    work: Floats
+    fill: Floats
+    wait: Floats
+    kind: Ints  # of the last split
+    origin: Ints  # the block before which its parent stands
+    parent: Ints
+    option: Ints
+    column: Ints
+
+    def __len__(self) -> int:
+        return len(self.work)
+
+    def pick(self, rows: NDArray[np.bool_] | Ints) -> "Labels":
+        return Labels(**{name: array[rows] for name, array in vars(self).items()})
+
+    @classmethod
+    def join(cls, parts: Sequence["Labels"]) -> "Labels":
+        names = cls.__dataclass_fields__
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+    @classmethod
+    def nothing(cls, columns: int, kinds: int) -> "Labels":
+        zeros, none = np.zeros(1), np.full(1, -1)
+        empty = np.zeros((1, columns))
+        return cls(empty, empty, zeros, zeros, zeros, np.full(1, kinds), none, none, none, none)
+
+
+@dataclass(frozen=True)
+class PlacementColumns:
+    """Placements that a plan may have: `kind[j]` of every column, and its memory in bytes (inf: no limit)."""
+
+    kind: Ints
+    capacity: Floats
+
+    def of(self, kinds: int) -> list[Ints]:
+        """The columns of each kind."""
+        return [np.nonzero(self.kind == kind)[0] for kind in range(kinds)]
+
+    def by_kind(self, loads: Floats, kinds: int) -> Floats:
+        if len(self.kind) == kinds:
+            return loads
+        return np.stack([loads[:, self.kind == kind].sum(axis=1) for kind in range(kinds)], axis=1)
+
+
+@dataclass
+class LabelSweep:
+    """One sweep over the blocks. `limits[i]` is the largest bound that cut i may give; it may shrink between sweeps."""
+
+    options: Sequence[Options]
+    columns: PlacementColumns
+    counts: Floats
+    cuts: Sequence[Cut]
+    limits: Sequence[float]
+    spacings: Sequence[Spacing]  # the spacings at which latencies are compared; none when latency does not matter
+    least_goodput_per_s: float  # of any plan of interest
+    width: int  # the most labels that are kept before a block
+    proof: bool  # a proof ends as soon as it would have to drop a label, since it then proves nothing
+    effort: Effort = EFFORT
+    by_block: list[Labels] = field(default_factory=list)
+    dropped: float = np.inf  # the least bound of any label that was dropped because there were too many
+
+    def run(self) -> Labels:
+        """The labels of whole plans."""
+        kinds = len(self.counts)
+        waiting: list[list[Labels]] = [[] for _ in range(len(self.options) + 1)]
+        waiting[0].append(Labels.nothing(len(self.columns.kind), kinds))
+        for block, here in enumerate(self.options):
+            labels = self._settle(waiting[block], block)
+            waiting[block] = []
+            self.by_block.append(labels)
+            if len(labels) and len(here):
+                for part in self._extend(labels, here):
+                    for stop in np.unique(here.stop[part.option]):
+                        waiting[stop].append(part.pick(here.stop[part.option] == stop))
+        return (
+            Labels.join(waiting[-1])
+            if waiting[-1]
+            else Labels.nothing(len(self.columns.kind), kinds).pick(np.zeros(0, int))
+        )
+
+    def _settle(self, parts: list[Labels], block: int) -> Labels:
+        if not parts:
+            return Labels.nothing(len(self.columns.kind), len(self.counts)).pick(np.zeros(0, int))
+        labels = self._narrow(Labels.join(parts), block, self.effort.crowd * self.width)
+        return self._narrow(labels.pick(undominated(self._measures(labels), labels.kind)), block, self.width)
+
+    def _narrow(self, labels: Labels, block: int, width: int) -> Labels:
+        """The labels of the least bounds, if there are too many; none of them when this sweep is a proof."""
+        if len(labels) <= width:
+            return labels
+        width = 0 if self.proof else width
+        bounds = self.bounds(labels, block)
+        order = np.argsort(_rank_in_group(bounds, labels.kind), kind="stable")  # so that each kind keeps some
+        self.dropped = min(self.dropped, float(bounds[order[width:]].min()))
+        return labels.pick(np.sort(order[:width]))
+
+    def bounds(self, labels: Labels, block: int = -1) -> Floats:
+        """The tightest bound of each label, as a value of the goal; the last cut is latency and no bound."""
+        spent = [each.spent(self._kinds(labels.loads), labels.work, labels.fill, labels.wait) for each in self.cuts]
+        goal = [paid + each.togo[block, labels.kind] - each.offset for paid, each in zip(spent, self.cuts, strict=True)]
+        return np.asarray(np.max(goal[:-1], axis=0))
+
+    def _kinds(self, loads: Floats) -> Floats:
+        return self.columns.by_kind(loads, len(self.counts))
+
+    def _measures(self, labels: Labels) -> Floats:
+        late = [each.latency(labels.work, labels.fill, labels.wait)[:, None] for each in self.spacings]
+        memory = labels.memory[:, np.isfinite(self.columns.capacity)]
+        return np.concatenate([labels.loads, memory, *late], axis=1)
+
+    def _extend(self, labels: Labels, here: Options) -> list[Labels]:
+        """Every label with every option, as far as the cuts allow."""
+        classes = here.class_of[labels.kind]
+        found = []
+        for row in np.unique(classes):
+            members = np.nonzero(classes == row)[0]
+            step = max(1, self.effort.pairs // len(here))
+            for at in range(0, len(members), step):
+                found += self._pairs(labels, members[at : at + step], here, row)
+        return found
+
+    def _pairs(self, labels: Labels, rows: Ints, here: Options, source: int) -> list[Labels]:
+        spent = [
+            each.spent(self._kinds(labels.loads[rows]), labels.work[rows], labels.fill[rows], labels.wait[rows])
+            for each in self.cuts
+        ]
+        through = [each.through(here, source) for each in self.cuts]
+        limits = [limit + each.offset for limit, each in zip(self.limits, self.cuts, strict=True)]
+        fits = np.ones(len(here), bool)
+        for paid, rest, limit in zip(spent, through, limits, strict=True):
+            fits &= (rest <= limit - paid.min()) & np.isfinite(rest)
+        choice = np.nonzero(fits)[0]
+        label, option = np.nonzero(spent[-2][:, None] + through[-2][choice] <= limits[-2])
+        option = choice[option]
+        if len(label) > self.effort.crowd * self.width:
+            score = spent[-2][label] + through[-2][option]
+            order = np.argpartition(score, self.effort.crowd * self.width)
+            self.dropped = min(self.dropped, float(score[order[self.effort.crowd * self.width]]) - self.cuts[-2].offset)
+            label, option = (
+                label[order[: self.effort.crowd * self.width]],
+                option[order[: self.effort.crowd * self.width]],
+            )
+        for paid, rest, limit in zip(spent, through, limits, strict=True):
+            keep = paid[label] + rest[option] <= limit
+            label, option = label[keep], option[keep]
+        return self._place(labels, rows[label], here, option, source)
+
+    def _place(self, labels: Labels, label: Ints, here: Options, option: Ints, source: int) -> list[Labels]:
+        """Place each pair on every column of its kind that may take it: those in use, and the first unused one."""
+        columns = self.columns.of(len(self.counts))
+        result = []
+        for turn in range(max(len(each) for each in columns)):
+            target = np.array([each[turn] if turn < len(each) else -1 for each in columns])[here.kind[option]]
+            free = labels.loads[label, target] == 0
+            opened = free & (labels.loads[label, target - 1] == 0) if turn else np.zeros(len(label), bool)
+            memory = labels.memory[label, target] + here.memory[option]
+            keep = (target >= 0) & ~opened & (memory <= self.columns.capacity[target])
+            if keep.any():
+                result.append(self._grown(labels, label[keep], here, option[keep], source, target[keep]))
+        return [part for part in result if len(part)]
+
+    def _grown(self, labels: Labels, label: Ints, here: Options, option: Ints, source: int, column: Ints) -> Labels:
+        loads, memory, row = labels.loads[label], labels.memory[label], np.arange(len(label))
+        loads[row, column] += here.load_s[source, option]
+        memory[row, column] += here.memory[option]
+        grown = Labels(
+            loads, memory, labels.work[label] + here.work_s[source, option], labels.fill[label] + here.fill[option],
+            labels.wait[label] + here.wait[option], here.kind[option], np.full(len(label), here.start), label, option,
+            column,
+        )  # fmt: skip
+        return grown.pick(self._enough_devices(loads))
+
+    def _enough_devices(self, loads: Floats) -> NDArray[np.bool_]:
+        replicas = np.ceil(loads * self.least_goodput_per_s * (1 - SAME))
+        return np.asarray((self._kinds(np.maximum(replicas, loads > 0)) <= self.counts).all(axis=1))
+
+
+def _rank_in_group(values: Floats, group: Ints) -> Ints:
+    """
+    >>> _rank_in_group(np.array([3.0, 1.0, 2.0]), np.array([0, 0, 1])).tolist()
+    [1, 0, 0]
+    """
+    order = np.lexsort((values, group))
+    first = np.searchsorted(group[order], group[order])
+    ranks = np.empty(len(values), np.int64)
+    ranks[order] = np.arange(len(values)) - first
+    return ranks
+
+
+def undominated(points: Floats, group: Ints) -> Ints:
+    """Rows that no other row of their group equals or undercuts in every column, the least of equals; in order.
+
+    Numbers that differ from the eleventh digit on are equal. No float here is negative, so bits sort like numbers.
+    """
+    if not len(points):
+        return np.zeros(0, np.int64)
+    coarse = np.ascontiguousarray(points).view(np.int64) >> SPARE_BITS
+    groups = (np.nonzero(group == each)[0] for each in np.unique(group))
+    kept = [rows[_front(coarse[rows], np.argsort(points[rows].sum(axis=1), kind="stable"))] for rows in groups]
+    return np.sort(np.concatenate(kept))
+
+
+def _front(points: Ints, order: Ints, chunk: int = 256) -> Ints:
+    """Go in order of the points' sums, since no point with a larger sum can dominate one with a smaller."""
+    front = np.zeros(0, np.int64)
+    for at in range(0, len(order), chunk):
+        rows = order[at : at + chunk]
+        rows = rows[~_beaten(points[front], points[rows])]
+        earlier = np.tri(len(rows), k=-1, dtype=bool).T  # [i, j]: i comes before j
+        alive = ~((points[rows][:, None] <= points[rows]).all(axis=2) & earlier).any(axis=0)
+        front = np.concatenate([front, rows[alive]])
+    return front
+
+
+def _beaten(front: Ints, points: Ints) -> NDArray[np.bool_]:
+    beats = np.ones((len(front), len(points)), bool)
+    for column in range(points.shape[1]):
+        beats &= front[:, column, None] <= points[:, column]
+    return np.asarray(beats.any(axis=0))

@@ -1,0 +1,86 @@
+"""Cuts of one problem at chosen multipliers, from which the goals (optimizer/goals) build their bounds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from optimizer.effort import EFFORT, Effort
+from optimizer.model.valuation import Valuation
+from optimizer.search.bounds import Cut, Floats, Path, Spacing, ascend, cut
+from optimizer.search.options import Options
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """The problem with its constraints turned into multipliers: a shortest path solves it (search/bounds.py)."""
+
+    options: Sequence[Options]
+    valuation: Valuation
+    at: Spacing  # the spacing of the fastest plan of interest, for which batches fill soonest
+    shares: Floats | None = None  # the assumed contribution of every kind, to start from
+    lateness: float = 0.0  # the multiplier of latency to start from, for all of the budget
+    fixed_shares: bool = False  # stay with these shares: only the multiplier of latency changes
+    steps: int = EFFORT.ascent_steps
+    enough: float = np.inf  # the search for multipliers stops at this bound
+    effort: Effort = EFFORT
+    paths: list[Path] = field(default_factory=list)  # the plans met on the way, some of which keep every constraint
+
+    @property
+    def kinds(self) -> int:
+        return len(self.valuation.counts)
+
+    def cuts(self) -> list[Cut]:
+        """Cuts of the goal, the tightest last."""
+        return self.valuation.objective.aim.cuts(self)
+
+    def first_bound(self) -> Cut:
+        """The goal's bound before any multipliers are improved."""
+        return self.valuation.objective.aim.first_bound(self)
+
+    def fastest(self) -> Cut:
+        """The cut of latency alone: the budget that must be left from every block on."""
+        return cut(self.options, np.zeros(self.kinds), 1.0, 0.0, self.at)[0]
+
+    def evenly(self) -> Cut:
+        """The cut of seconds per input, regardless of latency, when every kind contributes the same share."""
+        mu = 1 / self.valuation.counts
+        return self.plain_cut(mu / self.valuation.most_capacity(mu))
+
+    def plain_cut(self, mu: Floats) -> Cut:
+        """With multipliers for device seconds alone."""
+        return cut(self.options, mu, 0.0, 0.0, self.at)[0]
+
+    @cached_property
+    def scale(self) -> float:
+        """A typical value of the goal, which is the unit of latency's multiplier."""
+        bound = self.first_bound().bound
+        return max(bound, 1e-12) if np.isfinite(bound) else 1.0
+
+    def cut(self, mu: Floats, lateness: float = 0.0, offset: float = 0.0) -> tuple[Cut, Path]:
+        """With multipliers `mu` for device seconds and `lateness` for the budget; and the cheapest plan then."""
+        budget_s = self.valuation.objective.budget_s
+        late = lateness * self.scale if lateness and np.isfinite(budget_s) else 0.0
+        found, path = cut(self.options, mu, late / budget_s, offset + late, self.at, self._late_s)
+        self.paths.append(path)
+        return found, path
+
+    def ascend(
+        self, start: Floats, project: Callable[[Floats], Floats], solve: Callable[[Floats], tuple[Cut, Floats]]
+    ) -> list[Cut]:
+        """Multipliers that raise the bound (search/bounds.py), from `start` on."""
+        return ascend(start, project, solve, self.steps, self.enough, self.effort)
+
+    @staticmethod
+    def at_least_0(multipliers: Floats) -> Floats:
+        return np.maximum(multipliers, 0.0)
+
+    @cached_property
+    def _late_s(self) -> list[Floats]:
+        return [self.at.latency(each.work_s, each.fill, each.wait) for each in self.options]
+
+    def late(self, path: Path) -> float:
+        """By how much of the budget a plan is late, in units of the goal."""
+        budget_s = self.valuation.objective.budget_s
+        return (self.at.of(path) / budget_s - 1) * self.scale if np.isfinite(budget_s) else 0.0

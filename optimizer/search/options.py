@@ -1,0 +1,262 @@
+"""Every way to run a split, as arrays: the edges of the graph that the planner searches.
+
+An option starts before block `start` and says where it stops, on which kind, at what batch size, and whether the ramps
+inside are active. Options that another one beats in every respect are left out, which keeps the search exact.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.effort import TIE_BREAK
+from optimizer.model import cost
+from optimizer.model.memory import DeviceMemory
+from optimizer.problem import Problem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Arrays of one entry per option. `load_s`, `work_s`, `barred`: a row per class of kinds a batch may come from."""
+
+    start: int
+    stop: Ints
+    kind: Ints
+    batch: Ints
+    inner: Bools  # ramps inside the split are active
+    load_s: Floats  # seconds of device per arriving input
+    work_s: Floats  # computing and travelling, for an input that stays to the end
+    fill: Floats  # arrivals, see cost.fill_arrivals
+    wait: Floats
+    memory: Floats  # bytes on the device
+    class_of: Ints  # the class of each kind that a batch may come from
+    barred: Bools  # there is no way from that class to the option's kind
+
+    def __len__(self) -> int:
+        return len(self.stop)
+
+    @cached_property
+    def some_barred(self) -> bool:
+        return bool(self.barred.any())
+
+    def only(self, keep: Bools) -> "Options":
+        """Only the options that `keep` marks."""
+        each = {
+            name: getattr(self, name)[keep] for name in ("stop", "kind", "batch", "inner", "fill", "wait", "memory")
+        }
+        rows = {name: getattr(self, name)[:, keep] for name in ("load_s", "work_s", "barred")}
+        return Options(self.start, **each, **rows, class_of=self.class_of)
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Tables of one problem, evaluated once at every batch size that may occur."""
+
+    facts: Problem
+    batches: tuple[int, int]  # the smallest and the largest
+    budget_s: float
+    timed: bool = True  # whether latency matters
+    pruned: bool = True  # leave out options that another one beats
+
+    def options(self) -> list[Options]:
+        """One `Options` per block, in order."""
+        return [self.starting(start) for start in range(self.facts.num_blocks)]
+
+    @cached_property
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(self.facts, self._largest)
+
+    @cached_property
+    def _survival(self) -> Floats:
+        """Survivals x blocks: the expected survival, and the pessimistic one if given; the plan must bear both."""
+        return np.array([[*shares, 0.0] for shares in self.facts.survivals])
+
+    @cached_property
+    def _largest(self) -> Ints:
+        """The largest batch of each kind, as nothing was measured beyond the largest batch of its table."""
+        return np.array([min(self.batches[1], table.batch_sizes[-1]) for table in self.facts.tables])
+
+    @cached_property
+    def _batches(self) -> Ints:
+        return np.arange(1, self._largest.max() + 1)
+
+    @cached_property
+    def _releasing(self) -> Bools:
+        """The blocks at whose ramp inputs leave if every ramp before it is active. The network's head is no ramp."""
+        return self._leaving(self._survival[:, :-1], self._survival[:, 1:])
+
+    def _leaving(self, before: Floats, behind: Floats) -> Bools:
+        """Where fewer inputs come out than go in, at any of the survivals; the last entry is the end of the network."""
+        leaving = np.asarray((behind < before).any(axis=0))
+        leaving[-1] = False
+        return leaving
+
+    @cached_property
+    def _has_ramp(self) -> Bools:
+        return np.isin(np.arange(self.facts.num_blocks), sorted(self.facts.ramp_blocks))
+
+    @cached_property
+    def _block_s(self) -> Floats:
+        return self._dense("block_times_s")
+
+    @cached_property
+    def _ramp_s(self) -> Floats:
+        return self._dense("ramp_times_s")
+
+    @cached_property
+    def _block_and_ramp_s(self) -> Floats:
+        return self._block_s + self._ramp_s * self._releasing
+
+    @cached_property
+    def _tie_break_s(self) -> float:
+        """A tiny extra cost of every split, so that of equal plans the one with the fewest splits is taken."""
+        size = np.maximum(np.arange(self._block_s.shape[1]), 1.0)[:, None]
+        return TIE_BREAK * float((self._block_s / size)[:, 1:].min(axis=(0, 1)).sum())
+
+    @cached_property
+    def _launch_s(self) -> Floats:
+        return np.array([table.launch_s for table in self.facts.tables])[:, None, None]
+
+    @cached_property
+    def _turn_s(self) -> Floats:
+        return np.array([self.facts.turn_s(device.kind) for device in self.facts.devices])[:, None, None]
+
+    def _dense(self, method: str) -> Floats:
+        """Kinds x batch sizes 0.. x blocks; tables are linear between whole batch sizes, so this loses nothing."""
+        rows = [np.minimum(np.arange(self._batches[-1] + 1), largest) for largest in self._largest]
+        times = [getattr(table, method)(row) for table, row in zip(self.facts.tables, rows, strict=True)]
+        return np.stack(times)
+
+    def starting(self, start: int) -> Options:
+        """All options from one block: arrays of stops x kinds x (batch sizes x [quiet, ramps inside])."""
+        quiet = self._quiet_s(start)
+        transfer, class_of = self._transfer(start)
+        parts = [self._loads(start, quiet, transfer, shares) for shares in self._survival]
+        load, work = (np.maximum.reduce(each) for each in zip(*parts, strict=True))
+        return self._best(start, load, work, class_of)
+
+    def _loads(self, start: int, quiet: Floats, transfer: Floats, shares: Floats) -> tuple[Floats, Floats]:
+        """Load and work at one survival, with a first axis for the classes of kinds that a batch comes from."""
+        shrinking, felt = self._shrinking_s(start, shares)
+        occupied_s = cost.occupied_s(_by_stop(quiet, shrinking), transfer)
+        possible, reach = np.isfinite(occupied_s), shares[start]
+        load = cost.load_s(reach, np.where(possible, occupied_s, 0.0), np.repeat(self._batches, 2)) + self._tie_break_s
+        work = _by_stop(quiet, felt) + transfer if reach > 0 else np.zeros_like(occupied_s)
+        return np.where(possible, load, np.inf), np.where(possible, work, np.inf)
+
+    def _quiet_s(self, start: int) -> Floats:
+        """Kinds x batches x stops: the batch keeps its size; the ramp at the end lets the survivors of all go on."""
+        work = np.cumsum(self._block_s[:, 1:, start:], axis=2) + self._launch_s
+        leaving = self._leaving(self._survival[:, [start]], self._survival[:, start + 1 :])
+        possible = ~leaving | self._has_ramp[start:]
+        quiet: Floats = np.where(possible, work + self._ramp_s[:, 1:, start:] * leaving, np.inf)
+        return quiet
+
+    def still(self, start: int) -> tuple[Floats, Floats]:
+        """Loads (kinds x batches x stops) when the batch keeps its size and nothing travels, and arrivals by batch."""
+        quiet, shares = self._quiet_s(start) + self._turn_s, self._survival[:, start]
+        allowed = (self._batches <= self._largest[:, None]) & (self._batches >= self.batches[0])
+        possible = np.isfinite(quiet) & allowed[..., None]
+        occupied_s, size = np.where(possible, quiet, 0.0), self._batches[:, None]
+        load = np.max([cost.load_s(reach, occupied_s, size) for reach in shares], axis=0) + self._tie_break_s
+        arrivals = np.max([cost.wait_arrivals(reach, self._batches) for reach in shares], axis=0)
+        return np.where(possible, load, np.inf), arrivals
+
+    def local_memory(self, start: int) -> Floats:
+        """Kinds x batches x stops 0.., of splits in a local placement."""
+        memory = self.memory.local(start, self._batches).transpose(1, 2, 0)
+        return np.concatenate([np.full((*memory.shape[:2], start + 1), np.inf), memory], axis=2)
+
+    def _shrinking_s(self, start: int, shares: Floats) -> tuple[Floats, Floats]:
+        """The same when every ramp inside is active: on average, and as felt by an input that stays."""
+        shrinks = np.append(False, np.logical_or.accumulate(self._releasing[start:-1]))  # by last block of a split
+        reach, size = shares[start], self._batches[:, None]
+        if not (shrinks.any() and reach > 0):
+            never = np.full((len(self._launch_s), len(self._batches), len(shrinks)), np.inf)
+            return never, never
+        staying = shares[start:-1] / reach
+        some = cost.occupancy(size, staying)
+        again_s = self._launch_s * np.append(False, self._releasing[start:-1])  # a further launch behind each ramp
+        launch = np.cumsum(some * (self._at(start, cost.mean_size(size, staying)) + again_s), axis=2)
+        felt = np.cumsum(self._at(start, cost.felt_size(size, staying)) + again_s, axis=2)
+        launch, felt = launch + self._launch_s, felt + self._launch_s
+        return np.where(shrinks, launch, np.inf), np.where(shrinks, felt, np.inf)
+
+    def _at(self, start: int, size: Floats) -> Floats:
+        """Seconds of blocks and active ramps at fractional batch sizes (batches x blocks)."""
+        size = np.clip(size, 1, self._batches[-1])
+        low = size.astype(np.int64)
+        high = np.minimum(low + 1, self._batches[-1])
+        block = np.arange(start, self.facts.num_blocks)
+        times: Floats = self._block_and_ramp_s[:, low, block]
+        return times + (size - low) * (self._block_and_ramp_s[:, high, block] - times)
+
+    def _transfer(self, start: int) -> tuple[Floats, Ints]:
+        """Seconds by class of source x 1 x kind x batch, and the class of every source. Nothing precedes block 0."""
+        classes: dict[bytes, tuple[int, Floats]] = {}
+        class_of = []
+        for source, table in zip(self.facts.devices, self.facts.tables, strict=True):
+            size = self._batches.astype(float) * (table.hidden_bytes[start - 1] if start else 0)
+            seconds = np.stack([self._way_s(source.kind, target.kind, size, start) for target in self.facts.devices])
+            class_of.append(classes.setdefault(seconds.tobytes(), (len(classes), seconds))[0])
+        by_class = np.stack([seconds for _, seconds in classes.values()])[:, None]
+        return np.repeat(by_class, 2, axis=-1), np.array([*class_of, 0])
+
+    def _way_s(self, source: str, target: str, size: Floats, start: int) -> Floats:
+        if start == 0:
+            return size
+        link = self.facts.links.get((source, target))
+        if link is None:
+            return np.full(len(size), np.inf)
+        return np.asarray(link.transfer_s(size))  # type: ignore[arg-type]  # it serves arrays as well
+
+    def _best(self, start: int, load: Floats, work: Floats, class_of: Ints) -> Options:
+        """The options that fit and that no other option beats, in flat arrays."""
+        batch = np.repeat(self._batches, 2)
+        memory = np.repeat(self.memory.splits(start, self._batches), 2, axis=2)
+        fits = (
+            (memory <= self.memory.capacity[:, None]) & (batch <= self._largest[:, None]) & (batch >= self.batches[0])
+        )
+        load = np.where(fits, load, np.inf)
+        keep = np.isfinite(load.min(0)) & (work.min(0) <= self.budget_s)
+        if self.pruned:
+            keep &= ~self._beaten(load, work, memory)
+        stop, kind, size = np.nonzero(keep)
+        fill = np.max([cost.fill_arrivals(reach, batch) for reach in self._survival[:, start]], axis=0)[size]
+        wait = np.max([cost.wait_arrivals(reach, batch) for reach in self._survival[:, start]], axis=0)[size]
+        load, work = load[:, stop, kind, size], work[:, stop, kind, size]
+        barred = np.isinf(load)
+        return Options(
+            start, stop + start + 1, kind, batch[size], size % 2 == 1, np.where(barred, 0.0, load),
+            np.where(barred, 0.0, work), fill, wait, memory[stop, kind, size], class_of, barred,
+        )  # fmt: skip
+
+    def _beaten(self, load: Floats, work: Floats, memory: Floats) -> Bools:
+        """Options no better than one of a smaller or equal batch, wherever the batch comes from.
+
+        Each is compared with one rival only, the lightest among those before it, as a smaller batch fills sooner.
+        """
+        lightest = load.min(0)
+        order = np.arange(load.shape[-1])
+        if not self.timed:  # every option is compared with the lightest of all
+            rival = np.broadcast_to(lightest.argmin(-1, keepdims=True), lightest.shape)
+        else:
+            best = np.minimum.accumulate(lightest, axis=-1)
+            record = np.concatenate([np.ones_like(best[..., :1], bool), best[..., 1:] < best[..., :-1]], -1)
+            rival = np.maximum.accumulate(np.where(record, order, 0), axis=-1)
+        lighter = (np.take_along_axis(load, rival[None], -1) <= load).all(0)
+        sooner = (not self.timed) | (np.take_along_axis(work, rival[None], -1) <= work).all(0)
+        leaner = self.memory.holds_any_cut[:, None] | (np.take_along_axis(memory, rival, -1) <= memory)
+        beaten: Bools = lighter & sooner & leaner & (rival != order)
+        return beaten
+
+
+def _by_stop(quiet: Floats, shrinking: Floats) -> Floats:
+    """Both of kinds x batches x stops, woven into 1 x stops x kinds x (batches x [quiet, shrinking])."""
+    both = np.stack([quiet, shrinking], -1).transpose(2, 0, 1, 3)
+    return both.reshape(1, *both.shape[:2], -1)

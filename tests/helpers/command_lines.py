@@ -1,0 +1,62 @@
+"""The command lines that README.md and docs/ show, and small material to run them on."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+ADDRESS = "http://127.0.0.1:8000"  # where the README's server runs
+WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
+
+# These options are appended to a line, so that it measures for a moment instead of a minute.
+SMALL = {
+    "prepare": "--max-rows 60",
+    "profile": "--device cpu --lengths 6 --largest 4 --budget 0.1",
+    "plan": "",
+    "simulate": "--hours 0.0005",
+    "serve": "",
+    "load": "--seconds 0.2",
+    "status": "",
+    "bench": "--device cpu --backend torch --slo-ms 500 --seconds 0.1 --budget 0.1 --largest 4 --max-rows 50",
+}
+
+SERVE_FILE = """
+applications:
+  - name: isobatch
+    import_path: deployments.app:build
+    args: {model: my-bert-ee, plan: plan.json, profile: profile.json, backend: virtual, slo_ms: 100}
+"""
+
+
+def lines(page: Path) -> list[list[str]]:
+    """The words of every line `isobatch ...` in the code blocks of a page, without `isobatch` and the comment."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    shown = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in shown if line.startswith("isobatch ")]
+
+
+def readme_lines(address: str) -> list[list[str]]:
+    """The README's lines, shortened, and against a server at this address."""
+    small = [[*line, *SMALL[line[0]].split()] for line in lines(ROOT / "README.md")]
+    return [[word.replace(ADDRESS, address) for word in line] for line in small]
+
+
+def material(folder: Path) -> Path:
+    """Write the files that the README's lines read, except those that earlier lines write."""
+    from transformers import BertTokenizer
+
+    from tests.helpers.tiny_networks import hugging_face
+
+    hugging_face("bert").save_pretrained(folder / "my-bert")
+    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}, model_max_length=24)
+    tokenizer.save_pretrained(folder / "my-bert")
+    for seed, name in enumerate(("reviews.csv", "others.csv")):
+        random = np.random.default_rng(seed)
+        texts = [" ".join(random.choice(WORDS, random.integers(1, 12))) for _ in range(120)]
+        rows = [f"{text},{random.integers(3)}" for text in texts]
+        (folder / name).write_text("\n".join(["text,label", *rows]) + "\n")
+    (folder / "serve.yaml").write_text(SERVE_FILE)
+    return folder

@@ -1,0 +1,165 @@
+"""A world in virtual time around a dispatcher: inputs that exit where they are told to, replicas that break."""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+
+from deployments.dispatch.dispatcher import Dispatcher, Limits
+from deployments.dispatch.messages import Launch, Outcome, Place, Refusal
+from deployments.dispatch.route import Route, Stage
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input needs `depth` blocks, and wants its answer within `slack_s`."""
+
+    at_s: float
+    depth: int
+    slack_s: float
+
+
+@dataclass
+class World:
+    route: Route
+    groups: dict[str, list[str]]
+    limits: Limits = field(default_factory=Limits)
+    slow: dict[str, float] = field(default_factory=dict)  # replica -> how many times slower it is
+    fails: Callable[[Launch], bool] = lambda launch: False
+    loses: Callable[[Launch], bool] = lambda launch: False  # of failed launches: survivors are lost, too
+
+    def __post_init__(self) -> None:
+        self.dispatcher = Dispatcher(self.route, self.groups, self.limits)
+        self.now_s = 0.0
+        self.depths: dict[int, int] = {}
+        self.deadlines: dict[int, float] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        self.ended_s: dict[int, float] = {}
+        self.admitted_s: dict[int, float] = {}
+        self.refusals: list[Refusal] = []
+        self.launches: list[Launch] = []
+        self.places: dict[int, Place] = {}  # where the latest state of each input is
+        self.running: defaultdict[str, set[int]] = defaultdict(set)  # launches, by replica
+        self.free_s: dict[str, float] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+
+    def at(self, time_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time_s, next(self._order), action))
+
+    def arrive(self, *inputs: Input) -> None:
+        for each in inputs:
+            self.at(each.at_s, lambda each=each: self._admit(each))
+
+    def run(self) -> None:
+        """Run until no event is left. Deadlines count as events, so it runs while any input waits."""
+        while self._events or self.dispatcher.wake_s < inf:
+            wake_s = self.dispatcher.wake_s
+            if not self._events or wake_s < self._events[0][0]:
+                self.at(max(self.now_s, wake_s), lambda: None)
+            self.now_s, _, action = heapq.heappop(self._events)
+            action()
+            self._tick()
+
+    def _tick(self) -> None:
+        for launch in self.dispatcher.tick(self.now_s):
+            self._check(launch)
+            self._begin(launch)
+        for ending in self.dispatcher.endings():
+            for ticket in ending.tickets:
+                assert ticket not in self.outcomes, "an input ended twice"
+                self.outcomes[ticket], self.ended_s[ticket] = ending.outcome, self.now_s
+
+    def _admit(self, each: Input) -> None:
+        number = len(self.depths)
+        ticket = self.dispatcher.admit(self.now_s, self.now_s + each.slack_s, Place(("input", number), 0))
+        if isinstance(ticket, Refusal):
+            self.refusals.append(ticket)
+            return
+        assert ticket == number
+        self.places[ticket] = Place(("input", ticket), 0)
+        self.depths[ticket], self.deadlines[ticket] = each.depth, self.now_s + each.slack_s
+        self.admitted_s[ticket] = self.now_s
+
+    def reroute(self, route: Route, groups: dict[str, list[str]]) -> None:
+        """Switch to another plan or other replicas. Launches on a replica that has gone are lost."""
+        self.groups = groups
+        for gone in [replica for replica in self.running if not self.is_here(replica)]:
+            del self.running[gone]
+        self.dispatcher.reroute(route, groups)
+
+    def stage_of(self, launch: Launch) -> Stage:
+        stages = [stage for lane in self.dispatcher.route.pipelines for stage in lane.stages]
+        return next(each for each in stages if each.group == launch.group and each.start <= launch.cursor < each.stop)
+
+    def is_here(self, replica: str) -> bool:
+        return any(replica in members for members in self.groups.values())
+
+    def _check(self, launch: Launch) -> None:
+        """Check what must hold for every launch in any circumstances."""
+        stage = self.stage_of(launch)
+        assert 1 <= len(launch.tickets) <= stage.batch == launch.capacity
+        assert launch.stop == stage.stop
+        assert launch.replica in self.groups[stage.group]
+        assert len(set(launch.tickets)) == len(launch.tickets)
+        deadlines = [self.deadlines[ticket] for ticket in launch.tickets]
+        assert deadlines == sorted(deadlines)
+        assert all(deadline >= self.now_s for deadline in deadlines)
+        assert not set(launch.tickets) & set(self.outcomes), "an input that has ended was launched"
+        for ticket, place in zip(launch.tickets, launch.places, strict=True):
+            self._check_place(launch, stage, ticket, place)
+        self.running[launch.replica].add(launch.id)
+        assert len(self.running[launch.replica]) <= 1 + self.limits.ahead
+
+    def _check_place(self, launch: Launch, stage: Stage, ticket: int, place: Place) -> None:
+        """Check that an input is taken from its present place: where it came in, or where its last launch left it."""
+        if launch.cursor == 0:
+            assert place.payload == ("input", ticket)
+            self.places[ticket] = place
+            return
+        kind, *state, holder = place.payload
+        assert (kind, state) == ("survivor", [ticket, launch.cursor])
+        assert place == self.places[ticket], "an input was taken from where it is no longer"
+        assert holder is None or self.is_here(holder), "what a replica kept went with it"
+        if stage.local and holder in self.groups[stage.group]:
+            assert launch.replica == holder, "what a replica has kept is needed there"
+
+    def _begin(self, launch: Launch) -> None:
+        self.launches.append(launch)
+        stage = self.stage_of(launch)
+        starts_s = max(self.now_s, self.free_s.get(launch.replica, 0.0))
+        ends_s = starts_s + stage.seconds(len(launch.tickets)) * self.slow.get(launch.replica, 1.0)
+        self.free_s[launch.replica] = ends_s
+        self.at(ends_s, lambda: self._return(launch))
+
+    def _return(self, launch: Launch) -> None:
+        gone = launch.id not in self.running[launch.replica]  # even if another of that name is here now
+        self.running[launch.replica].discard(launch.id)
+        if self.fails(launch) or gone:
+            self.dispatcher.failed(launch.id, self.now_s, "the replica broke", lost=gone or self.loses(launch))
+            return
+        holder = launch.replica if launch.keep else None
+        survivors = {
+            row: Place(("survivor", ticket, launch.stop, holder), row)
+            for row, ticket in enumerate(launch.tickets)
+            if self.depths[ticket] > launch.stop
+        }
+        self.places |= {launch.tickets[row]: place for row, place in survivors.items()}
+        self.dispatcher.completed(launch.id, self.now_s, survivors)
+
+
+def linear(
+    start: int,
+    stop: int,
+    batch: int,
+    group: str,
+    launch_s: float = 0.01,
+    survival: float = 1.0,
+    *,
+    local: bool = False,
+) -> Stage:
+    """A stage whose launches cost half of their full time at size 1, and grow from there."""
+    times = tuple(launch_s * (0.5 + 0.5 * size / batch) for size in range(1, batch + 1))
+    return Stage(start, stop, batch, group, times, survival, local=local)

@@ -1,0 +1,167 @@
+"""An application without requests, which behaves as the cost model predicts. A day of it takes seconds."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from cluster.controller.application import RolloutError
+from cluster.controller.config import Patience
+from cluster.controller.core import Controller
+from cluster.controller.corrections import Corrections
+from cluster.controller.decide import lacking, moving
+from cluster.controller.loop import ControlLoop
+from cluster.controller.question import Question
+from cluster.controller.record import Event, Events
+from deployments.front.observed import LaunchShape, Observed, Took
+from optimizer import Objective, Plan, evaluate
+from optimizer.model.works import work
+from profiles.devices import Device
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+from profiles.history import History
+from profiles.latency import LatencyTable
+
+BLOCKS = 4
+EASY, MEDIUM, HARD = (1.0, 0.3, 0.2, 0.1), (1.0, 0.7, 0.5, 0.3), (1.0, 1.0, 0.95, 0.9)
+START_S = 20.0
+
+
+def table(kind: str, slower: float = 1.0) -> LatencyTable:
+    """A table with half of a full batch's time at any batch size, so that constant batch gains."""
+    sizes = (1, 8)
+    blocks = tuple((slower * seconds,) * BLOCKS for seconds in (0.010, 0.020))
+    ramps = tuple((slower * 0.001,) * (BLOCKS - 1) + (0.0,) for _ in sizes)
+    weights = (1000,) * BLOCKS
+    return LatencyTable(kind, sizes, blocks, ramps, slower * 0.010, weights, weights, "made up")
+
+
+def question(survival: tuple[float, ...] = MEDIUM, slo_s: float | None = 2.0, **fleet: int) -> Question:
+    counts = fleet or {"v100": 4}
+    profile = Profile("toy", (table("v100"), table("k80", 2.0)), ExitProfile(survival))
+    devices = tuple(Device(kind, count, 10**9, 1.0) for kind, count in counts.items())
+    return Question(profile, devices, Objective(slo_s=slo_s, max_batch=8), one_machine=True)
+
+
+class Fluid:
+    """Time passes when the controller sleeps, and while a plan is rolled out."""
+
+    def __init__(self, asked: Question, plan: Plan, seed: int = 0) -> None:
+        self.asked, self.running, self.now_s = asked, plan, 0.0
+        self.random = np.random.default_rng(seed)
+        self.truth: Callable[[float], tuple[float, ...]] = lambda at_s: MEDIUM
+        self.rate: Callable[[float], float] = lambda at_s: 400.0
+        self.devices: Callable[[float], Mapping[str, int]] = lambda at_s: {}
+        self.slower: Mapping[str, float] = {}  # than the table says
+        self.poor: Callable[[Plan], float] = lambda plan: 1.0  # the real share of a plan's promise
+        self.fails: Callable[[Plan], bool] = lambda plan: False
+        self.rolled: list[tuple[float, Plan]] = []
+        self._asked_s = 0.0
+        self._sustained: dict[object, float] = {}
+
+    # Calls of the controller
+
+    async def observe(self) -> Observed:
+        started_s, seconds = self._asked_s, self.now_s - self._asked_s
+        self._asked_s = self.now_s
+        arrivals = int(self.random.poisson(self.rate(self.now_s) * seconds))
+        per_s = self.sustained_per_s(self.running) * self.poor(self.running)
+        good = min(arrivals, int(per_s * seconds))
+        return Observed(started_s, seconds, arrivals, good, self._exits(good), self._launches(good), self._present())
+
+    async def plan(self) -> Plan:
+        return self.running
+
+    async def roll_out(self, plan: Plan) -> None:
+        if moving(self.running, plan).starts:
+            self.now_s += START_S
+        if self.fails(plan):
+            raise RolloutError("a replica did not start")
+        self.running = plan
+        self.rolled.append((self.now_s, plan))
+
+    # The truth behind them
+
+    def sustained_per_s(self, plan: Plan) -> float:
+        """Inputs per second of a plan; 0 if its devices are gone."""
+        if lacking(plan, self._present()):
+            return 0.0
+        now = (plan, self.truth(self.now_s), *self.slower.items())
+        if now not in self._sustained:
+            self._sustained[now] = evaluate(plan, self.facts()).goodput_per_s
+        return self._sustained[now]
+
+    def best(self) -> float:
+        plan = self.asked.best(self.truth(self.now_s), self._true_factors(), self._present())
+        return evaluate(plan, self.facts()).goodput_per_s
+
+    def facts(self):
+        return self.asked.facts(self.truth(self.now_s), self._true_factors())
+
+    def _true_factors(self) -> Corrections:
+        return Corrections({kind: (factor,) * BLOCKS for kind, factor in self.slower.items()})
+
+    def _present(self) -> Mapping[str, int]:
+        return self.devices(self.now_s) or {device.kind: device.count for device in self.asked.fleet}
+
+    def _exits(self, answered: int) -> tuple[int, ...]:
+        """Inputs leave at the first open ramp at or behind where they are sure."""
+        sure = self.random.multinomial(answered, -np.diff([*self.truth(self.now_s), 0.0]))
+        exits, waiting = [], 0
+        for block, count in enumerate(sure.tolist()):
+            waiting += count
+            leaves = block in self.running.ramps or block == BLOCKS - 1
+            exits.append(waiting if leaves else 0)
+            waiting = 0 if leaves else waiting
+        return tuple(exits)
+
+    def _launches(self, answered: int) -> dict[LaunchShape, Took]:
+        launches, reach, facts = {}, 1.0, self.facts()
+        for split in self.running.splits:
+            kind = self.running.placement_of(split).kind
+            done = work(split, facts, kind, None, reach)
+            times = int(answered * reach / split.batch_size)
+            launches[LaunchShape(kind, split.start, split.stop, split.batch_size)] = Took(times, times * done.launch_s)
+            reach = done.survivors
+        return launches
+
+
+def control_loop(app: Fluid, folder: Path | None = None, **patience: float) -> ControlLoop:
+    """The control loop as it starts, or starts again in the same folder."""
+    history, events = History(folder and folder / "exits.jsonl"), Events(folder and folder / "events.jsonl")
+    controller = Controller(app.asked, Patience(**patience), history, events, app.running, app.now_s)
+    return ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, told=lambda event: None)
+
+
+def run(app: Fluid, loop: ControlLoop, seconds: float, look_s: float = 30.0) -> list[Event]:
+    """Look every `look_s` for so long; the events of that time."""
+    first, until_s = loop.controller.record.number, app.now_s + seconds
+
+    async def steps() -> None:
+        while app.now_s < until_s:
+            app.now_s += look_s
+            await loop.step()
+
+    asyncio.run(steps())
+    return [event for event in loop.controller.record.events.all if event.number >= first]
+
+
+def moves(events: list[Event]) -> list[Event]:
+    """The events that changed the plan, or tried to."""
+    return [event for event in events if event.what in ("rolled out", "rolled back", "failed")]
+
+
+def first_plan(asked: Question, survival: tuple[float, ...] | None = None) -> Plan:
+    exits = asked.profile.exits
+    return asked.best(survival or (exits.survival if exits else (1.0,) * BLOCKS), Corrections(), {})
+
+
+def batches(plan: Plan, batch_size: int) -> Plan:
+    """The same plan with smaller batches."""
+    placements = tuple(
+        replace(each, splits=tuple(replace(split, batch_size=batch_size) for split in each.splits))
+        for each in plan.placements
+    )
+    return replace(plan, placements=placements)

@@ -1,0 +1,137 @@
+"""Tiny, randomly initialised networks of every family, with random ramps: real code paths, no download."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from deployments.models.encode import Encoded
+from deployments.models.families import family_of
+from deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
+from deployments.models.torch_model import TorchModel
+from profiles.model import Batch
+
+TEXT = ("bert", "roberta", "electra", "distilbert")
+IMAGE = ("vit", "resnet", "resnet-bottleneck")
+FAMILIES = TEXT + IMAGE
+NUM_LABELS = 3
+VOCABULARY = 40
+
+
+def _config(name: str) -> Any:
+    import transformers
+
+    text = {"vocab_size": VOCABULARY, "num_labels": NUM_LABELS, "pad_token_id": 1, "max_position_embeddings": 24}
+    wide = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
+    match name:
+        case "bert":
+            return transformers.BertConfig(num_hidden_layers=4, **text, **wide)
+        case "roberta":
+            return transformers.RobertaConfig(num_hidden_layers=3, type_vocab_size=1, **text, **wide)
+        case "electra":
+            return transformers.ElectraConfig(num_hidden_layers=3, embedding_size=8, **text, **wide)
+        case "distilbert":
+            return transformers.DistilBertConfig(n_layers=5, dim=16, n_heads=2, hidden_dim=24, **text)
+        case "vit":
+            size = {"image_size": 8, "patch_size": 4, "num_channels": 1}
+            return transformers.ViTConfig(num_hidden_layers=4, num_labels=NUM_LABELS, **size, **wide)
+        case "resnet" | "resnet-bottleneck":
+            layer = "bottleneck" if name.endswith("bottleneck") else "basic"
+            shape = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 2], "layer_type": layer}
+            return transformers.ResNetConfig(num_labels=NUM_LABELS, **shape)
+    raise ValueError(name)
+
+
+@cache
+def hugging_face(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """The reference: Hugging Face's own model."""
+    from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
+
+    torch.manual_seed(len(name))
+    auto = AutoModelForSequenceClassification if name in TEXT else AutoModelForImageClassification
+    model = auto.from_config(_config(name)).eval()
+    with torch.no_grad():  # larger weights than at initialisation, so that inputs give different logits
+        for parameter in model.parameters():
+            if parameter.ndim in (2, 3):  # a convolution's are large enough
+                parameter.mul_(4.0)
+    return model.to(dtype)
+
+
+def network(name: str, policy: str | None = None, thresholds: Sequence[float] = (), dtype: Any = None) -> TorchModel:
+    """The same weights, cut into blocks; with a policy, a random ramp stands after every block but the last."""
+    model = hugging_face(name, dtype or torch.float32)
+    anatomy = family_of(model.config.model_type).dissect(model)
+    ramps = _random_ramps(name, policy, thresholds) if policy else Ramps()
+    return TorchModel(anatomy, _NoEncoder(), ramps, ["a", "b", "c"], torch.device("cpu"), dtype or torch.float32)
+
+
+@cache
+def _random_heads(name: str) -> dict[int, torch.nn.Module]:
+    """Random heads, scaled so that ramps are more certain of some inputs than of others."""
+    model = network(name)
+    features = [model.features(single)[0] for single in random_inputs(name, count=64, seed=11)]
+    torch.manual_seed(7)
+    heads = {}
+    for block in range(model.num_blocks - 1):
+        pooled = torch.cat([of_input[block] for of_input in features])
+        head = make_head("light", pooled.shape[1], NUM_LABELS)
+        with torch.inference_mode():
+            raw = head(pooled)
+            scale = 2.0 / raw.std(dim=0)
+            state = {"weight": head.weight * scale[:, None], "bias": (head.bias - raw.mean(dim=0)) * scale}
+        head.load_state_dict(state)
+        heads[block] = head.eval()
+    return heads
+
+
+def _random_ramps(name: str, policy: str, thresholds: Sequence[float]) -> Ramps:
+    heads = _random_heads(name)
+    rules = [
+        RampRule(block=block, threshold=thresholds[block % len(thresholds)], temperature=1.0 + 0.1 * block)
+        for block in heads
+    ]
+    return Ramps(ExitRules(policy=f"deployments.exits:{policy}", ramps=tuple(rules)), heads)
+
+
+class _NoEncoder:
+    longest = None
+
+    def __call__(self, inputs: Sequence[Any]) -> Encoded:
+        raise AssertionError("these tests make their batches themselves")
+
+
+def random_inputs(name: str, count: int, seed: int, padded: bool = True) -> list[Batch]:
+    """`count` batches of one input each."""
+    random = np.random.default_rng(seed)
+    model = network(name)
+    return [_one_input(model, name, random, int(random.integers(2, 12)) if padded else 9) for _ in range(count)]
+
+
+def _one_input(model: TorchModel, name: str, random: np.random.Generator, length: int) -> Batch:
+    memory = np.zeros((1, 0), np.float32)
+    if name in TEXT:
+        ids = random.integers(2, VOCABULARY, (1, length))
+        return Batch(0, {"input_ids": ids}, memory, np.array([length]))
+    size = (1, 1, 8, 8) if name == "vit" else (1, 3, 32, 32)
+    return Batch(0, {"pixel_values": random.normal(size=size).astype(np.float32)}, memory)
+
+
+def with_memory(batch: Batch, model: TorchModel) -> Batch:
+    width = model.ramps.memory_width(model.num_labels)
+    return Batch(batch.cursor, batch.arrays, np.zeros((len(batch), width), np.float32), batch.lengths)
+
+
+@torch.inference_mode()
+def reference_logits(name: str, batch: Batch, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    """The logits of Hugging Face's own forward pass."""
+    arrays = {key: torch.as_tensor(value) for key, value in batch.arrays.items()}
+    if batch.lengths is not None:
+        longest = arrays["input_ids"].shape[1]
+        present = torch.arange(longest) < torch.as_tensor(batch.lengths)[:, None]
+        arrays["input_ids"] = arrays["input_ids"].masked_fill(~present, 1)
+        arrays["attention_mask"] = present.long()
+    if "pixel_values" in arrays:
+        arrays["pixel_values"] = arrays["pixel_values"].to(dtype)
+    return hugging_face(name, dtype)(**arrays).logits.float().numpy()

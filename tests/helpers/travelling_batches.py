@@ -1,0 +1,38 @@
+"""Batches of every shape and precision, for tests that send them somewhere."""
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from deployments.transport.packed import Packed
+from profiles.model import Batch
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
+
+
+def make(lengths: list[int] | None, count: int, dtype: torch.dtype, seed: int) -> Batch:
+    torch.manual_seed(seed)
+    memory = torch.rand(count, 2).numpy()
+    if lengths is None:
+        return Batch(3, {"hidden": (torch.randn(count, 2, 3) * 9).to(dtype)}, memory)
+    hidden = (torch.randn(count, max(lengths), 3) * 9).to(dtype)
+    for row, length in enumerate(lengths):
+        hidden[row, length:] = 0
+    return Batch(3, {"hidden": hidden}, memory, np.array(lengths))
+
+
+batches = st.builds(
+    lambda lengths, padded, dtype, seed: make(lengths if padded else None, len(lengths), dtype, seed),
+    st.lists(st.integers(1, 7), min_size=1, max_size=6),
+    st.booleans(),
+    st.sampled_from(DTYPES),
+    st.integers(0, 9),
+)
+
+
+def same(left: Packed, right: Packed) -> bool:
+    arrays = [*zip(left.arrays.values(), right.arrays.values(), strict=True), (left.memory, right.memory)]
+    if left.lengths is not None:
+        arrays.append((left.lengths, right.lengths))
+    about = [(part.cursor, part.bfloat16, list(part.arrays), part.lengths is None) for part in (left, right)]
+    return about[0] == about[1] and all(a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True) for a, b in arrays)

@@ -1,0 +1,34 @@
+"""What ray_facts takes for granted, asked of a Ray that runs; the unit tests of ray_facts ask the rest."""
+
+from cluster.serving.local import LocalRay
+from deployments import ray_facts
+
+Local = tuple[LocalRay, str]
+
+
+def test_nodes_say_what_they_have_and_what_is_left(local: Local) -> None:
+    (node,), (free,) = ray_facts.nodes(), ray_facts.free_resources()
+    assert node["CPU"] >= 1
+    assert all(amount <= node[name] + 1e-6 for name, amount in free.items())
+    assert ray_facts.devices_on([node])["cpu"] == int(node["CPU"])
+
+
+def test_a_text_is_kept_until_it_is_forgotten(local: Local) -> None:
+    assert ray_facts.recall("nobody") is None
+    for text in ("first", "second: ä"):
+        ray_facts.remember("somebody", text)
+        assert ray_facts.recall("somebody") == text
+    ray_facts.forget("somebody")
+    assert ray_facts.recall("somebody") is None
+
+
+def test_serve_has_a_client_that_deploys(local: Local) -> None:
+    ray, _ = local
+    ray.serving.result()
+    client = ray_facts.serve_client()
+    for name in ("deploy_apps", "wait_for_proxies_serving", "_controller"):
+        assert hasattr(client, name), f"Serve's client has no {name} any more: mend cluster.serving.deploy, ray_facts"
+
+
+def test_this_machine_has_an_address(local: Local) -> None:
+    assert ray_facts.node_address().count(".") == 3

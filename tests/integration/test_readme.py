@@ -1,0 +1,52 @@
+"""The lines of the README that need a server, against one; the other lines run in tests/unit/cluster/test_wheel.py."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cluster.cli import app
+from cluster.serving.serve_file import serve_file
+from profiles.errors import UserError
+from tests.helpers.command_lines import readme_lines
+from tests.helpers.toy_graph import application, cut_at, eventually
+
+
+def interrupt(_: float) -> None:
+    raise KeyboardInterrupt
+
+
+def ran(line: list[str]) -> Result:
+    return CliRunner().invoke(app, line)
+
+
+def test_load_and_status_of_the_readme_run_against_what_its_serve_line_serves(
+    deployed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    controller = {
+        "name": "controller",
+        "import_path": "cluster.controller.app:build",
+        "route_prefix": "/controller",
+        "args": {"application": "toy", "memory": str(tmp_path / "memory"), "look_every_s": 0.5},
+    }
+    Path("serve.yaml").write_text(
+        json.dumps({"applications": [application(tmp_path, cut_at(2), model=str(tmp_path)), controller]})
+    )
+    Path("bodies.jsonl").write_text('{"inputs": [[3, 7]]}\n')
+    (file,) = (Path(line[1]) for line in readme_lines("") if line[0] == "serve")
+    address = deployed(*serve_file(file, {})["applications"])
+    lines = {line[0]: line for line in readme_lines(address)}
+
+    loaded = ran([*lines["load"], "--bodies", "bodies.jsonl", "--slo-ms", "20000"])
+    assert loaded.exit_code == 0, loaded.output
+    assert json.loads(Path("load.json").read_text())["good_share"] > 0
+
+    monkeypatch.setattr("cluster.commands.status.time", SimpleNamespace(sleep=interrupt))
+    assert eventually(lambda: not isinstance(ran(lines["status"]).exception, UserError), within_s=60), "no controller"
+    watched = ran(lines["status"])
+    assert watched.exit_code == 130
+    assert "promises kept" in watched.output

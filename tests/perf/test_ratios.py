@@ -1,0 +1,78 @@
+"""What must not become slow, as ratios of processor time between two things in one run: a busy machine may run it."""
+
+import time
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Launch, Limits
+from deployments.dispatch.queues import Place
+from deployments.dispatch.route import Route
+from deployments.transport.packed import pack, unpack
+from profiles.model import Batch
+from tests.helpers.dispatcher_world import linear
+
+BATCH = 16
+
+
+def cpu_s(work: Callable[[], object], tries: int = 7) -> float:
+    """The least processor time of several tries: whatever disturbs makes it longer, never shorter."""
+    taken = []
+    for _ in range(tries):
+        began_s = time.thread_time()
+        work()
+        taken.append(time.thread_time() - began_s)
+    return min(taken)
+
+
+def busy_dispatcher(inside: int) -> Callable[[], None]:
+    """One step where so many wait: a batch arrives, a launch ends with half of its inputs surviving, others begin."""
+    route = Route((linear(0, 2, BATCH, "first", survival=0.5), linear(2, 4, BATCH, "second", survival=0.5)))
+    groups = {"first": ["a", "b"], "second": ["c"]}
+    dispatcher = Dispatcher(route, groups, Limits(backlog=10**6, stuck_after_s=1e6))
+    now, running = count(), list[Launch]()
+
+    def arrive(inputs: int, now_s: float) -> None:
+        for row in range(inputs):
+            assert isinstance(dispatcher.admit(now_s, now_s + 1e6, Place(None, row)), int)
+
+    def step() -> None:
+        now_s = 0.001 * next(now)
+        arrive(BATCH, now_s)
+        if running:
+            ended = running.pop(0)
+            staying = range(BATCH // 2) if ended.cursor == 0 else ()
+            dispatcher.completed(ended.id, now_s, {row: Place(None, row) for row in staying})
+        running.extend(dispatcher.tick(now_s))
+        dispatcher.endings()
+
+    def steps() -> None:
+        for _ in range(20):
+            step()
+
+    arrive(inside, 0.0)
+    return steps
+
+
+def test_what_an_input_costs_the_dispatcher_does_not_depend_on_how_many_are_inside() -> None:
+    few, many = cpu_s(busy_dispatcher(200)), cpu_s(busy_dispatcher(20_000))
+    assert many < 3 * few
+
+
+def texts(count: int) -> Batch:
+    lengths = 1 + np.arange(count) % 12
+    hidden = np.ones((count, 12, 64), np.float32)
+    return Batch(2, {"hidden": hidden}, np.zeros((count, 2), np.float32), lengths)
+
+
+def test_a_batch_is_packed_at_once_not_row_by_row() -> None:
+    whole, rows = texts(64), [texts(1) for _ in range(64)]
+    assert cpu_s(lambda: pack(whole)) < cpu_s(lambda: [pack(row) for row in rows]) / 8
+
+
+def test_small_parts_are_unpacked_together_not_one_by_one() -> None:
+    """Survivors come in small parts, and what each of them costs must not add up."""
+    parts = [pack(texts(4)) for _ in range(16)]
+    assert cpu_s(lambda: unpack(parts)) < cpu_s(lambda: [unpack([part]) for part in parts]) / 2

@@ -1,0 +1,222 @@
+"""One device in virtual time: real launches, the dispatcher that serves, and three systems under the same rule."""
+
+import json
+from collections.abc import Callable, Collection
+from io import StringIO
+from pathlib import Path
+from shutil import copytree
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cluster.bench import compare, saturated
+from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, ComparedSystem, alone, plans, sustained
+from cluster.bench.real_device import GROUP, DeviceTrial, Source, tried
+from cluster.bench.report import plan_lines, ratios, table, unkept
+from cluster.bench.told_exits import drawn, with_told_exits
+from cluster.cli import app
+from cluster.load.workloads import arrivals
+from deployments.dispatch.route import route_of
+from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from optimizer.plan import Placement, Plan, Split
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+from profiles.latency import LatencyTable
+from profiles.model import Batch, Launched
+from tests.helpers.tiny_networks import hugging_face, network, random_inputs
+from tests.helpers.toy_model import BLOCKS, RAMPS, Toy
+
+LAUNCH_S, BLOCK_S, FLOOR = 0.0004, 0.001, 16
+SURVIVAL = (1.0, 0.5, 0.5, 0.25)
+SIZES = (1, FLOOR, 32, 64)
+
+
+class Timed(Toy):
+    """A block takes a millisecond for up to 16 inputs, and in proportion beyond; every call has its own cost."""
+
+    took_s = 0.0
+
+    def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+        self.took_s = LAUNCH_S + (stop - batch.cursor) * BLOCK_S * max(1.0, len(batch) / FLOOR)
+        return super().run(batch, stop, ramps)
+
+    def stopwatch(self, call: Callable[[], Launched]) -> tuple[Launched, float]:
+        return call(), self.took_s
+
+
+@pytest.fixture
+def profile() -> Profile:
+    rows = tuple((BLOCK_S * max(1.0, size / FLOOR),) * BLOCKS for size in SIZES)
+    ramps = tuple((0.0,) * BLOCKS for _ in SIZES)
+    table = LatencyTable("cpu", SIZES, rows, ramps, LAUNCH_S, (64,) * BLOCKS, (64,) * BLOCKS, "made up")
+    return Profile("toy", (table,), ExitProfile(SURVIVAL))
+
+
+def source(toy: Toy, count: int = 400) -> Source:
+    """Half leave at the ramp after block 0, a quarter at the one after block 2, the rest at the end."""
+    random = np.random.default_rng(0)
+    blocks = random.choice([0, 2, 3], count, p=[0.5, 0.25, 0.25])
+    labels = random.integers(0, 9, count)
+    inputs = [toy.encode([[int(block), int(label)]]) for block, label in zip(blocks, labels, strict=True)]
+    return Source(inputs, labels)
+
+
+TURNS = Plan((Placement("cpu", 1, (Split(0, 1, 16, (0,)), Split(1, 4, 16, (2,)))),))
+
+
+@pytest.mark.parametrize("rate", [200.0, 20_000.0])
+def test_every_input_is_answered_rightly_or_not_at_all(profile: Profile, rate: float) -> None:
+    toy = Timed()
+    route = route_of(TURNS, alone(profile, "cpu"), [GROUP])
+    record = tried(route, toy, toy.stopwatch, source(toy), 0.05, arrivals("poisson", rate, 1.0, 0))
+    assert record.accuracy == 1.0
+    assert set(record.blocks) == {*RAMPS, BLOCKS - 1}
+    assert len(record.latencies_s) <= record.offered
+    assert min(record.latencies_s) >= LAUNCH_S + BLOCK_S - 1e-9
+    if rate < 1000:
+        assert record.kept
+        assert np.mean(np.array(record.blocks) == 0) == pytest.approx(0.5, abs=0.1)
+    else:
+        assert not record.kept
+        assert max(toy.sizes) == 16, "under load batches fill up, and no further"
+
+
+def test_a_launch_begins_when_the_one_before_it_has_ended(profile: Profile) -> None:
+    """Two inputs at once: the second waits for the first launch, whatever computing took in reality."""
+    toy = Timed()
+    whole = Plan((Placement("cpu", 1, (Split(0, 4, 1),)),))
+    route = route_of(whole, alone(profile, "cpu"), [GROUP])
+    record = tried(route, toy, toy.stopwatch, source(toy), 1.0, np.array([0.001, 0.001]))
+    each_s = LAUNCH_S + 4 * BLOCK_S
+    assert record.latencies_s == pytest.approx([each_s, 2 * each_s])
+
+
+def test_what_is_answered_late_in_time_is_not_sustained(profile: Profile) -> None:
+    """A tenth of a second of load may be answered for a whole second: by what the device can do, not by what came."""
+    toy = Timed()
+    route, one = route_of(TURNS, alone(profile, "cpu"), [GROUP]), source(toy)
+    able = tried(route, toy, toy.stopwatch, one, 60.0, np.full(4000, 0.001)).goodput_per_s
+    short = tried(route, toy, toy.stopwatch, one, 1.0, arrivals("poisson", 3 * able, 0.1, 0))
+    assert short.kept
+    assert short.goodput_per_s < 1.05 * able
+    assert short.ended_s > 0.2
+
+
+def test_constant_batches_sustain_most_and_nothing_beats_the_bound(profile: Profile) -> None:
+    toy = Timed()
+    bench = Bench(toy, profile, "cpu", source(toy), toy.stopwatch, max_batch=FLOOR)  # a smaller batch saves nothing
+    rows = {row.system: row for row in bench.compare([60.0], seconds=0.3, rounds=1)}
+    assert set(rows) == {STOCK, NAIVE, CONSTANT}
+    best = rows[CONSTANT].goodput_per_s
+    assert best > 1.1 * rows[STOCK].goodput_per_s
+    assert best > 1.1 * rows[NAIVE].goodput_per_s
+    assert all(0 < row.share_of_bound <= 1 for row in rows.values())
+    assert all(row.p99_ms is not None and row.p99_ms <= 1.01 * 60 for row in rows.values())
+    assert all(row.accuracy == 1.0 for row in rows.values())
+    assert ratios(list(rows.values()), 60.0)["constant_over_stock"] == pytest.approx(best / rows[STOCK].goodput_per_s)
+
+
+def test_what_nothing_keeps_is_said(profile: Profile) -> None:
+    toy = Timed()
+    rows = list(Bench(toy, profile, "cpu", source(toy), toy.stopwatch).compare([0.5], seconds=0.1, rounds=1))
+    assert [row.goodput_per_s for row in rows] == [0.0, 0.0, 0.0]
+    assert all(row.plan == "nothing keeps this SLO" for row in rows)
+    (word,) = unkept(rows, profile.tables[0])
+    assert word == "nothing keeps an SLO of 0.5 ms: one input alone takes 4.4 ms in full"
+
+
+def test_the_systems_differ_in_what_they_may_do(profile: Profile) -> None:
+    found = plans(profile, "cpu", 0.1, 64)
+    assert all(not split.ramps for plan in found[STOCK] for split in plan.splits)
+    assert all(len(plan.splits) == 1 and plan.ramps == (0, 2) for plan in found[NAIVE])
+    assert any(len(plan.splits) > 1 for plan in found[CONSTANT])
+
+
+@pytest.mark.parametrize("limit", [37.0, 99.0, 500.0])
+def test_a_rate_is_found_by_bisection(limit: float) -> None:
+    def at(rate: float) -> DeviceTrial:
+        return DeviceTrial(rate, 1.0, offered=100, latencies_s=[0.5 if rate <= limit else 1.5] * 100)
+
+    found = sustained(at, 0.0, 100.0)
+    assert found is not None
+    assert min(limit, 100.0) * 0.9 < found.seconds <= min(limit, 100.0)
+    assert sustained(at, limit, 600.0) is None, "3 % more is not possible"
+
+
+def test_inputs_leave_where_they_are_told_to_on_real_ramps() -> None:
+    exact = with_told_exits(network("bert", "entropy", [0.5]))
+    batch = exact.merge(random_inputs("bert", 50, seed=1))
+    told = drawn(batch, ExitProfile((1.0, 0.6, 0.4, 0.2)), np.random.default_rng(0))
+    exits = exact.run(told, 4, exact.ramp_blocks).exits
+    assert exits.blocks.tolist() == told.memory[:, 0].astype(int).tolist()
+    assert 0.5 < (exits.blocks > 0).mean() < 0.7
+    only_last = exact.run(told, 4, (2,)).exits
+    assert set(only_last.blocks.tolist()) == {2, 3}
+    assert exact.ramps.observed((2,)) == {2}, "others are not computed for the sake of their memory"
+    assert with_told_exits(network("vit"), everywhere=True).ramp_blocks == (0, 1, 2)
+
+
+def test_the_table_fits_a_terminal_and_plans_are_told_once() -> None:
+    systems = {
+        STOCK: (14_230.0, "0..7 @ 64"),
+        NAIVE: (12_035.0, "0..7 @ 64"),
+        CONSTANT: (20_492.0, "0..3 @ 64, 4..7 @ 64"),
+    }
+    rows = [
+        ComparedSystem(system, slo_ms, per_s, per_s, 25_000.0, 5.1, 99.9, 0.958, 0.41, plan)
+        for slo_ms in (25.0, 100.0)
+        for system, (per_s, plan) in systems.items()
+    ]
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(table(rows, "title"))
+    text = console.export_text()
+    for part in ("SLO ms", "constant batch", "20,492", "1.44", "82%", "99.9", "95.8%", "41%"):
+        assert part in text
+    assert list(plan_lines(rows))[-1] == "constant batch, 25, 100 ms: blocks @ batch 0..3 @ 64, 4..7 @ 64"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import BertTokenizer
+
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny-ee"
+    hugging_face("bert").save_pretrained(folder)
+    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "the", "film"]
+    BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}).save_pretrained(folder)
+    rules = ExitRules(ramps=(RampRule(block=1, threshold=0.99, survival=0.5),))
+    save_ramps(folder, rules, {1: make_head("light", 32, 3)})
+    return folder
+
+
+@pytest.mark.parametrize("with_data", [True, False])
+def test_the_command_prints_json(
+    checkpoint: Path, tmp_path: Path, with_data: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "STEPS", 1)  # how well a rate is found is tested above
+    monkeypatch.setattr(saturated, "ROUNDS", 1)
+    (tmp_path / "inputs.jsonl").write_text('{"text": "the film", "label": 1}\n{"text": "the", "label": 0}\n' * 5)
+    command = ["bench", str(checkpoint), "--backend", "torch", "--slo-ms", "200", "--seconds", "0.1", "--budget", "0.2"]
+    data = ["--data", str(tmp_path / "inputs.jsonl")] if with_data else []
+    out = ["--largest", "4", "--device", "cpu", "--streams", "2", "--json", "--out", str(tmp_path / "bench.json")]
+    result = CliRunner().invoke(app, [*command, *data, *out], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [row["system"] for row in found["rows"]] == [STOCK, NAIVE, CONSTANT]
+    assert all((row["accuracy"] is not None) == with_data for row in found["rows"])
+    assert (tmp_path / "bench.png").stat().st_size > 0
+    (several,) = found["launches_at_once"]
+    assert several["gain"] == pytest.approx(several["together_per_s"] / several["one_per_s"])
+
+
+def test_a_network_without_ramps_is_told_what_to_do(checkpoint: Path, tmp_path: Path) -> None:
+    bare = Path(copytree(checkpoint, tmp_path / "bare"))
+    (bare / "exits.json").unlink()
+    result = CliRunner().invoke(app, ["bench", str(bare), "--device", "cpu"])
+    assert "give it some with 'isobatch prepare'" in str(result.exception)
+
+
+def test_where_nothing_can_be_written_is_found_before_anything_is_measured(checkpoint: Path) -> None:
+    result = CliRunner().invoke(app, ["bench", str(checkpoint), "--out", "/nonexistent/bench.json"])
+    assert "cannot write /nonexistent/bench.json" in str(result.exception)

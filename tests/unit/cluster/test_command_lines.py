@@ -1,0 +1,48 @@
+"""What the pages say can be typed, can be typed; and help comes at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from cluster.cli import app
+from tests.helpers.command_lines import ROOT, SMALL, lines
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINES = [pytest.param(line, id=f"{page.name}: {' '.join(line)}") for page in PAGES for line in lines(page)]
+COMMAND = typer.main.get_command(app)
+HEAVY = ("torch", "ray", "transformers", "sklearn", "matplotlib", "pandas")
+
+
+def test_the_readme_shows_every_command() -> None:
+    assert {line[0] for line in lines(ROOT / "README.md")} == set(SMALL) == set(COMMAND.commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_shown_line_is_understood(line: list[str]) -> None:
+    """Its command and options exist, and their values are of the right type."""
+    name, *arguments = line
+    COMMAND.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_help_has_an_example(name: str) -> None:
+    assert f"Example: [bold]isobatch {name}" in (COMMAND.commands[name].help or "")  # type: ignore[attr-defined]
+
+
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    """Of the command and of all its commands, in one fresh process."""
+    script = f"""
+import contextlib, io, sys
+from cluster.cli import main
+for words in [[], *[[name] for name in {sorted(SMALL)!r}]]:
+    sys.argv = ["isobatch", *words, "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        main()
+    assert "Usage" in shown.getvalue(), words
+print(*[name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

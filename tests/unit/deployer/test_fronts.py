@@ -1,0 +1,78 @@
+"""What is asked of fronts, and what becomes of those that do not reply."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from deployments.deployer import fronts as module
+from deployments.deployer.fronts import Fronts
+from deployments.front.messages import FrontMessage, SharedBy
+
+
+async def listen(fronts: Fronts, name: str, answer: Callable[[FrontMessage], object], heard: list[object]) -> None:
+    async for message in fronts.messages(name, "first"):
+        heard.append(message.content)
+        if message.number:
+            reply = answer(message)
+            if reply is not None:
+                fronts.reply(name, message.number, reply)
+
+
+def with_two(test: Callable[[Fronts, list[object], list[object]], Awaitable[None]]) -> None:
+    async def run() -> None:
+        fronts, lively, mute = Fronts(), [], []
+        tasks = [
+            asyncio.create_task(listen(fronts, "lively", lambda message: f"{message.content}!", lively)),
+            asyncio.create_task(listen(fronts, "mute", lambda _: None, mute)),
+        ]
+        await asyncio.sleep(0)
+        await test(fronts, lively, mute)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(run())
+
+
+def test_all_are_asked_and_those_that_live_reply() -> None:
+    async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
+        assert await fronts.ask("what", within_s=0.05) == {"lively": "what!"}
+        assert lively == mute == ["first", "what"]
+
+    with_two(test)
+
+
+def test_a_silent_one_is_not_asked_again_until_it_comes_back() -> None:
+    async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
+        await fronts.ask("what", within_s=0.05)
+        assert len(fronts) == 1
+        assert await fronts.ask("again", within_s=5.0) == {"lively": "again!"}
+        assert mute == ["first", "what"]
+
+    with_two(test)
+
+
+def test_a_late_reply_is_nobodys() -> None:
+    async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
+        fronts.reply("lively", 77, "too late")
+        assert await fronts.ask("what", within_s=0.05) == {"lively": "what!"}
+
+    with_two(test)
+
+
+def test_who_is_left_is_told_how_many_share_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHARE_AFTER_S", 0.0)
+
+    async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
+        await asyncio.sleep(0.01)
+        assert lively == mute == ["first", SharedBy(2)]
+        await fronts.ask("what", within_s=0.01)
+        await asyncio.sleep(0.01)
+        assert lively[-1] == SharedBy(1)
+        async for message in fronts.messages("late", "first"):
+            assert message.content == "first"
+            break
+        await asyncio.sleep(0.01)
+        assert lively[-1] == SharedBy(1)
+
+    with_two(test)

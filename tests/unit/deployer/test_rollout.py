@@ -1,0 +1,101 @@
+"""The order in which replicas come and go, on a fleet that is only counted."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from deployments.deployer import steps
+from deployments.deployer.steps import CannotStartError, Moved, Standing, move
+from optimizer.plan import Placement, Plan, Split
+
+
+@dataclass
+class CountedFleet:
+    """Does at once what is wanted, within what there is room for; kinds in `broken` never start."""
+
+    counts: dict[str, int]
+    room: int = 100
+    broken: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()  # never start, and nobody says why
+    log: list[str] = field(default_factory=list)
+
+    def standing(self) -> dict[str, Standing]:
+        return {kind: self._standing(kind, count) for kind, count in self.counts.items()}
+
+    def _standing(self, kind: str, count: int) -> Standing:
+        if kind in self.broken:
+            return Standing(starting=count, failed="no weights here")
+        return Standing(starting=count) if kind in self.silent else Standing(running=count)
+
+    def want(self, counts: Mapping[str, int]) -> None:
+        self.counts |= counts
+        if counts:
+            self.log.append(" ".join(f"{kind}={count}" for kind, count in counts.items()))
+
+    def has_room(self, more: Mapping[str, int]) -> bool:
+        return sum(self.counts.values()) + sum(more.values()) <= self.room
+
+
+def devices(**counts: int) -> Plan:
+    """A plan for so many devices of each kind."""
+    kinds = enumerate(counts.items())
+    return Plan(tuple(Placement(kind, count, (Split(block, block + 1, 1),)) for block, (kind, count) in kinds))
+
+
+def moved(fleet: CountedFleet, before: Plan, after: Plan, patience_s: float = 5.0) -> Moved:
+    """The fleet's log says too which plan was led to."""
+
+    async def lead(plan: Plan) -> None:
+        fleet.log.append("to " + " ".join(f"{kind}={count}" for kind, count in plan.devices().items()))
+
+    async def meanwhile(counts: Mapping[str, int]) -> Plan | None:
+        left = {kind: count for kind, count in counts.items() if count}
+        return devices(**left) if left else None
+
+    return asyncio.run(move(fleet, before, after, lead, meanwhile, patience_s))
+
+
+def test_what_touches_no_replica_is_only_followed() -> None:
+    fleet = CountedFleet({"a": 4})
+    assert moved(fleet, devices(a=4), devices(a=4)).missing_s == 0
+    assert fleet.log == ["to a=4"]
+
+
+def test_new_replicas_come_before_old_ones_go() -> None:
+    fleet = CountedFleet({"a": 4, "b": 1})
+    assert moved(fleet, devices(a=4, b=1), devices(a=2, b=1, c=3)).missing_s == 0
+    assert fleet.log == ["c=3", "to a=2 b=1 c=3", "a=2"]
+
+
+def test_a_kind_that_is_not_needed_any_more_keeps_no_replica() -> None:
+    fleet = CountedFleet({"a": 4, "b": 1})
+    moved(fleet, devices(a=4, b=1), devices(a=4))
+    assert fleet.counts == {"a": 4, "b": 0}
+
+
+def test_where_there_is_no_room_old_ones_go_first_and_how_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(range(0, 1000, 2))
+    monkeypatch.setattr(steps, "now_s", lambda: float(next(times)))
+    fleet = CountedFleet({"a": 4}, room=5)
+    told = moved(fleet, devices(a=4), devices(a=2, b=2))
+    assert fleet.log[:4] == ["to a=2", "a=2", "b=2", "to a=2 b=2"]  # those that stay do what they can meanwhile
+    assert 0 < told.missing_s < told.seconds
+
+
+def test_where_no_device_stays_nothing_can_run_meanwhile() -> None:
+    fleet = CountedFleet({"a": 4}, room=5)
+    moved(fleet, devices(a=4), devices(b=4))
+    assert fleet.log[:3] == ["a=0", "b=4", "to b=4"]
+
+
+@pytest.mark.parametrize("room", [100, 5], ids=["beside", "freed first"])
+@pytest.mark.parametrize(("why", "says"), [("broken", "no weights here"), ("silent", "only 0 of 2 b run")])
+def test_what_does_not_start_is_undone(room: int, why: str, says: str) -> None:
+    fleet = CountedFleet({"a": 4}, room=room, **{why: frozenset("b")})
+    with pytest.raises(CannotStartError, match=says):
+        moved(fleet, devices(a=4), devices(a=2, b=2), patience_s=0.2)
+    assert fleet.counts == {"a": 4, "b": 0}
+    assert "to a=2 b=2" not in fleet.log
+    assert [each for each in fleet.log if each.startswith("to")][-1:] in ([], ["to a=4"])

@@ -1,0 +1,47 @@
+"""A plan becomes a route with the planner's own times."""
+
+import pytest
+
+from deployments.dispatch.route import route_of
+from optimizer.model.evaluate import evaluate
+from optimizer.plan import Placement, Plan, Split
+from optimizer.problem import problem
+from profiles.devices import fleet, links_between
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+from tests.helpers.virtual_device import SURVIVAL, table
+
+
+def test_stages_follow_the_plan_and_its_cost_model() -> None:
+    plan = Plan((Placement("v100", 2, (Split(0, 2, 8, ramps=(1,)),)), Placement("v100", 1, (Split(2, 4, 4),))))
+    devices = fleet("v100=3")
+    facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
+    route = route_of(plan, facts, ["front", "back"])
+    front, back = route.stages
+    assert (front.start, front.stop, front.batch, front.group, front.ramps) == (0, 2, 8, "front", {1})
+    assert (back.survival, back.group) == (0.5, "back")
+    scores = evaluate(plan, facts).splits
+    assert [stage.launch_s[-1] for stage in route.stages] == [pytest.approx(score.launch_s) for score in scores]
+    assert list(front.launch_s) == sorted(front.launch_s)
+    assert (front.transfer_s, back.transfer_s) == (0.0, pytest.approx(scores[1].transfer_s))
+
+
+def test_pipelines_side_by_side_are_routes_side_by_side_with_groups_of_their_own() -> None:
+    lane = Plan((Placement("v100", 1, (Split(0, 4, 4),)),))
+    devices = fleet("v100=2")
+    facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
+    route = route_of(Plan(lane.placements, beside=(lane,)), facts, ["left", "right"])
+    assert [[stage.group for stage in each.stages] for each in route.pipelines] == [["left"], ["right"]]
+
+
+def test_what_a_local_placement_passes_to_itself_does_not_travel() -> None:
+    splits = (Split(0, 2, 8, ramps=(1,)), Split(2, 4, 4))
+    devices = fleet("v100=1")
+    facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
+    local, sent = (
+        route_of(Plan((Placement("v100", 1, splits, local=local),)), facts, ["all"]) for local in (True, False)
+    )
+    assert [stage.local for stage in local.stages] == [True, True]
+    assert (local.stages[1].transfer_s, local.keeps(local.stages[0])) == (0.0, True)
+    assert sent.stages[1].transfer_s > 0
+    assert not sent.keeps(sent.stages[0])

@@ -1,0 +1,285 @@
+"""What is meant to do harm: it is refused in one short sentence, before it costs anything, and counted."""
+
+import gzip
+import json
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from deployments.config import AppConfig
+from deployments.front import bodies
+from deployments.front.answers import RefusedError
+from deployments.front.http import create_api
+from deployments.front.open_inference.tensors import HEADER
+from deployments.front.service import Service
+from deployments.models.encode import MOST_PIXELS, ImageEncoder, TextEncoder
+from profiles.errors import UserError
+from tests.helpers.toy_model import OVERFLOWS
+
+INFER = "/v2/models/toy/infer"
+GOOD: dict[str, Any] = {"name": "inputs", "shape": [2, 2], "datatype": "INT64", "data": [[4, 7], [0, 3]]}
+LIMIT = 2**20
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", max_body_bytes=LIMIT)
+    with TestClient(create_api(Service(config, time.perf_counter)), raise_server_exceptions=False) as client:
+        yield client
+
+
+def counts(client: TestClient) -> dict[str, int]:
+    return dict(client.get("/stats").json()["requests"])
+
+
+def refused(client: TestClient, status: int, path: str = INFER, **request: Any) -> str:
+    """The one sentence; it is counted, short and quick."""
+    before, began_s = counts(client), time.perf_counter()
+    reply = client.post(path, **request)
+    assert time.perf_counter() - began_s < 1
+    assert reply.status_code == status, reply.text[:500]
+    assert len(reply.content) <= 1024
+    assert list(reply.json()) == ["error"]
+    assert counts(client) == before | {"refused": before["refused"] + 1}
+    return str(reply.json()["error"])
+
+
+@pytest.mark.parametrize("kind", ["FP32", "BYTES", "BOOL"])
+@pytest.mark.parametrize(
+    ("shape", "status", "sentence"),
+    [
+        ([5_000_000, 0], 422, "5000000 inputs in one request: 256 are allowed"),
+        ([1, 0], 400, "must hold at least one value"),
+        ([2, 10**18], 400, "must hold at least one value"),
+        ([10**4000, 1], 422, "inputs in one request"),
+        ([1] * 9, 400, "at most 8 items"),
+        ([-1, -1], 400, "must be a list of sizes"),
+        ([0], 422, "'inputs' is empty"),
+        ([], 400, "must be a list of sizes"),
+        ([1.5], 400, "valid integer"),
+        ("2", 400, "valid list"),
+        ([[2]], 400, "valid integer"),
+    ],
+)
+def test_no_shape_is_believed(client: TestClient, kind: str, shape: Any, status: int, sentence: str) -> None:
+    told = {"inputs": [GOOD | {"datatype": kind, "shape": shape, "data": []}]}
+    assert sentence in refused(client, status, content=json.dumps(told) if shape != [10**4000, 1] else huge(kind))
+
+
+def huge(kind: str) -> str:
+    return '{{"inputs":[{{"name":"i","datatype":"{}","shape":[{},1],"data":[]}}]}}'.format(kind, "9" * 4000)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"outputs": 5},
+        {"outputs": [5]},
+        {"outputs": ["name"]},
+        {"outputs": [{"name": 5}]},
+        {"outputs": [{"name": "label"}, {"name": ["x"]}]},
+        {"outputs": [{"name": "label", "parameters": [1]}]},
+        {"outputs": [{"name": "label"}] * 1000},
+        {"parameters": [1]},
+        {"parameters": {"binary_data_output": []}},
+        {"parameters": {"timeout": "soon"}},
+        {"inputs": [GOOD | {"parameters": [1]}]},
+        {"inputs": [GOOD | {"parameters": {"binary_data_size": "9"}}]},
+        {"inputs": [GOOD | {"name": "x" * 2000}]},
+        {"inputs": [GOOD | {"datatype": ["FP32"]}]},
+        {"inputs": [GOOD | {"datatype": "x" * 100_000}]},
+        {"inputs": [GOOD | {"data": None}]},
+        {"inputs": [GOOD | {"data": {"a": 1}}]},
+        {"inputs": [GOOD | {"datatype": "BYTES", "data": [[1, 2], [3, 4]]}]},
+        {"inputs": [GOOD | {"datatype": "BYTES", "shape": [1, 400], "data": ["x"] * 400}]},
+        {"inputs": 5},
+        {"id": 5},
+        {"id": "x" * 2000},
+    ],
+)
+def test_nothing_of_another_shape_gets_past_the_edge(client: TestClient, wrong: dict[str, Any]) -> None:
+    refused(client, 400, json={"inputs": [GOOD]} | wrong)
+
+
+@pytest.mark.parametrize("told", ["9" * 5000, "-1", "1e3", "", "x" * 5000, "99"])
+def test_a_length_in_a_header_is_not_believed(client: TestClient, told: str) -> None:
+    assert "must be a number" in refused(client, 400, content=b"{}", headers={HEADER: told})
+
+
+def test_a_body_in_a_header_is_not_believed() -> None:
+    assert bodies.number("9" * 5000) is None
+
+
+@pytest.mark.parametrize("text", ['{"id": NaN, "inputs": []}', '{"id": -Infinity, "inputs": []}'])
+def test_what_is_no_json_is_refused_in_the_v2_protocol_too(client: TestClient, text: str) -> None:
+    assert "is not a number that JSON knows" in refused(client, 400, content=text)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"), [("FP32", [[1.0, 1e39], [0, 0]]), ("FP16", [[1e6, 1], [0, 0]]), ("FP64", [[0, 0], [None, 1]])]
+)
+def test_what_is_not_finite_is_refused_with_its_row(client: TestClient, datatype: str, data: Any) -> None:
+    sentence = refused(client, 422, json={"inputs": [GOOD | {"datatype": datatype, "data": data}]})
+    assert sentence == f"input {int(data[1][0] is None)} holds numbers that are not finite"
+
+
+def test_nan_in_bytes_is_refused_too(client: TestClient) -> None:
+    raw = np.array([[1, 2], [np.inf, 0]], "<f4").tobytes()
+    about = GOOD | {"datatype": "FP32", "parameters": {"binary_data_size": len(raw)}}
+    text = json.dumps({"inputs": [{name: about[name] for name in about if name != "data"}]}).encode()
+    assert "input 1 holds" in refused(client, 422, content=text + raw, headers={HEADER: str(len(text))})
+
+
+@pytest.mark.parametrize("path", ["/predict", INFER])
+def test_an_answer_that_is_not_finite_is_a_refusal_that_names_the_row(client: TestClient, path: str) -> None:
+    inputs = [[0, 3], [OVERFLOWS, 3]]
+    body = {"inputs": inputs if path == "/predict" else [GOOD | {"data": inputs}]}
+    assert refused(client, 422, path, json=body) == "input 1 has no finite answer: its numbers are too large"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/predict", {"inputs": [0, 1], "x" * 500_000: 1}),
+        ("/predict", {"inputs": '\\u001b\\u0000\\ud800"' * 30_000}),
+        (INFER, {"inputs": [GOOD], "outputs": [{"name": '\\"' * 500}]}),
+        (INFER, {"inputs": [GOOD], "outputs": [{"name": "\ud800"}]}),
+        ("/v2/models/" + "x" * 5000 + "/infer", {"inputs": [GOOD]}),
+        ("/v2/models/toy/versions/" + "9" * 5000 + "/infer", {"inputs": [GOOD]}),
+    ],
+)
+def test_no_error_repeats_more_than_a_little_of_what_came_in(client: TestClient, path: str, body: Any) -> None:
+    content = json.dumps(body)
+    reply = client.post(path, content=content)
+    assert reply.status_code in (400, 404, 422)
+    assert len(reply.content) <= 1024
+    assert reply.json()["error"].isprintable()
+
+
+def test_other_paths_repeat_little_too(client: TestClient) -> None:
+    assert len(client.get("/" + "x" * 20_000).content) <= 1024
+
+
+def test_whatever_breaks_is_one_sentence_in_json(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Any:
+        raise KeyError("x" * 5000)
+
+    monkeypatch.setattr(Service, "_encode", broken)
+    monkeypatch.setattr(Service, "stats", broken)
+    for path, body in (("/predict", {"inputs": 1}), (INFER, {"inputs": [GOOD]})):
+        reply = client.post(path, json=body)
+        assert (reply.status_code, list(reply.json())) == (500, ["error"])
+        assert "KeyError" in reply.json()["error"]
+    reply = client.get("/stats")
+    assert (reply.status_code, "KeyError" in reply.json()["error"], len(reply.content) < 200) == (500, True, True)
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_compressed_bodies_are_read_and_their_size_is_limited(client: TestClient, encoding: str, pack: Any) -> None:
+    headers = {"Content-Encoding": encoding}
+    assert client.post("/predict", content=pack(b'{"inputs": [0, 3]}'), headers=headers).status_code == 200
+    body = json.dumps({"inputs": [GOOD]}).encode()
+    assert client.post(INFER, content=pack(body), headers=headers).json()["outputs"][0]["data"] == [7, 3]
+    assert "decompressed" in refused(client, 413, content=pack(b" " * (LIMIT + 1)), headers=headers)
+    assert "Content-Encoding says" in refused(client, 400, content=pack(body)[:-3], headers=headers)
+    assert "Content-Encoding says" in refused(client, 400, content=body, headers=headers)
+
+
+def test_other_encodings_are_415(client: TestClient) -> None:
+    assert "'br'" in refused(client, 415, content=b"x", headers={"Content-Encoding": "br"})
+
+
+def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    monkeypatch.setattr(bodies, "READ_WITHIN_S", 0.05)
+
+    async def silent() -> Any:
+        await asyncio.sleep(10)
+
+    with pytest.raises(RefusedError) as error:
+        asyncio.run(bodies.body_of({}, silent, 100))
+    assert error.value.status == 408
+
+
+def test_head_is_answered_where_get_is(client: TestClient) -> None:
+    for path in ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/v2/models/toy/ready"):
+        reply = client.head(path)
+        assert (reply.status_code, reply.content) == (200, b""), path
+
+
+@pytest.mark.parametrize(
+    ("timeout", "within_s"), [(50_000, 0.05), (0, None), (-1, None), (10**100, 86_400), (None, None)]
+)
+def test_the_timeout_of_triton_is_a_deadline_over_http_too(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, timeout: int | None, within_s: float | None
+) -> None:
+    seen, predict_each = [], Service.predict_each
+
+    async def watched(service: Service, inputs: Any, within_s: float | None = None) -> Any:
+        seen.append(within_s)
+        return await predict_each(service, inputs)
+
+    monkeypatch.setattr(Service, "predict_each", watched)
+    request = {"inputs": [GOOD], "parameters": {"timeout": timeout}}
+    assert client.post(INFER, json=request).status_code == 200
+    assert client.post(INFER, json=request, headers={"X-Deadline-Ms": "250"}).status_code == 200
+    assert seen == [within_s, 0.25]
+
+
+@pytest.mark.parametrize("told", ["1e300", "inf", "nan", "-1", "x" * 5000])
+def test_no_deadline_is_beyond_what_clocks_know(client: TestClient, told: str) -> None:
+    refused(client, 400, "/predict", json={"inputs": [0, 1]}, headers={"X-Deadline-Ms": told})
+
+
+def test_the_description_says_what_is_so(client: TestClient) -> None:
+    about = client.get("/openapi.json").json()
+    for path in ("/predict", "/v2/models/{name}/infer"):
+        post = about["paths"][path]["post"]
+        assert set(post["responses"]) >= {"200", "400", "401", "404", "408", "413", "415", "422", "500", "503", "504"}
+        for status, response in post["responses"].items():
+            schema = response["content"]["application/json"]["schema"]
+            assert ("ErrorBody" in str(schema)) == (status != "200"), (path, status)
+    request = about["paths"]["/v2/models/{name}/infer"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "$ref" not in str(request)
+    assert set(request["properties"]) == {"id", "parameters", "inputs", "outputs"}
+    assert "HTTPValidationError" not in str(about)
+
+
+def pixels(images: Any, **_: object) -> dict[str, Any]:
+    return {"pixel_values": np.asarray(images, np.float32).transpose(2, 0, 1)[None] / np.float32(1e-20)}
+
+
+@pytest.mark.parametrize(
+    ("image", "sentence"),
+    [
+        ([[1e25, 0.0]], "image 1 holds numbers that are too large"),
+        ([[1e39, 0.0]], "finite numbers only"),
+        ([[10**400, 0]], "array of numbers"),
+        ([[], []], "image 1 is 2 x 0"),
+        (np.zeros((1, MOST_PIXELS + 1), np.uint8), "pixels are allowed"),
+        (np.zeros((2, 0, 3)), "image 1 is 2 x 0"),
+        ([], "must be height x width"),
+    ],
+)
+def test_an_image_is_measured_before_it_is_preprocessed(image: Any, sentence: str) -> None:
+    with np.errstate(over="ignore"), pytest.raises(UserError, match=sentence):
+        ImageEncoder(pixels, 3)([np.ones((1, 2)), image])
+
+
+def test_of_a_text_no_more_is_looked_at_than_can_be_read() -> None:
+    seen: list[str] = []
+
+    def tokenizer(first: list[str], second: Any, **_: object) -> Any:
+        seen.extend(first + (second or []))
+        return {"input_ids": np.ones((len(first), 4)), "attention_mask": np.ones((len(first), 4))}
+
+    TextEncoder(tokenizer, 4)(["x" * 10**6, "short"])
+    assert [len(text) for text in seen] == [256, 5]
+    with pytest.raises(UserError, match="cannot stand in one request"):
+        TextEncoder(tokenizer, 4)(["one", ["a", "pair"]])

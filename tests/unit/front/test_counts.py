@@ -1,0 +1,30 @@
+"""What a front counts, and what is new of it."""
+
+from deployments.front.counts import Counts
+from deployments.front.observed import LaunchShape, Took, since
+
+
+def test_what_is_counted_is_told() -> None:
+    times = iter([100.0, 103.0])
+    counts = Counts({"r1": "v100"}, lambda: next(times))
+    counts.inputs_arrived(3)
+    counts.input_left(block=0, took_s=0.1, in_time=True)
+    counts.input_left(block=2, took_s=0.9, in_time=False)
+    counts.launch_ended("r1", 0, 2, 8, 0.05)
+    seen = counts.observed(3)
+    assert (seen.started_s, seen.seconds, seen.arrivals, seen.in_time, seen.exits) == (100.0, 3.0, 3, 1, (1, 0, 1))
+    assert seen.launches == {LaunchShape("v100", 0, 2, 8): Took(1, 0.05)}
+    assert sum(seen.latencies.values()) == 2
+
+
+def test_asking_twice_tells_what_is_new_and_takes_nothing_from_others() -> None:
+    times = iter([0.0, 5.0, 9.0])
+    counts = Counts({"r1": "v100", "r2": "k80"}, lambda: next(times))
+    counts.launch_ended("r1", 0, 2, 8, 0.05)
+    first = counts.observed(2)
+    counts.launch_ended("r2", 0, 2, 8, 0.1)
+    counts.input_left(1, 0.1, in_time=True)
+    news = since(counts.observed(2), first)
+    assert (news.started_s, news.seconds, news.exits) == (5.0, 4.0, (0, 1))
+    assert news.launches == {LaunchShape("k80", 0, 2, 8): Took(1, 0.1)}
+    assert first.launches == {LaunchShape("v100", 0, 2, 8): Took(1, 0.05)}

@@ -1,0 +1,247 @@
+"""The driver in real time, on threads: answers are the model's own, early ones come early, broken replicas heal."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Limits
+from deployments.dispatch.route import Route, Stage
+from deployments.front.answers import Answer, RefusedError
+from deployments.front.driver import Driver
+from deployments.replica import split
+from deployments.replica.local_workers import LocalWorkers
+from deployments.replica.split import SplitReplica
+from deployments.transport.orders import Departed, Order, Stayed
+from deployments.transport.packed import Packed, pack, unpack
+from profiles.model import Batch
+from tests.helpers.toy_model import RAMPS, Toy, left_at
+
+REPLICAS = {"front": ["f0", "f1"], "back": ["b0"]}
+
+
+def route(batch: int = 4, launch_s: float = 0.001) -> Route:
+    times = (launch_s,) * batch
+    return Route((Stage(0, 2, batch, "front", times, ramps=frozenset({0})), Stage(2, 4, batch, "back", times)))
+
+
+def all_ramps(route: Route) -> Route:
+    first, second = route.stages
+    return Route((first, Stage(2, 4, second.batch, "back", second.launch_s, ramps=frozenset({2}))))
+
+
+class Rig:
+    """A driver on threads, with a toy on each."""
+
+    def __init__(self, pause_s: float = 0.0, limits: Limits | None = None, workers: Any = None) -> None:
+        self.toys = {name: Toy(pause_s) for names in REPLICAS.values() for name in names}
+        self.threads = LocalWorkers({name: SplitReplica(toy) for name, toy in self.toys.items()})
+        dispatcher = Dispatcher(all_ramps(route()), REPLICAS, limits)
+        self.driver = Driver(dispatcher, workers(self.threads) if workers else self.threads, time.perf_counter)
+
+    async def ask(self, *inputs: list[int], within_s: float = 5.0) -> list[Answer]:
+        return await self.driver.answer(pack(Toy().encode(list(inputs))), within_s)
+
+
+def play(scene: Callable[[Rig], Any], **rig: Any) -> Any:
+    async def act() -> Any:
+        stage = Rig(**rig)
+        result = await scene(stage)
+        await stage.driver.close()
+        assert stage.driver.dispatcher.inside == 0, "somebody was forgotten"
+        return result
+
+    return asyncio.run(act())
+
+
+def test_hundreds_at_once_each_get_their_own_answer() -> None:
+    wanted = [[block, label] for label in range(10) for block in range(4)] * 10
+
+    async def scene(rig: Rig) -> None:
+        answers = await asyncio.gather(*(rig.ask(pair) for pair in wanted))
+        for (block, label), (answer,) in zip(wanted, answers, strict=True):
+            assert (answer.label, answer.exit_block) == (label, left_at(block, RAMPS))
+            assert [step.block for step in answer.steps] == ([0] if answer.exit_block < 2 else [0, 2])
+            assert all(step.queued_ms >= 0 and step.computed_ms >= 0 for step in answer.steps)
+        assert max(rig.toys["b0"].sizes) == 4, "survivors merged"
+
+    play(scene)
+
+
+def test_one_request_may_carry_many_inputs_in_order() -> None:
+    async def scene(rig: Rig) -> list[Answer]:
+        return await rig.ask([3, 1], [0, 2], [2, 3], [1, 4], [0, 5], [3, 6])
+
+    assert [answer.label for answer in play(scene)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_whoever_exits_is_answered_before_its_batch_mates() -> None:
+    async def scene(rig: Rig) -> tuple[float, float]:
+        started = time.perf_counter()
+        easy, hard = asyncio.ensure_future(rig.ask([0, 1])), asyncio.ensure_future(rig.ask([3, 1]))
+        await easy
+        early = time.perf_counter() - started
+        await hard
+        return early, time.perf_counter() - started
+
+    early, late = play(scene, pause_s=0.05)
+    assert early < 0.6 * late
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
+    async def scene(rig: Rig) -> None:
+        with pytest.raises(RefusedError, match="deadline cannot be met") as refused:
+            await rig.ask([0, 1], within_s=0.0001)
+        assert refused.value.status == 503
+        assert refused.value.retry_after_s == 1
+
+    play(scene)
+
+
+def test_who_waits_too_long_is_told() -> None:
+    async def scene(rig: Rig) -> None:
+        slow = asyncio.gather(*(rig.ask([3, 1], [3, 1], [3, 1], [3, 1]) for _ in range(4)))
+        await asyncio.sleep(0.01)
+        with pytest.raises(RefusedError, match="deadline passed") as expired:
+            await rig.ask([3, 1], within_s=0.05)
+        assert expired.value.status == 504
+        await slow
+
+    play(scene, pause_s=0.05)
+
+
+def test_all_inputs_of_a_request_are_admitted_or_none() -> None:
+    async def scene(rig: Rig) -> None:
+        with pytest.raises(RefusedError, match="backlog of 3"):
+            await rig.ask(*[[0, 1]] * 4)
+        assert len(await rig.ask(*[[0, 1]] * 3)) == 3
+        assert rig.driver.dispatcher.waiting() == {}
+
+    play(scene, limits=Limits(backlog=3))
+
+
+def test_a_client_that_goes_away_is_not_computed() -> None:
+    async def scene(rig: Rig) -> int:
+        busy = asyncio.gather(*(rig.ask(*[[0, 1]] * 4) for _ in range(4)))
+        await asyncio.sleep(0.01)
+        gone = asyncio.ensure_future(rig.ask(*[[3, 9]] * 4))
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        await busy
+        return sum(sum(toy.sizes) for toy in rig.toys.values())
+
+    assert play(scene, pause_s=0.05) <= 2 * 16
+
+
+class Flaky:
+    """Workers of which one breaks every launch."""
+
+    def __init__(self, workers: LocalWorkers, broken: str) -> None:
+        self._workers = workers
+        self.broken = broken
+
+    async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
+        if replica == self.broken:
+            raise ConnectionError("the replica is gone")
+        async for reply in self._workers.run(replica, order):
+            yield reply
+
+    def drop(self, address: str, key: str) -> None:
+        self._workers.drop(address, key)
+
+    async def close(self) -> None:
+        await self._workers.close()
+
+
+def test_a_broken_replica_costs_a_retry_not_an_answer() -> None:
+    async def scene(rig: Rig) -> list[list[Answer]]:
+        return await asyncio.gather(*(rig.ask([3, label % 10]) for label in range(60)))
+
+    answers = play(scene, workers=lambda threads: Flaky(threads, "f1"))
+    assert [answer.label for (answer,) in answers] == [label % 10 for label in range(60)]
+
+
+def test_what_fails_everywhere_says_why() -> None:
+    async def scene(rig: Rig) -> None:
+        with pytest.raises(RuntimeError, match="a label of -1 breaks the toy"):
+            await rig.ask([3, -1])
+        (answer,) = await rig.ask([3, 1])
+        assert answer.label == 1
+
+    play(scene)
+
+
+def test_splits_that_take_turns_on_one_device_keep_their_survivors_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = (0.001,) * 4
+    first, second = Stage(0, 2, 4, "one", times), Stage(2, 4, 4, "one", times, ramps=frozenset({2}), local=True)
+    unpacked: list[int] = []
+
+    def noted(parts: Sequence[Packed]) -> Batch:
+        unpacked.append(parts[0].cursor)
+        return unpack(parts)
+
+    def refused(_: Batch) -> Packed:
+        raise AssertionError("survivors were brought to the host")
+
+    async def act() -> None:
+        replica = SplitReplica(Toy())
+        workers = LocalWorkers({"device": replica})
+        driver = Driver(Dispatcher(Route((first, second)), {"one": ["device"]}), workers, time.perf_counter)
+        wanted = [[block, label] for label in range(10) for block in range(4)]
+        inputs = [pack(Toy().encode([pair])) for pair in wanted]
+        monkeypatch.setattr(split, "unpack", noted)
+        monkeypatch.setattr(split, "pack", refused)
+        answers = await asyncio.gather(*(driver.answer(each, 20.0) for each in inputs))
+        assert [answer.label for (answer,) in answers] == [label for _, label in wanted]
+        assert all([step.block for step in answer.steps] == [0, 2] for (answer,) in answers)
+        assert set(unpacked) == {0}, "only what comes in is on the host"
+        await driver.close()
+        until_s = time.monotonic() + 5
+        while (
+            len(replica.holdings) and time.monotonic() < until_s
+        ):  # what a launch names goes when the launch has ended
+            await asyncio.sleep(0.01)
+        assert len(replica.holdings) == 0
+
+    asyncio.run(act())
+
+
+class Hanging:
+    """The first launch on one of the replicas never comes back."""
+
+    def __init__(self, threads: LocalWorkers) -> None:
+        self._threads = threads
+        self.suspected: list[str] = []
+
+    async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
+        if replica == "f0" and not self.suspected:
+            await asyncio.Event().wait()
+        async for reply in self._threads.run(replica, order):
+            yield reply
+
+    def suspect(self, replica: str) -> None:
+        self.suspected.append(replica)
+
+    def drop(self, address: str, key: str) -> None:
+        self._threads.drop(address, key)
+
+    async def close(self) -> None:
+        await self._threads.close()
+
+
+def test_a_launch_that_hangs_is_tried_elsewhere_and_its_replica_is_suspected() -> None:
+    hanging: list[Hanging] = []
+
+    def workers(threads: LocalWorkers) -> Hanging:
+        hanging.append(Hanging(threads))
+        return hanging[0]
+
+    async def scene(rig: Rig) -> None:
+        answers = await asyncio.gather(*(rig.ask([3, label], within_s=20.0) for label in range(10)))
+        assert [answer.label for (answer,) in answers] == list(range(10))
+        assert hanging[0].suspected == ["f0"]
+
+    play(scene, limits=Limits(stuck_after_s=0.3, first_launch_s=0.0), workers=workers)

@@ -1,0 +1,307 @@
+"""The Open Inference Protocol over gRPC: answers and sentences as over HTTP, field numbers as published."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from deployments.config import AppConfig
+from deployments.front.open_inference import rpc
+from deployments.front.open_inference.messages import SERVICE, message
+from deployments.front.open_inference.methods import METHODS
+from deployments.front.open_inference.rpc import check_port, serving
+from deployments.front.service import Service
+from profiles.errors import UserError
+from tests.helpers.toy_model import OVERFLOWS, Toy
+
+PAIRS = [[4, 7], [0, 3]]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+class Client:
+    def __init__(self, channel: grpc.aio.Channel, service: Service) -> None:
+        self._channel, self.service = channel, service
+
+    async def ask(self, method: str, _timeout_s: float | None = None, _metadata: Any = (), **fields: Any) -> Any:
+        request, response = message(f"{method}Request"), message(f"{method}Response")
+        call = self._channel.unary_unary(
+            f"/{SERVICE}/{method}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        return await call(request(**fields), timeout=_timeout_s, metadata=_metadata)
+
+    async def say(self, method: str, sent: bytes) -> Any:
+        """Whatever bytes."""
+        return await self._channel.unary_unary(f"/{SERVICE}/{method}")(sent)
+
+    async def stream(self, *requests: Any) -> list[Any]:
+        """Messages, or whatever bytes."""
+        call = self._channel.stream_stream(
+            f"/{SERVICE}/ModelStreamInfer",
+            request_serializer=lambda each: each if isinstance(each, bytes) else each.SerializeToString(),
+            response_deserializer=message("ModelStreamInferResponse").FromString,
+        )
+        return [reply async for reply in call(iter(requests))]
+
+
+def play(scene: Callable[[Client], Awaitable[Any]], **config: Any) -> Any:
+    async def act() -> Any:
+        port = free_port()
+        loader = config.pop("loader", "tests.helpers.toy_model:load")
+        service = Service(AppConfig(model="/models/toy", loader=loader, grpc_port=port, **config), time.perf_counter)
+        await service.open()
+        async with serving(service), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            result = await asyncio.wait_for(scene(Client(channel, service)), 20)
+        await service.close()
+        return result
+
+    return asyncio.run(act())
+
+
+def pairs(datatype: str = "INT64", shape: tuple[int, ...] = (2, 2), **contents: Any) -> dict[str, Any]:
+    tensor = {"name": "inputs", "datatype": datatype, "shape": shape, "contents": contents}
+    known = datatype not in ("BYTES", "x" * 100_000)
+    raw = [] if contents or not known else [np.array(PAIRS, datatype.lower().replace("fp", "float")).tobytes()]
+    return {"model_name": "toy", "id": "7", "inputs": [tensor], "raw_input_contents": raw}
+
+
+def labels(reply: Any) -> list[int]:
+    at = [output.name for output in reply.outputs].index("label")
+    return list(np.frombuffer(reply.raw_output_contents[at], "<i8"))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pairs(),
+        pairs("INT8"),
+        pairs("UINT64"),
+        pairs(int64_contents=[4, 7, 0, 3]),
+        pairs("INT16", int_contents=[4, 7, 0, 3]),
+        pairs("UINT8", uint_contents=[4, 7, 0, 3]),
+    ],
+)
+def test_values_come_raw_or_one_by_one(request_: dict[str, Any]) -> None:
+    reply = play(lambda client: client.ask("ModelInfer", **request_))
+    assert labels(reply) == [7, 3]
+    assert (reply.model_name, reply.model_version, reply.id) == ("toy", "1", "7")
+    assert {each.name: each.datatype for each in reply.outputs} == {
+        "label": "INT64",
+        "score": "FP32",
+        "exit_block": "INT64",
+        "name": "BYTES",
+    }
+
+
+def test_only_what_was_asked_for_comes_back() -> None:
+    reply = play(lambda client: client.ask("ModelInfer", **pairs(), outputs=[{"name": "exit_block"}]))
+    assert [each.name for each in reply.outputs] == ["exit_block"]
+    assert np.frombuffer(reply.raw_output_contents[0], "<i8").tolist() == [3, 0]
+
+
+def test_health_metadata_configuration_and_statistics() -> None:
+    async def scene(client: Client) -> None:
+        assert (await client.ask("ServerLive")).live
+        assert (await client.ask("ServerReady")).ready
+        assert (await client.ask("ModelReady", name="toy")).ready
+        assert "statistics" in (await client.ask("ServerMetadata")).extensions
+        about = await client.ask("ModelMetadata", name="toy", version="1")
+        assert ([each.name for each in about.inputs], list(about.versions)) == (["inputs"], ["1"])
+        assert (await client.ask("ModelConfig", name="toy")).config.max_batch_size == 256
+        await client.ask("ModelInfer", **pairs())
+        (statistics,) = (await client.ask("ModelStatistics")).model_stats
+        assert (statistics.inference_count, statistics.execution_count) == (2, 1)
+        times = statistics.inference_stats
+        assert times.success.ns > times.compute_infer.ns > 0
+        assert times.success.count == times.queue.count == 1
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "sentence"),
+    [
+        (pairs() | {"model_name": "other"}, "NOT_FOUND", "there is no model 'other'"),
+        (pairs() | {"inputs": []}, "INVALID_ARGUMENT", "one tensor"),
+        (pairs(shape=(2, 3)), "INVALID_ARGUMENT", "does not hold INT64 of shape [2, 3]"),
+        (pairs("FP16", fp32_contents=[1.0]), "INVALID_ARGUMENT", "raw_input_contents only"),
+        (pairs(int64_contents=[0, -1] * 2), "INTERNAL", "RuntimeError"),
+        (pairs() | {"outputs": [{"name": "logits"}]}, "INVALID_ARGUMENT", "no output 'logits'"),
+        (pairs(int64_contents=[0, 1] * 2, shape=(1, 4)), "INVALID_ARGUMENT", "must be [block, label]"),
+    ],
+)
+def test_what_is_wrong_is_said_in_the_words_of_http(request_: dict[str, Any], code: str, sentence: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        play(lambda client: client.ask("ModelInfer", **request_))
+    assert (error.value.code().name, sentence in (error.value.details() or "")) == (code, True), error.value
+
+
+def test_limits_hold_here_too() -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="2 inputs in one request: 1 are allowed"):
+        play(lambda client: client.ask("ModelInfer", **pairs()), max_inputs=1)
+    with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+        play(lambda client: client.ask("ModelInfer", **pairs()), max_body_bytes=40)
+
+
+@pytest.mark.parametrize(
+    "within",
+    [
+        {"_timeout_s": 0.1},
+        {"_metadata": (("x-deadline-ms", "100"),)},
+        {"parameters": [{"key": "timeout", "value": {"int64_param": 100_000}}]},
+    ],
+)
+def test_a_deadline_may_be_told_in_three_ways(within: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one thread is busy until it is let go: what waits behind must be told meanwhile, and not be computed."""
+    begun, end, run = threading.Event(), threading.Event(), Toy.run
+
+    def held(*args: Any) -> Any:
+        begun.set()
+        assert end.wait(20)
+        return run(*args)
+
+    monkeypatch.setattr(Toy, "run", held)
+
+    async def scene(client: Client) -> str:
+        busy = asyncio.create_task(client.ask("ModelInfer", **pairs()))
+        await asyncio.to_thread(begun.wait, 20)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await client.ask("ModelInfer", **pairs(), **within)
+        end.set()
+        await busy
+        (statistics,) = (await client.ask("ModelStatistics")).model_stats
+        assert statistics.inference_count == 2
+        return str(error.value.code().name)
+
+    assert play(scene, slo_ms=60_000) == "DEADLINE_EXCEEDED"
+
+
+def test_a_stream_answers_in_order_and_survives_a_refusal() -> None:
+    request = message("ModelInferRequest")
+    wrong = request(**pairs() | {"model_name": "other", "id": "9"})
+    replies = play(lambda client: client.stream(request(**pairs()), wrong, request(**pairs(int64_contents=[3, 1] * 2))))
+    assert [labels(reply.infer_response) for reply in (replies[0], replies[2])] == [[7, 3], [1, 1]]
+    assert ("no model 'other'" in replies[1].error_message, replies[1].infer_response.id) == (True, "9")
+
+
+GARBAGE = b"\xff\x01\x02"
+
+
+def test_what_cannot_be_decoded_is_a_refusal_and_the_stream_goes_on() -> None:
+    request = message("ModelInferRequest")
+    for method in METHODS:
+        with pytest.raises(grpc.aio.AioRpcError, match="this is no") as error:
+            play(lambda client, method=method: client.say(method, GARBAGE))
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    long = request(**pairs() | {"model_name": "x" * 100_000, "id": "9" * 100_000})
+    ids = (GARBAGE, request(**pairs()), long, request(**pairs(int64_contents=[3, 1] * 2)))
+    first, second, third, fourth = play(lambda client: client.stream(*ids))
+    assert "this is no ModelInferRequest" in first.error_message
+    assert labels(second.infer_response) == [7, 3]
+    assert "there is no model" in third.error_message
+    assert max(len(third.error_message), len(third.infer_response.id)) <= 1024
+    assert labels(fourth.infer_response) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (pairs() | {"model_name": "x" * 100_000}, "NOT_FOUND"),
+        (pairs("FP32", shape=(5_000_000, 0)), "INVALID_ARGUMENT"),
+        (pairs("BYTES", shape=(5_000_000, 0)), "INVALID_ARGUMENT"),
+        (pairs(shape=(1,) * 5000), "INVALID_ARGUMENT"),
+        (pairs(shape=(1, 10**18)), "INVALID_ARGUMENT"),
+        (pairs("x" * 100_000), "INVALID_ARGUMENT"),
+        (pairs("FP32", shape=(1, 2), fp32_contents=[float("nan"), 1]), "INVALID_ARGUMENT"),
+        (pairs("INT64", int64_contents=[1] * 100_000), "INVALID_ARGUMENT"),
+        (pairs() | {"id": "x" * 5000}, "INVALID_ARGUMENT"),
+        (pairs() | {"outputs": [{"name": "label"}] * 100}, "INVALID_ARGUMENT"),
+        (pairs() | {"outputs": [{}] * 500_000}, "INVALID_ARGUMENT"),
+        (pairs() | {"raw_input_contents": [b""] * 500_000}, "INVALID_ARGUMENT"),
+        (pairs(int64_contents=[OVERFLOWS, 1] * 2), "INVALID_ARGUMENT"),
+        (pairs("BYTES", bytes_contents=[b"\xff"] * 4), "INVALID_ARGUMENT"),
+    ],
+)
+def test_nothing_of_another_size_is_believed(request_: dict[str, Any], code: str) -> None:
+    began_s = time.perf_counter()
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        play(lambda client: client.ask("ModelInfer", **request_))
+    assert error.value.code().name == code, error.value
+    assert len(error.value.details() or "") <= 1024
+    assert time.perf_counter() - began_s < 5
+
+
+def test_a_model_that_is_not_there_is_not_ready() -> None:
+    assert not play(lambda client: client.ask("ModelReady", name="other")).ready
+
+
+def test_without_the_key_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_KEY", "open sesame")
+    monkeypatch.setattr(rpc, "_decoded", lambda *_: pytest.fail("it was decoded"))
+
+    async def scene(client: Client) -> None:
+        for refused in (client.say("ModelInfer", GARBAGE), client.stream(GARBAGE)):
+            with pytest.raises(grpc.aio.AioRpcError, match="asks for a key"):
+                await refused
+
+    play(scene, api_key_variable="TOY_KEY")
+
+
+def test_what_is_refused_is_counted() -> None:
+    async def scene(client: Client) -> Any:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await client.say("ModelInfer", GARBAGE)
+        await client.stream(GARBAGE, message("ModelInferRequest")(**pairs()))
+        return await client.service.stats()
+
+    assert play(scene)["requests"] == {"answered": 1, "refused": 2, "failed": 0, "abandoned": 0}
+
+
+def test_a_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_KEY", "open sesame")
+
+    async def scene(client: Client) -> Any:
+        assert (await client.ask("ServerLive")).live
+        for refused in (client.ask("ModelInfer", **pairs()), client.ask("ModelStatistics"), client.stream()):
+            with pytest.raises(grpc.aio.AioRpcError, match="asks for a key") as error:
+                await refused
+            assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        return await client.ask("ModelInfer", **pairs(), _metadata=(("authorization", "Bearer open sesame"),))
+
+    assert labels(play(scene, api_key_variable="TOY_KEY")) == [7, 3]
+
+
+def test_a_port_that_is_taken_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="cannot be used"):
+        check_port("127.0.0.1", taken.getsockname()[1])
+
+
+def test_numbers_and_types_are_those_of_the_standard() -> None:
+    published = pytest.importorskip("tritonclient.grpc").service_pb2.DESCRIPTOR
+    service = published.services_by_name[SERVICE.rpartition(".")[2]]
+    for name in ("ModelInfer", "ModelMetadata", "ModelConfig", "ModelStatistics", "ServerMetadata", "ModelReady"):
+        method = service.methods_by_name[name]
+        agrees(message(f"{name}Request").DESCRIPTOR, method.input_type)
+        agrees(message(f"{name}Response").DESCRIPTOR, method.output_type)
+    agrees(message("ModelStreamInferResponse").DESCRIPTOR, service.methods_by_name["ModelStreamInfer"].output_type)
+
+
+def agrees(ours: Any, theirs: Any) -> None:
+    for field in ours.fields:
+        other = theirs.fields_by_name[field.name]
+        assert (field.number, field.type, field.is_repeated) == (other.number, other.type, other.is_repeated), (
+            field.name
+        )
+        if field.message_type:
+            agrees(field.message_type, other.message_type)

@@ -1,0 +1,127 @@
+"""The shape of answers and errors, without Ray: what is wrong never reaches the network."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+
+from deployments.config import AppConfig
+from deployments.front.http import create_api
+from deployments.front.service import Service
+from profiles.errors import UserError
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", max_inputs=3, max_body_bytes=200)
+    service = Service(config, time.perf_counter)
+    with TestClient(create_api(service)) as client:
+        client.service = service
+        yield client
+
+
+def test_a_list_is_answered_in_order(client: TestClient) -> None:
+    reply = client.post("/predict", json={"inputs": [[4, 7], [0, 3]]})
+    assert reply.status_code == 200
+    assert reply.json()["model"] == "toy"
+    outputs = reply.json()["outputs"]
+    assert [(output["label"], output["exit_block"]) for output in outputs] == [(7, 3), (3, 0)]
+    assert outputs[0]["score"] == pytest.approx(0.69, abs=0.01)
+    assert all(output["queued_ms"] >= 0 and output["computed_ms"] >= 0 for output in outputs)
+
+
+def test_one_input_that_is_a_list_itself_is_one_input(client: TestClient) -> None:
+    assert len(client.post("/predict", json={"inputs": [0, 3]}).json()["outputs"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[" * 150, 400, "not JSON"),
+        (b"\xff\xfe", 400, "not JSON"),
+        (b'{"inputs": [NaN, 1]}', 400, "NaN is not a number"),
+        (b"[1]", 400, '{"inputs": ...}'),
+        (b'{"inputs": [0, 1], "input": 2}', 400, "'input' is not known"),
+        (b'{"inputs": []}', 422, "'inputs' is empty"),
+        (b'{"inputs": [[0, 1, 2]]}', 422, "input 0 is [0, 1, 2]: it must be [block, label]"),
+        (b'{"inputs": [[0, 1], "text"]}', 422, "input 1 is 'text'"),
+        (b'{"inputs": null}', 422, "input 0 is None"),
+        (b'{"inputs": [[0, 1], [0, 1], [0, 1], [0, 1]]}', 422, "4 inputs in one request: 3 are allowed"),
+        (b" " * 201, 413, "201 bytes: 200 are allowed"),
+    ],
+)
+def test_what_is_wrong_is_named_and_never_reaches_the_network(
+    client: TestClient, body: bytes, status: int, sentence: str
+) -> None:
+    reply = client.post("/predict", content=body)
+    assert (reply.status_code, sentence in reply.json()["error"]) == (status, True), reply.text
+    assert client.get("/stats").json()["exits"] == dict.fromkeys("0123", 0)
+
+
+def test_a_body_of_unknown_length_is_limited_too(client: TestClient) -> None:
+    reply = client.post("/predict", content=(b" " * 50 for _ in range(5)))
+    assert (reply.status_code, "more than 200 bytes" in reply.json()["error"]) == (413, True)
+
+
+def test_a_failing_network_is_a_500_with_a_sentence_and_the_next_request_is_answered(client: TestClient) -> None:
+    reply = client.post("/predict", json={"inputs": [[0, -1]]})
+    assert (reply.status_code, "RuntimeError" in reply.json()["error"]) == (500, True)
+    assert client.post("/predict", json={"inputs": [[0, 1]]}).status_code == 200
+    assert client.get("/stats").json()["requests"] == {"answered": 1, "refused": 0, "failed": 1, "abandoned": 0}
+
+
+def test_other_paths_and_methods_say_where_to_go(client: TestClient) -> None:
+    assert client.get("/nothing").status_code == 404
+    assert "POST /predict answers" in client.get("/nothing").json()["error"]
+    assert client.get("/predict").status_code == 405
+
+
+def test_health_and_the_description_of_the_interface(client: TestClient) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ready", "model": "toy"}
+    paths = client.get("/openapi.json").json()["paths"]
+    assert "requestBody" in paths["/predict"]["post"]
+    assert set(paths["/predict"]["post"]["responses"]) >= {"200", "400", "413", "422", "503"}
+    assert client.get("/docs").status_code == 200
+
+
+def test_a_key_is_asked_for_everywhere_but_at_the_health_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_KEY", "open sesame")
+    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", api_key_variable="TOY_KEY")
+    with TestClient(create_api(Service(config, time.perf_counter))) as client:
+        for method, path in (
+            ("POST", "/predict"),
+            ("GET", "/stats"),
+            ("GET", "/docs"),
+            ("POST", "/v2/models/toy/infer"),
+        ):
+            assert client.request(method, path).status_code == 401
+            assert client.request(method, path, headers={"X-API-Key": "open"}).status_code == 401
+        assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
+        for header in ({"X-API-Key": "open sesame"}, {"Authorization": "Bearer open sesame"}):
+            assert client.post("/predict", json={"inputs": [0, 3]}, headers=header).status_code == 200
+
+
+def test_a_key_that_is_nowhere_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="'NOT_SET': that environment variable is not set"):
+        Service(
+            AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", api_key_variable="NOT_SET"),
+            time.perf_counter,
+        )
+
+
+def test_stats_say_how_it_goes(client: TestClient) -> None:
+    client.post("/predict", json={"inputs": [[4, 7], [0, 3], [1, 1]]})
+    stats = client.get("/stats").json()
+    assert stats["survival"] == [
+        1.0,
+        pytest.approx(2 / 3, abs=1e-3),
+        pytest.approx(2 / 3, abs=1e-3),
+        pytest.approx(1 / 3, abs=1e-3),
+    ]
+    assert set(stats["latency_ms"]) == {"p50", "p95", "p99"}
+    (split,) = stats["splits"]
+    assert (split["blocks"], split["batch"], split["launches"]) == ([0, 4], 32, 1)
+    assert split["fill"] == pytest.approx(3 / 32, abs=1e-3)

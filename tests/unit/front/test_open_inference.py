@@ -1,0 +1,113 @@
+"""The Open Inference Protocol: the same answers as /predict, as JSON and as bytes."""
+
+import json
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.config import AppConfig
+from deployments.front.answers import RefusedError
+from deployments.front.http import create_api
+from deployments.front.open_inference.tensors import HEADER, Asked, read, write
+from deployments.front.service import Service
+from deployments.front.sizes import Sizes
+
+INFER = "/v2/models/toy/infer"
+SIZES = Sizes(max_inputs=256, max_bytes=2**24)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
+    with TestClient(create_api(Service(config, time.perf_counter))) as client:
+        yield client
+
+
+def tensor(**changes: Any) -> dict[str, Any]:
+    return {"name": "inputs", "shape": [2, 2], "datatype": "INT64", "data": [[4, 7], [0, 3]], **changes}
+
+
+def test_json_in_json_out(client: TestClient) -> None:
+    reply = client.post(INFER, json={"id": "7", "inputs": [tensor()]}).json()
+    assert (reply["model_name"], reply["id"]) == ("toy", "7")
+    found = {each["name"]: each for each in reply["outputs"]}
+    assert found["label"] == {"name": "label", "shape": [2], "datatype": "INT64", "data": [7, 3]}
+    assert found["exit_block"]["data"] == [3, 0]
+    assert found["name"] == {"name": "name", "shape": [2], "datatype": "BYTES", "data": ["7", "3"]}
+
+
+def test_bytes_in_bytes_out(client: TestClient) -> None:
+    raw = np.array([[4, 7], [0, 3]], "<i4").tobytes()
+    about = tensor(datatype="INT32", parameters={"binary_data_size": len(raw)})
+    del about["data"]
+    outputs = [{"name": "label", "parameters": {"binary_data": True}}, {"name": "exit_block"}]
+    text = json.dumps({"inputs": [about], "outputs": outputs}).encode()
+    reply = client.post(INFER, content=text + raw, headers={HEADER: str(len(text))})
+    end = int(reply.headers[HEADER])
+    label, exit_block = json.loads(reply.content[:end])["outputs"]
+    assert label["parameters"] == {"binary_data_size": 16}
+    assert np.frombuffer(reply.content[end:], "<i8").tolist() == [7, 3]
+    assert exit_block["data"] == [3, 0]
+
+
+def test_health_and_metadata(client: TestClient) -> None:
+    assert client.get("/v2/health/live").status_code == client.get("/v2/health/ready").status_code == 200
+    assert (
+        client.get("/v2/models/toy/ready").status_code
+        == client.get("/v2/models/toy/versions/1/ready").status_code
+        == 200
+    )
+    assert client.get("/v2").json()["extensions"] == ["binary_tensor_data", "model_configuration", "statistics"]
+    about = client.get("/v2/models/toy").json()
+    assert [output["name"] for output in about["outputs"]] == ["label", "score", "exit_block", "name"]
+    assert client.get("/v2/models/toy/config").json()["max_batch_size"] == 256
+    client.post(INFER, json={"inputs": [tensor()]})
+    (statistics,) = client.get("/v2/models/toy/versions/1/stats").json()["model_stats"]
+    assert statistics["inference_stats"]["success"]["count"] == statistics["execution_count"] > 0
+    assert "no model 'other'" in client.get("/v2/models/other").json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({}, "one tensor"),
+        ({"inputs": [tensor(), tensor()]}, "one tensor"),
+        ({"inputs": [tensor(datatype="INT7")]}, "'INT7' is not known"),
+        ({"inputs": [tensor(shape=[2, 3])]}, "does not hold INT64 of shape [2, 3]"),
+        ({"inputs": [tensor(shape=[-1])]}, "must be a list of sizes"),
+        ({"inputs": [tensor(data=[["a", 1], [2, 3]])]}, "does not hold INT64"),
+        ({"inputs": [tensor(parameters={"binary_data_size": 5})]}, "binary_data_size is 5, but 0 bytes follow"),
+        ({"inputs": [tensor()], "outputs": [{"name": "logits"}]}, "no output 'logits'; there are: label"),
+    ],
+)
+def test_what_is_wrong_is_named(client: TestClient, body: dict[str, Any], sentence: str) -> None:
+    reply = client.post(INFER, json=body)
+    assert (reply.status_code, sentence in reply.json()["error"]) == (400, True), reply.text
+
+
+@given(st.lists(st.text(), min_size=1))
+def test_texts_travel_as_bytes_and_come_back(texts: list[str]) -> None:
+    raw = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
+    about = {
+        "name": "inputs",
+        "shape": [len(texts), 1],
+        "datatype": "BYTES",
+        "parameters": {"binary_data_size": len(raw)},
+    }
+    text = json.dumps({"inputs": [about]}).encode()
+    assert read(text + raw, str(len(text)), SIZES).values == texts
+    body, end = write(Asked([], None, {"name": True}, False), "toy", {"name": texts})
+    assert body[end:] == raw
+
+
+@given(st.binary(max_size=60), st.none() | st.integers(0, 70).map(str))
+def test_no_body_breaks_the_reader(body: bytes, header: str | None) -> None:
+    with pytest.raises(RefusedError):
+        read(body, header, SIZES)

@@ -1,0 +1,136 @@
+"""A front follows what Serve says of replicas: it meets the new, hangs up on those that go, and notices who is lost."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+import pytest
+
+from deployments.config import AppConfig
+from deployments.replica.serve_replica import ServeReplica
+from deployments.transport.line import Whereabouts
+from deployments.transport.orders import Order
+from deployments.transport.packed import pack
+from tests.helpers.toy_model import Toy
+
+CONFIG = AppConfig(loader="tests.helpers.toy_model:load")
+GROUP = "toy.cpu"
+ORDER = Order(1, frozenset(), (pack(Toy().encode([[3, 1]])),))
+
+
+class Serve:
+    """Knows some replicas; a handle to them asks the one that is named, or any."""
+
+    def __init__(self) -> None:
+        self.replicas: dict[str, ServeReplica] = {}
+
+    def start(self, *names: str) -> None:
+        self.replicas |= {name: ServeReplica(CONFIG, "cpu", "") for name in names}
+
+    def tell(self) -> None:
+        from deployments.front import router  # Ray is not imported while tests are collected: tests/conftest.py
+
+        router.listeners[GROUP](frozenset(self.replicas))
+
+    def handle(self, *_: str) -> "Handle":
+        return Handle(self, "")
+
+
+class Handle:
+    def __init__(self, serve: Serve, name: str) -> None:
+        self._serve, self._name = serve, name
+        self.whereabouts = self
+
+    def options(self, session_id: str) -> "Handle":
+        return Handle(self._serve, session_id)
+
+    async def remote(self) -> Whereabouts:
+        known = self._serve.replicas
+        name = self._name if self._name in known else min(known)
+        self._serve.tell()
+        return (await known[name].whereabouts())._replace(replica=name)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.serve = Serve()
+        self.told: list[set[str]] = []
+        from deployments.front.workers import ServeWorkers
+
+        self.workers = ServeWorkers(self._changed, by_value_bytes=2**20)
+
+    def _changed(self, _: str, replicas: Collection[str]) -> None:
+        self.told.append(set(replicas))
+
+    async def runs_on(self, replica: str) -> bool:
+        return [1 async for _ in self.workers.run(replica, ORDER)] != []
+
+
+def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Scene], Awaitable[Any]]) -> None:
+    monkeypatch.setattr("deployments.front.workers.BELIEVED_AFTER_S", 0.05)
+    monkeypatch.setattr("deployments.front.workers.node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("deployments.replica.serve_replica.node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("deployments.replica.serve_replica.replica_name", lambda: "set by the handle")
+    monkeypatch.setattr("deployments.front.router.listeners", {})
+
+    async def act() -> None:
+        stage = Scene()
+        monkeypatch.setattr("deployments.front.workers.serve.get_deployment_handle", stage.serve.handle)
+        stage.serve.start("a", "b")
+        await stage.workers.open()
+        await stage.workers.join(GROUP)
+        await asyncio.wait_for(scene(stage), 20)
+        await stage.workers.close()
+        for replica in stage.serve.replicas.values():
+            replica._desk.close()
+            replica._exchange.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(act())
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.002)
+
+
+def test_all_that_serve_names_are_met_and_later_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: Scene) -> None:
+        assert stage.told[-1] == {"a", "b"}
+        assert await stage.runs_on("a")
+        assert await stage.runs_on("b")
+        stage.serve.start("c")
+        stage.serve.tell()
+        await eventually(lambda: stage.told[-1] == {"a", "b", "c"})
+        assert await stage.runs_on("c")
+
+    play(monkeypatch, scene)
+
+
+def test_one_that_goes_gets_no_more_orders_and_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: Scene) -> None:
+        going = stage.serve.replicas.pop("a")
+        end = asyncio.ensure_future(going.hand_over())
+        await asyncio.sleep(0.1)
+        assert not end.done(), "the front has not heard of it"
+        stage.serve.tell()
+        await eventually(lambda: stage.told[-1] == {"b"})
+        with pytest.raises(ConnectionError, match="replica a has gone"):
+            await stage.runs_on("a")
+        await end
+
+    play(monkeypatch, scene)
+
+
+def test_one_that_breaks_is_missed_at_once_and_met_again_if_serve_still_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(stage: Scene) -> None:
+        await eventually(lambda: len(stage.serve.replicas["a"]._desk.callers) == 1)
+        for caller in tuple(stage.serve.replicas["a"]._desk.callers):
+            caller.hang_up()
+        await eventually(lambda: stage.told[-1] == {"b"})
+        await eventually(lambda: stage.told[-1] == {"a", "b"})
+        assert await stage.runs_on("a")
+
+    play(monkeypatch, scene)

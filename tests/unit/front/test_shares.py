@@ -1,0 +1,35 @@
+"""Who works for which group: everybody for somebody, in proportion, and the same in every front."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.front.shares import shared_out
+
+replicas = st.sets(st.text("abcdef0123456789", min_size=4, max_size=4), max_size=12)
+wanted = st.dictionaries(st.sampled_from(["v100-0", "v100-1", "v100-2", "v100-3"]), st.integers(1, 6), min_size=1)
+
+
+@given(replicas, wanted)
+def test_nobody_is_idle_and_nobody_is_forgotten(alive: set[str], groups: dict[str, int]) -> None:
+    shares = shared_out(alive, groups)
+    assert set(shares) == set(groups)
+    if alive:
+        assert all(shares.values())
+    if len(alive) >= len(groups):
+        assert sorted(name for share in shares.values() for name in share) == sorted(alive)
+
+
+@given(wanted, st.data())
+def test_each_group_gets_what_it_wants_when_all_are_there(groups: dict[str, int], data: st.DataObject) -> None:
+    alive = [f"r{number:02}" for number in range(sum(groups.values()))]
+    shares = shared_out(data.draw(st.permutations(alive)), groups)
+    assert {group: len(share) for group, share in shares.items()} == groups
+
+
+@given(replicas, wanted)
+def test_one_that_dies_takes_no_group_below_its_share(alive: set[str], groups: dict[str, int]) -> None:
+    if len(alive) <= len(groups):
+        return
+    before, after = shared_out(alive, groups), shared_out(alive - {min(alive)}, groups)
+    assert sum(len(before[group]) - len(after[group]) for group in groups) == 1
+    assert all(len(before[group]) - len(after[group]) in (0, 1) for group in groups)

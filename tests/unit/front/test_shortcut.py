@@ -1,0 +1,107 @@
+"""POST /predict goes past Serve; all else does not; a client that goes away is not waited for."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deployments.front import shortcut
+from deployments.front.shortcut import Shortcut
+
+
+@pytest.fixture(autouse=True)
+def nobody() -> Iterator[None]:
+    yield
+    shortcut._front = None
+
+
+class Client:
+    """Sends a body in pieces, and may hang up."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.sent: list[Any] = []
+        self._pieces = list(pieces)
+        self.hangs_up = asyncio.Event()
+
+    async def receive(self) -> Any:
+        if self._pieces:
+            piece = self._pieces.pop(0)
+            return {"type": "http.request", "body": piece, "more_body": bool(self._pieces)}
+        await self.hangs_up.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+async def serve(scope: Any, receive: Any, send: Any) -> None:
+    await send("Serve")
+
+
+async def front(scope: Any, receive: Any, send: Any) -> None:
+    body = b""
+    while (message := await receive()).get("more_body"):
+        body += message["body"]
+    await send(body + message["body"])
+
+
+def ask(client: Client, method: str = "POST", path: str = "/predict", kind: str = "http") -> Any:
+    return Shortcut(serve)({"type": kind, "method": method, "path": path}, client.receive, client.send)
+
+
+def test_only_what_is_asked_for_most_goes_past_serve() -> None:
+    async def scene() -> None:
+        client = Client(b"a", b"b")
+        await ask(client)
+        assert client.sent == ["Serve"], "no front is here yet"
+        shortcut.apply(front)
+        for other in ({"method": "GET"}, {"path": "/stats"}, {"path": "/other/predict"}, {"kind": "websocket"}):
+            await ask(client, **other)
+        assert client.sent == ["Serve"] * 5
+        await ask(client)
+        assert client.sent[5:] == [b"ab"]
+
+    asyncio.run(scene())
+
+
+def test_who_hangs_up_is_given_up_and_nothing_is_left_behind() -> None:
+    ended: list[str] = []
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await receive()
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append("abandoned")
+            raise
+
+    async def scene() -> None:
+        shortcut.apply(slow)
+        client = Client(b"a")
+        asking = asyncio.create_task(ask(client))
+        await asyncio.sleep(0.01)
+        client.hangs_up.set()
+        await asyncio.wait_for(asking, 1.0)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(scene())
+    assert ended == ["abandoned"]
+
+
+def test_a_stop_of_the_server_is_no_client_that_went_away() -> None:
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await asyncio.sleep(60)
+
+    async def scene() -> None:
+        shortcut.apply(slow)
+        asking = asyncio.create_task(ask(Client(b"a")))
+        await asyncio.sleep(0.01)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(scene())

@@ -1,0 +1,65 @@
+"""What several fronts saw is told as if there were one; what one of them misses is missing."""
+
+import asyncio
+import time
+
+import pytest
+
+from deployments.config import AppConfig
+from deployments.dispatch.route import Route, Stage
+from deployments.front.answers import Answer, Step
+from deployments.front.counts import Counts, together
+from deployments.front.messages import FrontState, Usage
+from deployments.front.open_inference.protocol import statistics
+from deployments.front.service import Service
+from deployments.front.stats import stats_of
+
+ROUTE = Route((Stage(0, 2, 4, "front", (0.001,) * 4), Stage(2, 4, 4, "back", (0.001,) * 4)))
+
+
+def front(blocks: list[int], took_s: list[float], inside: int = 0, back: int = 1) -> FrontState:
+    """It answered inputs that left after these blocks in that time, each in a launch of its own."""
+    counts = Counts()
+    for block, seconds in zip(blocks, took_s, strict=True):
+        counts.launch_began("front", 0, 1, 4)
+        counts.input_left(block, seconds, in_time=True)
+        counts.request_answered([Answer(0, 1.0, block, (Step(0, 1.0, 2.0),))], seconds)
+    return FrontState(counts, ROUTE, inside, {("back", 2): inside}, {"front": 2, "back": back}, Usage(1.0, 50.0))
+
+
+def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:
+    slow, fast = front([3] * 10, [0.9] * 10, inside=2), front([0] * 30, [0.01] * 30, inside=1)
+    for stats in (stats_of([slow, fast]), stats_of([fast, slow])):
+        assert stats["requests"]["answered"] == 40
+        assert (stats["inside"], stats["waiting"], stats["splits"][1]["waiting"]) == (3, 3, 3)
+        assert stats["latency_ms"] == {"p50": 10.0, "p95": 900.0, "p99": 900.0}
+        assert stats["survival"] == [1.0, 0.25, 0.25, 0.25]
+        assert (stats["splits"][0]["launches"], stats["splits"][0]["fill"]) == (40, 0.25)
+        assert len(stats["fronts"]) == 2
+    assert together([slow.counts, fast.counts]).buckets == [0, 0, 0, 30, 0, 0, 0, 0, 0, 10, 0, 0, 0, 0]
+    assert slow.counts.exits.total() == 10, "what a front counts stays its own"
+
+
+def test_the_service_tells_of_all_fronts_and_misses_what_any_of_them_misses() -> None:
+    other = front([1], [0.5], back=0)
+
+    async def others() -> list[FrontState]:
+        return [other]
+
+    async def scene() -> None:
+        config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
+        service = Service(config, time.perf_counter, others=others)
+        await service.open()
+        await service.predict([3, 5])
+        assert (await service.stats())["requests"]["answered"] == 2
+        assert await service.missing() == ["back"]
+        (model,) = (await statistics(service))["model_stats"]
+        assert model["inference_stats"]["success"]["count"] == 2
+        await service.close()
+
+    asyncio.run(scene())
+
+
+def test_limits_are_shared_out_among_the_fronts() -> None:
+    limits = AppConfig(profile="p.json", devices={"v100": 2}, front_replicas=3, max_waiting=100).limits(3)
+    assert (limits.backlog, limits.share) == (34, pytest.approx(1 / 3))

@@ -1,0 +1,171 @@
+"""The load generator against a server of a few lines: open loop, counted from when a request was due."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from cluster.load.connection import BROKEN
+from cluster.load.generator import LoadGenerator, LoadRecord
+from cluster.load.report import summary, table
+from profiles.errors import UserError
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+Found = TypeVar("Found")
+Answer = Callable[[int], tuple[float, bytes]]  # request number -> (seconds it takes, reply)
+
+
+def measured(answer: Answer, ask: Callable[[str], Awaitable[Found]]) -> Found:
+    """What `ask` finds at a server that answers so, one request after another on each connection."""
+    count = iter(range(10_000))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (await reader.readline()).startswith(b"POST"):
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+            pause_s, reply = answer(next(count))
+            await asyncio.sleep(pause_s)
+            if not reply:
+                break
+            writer.write(reply)
+            if b"Connection: close" in reply:
+                await reader.read()  # nobody reads what else is asked here
+        writer.close()
+
+    async def run() -> Found:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        try:
+            return await ask(f"http://127.0.0.1:{port}/predict")
+        finally:
+            server.close()
+
+    return asyncio.run(run())
+
+
+def test_every_request_is_sent_when_it_is_due() -> None:
+    due_s = np.arange(40) / 200
+    record = measured(lambda _: (0.0, OK), lambda url: LoadGenerator(url, [b"{}"]).at(due_s))
+    assert (record.status == 200).all()
+    assert (record.sent_s >= due_s).all()
+    assert np.median(record.sent_s - due_s) < 0.02
+
+
+def test_a_server_that_stalls_does_not_lighten_its_load() -> None:
+    """One connection, and a first answer that takes 0.3 s: all that were due meanwhile count their wait."""
+    due_s = np.arange(20) / 100
+    record = measured(lambda n: (0.3 if n == 0 else 0.0, OK), lambda url: LoadGenerator(url, [b"{}"], 1).at(due_s))
+    found = summary(record, slo_ms=100)
+    assert found.outcomes == {"answered": 20}
+    assert found.latency_ms["p50"] > 150
+    assert found.good_share < 0.5
+
+
+def test_a_slow_server_is_told_from_a_slow_generator() -> None:
+    record = measured(lambda _: (0.15, OK), lambda url: LoadGenerator(url, [b"{}"]).at(np.arange(20) / 100))
+    found = summary(record, slo_ms=100).lateness
+    assert found.late == 20
+    assert found.server_share > 0.5
+    assert found.server_ms["p50"] > 145
+    assert found.generator_ms["p50"] < found.server_ms["p50"]
+
+
+def test_a_server_whose_connections_are_all_busy_is_late_itself() -> None:
+    """The second and third request wait for the only connection: 0.2 and 0.4 s."""
+    record = measured(lambda _: (0.2, OK), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.zeros(3)))
+    found = summary(record, slo_ms=1000).lateness
+    assert found.server_share > 0.5
+    assert found.connection_ms["p99"] > 350
+
+
+def test_a_generator_that_is_late_says_so() -> None:
+    """All 20 are due within 0.2 s; for 0.5 s from the first answer on, the generator's process does something else."""
+
+    def answer(number: int) -> tuple[float, bytes]:
+        if number == 0:
+            time.sleep(0.5)
+        return 0.0, OK
+
+    record = measured(answer, lambda url: LoadGenerator(url, [b"{}"]).at(np.arange(20) / 100))
+    found = summary(record, slo_ms=100).lateness
+    assert found.generator_share > 0.5
+    assert found.late_by_generator >= 10
+    assert found.warning is not None
+    assert found.warning.startswith("WARNING: the generator itself was late")
+
+
+def test_a_generator_in_time_is_not_warned_of() -> None:
+    on_time = np.arange(100) / 100
+    record = LoadRecord(on_time, on_time + 0.001, on_time + 0.001, on_time + 0.02, np.full(100, 200))
+    found = summary(record, slo_ms=10).lateness
+    assert (found.late, found.late_by_generator, found.warning) == (100, 0, None)
+    assert found.generator_share == pytest.approx(0.05)
+    behind = LoadRecord(on_time, on_time + 0.015, on_time + 0.015, on_time + 0.02, np.full(100, 200))
+    assert summary(behind, slo_ms=10).lateness.late_by_generator == 100
+
+
+def test_what_no_answer_came_for_has_no_lateness() -> None:
+    nothing = LoadRecord(np.zeros(1), np.zeros(1), np.zeros(1), np.full(1, np.nan), np.array([BROKEN]))
+    found = summary(nothing, slo_ms=10)
+    assert (found.lateness.generator_ms, found.lateness.server_share, found.lateness.warning) == ({}, 0.0, None)
+    assert table(found, 10).row_count > 0
+
+
+def test_outcomes_are_told_apart() -> None:
+    refused = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
+    chunks = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+    replies = [OK, refused, chunks, b""]
+    record = measured(lambda n: (0.0, replies[n]), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.arange(4) / 20))
+    assert record.status.tolist() == [200, 503, 200, BROKEN]
+    assert summary(record, 100).outcomes == {"answered": 2, "refused": 1, "unanswered": 1}
+
+
+def test_what_is_no_http_is_no_answer() -> None:
+    record = measured(lambda _: (0.0, b"what?\r\n\r\n"), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.zeros(2)))
+    assert record.status.tolist() == [BROKEN] * 2
+
+
+def test_who_is_cut_off_asks_again_over_a_new_connection() -> None:
+    replies = [b"", b"", OK]
+
+    async def ask(url: str) -> tuple[LoadRecord, set[int]]:
+        load = LoadGenerator(url, [b"{}"], 1, again_s=5.0)
+        return await load.at(np.zeros(1)), load.resent
+
+    record, resent = measured(lambda n: (0.0, replies[n]), ask)
+    assert (record.status.tolist(), resent) == ([200], {0})
+
+
+def test_a_connection_that_is_said_to_close_is_not_used_again() -> None:
+    last = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"
+    record = measured(lambda _: (0.0, last), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.arange(5) / 50))
+    assert record.status.tolist() == [200] * 5
+
+
+def test_what_is_refused_says_why_and_has_no_latency() -> None:
+    wrong = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 5\r\n\r\nwhy: "
+    sources: list[LoadGenerator] = []
+
+    def ask(url: str) -> Awaitable[LoadRecord]:
+        sources.append(LoadGenerator(url, [b"{}"], 1))
+        return sources[0].at(np.arange(3) / 50)
+
+    record = measured(lambda _: (0.0, wrong), ask)
+    assert sources[0].said == {400: b"why: "}
+    assert summary(record, 100).latency_ms == {}
+
+
+def test_clients_ask_again_when_they_are_answered() -> None:
+    record = measured(lambda _: (0.02, OK), lambda url: LoadGenerator(url, [b"{}"], 4).by_clients(4, 0.4))
+    assert 40 <= len(record.status) <= 84  # 4 clients, 20 ms each, 0.4 s: 80 at best
+    assert (record.status == 200).all()
+
+
+def test_nobody_there_is_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"nobody answers at 127\.0\.0\.1:9"):
+        asyncio.run(LoadGenerator("http://127.0.0.1:9/", [b"{}"]).at(np.zeros(1)))
+    with pytest.raises(UserError, match="must look like http://HOST:PORT"):
+        LoadGenerator("localhost:8000", [b"{}"])

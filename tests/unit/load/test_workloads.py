@@ -1,0 +1,109 @@
+"""Workloads come at the rate that was asked for, in order, the same for the same seed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.load.traces import trace
+from cluster.load.workloads import PROCESSES, Mix, arrivals, exit_blocks
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+@settings(max_examples=10, deadline=None)
+@given(rate=st.floats(50, 500), seconds=st.floats(100, 300), seed=st.integers(0, 99))
+def test_arrivals_ascend_and_keep_their_mean_rate(process: str, rate: float, seconds: float, seed: int) -> None:
+    times = arrivals(process, rate, seconds, seed, cv=1.5)
+    assert (np.diff(times) >= 0).all()
+    assert 0 <= times[0] <= times[-1] <= seconds
+    assert len(times) == pytest.approx(rate * seconds, rel=0.15)
+    assert np.array_equal(times, arrivals(process, rate, seconds, seed, cv=1.5))
+
+
+@pytest.mark.parametrize("cv", [0.5, 1.0, 4.0])
+def test_gamma_gaps_vary_as_asked(cv: float) -> None:
+    gaps = np.diff(arrivals("gamma", 100, 1000, seed=1, cv=cv))
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1)
+
+
+def test_a_step_is_a_step() -> None:
+    times = arrivals("step", 100, 100, seed=0)
+    assert (times < 50).sum() == pytest.approx(2500, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("process", "rate", "says"), [("poison", 1, "choose among poisson"), ("poisson", 0, "a rate and a time above 0")]
+)
+def test_what_cannot_come_is_one_line(process: str, rate: float, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        arrivals(process, rate, 1, seed=0)
+
+
+def test_counts_per_minute_keep_their_shape_at_any_rate(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("minute,count\n0,10\n1,30\n")
+    times = trace(path, rate_per_s=200, seconds=240)  # twice through the trace
+    per_minute = np.histogram(times, 4, (0, 240))[0]
+    assert per_minute == pytest.approx(np.array([6000, 18000, 6000, 18000]), rel=0.05)
+
+
+def test_recorded_times_are_stretched_and_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text("TIMESTAMP,Tokens\n2023-11-16 18:00:00.0\n2023-11-16 18:00:01.0\n2023-11-16 18:00:04.0\n")
+    times = trace(path, rate_per_s=2, seconds=6)
+    gaps = np.diff(times)
+    assert len(times) in (11, 12)
+    assert sorted(set(np.round(gaps / gaps.min(), 6))) == [1.0, 2.0, 3.0]
+
+
+def test_a_trace_may_keep_its_own_rate(tmp_path: Path) -> None:
+    counts, times = tmp_path / "counts.csv", tmp_path / "times.csv"
+    counts.write_text("minute,count\n0,600\n1,1800\n")
+    times.write_text("TIMESTAMP\n2023-11-16 18:00:00.0\n2023-11-16 18:00:02.0\n")
+    assert len(trace(counts, None, seconds=120)) == pytest.approx(2400, rel=0.1)
+    assert len(trace(times, None, seconds=100)) == pytest.approx(50, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.csv", b"a,b\n1,2\n", "is no trace (it begins with 'a,b')"),
+        ("x.csv", b"TIMESTAMP\nhello\n", "is no trace"),
+        ("x.csv", b"TIMESTAMP\n", "is no trace"),
+        ("x.csv", b"TIMESTAMP\n2023-11-16 18:00:00.0\n", "a trace needs arrivals at two times"),
+        ("x.csv", b"minute,count\n0\n", "is no trace"),
+        ("x.csv", b"minute,count\n0,0\n", "holds no arrival"),
+        ("x.csv", b"minute_1,minute_2\n1,x\n", "is no trace"),
+        ("x.png", b"\x89PNG", "is no trace"),
+        ("x.tbz2", b"nothing", "is no trace"),
+        ("", b"", "cannot read the trace"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_one_line(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    if name:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as error:
+        trace(tmp_path / name, 1, 1)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+@settings(max_examples=25, deadline=None)
+def test_as_many_survive_as_the_profile_says(shares: list[float]) -> None:
+    profile = ExitProfile((1.0, *sorted(shares, reverse=True)))
+    blocks = exit_blocks(profile, 4000, np.random.default_rng(0))
+    survived = [(blocks >= k).mean() for k in range(profile.num_blocks)]
+    assert survived == pytest.approx(profile.survival, abs=0.05)
+
+
+def test_a_mix_that_switches_gets_harder_at_once() -> None:
+    mix = Mix(ExitProfile((1.0, 0.0)), ExitProfile((1.0, 1.0)), ((0.0, 0.8), (10.0, 0.2)))
+    times = np.linspace(0, 20, 4000, endpoint=False)
+    hard = mix.exit_blocks(times, np.random.default_rng(0))
+    assert hard[:2000].mean() == pytest.approx(0.2, abs=0.04)
+    assert hard[2000:].mean() == pytest.approx(0.8, abs=0.04)

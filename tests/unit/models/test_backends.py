@@ -1,0 +1,192 @@
+"""Which backend computes: as told, or as measured; what cannot be is one line."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.models import choice, load
+from deployments.models import cuda_graphs as graphs
+from deployments.models.backends import backend_of, make_ready, on_backend, planned, stretches, warn_of_another
+from deployments.models.onnx_model import OnnxModel
+from deployments.models.onnx_pieces import fingerprint
+from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from deployments.models.seam import BackedModel, Stretch
+from deployments.models.torch_model import TorchModel
+from deployments.replica.virtual import VirtualModel
+from optimizer.plan import Placement, Plan, Split
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile, save
+from profiles.model import Batch, Exits, Launched
+from tests.helpers.tiny_networks import hugging_face, network
+from tests.helpers.virtual_device import SURVIVAL, table
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import ViTImageProcessor
+
+    made = tmp_path_factory.mktemp("prepared") / "vit-ee"
+    hugging_face("vit").save_pretrained(made)
+    ViTImageProcessor(do_resize=False, do_normalize=False, rescale_factor=1 / 16).save_pretrained(made)
+    prepare(made, 0.5)
+    return made
+
+
+def prepare(folder: Path, threshold: float, temperature: float = 1.0) -> None:
+    torch.manual_seed(0)
+    rules = ExitRules(ramps=(RampRule(block=1, threshold=threshold, temperature=temperature),))
+    save_ramps(folder, rules, {1: make_head("light", 32, 3)})
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.mark.parametrize(("found", "expected"), [(1.2, "onnx"), (0.8, "torch")])
+def test_auto_takes_the_faster_one_and_measures_once(
+    folder: Path, found: float, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured = []
+    monkeypatch.setattr(choice, "over_torch", lambda *_: measured.append(found) or found)
+    for _ in range(2):
+        assert backend_of(on_backend(load(folder), folder, "auto")) == expected
+    assert len(measured) == 1
+
+
+def test_what_auto_measures_is_a_ratio(folder: Path) -> None:
+    model = load(folder)
+    served = on_backend(model, folder, "onnx")
+    ratio = choice.over_torch(model, served, lambda count=1: choice.example(model, folder, count))
+    assert 0 < ratio < np.inf
+
+
+def test_a_backend_that_errs_is_not_taken_however_fast(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hasty(TorchModel):
+        backend = "onnx"
+
+        def run(self, batch: Batch, stop: int, ramps: object) -> Launched:
+            zeros = np.zeros((len(batch), self.num_labels), np.float32)
+            return Launched(Exits(np.arange(len(batch)), np.full(len(batch), stop - 1), zeros), None)
+
+    def hasty(model: TorchModel, *_: object) -> TorchModel:
+        return Hasty(model.anatomy, model.encoder, model.ramps, model.labels, model.device, model.dtype)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = load(folder)
+    found = choice.choose(model, {"onnx": lambda: hasty(model)}, folder, "a mark")
+    assert (found.over_torch, found.backend) == ({}, "torch")
+    assert "its logits differ from torch's" in caplog.text
+
+
+def test_auto_tries_cuda_graphs_where_there_is_cuda(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And what cannot run a network is not taken for it."""
+    rates = {"graphs": 1.4, "onnx": RuntimeError("out of memory"), "onnx-graphs": 1.2}
+
+    def measured(model: object, other: BackedModel, batch_of: object) -> float:
+        rate = rates[backend_of(other)]
+        if isinstance(rate, Exception):
+            raise rate
+        return rate
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(choice, "over_torch", measured)
+    monkeypatch.setattr(graphs, "_has_cuda", lambda model: True)
+    monkeypatch.setattr(graphs, "TorchRecorder", lambda model: None)
+    assert backend_of(on_backend(load(folder), folder, "auto")) == "graphs"
+    assert "onnx cannot run it" in caplog.text
+    brain = load(folder, dtype="bfloat16")
+    rates["graphs"] = 0.9
+    assert backend_of(on_backend(brain, folder, "auto")) == "torch"
+
+
+def test_what_will_be_served_is_exported_before_anybody_asks(folder: Path) -> None:
+    model = load(folder)
+    served = on_backend(model, folder, "onnx")
+    make_ready(served, folder, [*stretches(served, 0, 4, model.ramp_blocks)])
+    batch = model.encode([np.full((8, 8, 1), 3.0)])
+    assert isinstance(served, OnnxModel)
+    served.inner.through = lambda *_: pytest.fail("torch was asked")  # type: ignore[method-assign]
+    first = served.run(batch, 2, (1,))
+    if first.survivors:
+        served.run(first.survivors, 4, (1,))
+    assert not served.pieces.ordered
+
+
+def test_stretches_go_from_ramp_to_ramp_and_see_what_the_policy_must() -> None:
+    alone, remembering = network("bert", "entropy", [0.5]), network("bert", "patience", [2])
+    assert [*stretches(alone, 0, 4, (1,))] == [Stretch(0, 2, (1,)), Stretch(2, 4)]
+    assert [*stretches(remembering, 0, 4, (1,))] == [Stretch(0, 2, (0, 1)), Stretch(2, 4)]
+    plan = Plan((Placement("cpu", 1, (Split(0, 2, 8, (1,)),)), Placement("v100", 1, (Split(2, 4, 8),))))
+    assert planned(alone, plan, "v100") == [Stretch(2, 4)]
+
+
+def test_the_fingerprint_is_of_what_is_computed(folder: Path) -> None:
+    try:
+        marks = []
+        for threshold, temperature in ((0.5, 1.0), (0.7, 1.0), (0.5, 2.0)):
+            prepare(folder, threshold, temperature)
+            marks.append(fingerprint(folder, load(folder)))
+        assert marks[0] == marks[1] != marks[2]
+    finally:
+        prepare(folder, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backend", "int8", "message"),
+    [
+        ("bfloat16", "onnx", False, "does not run bfloat16"),
+        ("float32", "torch", True, "int8 runs on ONNX Runtime only"),
+        ("bfloat16", "auto", True, "does not run bfloat16"),
+        ("float32", "graphs", False, "there are none on cpu: use backend: torch"),
+        ("float32", "onnx-graphs", False, "there are none on cpu: use backend: onnx"),
+        ("float32", "onnx-graphs", True, "int8 runs on ONNX Runtime only: use backend: onnx or auto"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(folder: Path, dtype: str, backend: str, int8: bool, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        on_backend(load(folder, dtype=dtype), folder, backend, int8=int8)  # type: ignore[arg-type]
+
+
+def test_auto_leaves_what_it_cannot_run_on_torch(folder: Path) -> None:
+    brain, virtual = load(folder, dtype="bfloat16"), VirtualModel(table(), ExitProfile(SURVIVAL))
+    assert on_backend(brain, folder, "auto") is brain
+    assert on_backend(virtual, folder, "auto") is virtual
+    with pytest.raises(UserError, match="a VirtualModel is no network on torch"):
+        on_backend(virtual, folder, "onnx")
+
+
+def test_a_profile_of_another_backend_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "profile.json"
+    save(Profile("made up", (replace(table(), backend="torch"),)), path)
+    warn_of_another(path, "v100", "torch")
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        warn_of_another(path, "v100", "onnx")
+    assert "was measured on torch, but onnx serves" in caplog.text
+    assert "isobatch profile --backend onnx" in caplog.text
+
+
+def test_ramps_that_were_made_for_another_dtype_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = load(folder)
+    on_backend(model, folder, "torch")
+    assert not caplog.records
+    on_backend(model, folder, "onnx", int8=True)
+    assert "made for float32, in int8 inputs leave elsewhere" in caplog.text
+    assert "isobatch prepare --dtype int8" in caplog.text
+    caplog.clear()
+    made_for_8_bits = model.with_ramps(
+        replace(model.ramps, rules=model.ramps.rules.model_copy(update={"dtype": "int8"}))
+    )
+    on_backend(made_for_8_bits, folder, "onnx", int8=True)
+    assert not caplog.records

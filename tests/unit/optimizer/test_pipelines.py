@@ -1,0 +1,87 @@
+"""Pipelines side by side, and what a wrong forecast costs."""
+
+from dataclasses import replace
+from itertools import combinations
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.planner.bruteforce import best_value
+from experiments.planner.random_problems import random_objective, random_problem
+from optimizer.model.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.pipelines.baselines import baselines
+from optimizer.pipelines.side_by_side import side_by_side
+from optimizer.pipelines.spread import value
+from optimizer.search.exact import search
+from optimizer.sensitivity import sensitivity
+
+few = settings(max_examples=8, deadline=None, derandomize=True)
+many = settings(max_examples=20, deadline=None, derandomize=True)
+
+
+@few
+@given(st.integers(0, 10**6))
+def test_side_by_side_is_no_worse_than_one_pipeline_and_below_its_ceiling(seed: int) -> None:
+    facts = random_problem(seed)
+    objective = replace(random_objective(seed, facts), goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
+    objective = replace(objective, arrivals_per_s=None)
+    one, several = search(facts, objective), side_by_side(facts, objective)
+    assert (one is None) <= (several is None)
+    if several is None or several.promise is None:
+        return
+    score = evaluate(several, facts, objective)
+    assert not score.broken
+    assert score.goodput_per_s == pytest.approx(several.promise.goodput_per_s)
+    kinds = [{placement.kind for placement in lane.placements} for lane in several.pipelines]
+    assert sum(map(len, kinds)) == len(set().union(*kinds))
+    if one and one.promise:
+        assert score.goodput_per_s >= one.promise.goodput_per_s * (1 - 1e-8)
+        assert score.goodput_per_s * (1 + several.promise.gap) >= one.promise.goodput_per_s * (1 - 1e-8)
+
+
+@few
+@given(st.integers(0, 10**6))
+def test_the_ceiling_is_above_the_best_pipelines_of_every_way_to_part_the_kinds(seed: int) -> None:
+    facts = random_problem(seed)
+    objective = Objective(slo_s=random_objective(seed, facts).slo_s, max_batch=2)
+    plan = side_by_side(facts, objective)
+    best = {
+        kinds: 1 / best_value(facts.with_devices(kinds), objective)
+        for count in range(1, len(facts.devices) + 1)
+        for kinds in combinations(facts.devices, count)
+    }
+    most = max(
+        sum(best[part] for part in parts)
+        for count in range(1, len(facts.devices) + 1)
+        for parts in combinations(best, count)
+        if sum(map(len, parts)) == len({device for part in parts for device in part})
+    )
+    goodput = plan.promise.goodput_per_s if plan and plan.promise else 0.0
+    gap = plan.promise.gap if plan and plan.promise else 0.0
+    assert goodput <= most * (1 + 1e-8)
+    assert goodput * (1 + gap) >= most * (1 - 1e-8)
+
+
+@many
+@given(st.integers(0, 10**6))
+def test_never_worse_than_a_baseline_whatever_the_goal(seed: int) -> None:
+    facts = random_problem(seed)
+    objective = random_objective(seed, facts)
+    others = [value(each.plan, facts, objective) for each in baselines(facts, objective) if each.plan]
+    plan = side_by_side(facts, objective)
+    assert (value(plan, facts, objective) if plan else inf) <= min(others, default=inf) * (1 + 1e-8) + 1e-12
+
+
+@few
+@given(st.integers(0, 10**6))
+def test_a_right_forecast_loses_nothing(seed: int) -> None:
+    facts = random_problem(seed)
+    objective = Objective(slo_s=random_objective(seed, facts).slo_s)
+    plan = side_by_side(facts, objective)
+    if plan:
+        (right,) = sensitivity(plan, facts, objective, errors=(0.0,))
+        assert right.within_slo
+        assert right.lost == pytest.approx(0.0, abs=1e-6)

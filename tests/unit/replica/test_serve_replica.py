@@ -1,0 +1,271 @@
+"""Replicas that hand survivors to each other over sockets: every answer is right, and nothing stays held."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from deployments.config import AppConfig
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Limits
+from deployments.dispatch.route import Route, Stage
+from deployments.front.answers import Answer, RefusedError
+from deployments.front.driver import Driver
+from deployments.replica.serve_replica import ServeReplica
+from deployments.transport.exchange import Exchange
+from deployments.transport.holdings import Holdings
+from deployments.transport.line import Line, line_to
+from deployments.transport.orders import Departed, Order, Stayed
+from deployments.transport.packed import pack
+from tests.helpers.toy_model import RAMPS, Toy, left_at
+
+CONFIG = AppConfig(loader="tests.helpers.toy_model:load")
+
+
+async def _for_ever(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+class Fleet:
+    """Workers on the other side of a wire: orders and replies go over it, what is large is fetched."""
+
+    def __init__(self, names: list[str], by_value_bytes: int) -> None:
+        self.replicas = {name: ServeReplica(CONFIG, "cpu", "") for name in names}
+        self._lines: dict[str, Line] = {}
+        self._exchange = Exchange(Holdings())
+        self._by_value_bytes = by_value_bytes
+        self._hanging: list[ServeReplica] = []
+
+    async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
+        if replica not in self.replicas:
+            raise ConnectionError(f"replica {replica} has gone")
+        async for reply in self._lines[replica].run(replace(order, by_value_bytes=self._by_value_bytes)):
+            yield reply
+
+    def drop(self, address: str, key: str) -> None:
+        self._exchange.drop(address, key)
+
+    def kill(self, name: str) -> None:
+        """It answers nobody any more, and what it held is gone."""
+        gone = self.replicas.pop(name)
+        gone._desk.close()
+        gone._exchange.close()
+        gone._holdings.drop(list(gone._holdings._states))
+
+    def hang(self, name: str) -> None:
+        """Its machine is gone without a word: connections to it stay open, and nothing comes."""
+        gone = self.replicas.pop(name)
+        gone._exchange._answer = _for_ever  # type: ignore[method-assign]
+        gone._desk.run = _nothing
+        self._hanging.append(gone)
+
+    async def open(self) -> None:
+        await self._exchange.open("127.0.0.1")
+        for name, replica in self.replicas.items():
+            self._lines[name] = await line_to(await replica.whereabouts(), lambda: None)
+
+    def held(self) -> int:
+        return sum(len(replica._holdings) for replica in self.replicas.values())
+
+    def suspect(self, replica: str) -> None:
+        """None of these is ever stuck."""
+
+    async def close(self) -> None:
+        """Exchanges stay open: who looks whether something is still held needs them."""
+
+    def hang_up(self) -> None:
+        for line in self._lines.values():
+            line.retire()
+
+    async def end(self) -> None:
+        self.hang_up()
+        for placed in (*self.replicas.values(), *self._hanging):
+            placed._desk.close()
+            placed._exchange.close()
+        self._exchange.close()
+        await asyncio.sleep(0)
+
+
+async def _nothing(order: Order) -> AsyncIterator[Departed | Stayed]:
+    await _for_ever()
+    yield Stayed(None, np.zeros(0, np.int64), 0.0)
+
+
+GROUPS = {"front": ["f0", "f1"], "back": ["b0", "b1"]}
+TIMES = (0.001,) * 4
+CHAIN = Route(
+    (
+        Stage(0, 1, 4, "front", TIMES, ramps=frozenset({0})),
+        Stage(1, 3, 4, "back", TIMES, ramps=frozenset({2})),
+        Stage(3, 4, 4, "front", TIMES),
+    )
+)
+CALM = Limits(stuck_after_s=30.0)  # however slow the machine is
+Scene = Callable[["Rig"], Awaitable[None]]
+
+
+class Rig:
+    """Two groups of two replicas; survivors go from one to the other and back again."""
+
+    def __init__(self, by_value_bytes: int, route: Route, limits: Limits) -> None:
+        names = [name for members in GROUPS.values() for name in members]
+        self.fleet = Fleet(names, by_value_bytes)
+        self.route = route
+        self.driver = Driver(Dispatcher(route, GROUPS, limits), self.fleet, time.perf_counter)
+
+    async def ask(self, *inputs: list[int], within_s: float = 20.0) -> list[Answer]:
+        return await self.driver.answer(pack(Toy().encode(list(inputs))), within_s)
+
+    def without(self, *gone: str) -> dict[str, Collection[str]]:
+        return {group: [name for name in members if name not in gone] for group, members in GROUPS.items()}
+
+
+def play(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, by_value_bytes: int = 0, route: Route = CHAIN, limits: Limits = CALM
+) -> None:
+    monkeypatch.setattr("deployments.replica.serve_replica.node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("deployments.replica.serve_replica.replica_name", lambda: "it")
+
+    async def act() -> None:
+        rig = Rig(by_value_bytes, route, limits)
+        await rig.fleet.open()
+        await scene(rig)
+        await rig.driver.close()
+        assert rig.driver.dispatcher.inside == 0
+        until_s = time.perf_counter() + 10.0
+        while rig.fleet.held() and time.perf_counter() < until_s:
+            await asyncio.sleep(0.01)
+        assert rig.fleet.held() == 0, "something is still held that nobody needs"
+        await rig.fleet.end()
+
+    asyncio.run(act())
+
+
+def right(answers: list[list[Answer]], wanted: list[list[int]]) -> bool:
+    given = [(answer.label, answer.exit_block) for (answer,) in answers]
+    return given == [(label, left_at(block, RAMPS)) for block, label in wanted]
+
+
+WANTED = [[block, label] for label in range(10) for block in range(4)] * 5
+
+
+@pytest.mark.parametrize("by_value_bytes", [0, 60, 2**20])
+def test_answers_are_right_however_survivors_travel(monkeypatch: pytest.MonkeyPatch, by_value_bytes: int) -> None:
+    async def scene(rig: Rig) -> None:
+        assert right(await asyncio.gather(*map(rig.ask, WANTED)), WANTED)
+
+    play(scene, monkeypatch, by_value_bytes)
+
+
+def test_a_replica_that_goes_with_all_it_held_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(rig: Rig) -> None:
+        asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
+        while not len(rig.fleet.replicas["f1"]._holdings):
+            await asyncio.sleep(0.001)
+        rig.fleet.kill("f1")
+        rig.fleet.kill("b0")
+        rig.driver.dispatcher.reroute(rig.route, rig.without("f1", "b0"))
+        assert right(await asyncio.gather(*asked), WANTED)
+
+    play(scene, monkeypatch)
+
+
+def test_a_holder_that_hangs_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(rig: Rig) -> None:
+        asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
+        while not len(rig.fleet.replicas["f1"]._holdings):
+            await asyncio.sleep(0.001)
+        rig.fleet.hang("f1")
+        rig.driver.dispatcher.reroute(rig.route, rig.without("f1"))
+        assert right(await asyncio.gather(*asked), WANTED)
+
+    play(scene, monkeypatch, limits=Limits(stuck_after_s=0.5, first_launch_s=0.0))
+
+
+def test_clients_that_go_away_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(rig: Rig) -> None:
+        asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
+        while not rig.fleet.held():
+            await asyncio.sleep(0.001)
+        for each in asked[::2]:
+            each.cancel()
+        answers = await asyncio.gather(*asked[1::2])
+        assert right(answers, WANTED[1::2])
+        rest = asked[::2]
+        assert sum(each.cancelled() for each in rest) > len(rest) // 2
+
+    play(scene, monkeypatch)
+
+
+def test_inputs_that_expire_between_two_splits_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
+        with pytest.raises(RefusedError, match="deadline passed"):
+            await rig.ask([3, 1], within_s=0.3)
+
+    play(scene, monkeypatch)
+
+
+def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.front.driver.GRACE_S", 0.2)
+    monkeypatch.setattr("deployments.transport.exchange.TIDY_S", 0.05)
+
+    async def scene(rig: Rig) -> None:
+        monkeypatch.setattr(rig.fleet, "drop", lambda address, key: None)  # it tells nobody anything any more
+        await asyncio.gather(*(rig.ask(pair, within_s=0.6) for pair in WANTED[:20]))
+        assert rig.fleet.held() > 0
+
+    play(scene, monkeypatch)
+
+
+def test_another_plan_takes_over_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Route((Stage(0, 2, 4, "back", TIMES, ramps=frozenset({0})), Stage(2, 4, 4, "front", TIMES)))
+
+    async def scene(rig: Rig) -> None:
+        rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
+        asked = [asyncio.ensure_future(rig.ask([3, label])) for label in range(8)]
+        while not rig.fleet.held():
+            await asyncio.sleep(0.001)
+        rig.driver.dispatcher.reroute(other, GROUPS)
+        rig.driver.pump()
+        answers = await asyncio.gather(*asked)
+        assert [answer.label for (answer,) in answers] == list(range(8))
+
+    play(scene, monkeypatch)
+
+
+def test_what_is_kept_is_handed_over_when_it_is_needed_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Route((Stage(0, 2, 4, "front", TIMES), Stage(2, 4, 4, "front", TIMES, local=True)))
+    moved = Route((Stage(0, 2, 4, "front", TIMES), Stage(2, 4, 4, "back", TIMES)))
+
+    async def scene(rig: Rig) -> None:
+        for route in (kept, moved, kept):
+            rig.driver.dispatcher.reroute(route, GROUPS)
+            asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
+            await asyncio.sleep(0.02)
+        assert right(await asyncio.gather(*asked), [[3, label] for _, label in WANTED])
+
+    play(scene, monkeypatch, 2**20, kept)
+
+
+def test_a_replica_that_is_to_end_waits_until_what_it_holds_was_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
+        asked = [asyncio.ensure_future(rig.ask([3, label])) for label in range(8)]
+        while not rig.fleet.held():
+            await asyncio.sleep(0.001)
+        ends = [asyncio.ensure_future(replica.hand_over()) for replica in rig.fleet.replicas.values()]
+        await asyncio.sleep(0.1)
+        assert not all(end.done() for end in ends)
+        rig.driver.dispatcher.reroute(rig.route, GROUPS)
+        rig.driver.pump()
+        answers = await asyncio.gather(*asked)
+        assert [answer.label for (answer,) in answers] == list(range(8))
+        assert not any(end.done() for end in ends), "the front may still have something to ask"
+        rig.fleet.hang_up()
+        await asyncio.wait_for(asyncio.gather(*ends), 10.0)
+
+    play(scene, monkeypatch)

@@ -1,0 +1,92 @@
+"""A virtual device takes the table's time, and inputs leave as the profile or they themselves say."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.replica.virtual import VirtualModel
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from tests.helpers.virtual_device import BLOCKS, SURVIVAL, table
+
+pytestmark = pytest.mark.filterwarnings("ignore::profiles.latency.ExtrapolationWarning")
+
+
+class Machine:
+    """Its sleeps are all too long by the same time."""
+
+    def __init__(self, overslept_s: float = 0.0) -> None:
+        self.now_s, self.overslept_s = 0.0, overslept_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds + self.overslept_s
+
+    def device(self, slower: float = 1.0) -> VirtualModel:
+        return VirtualModel(
+            table(), ExitProfile(SURVIVAL), sleep=self.sleep, clock=lambda: self.now_s, slower=lambda: slower
+        )
+
+
+def device() -> VirtualModel:
+    return Machine().device()
+
+
+LAUNCH_S = 0.0005 + 4 * (0.001 + 0.002 + 0.003) + 0.0001
+
+
+def test_a_launch_takes_what_the_table_says() -> None:
+    machine = Machine()
+    model = machine.device()
+    model.run(model.encode([None] * 4), 3, ramps=(1, 3))
+    assert machine.now_s == pytest.approx(LAUNCH_S)
+
+
+def test_many_launches_do_too_on_a_machine_that_oversleeps() -> None:
+    machine = Machine(overslept_s=0.002)
+    model = machine.device()
+    for _ in range(10):
+        model.run(model.encode([None] * 4), 3, ramps=(1, 3))
+    assert machine.now_s == pytest.approx(10 * LAUNCH_S + 0.002)
+
+
+def test_one_that_plays_a_slow_device_takes_longer_in_every_launch() -> None:
+    machine = Machine()
+    model = machine.device(slower=3.0)
+    for launches in (1, 2):
+        model.run(model.encode([None] * 4), 3, ramps=(1, 3))
+        assert machine.now_s == pytest.approx(3 * launches * LAUNCH_S)
+
+
+def test_exits_follow_the_profile() -> None:
+    model = device()
+    exits = model.run(model.encode([None] * 20_000), BLOCKS, ramps=model.ramp_blocks).exits
+    left = np.bincount(exits.blocks, minlength=BLOCKS) / 20_000
+    assert left == pytest.approx([0.2, 0.3, 0.0, 0.5], abs=0.015)
+
+
+@given(
+    st.lists(st.integers(0, BLOCKS - 1), min_size=1), st.sets(st.integers(0, BLOCKS - 2)), st.integers(1, BLOCKS - 1)
+)
+def test_an_input_may_say_when_it_is_sure(blocks: list[int], ramps: set[int], cut: int) -> None:
+    model = device()
+    first = model.run(model.encode([{"exit_block": block} for block in blocks]), cut, ramps)
+    later = model.run(first.survivors, BLOCKS, ramps).exits if first.survivors else None
+    left = sorted([*first.exits.blocks.tolist(), *(later.blocks.tolist() if later else [])])
+    assert left == sorted(min([ramp for ramp in ramps if ramp >= block], default=BLOCKS - 1) for block in blocks)
+
+
+def test_survivors_weigh_what_the_table_says() -> None:
+    model = device()
+    after = model.run(model.encode([{"exit_block": 3}] * 5), 2, ramps=()).survivors
+    assert after is not None
+    assert after.arrays["hidden"].nbytes == 5 * 200
+
+
+def test_what_does_not_fit_is_named() -> None:
+    with pytest.raises(UserError, match=r"exit_block = 7 must lie in 0..3"):
+        device().encode([{"exit_block": 7}])
+    with pytest.raises(UserError, match="is not one of them"):
+        device().encode([[{"exit_block": 1}, {"exit_block": 2}]])
+    with pytest.raises(UserError, match="the table has 4 blocks, the exit profile 2"):
+        VirtualModel(table(), ExitProfile((1.0, 0.5)))

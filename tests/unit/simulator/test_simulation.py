@@ -1,0 +1,124 @@
+"""`isobatch simulate` without the command line's own parsing: files in, tables and a picture out."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from cluster.simulator.command import Workload, run, world_of
+from cluster.simulator.options import outages_of, slow_of
+from cluster.simulator.picture import draw
+from cluster.simulator.report import tables
+from cluster.simulator.troubles import Troubles
+from deployments.config import AppConfig
+from optimizer.plan import Placement, Plan, Promise, Split
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile, save
+from tests.helpers.simulated_fleet import table
+
+PLAN = Plan(
+    (Placement("v100", 2, (Split(0, 2, 8, (1,)), Split(2, 4, 8))),),
+    Promise(goodput_per_s=1000.0, latency_s=0.1, cost_per_hour=3.6, gap=0.0),
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> AppConfig:
+    save(Profile("toy", (table("v100"),), ExitProfile((1.0, 1.0, 0.5, 0.5))), tmp_path / "profile.json")
+    (tmp_path / "plan.json").write_text(PLAN.to_json())
+    return AppConfig(plan=str(tmp_path / "plan.json"), profile=str(tmp_path / "profile.json"), slo_ms=200.0)
+
+
+@pytest.fixture
+def serve_file(config: AppConfig, tmp_path: Path) -> Path:
+    path = tmp_path / "serve.yaml"
+    arguments = f"{{plan: {config.plan}, profile: {config.profile}, backend: virtual, slo_ms: 200}}"
+    path.write_text(f"applications: [{{name: x, import_path: 'deployments.app:build', args: {arguments}}}]\n")
+    return path
+
+
+def cells(rows: object, column: int) -> list[str]:
+    return list(rows.columns[column].cells)  # type: ignore[attr-defined]
+
+
+def test_what_is_served_is_simulated(config: AppConfig, tmp_path: Path) -> None:
+    here = world_of(config, Troubles())
+    report = run(here, Workload(rate_per_s=200.0, seconds=10.0))
+    summary, fills = tables(report, here.slo_s)
+    assert report.good == report.arrived == pytest.approx(2000, rel=0.1)
+    found = dict(zip(cells(summary, 0), cells(summary, 1), strict=True))
+    assert found["cost"].startswith("$3.60 per hour, $")  # about 5: 3.6 dollars buy an hour of 200 answers a second
+    assert cells(fills, 0) == ["0..1", "2..3"]
+    first, second = (fill.inputs for fill in report.fills[0].values())
+    assert second == pytest.approx(first / 2, rel=0.1)
+    draw(report, here.slo_s, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_without_a_plan_there_is_nothing_to_simulate() -> None:
+    with pytest.raises(UserError, match="needs profile"):
+        world_of(AppConfig(), Troubles())
+
+
+def test_the_command_prints_and_draws(serve_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "s.png"
+    arguments = ["simulate", "--config", str(serve_file), "--rate", "100", "--hours", "0.001", "--out", str(out)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "goodput (within 200 ms)" in result.output
+    assert out.exists()
+
+
+def test_what_the_command_cannot_use_is_one_line(serve_file: Path) -> None:
+    arguments = ["simulate", "--config", str(serve_file), "--rate", "100", "--jitter", "-1"]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception).startswith("jitter = -1")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--slow", "v100/0"], "'v100/0' must look like REPLICA=TIMES"),
+        (["--slow", "v100/7=2"], "there is no replica 'v100/7', only v100/0, v100/1"),
+        (["--gone", "v100/0=9"], "must look like REPLICA=FROM-UNTIL"),
+        (["--gone", "v100/0=9-3"], "cannot be gone from 9 until 3 s"),
+        (["--mix", "0:0.8,0:0.2"], "seconds of a mix must ascend"),
+        (["--mix", "0:1.5"], "shares of easy inputs between 0 and 1"),
+        (["--exits", "nowhere.txt"], "cannot read nowhere.txt"),
+        (["--exits", "nowhere.txt", "--mix", "0:1"], "give one of them"),
+        (["--out", "nowhere/x.png"], "cannot write nowhere/x.png"),
+    ],
+)
+def test_what_is_wished_wrongly_is_one_line(serve_file: Path, options: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", "--config", str(serve_file), "--rate", "100", *options])
+    assert isinstance(result.exception, UserError), result.output
+    assert sentence in str(result.exception)
+    assert "\n" not in str(result.exception)
+
+
+def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("minute,count\n0,600\n")
+    out = ["--hours", "0.01", "--out", str(tmp_path / "s.png")]
+    result = CliRunner().invoke(app, ["simulate", "--config", str(serve_file), *out])
+    assert "give --rate, or --trace" in str(result.exception)
+    result = CliRunner().invoke(
+        app, ["simulate", "--config", str(serve_file), "--trace", str(tmp_path / "trace.csv"), *out]
+    )
+    assert result.exit_code == 0, result.output
+    assert "per second)" in result.output
+
+
+def test_inputs_may_be_recorded_or_mixed_and_replicas_slow_or_gone(config: AppConfig, tmp_path: Path) -> None:
+    troubles = Troubles(slow=slow_of(["v100/1=2"]), outages=outages_of(["v100/0=2-4"]))
+    here = world_of(config, troubles)
+    (tmp_path / "exits.txt").write_text("1\n3\n3\n")
+    recorded = run(here, Workload(rate_per_s=100.0, seconds=10.0, exits=tmp_path / "exits.txt"))
+    assert recorded.answered == recorded.arrived
+    first, second = (fill.inputs for fill in recorded.fills[0].values())
+    assert second / first == pytest.approx(2 / 3, rel=0.05)
+    shifting = run(here, Workload(rate_per_s=100.0, seconds=10.0, mix="0:1,5:0"))
+    first, second = (fill.inputs for fill in shifting.fills[0].values())
+    assert second / first == pytest.approx(0.5, rel=0.15), "nobody who is easy gets there, then all do"

@@ -1,0 +1,163 @@
+"""The simulator: what must hold whatever is simulated, and what can be worked out by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.simulator.simulation import Simulation, World, simulate
+from cluster.simulator.sustained import run, sustained
+from cluster.simulator.troubles import Outage, Troubles
+from deployments.dispatch.messages import Limits
+from optimizer.model.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.pipelines.baselines import NO_EXITS, PLANNERS, baseline_plan
+from optimizer.pipelines.oracle import oracle_per_s
+from optimizer.plan import Placement, Plan, Split
+from profiles.devices import Link
+from profiles.errors import UserError
+from tests.helpers.simulated_fleet import BLOCKS, FAST, SLO_S, TWO, facts, one_by_one
+
+
+@pytest.mark.parametrize(
+    ("sure_after", "seconds"),
+    [
+        (0, 0.0005 + 0.001 + 0.0001),  # left at the first ramp
+        (1, 2 * (0.0005 + 0.001 + 0.0001)),  # every stop is a launch of its own
+        (2, 2 * 0.0016 + 0.001 + 1e-6 + 0.0005 + 0.002),  # a hop, then no ramp before the end
+        (3, 2 * 0.0016 + 0.001 + 1e-6 + 0.0005 + 0.002),
+    ],
+)
+def test_a_lone_input_takes_what_the_tables_and_the_link_say(sure_after: int, seconds: float) -> None:
+    report = one_by_one(World(TWO, FAST, SLO_S), [sure_after] * 5)
+    assert report.good == 5
+    assert report.tally.quantile_s(0.5) == pytest.approx(seconds, rel=0.01)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    load=st.floats(0.1, 3.0),
+    jitter=st.sampled_from([0.0, 0.3]),
+    fail_share=st.sampled_from([0.0, 0.2]),
+    outage=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_every_input_ends_exactly_once(load: float, jitter: float, fail_share: float, outage: bool, seed: int) -> None:
+    gone = (Outage("fast/0", 0.05, 0.2), Outage("fast/3", 0.1, 0.15)) if outage else ()
+    world = World(TWO, FAST, SLO_S, Limits(backlog=200), Troubles(jitter, {"fast/1": 3.0}, fail_share, gone))
+    report = run(world, load * evaluate(TWO, FAST).goodput_per_s, 600, seed)
+    assert report.arrived == report.answered + report.refused + report.expired + report.failed
+    assert report.good <= report.answered
+    assert all(0 < fill.share <= 1 for fills in report.fills for fill in fills.values() if fill.launches)
+
+
+def test_a_run_is_the_same_for_the_same_seed() -> None:
+    world = World(TWO, FAST, SLO_S, troubles=Troubles(jitter=0.2, fail_share=0.05))
+    rate = 0.9 * evaluate(TWO, FAST).goodput_per_s
+    first, again, other = (run(world, rate, 2000, seed) for seed in (1, 1, 2))
+    assert np.array_equal(first.tally.good, again.tally.good)
+    assert first.fills == again.fills
+    assert first.fills != other.fills
+
+
+def test_chunks_make_no_difference() -> None:
+    times_s, depths = np.linspace(0, 1, 3000, endpoint=False), np.tile([0, 1, 2, 3], 750)
+    world = World(TWO, FAST, SLO_S)
+    whole = simulate(world, [(times_s, depths)], 1.0)
+    parts = simulate(world, zip(np.array_split(times_s, 7), np.array_split(depths, 7), strict=True), 1.0)
+    assert whole.fills == parts.fills
+
+
+def test_overload_is_refused_and_goodput_stays() -> None:
+    world = World(TWO, FAST, SLO_S)
+    promised_per_s = evaluate(TWO, FAST).goodput_per_s
+    report = run(world, 2 * promised_per_s, 6000, seed=0)
+    assert report.goodput_per_s >= 0.85 * promised_per_s
+    assert report.refused >= 0.3 * report.arrived
+
+
+def test_a_transfer_behind_a_shorter_launch_does_not_keep_devices_idle() -> None:
+    """Splits that take turns: the first takes a quarter of the time that the survivors' journey to the second takes."""
+    slow_link = replace(FAST, links={("fast", "fast"): Link("fast", "fast", 1e9, 0.010)})
+    turns = Plan((Placement("fast", 4, (Split(0, 1, 8, (0,)), Split(1, 4, 8))),))
+    rate = 0.8 * 4 * 8 / (0.0005 + 0.0021 + 0.7 * (0.0005 + 0.006))  # of what the devices could compute
+    assert run(World(turns, slow_link, SLO_S), rate, 6000, seed=0).good_share >= 0.97
+
+
+def test_a_slow_replica_hurts_less_than_its_share() -> None:
+    promised_per_s = evaluate(TWO, FAST).goodput_per_s
+    slow = World(TWO, FAST, SLO_S, troubles=Troubles(slow={"fast/1": 8.0}))
+    report = run(slow, 0.5 * promised_per_s, 6000, seed=0)
+    assert report.good_share >= 0.95
+
+
+def test_a_replica_that_is_not_there_cannot_be_slow() -> None:
+    with pytest.raises(UserError, match="no replica 'x'"):
+        one_by_one(World(TWO, FAST, SLO_S, troubles=Troubles(slow={"x": 2.0})), [0])
+
+
+def test_pipelines_side_by_side_serve_what_they_sustain_together() -> None:
+    mixed = facts(fast=2, slow=2)
+    plan = baseline_plan(NO_EXITS, mixed, Objective(fixed_batch=8))
+    report = run(World(plan, mixed, SLO_S), 0.95 * evaluate(plan, mixed).goodput_per_s, 8000, seed=0)
+    by_kind = zip(plan.pipelines, report.fills, strict=True)
+    inputs = {pipeline.placements[0].kind: fills[0].inputs for pipeline, fills in by_kind}
+    fast, slow = inputs["fast"], inputs["slow"]
+    assert fast > slow > 0.1 * fast
+    assert report.good_share >= 0.98
+
+
+def test_a_plan_may_change_on_the_way_and_what_happened_is_observed_window_by_window() -> None:
+    whole = Plan((Placement("fast", 4, (Split(0, 4, 8, (0, 1)),)),))
+    rate = 0.5 * evaluate(TWO, FAST).goodput_per_s
+    times_s = np.arange(0, 3, 1 / rate)
+    simulation = Simulation(World(TWO, FAST, SLO_S), [(times_s, np.resize([0, 1, 2, 3], len(times_s)))], seconds=3.0)
+    seen = []
+    for second in (1, 2, 3):
+        simulation.run_until(second)
+        seen.append(simulation.observe())
+        simulation.follow(whole if second == 1 else TWO)
+    assert simulation.finish().good == len(times_s)
+    assert [each.seconds for each in seen] == [1, 1, 1]
+    assert sum(each.arrivals for each in seen) == len(times_s)
+    starts = [{launched.start for launched in each.launches} for each in seen]
+    assert starts[0] == {0, 2}
+    assert 0 in starts[1]
+    for each in seen:
+        assert each.in_time == each.answered == pytest.approx(rate, rel=0.1)
+        assert sum(each.latencies.values()) == each.answered
+        assert each.devices == {"fast": 4}
+    assert seen[0].exits == pytest.approx([0, rate / 2, 0, rate / 2], rel=0.1, abs=rate / 2)
+
+
+def test_survivors_of_a_local_placement_do_not_travel() -> None:
+    splits = (Split(0, 2, 8, (1,)), Split(2, 4, 8))
+    local, sent = (
+        one_by_one(World(Plan((Placement("fast", 1, splits, local=local),)), FAST, SLO_S), [3] * 5)
+        for local in (True, False)
+    )
+    hop_s = 0.001 + 1e-6
+    assert sent.tally.quantile_s(0.5) - local.tally.quantile_s(0.5) == pytest.approx(hop_s, rel=0.1)
+
+
+@pytest.mark.parametrize("system", PLANNERS)
+@pytest.mark.parametrize("batch", [1, 8])
+def test_nothing_beats_the_oracle(system: str, batch: int) -> None:
+    plan = baseline_plan(system, FAST, Objective(fixed_batch=batch))
+    bound = oracle_per_s(FAST, SLO_S, batch)
+    assert evaluate(plan, FAST).goodput_per_s <= bound
+    assert sustained(plan, FAST, SLO_S, inputs=600).goodput_per_s <= bound
+
+
+def test_the_oracle_is_what_can_be_worked_out_by_hand() -> None:
+    each_s = 2.4 * 0.002 / 8  # 1 + 0.7 + 0.5 + 0.2 blocks per input, at batch 8
+    assert oracle_per_s(FAST, SLO_S, 8) == pytest.approx(4 / each_s)
+    alone = replace(FAST, survival=(1.0,) * BLOCKS)
+    assert oracle_per_s(alone, SLO_S, 1) == pytest.approx(4 / 0.004)
+
+
+def test_what_the_planner_promises_is_sustained() -> None:
+    found = sustained(baseline_plan(NO_EXITS, FAST, Objective(fixed_batch=8)), FAST, SLO_S, inputs=4000)
+    assert found.goodput_per_s == pytest.approx(found.promised_per_s, rel=0.1)

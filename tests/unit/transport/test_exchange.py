@@ -1,0 +1,270 @@
+"""What one process holds, another gets: every row as it was, or a clear loss."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.transport.exchange import ASKED_BYTES, Exchange, Fetch, Fetched
+from deployments.transport.frames import LONGEST, frame
+from deployments.transport.holdings import Held, Holdings, LostError, Share
+from deployments.transport.packed import Packed, pack, take
+from profiles.model import Batch
+from tests.helpers.travelling_batches import batches, same
+
+HOST = "127.0.0.1"
+
+
+class Peer:
+    def __init__(self) -> None:
+        self.holdings = Holdings()
+        self.exchange = Exchange(self.holdings)
+
+
+def among(count: int, scene: Callable[..., Awaitable[Any]]) -> Any:
+    """Play the scene with so many peers, each as if in a process of its own."""
+
+    async def act() -> Any:
+        peers = [Peer() for _ in range(count)]
+        for peer in peers:
+            await peer.exchange.open(HOST)
+        try:
+            return await scene(*peers)
+        finally:
+            for peer in peers:
+                peer.exchange.close()
+
+    return asyncio.run(act())
+
+
+def numbers(count: int, first: float = 0.0, width: int = 4) -> Batch:
+    hidden = first + np.arange(count * width, dtype=np.float32).reshape(count, width)
+    return Batch(2, {"hidden": hidden}, np.zeros((count, 0), np.float32))
+
+
+def rows(*wanted: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    return np.array(wanted, np.int64)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data(), st.lists(batches, min_size=1, max_size=4), st.booleans())
+def test_any_rows_arrive_as_they_were(data: st.DataObject, sources: list[Batch], packed_before: bool) -> None:
+    chosen = [data.draw(st.lists(st.integers(0, len(each) - 1), min_size=1, unique=True)) for each in sources]
+
+    async def scene(there: Peer, also: Peer, here: Peer) -> None:
+        shares = [
+            Share(peer.holdings.hold(pack(each) if packed_before else each, 9.0), rows(*wanted))
+            for peer, each, wanted in zip([there, also] * 2, sources, chosen, strict=False)
+        ]
+        brought = await here.exchange.gather(shares)
+        for got, source, wanted in zip(brought, sources, chosen, strict=True):
+            assert isinstance(got, Packed)
+            assert same(got, take(pack(source), rows(*wanted)))
+
+    among(3, scene)
+
+
+def test_large_arrays_arrive_whole_from_several_holders_at_once() -> None:
+    async def scene(*peers: Peer) -> None:
+        here, *others = peers
+        sources = [numbers(8, first, width=200_000) for first in range(3)]
+        shares = [Share(p.holdings.hold(pack(s), 9.0), rows(7, 0)) for p, s in zip(others, sources, strict=True)]
+        for _ in range(3):  # the connections are used again
+            brought = await asyncio.gather(*(here.exchange.gather(shares) for _ in range(3)))
+            for one in brought:
+                assert all(
+                    (part.arrays["hidden"][0] == s.arrays["hidden"][7]).all()
+                    for part, s in zip(one, sources, strict=True)
+                )
+
+    among(4, scene)
+
+
+def test_what_is_here_or_came_along_is_not_asked_for() -> None:
+    async def scene(here: Peer) -> None:
+        parts = (pack(numbers(2)), Share(here.holdings.hold(numbers(2), 9.0), rows(0)))
+        assert await here.exchange.gather(parts) == parts
+
+    among(1, scene)
+
+
+def test_the_order_of_the_parts_is_kept() -> None:
+    async def scene(here: Peer, there: Peer) -> list[float]:
+        mine, theirs = here.holdings.hold(numbers(2), 9.0), there.holdings.hold(numbers(4, 10), 9.0)
+        parts = (Share(theirs, rows(3)), pack(numbers(1, 5)), Share(mine, rows(1)), Share(theirs, rows(0)))
+        brought = await here.exchange.gather(parts)
+        return [-1 if isinstance(part, Share) else float(part.arrays["hidden"][0, 0]) for part in brought]
+
+    assert among(2, scene) == [22, 5, -1, 10]
+
+
+def test_what_was_dropped_is_lost_and_the_connection_lives_on() -> None:
+    async def scene(here: Peer, there: Peer) -> None:
+        gone, kept = there.holdings.hold(numbers(2), 9.0), there.holdings.hold(numbers(3), 9.0)
+        there.holdings.drop([gone.key])
+        with pytest.raises(LostError, match=there.holdings.address):
+            await here.exchange.gather([Share(kept, rows(0)), Share(gone, rows(0))])
+        (part,) = await here.exchange.gather([Share(kept, rows(0, 1, 2))])
+        assert len(part) == 3
+
+    among(2, scene)
+
+
+def test_a_holder_that_is_gone_is_a_loss() -> None:
+    with socket.create_server((HOST, 0)) as listener:
+        nobody = Held(2, f"{HOST}:{listener.getsockname()[1]}", "key", 1)
+
+    async def scene(here: Peer) -> None:
+        with pytest.raises(LostError, match="is gone"):
+            await here.exchange.gather([Share(nobody, rows(0))])
+
+    among(1, scene)
+
+
+def test_a_holder_that_hangs_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.exchange.PATIENCE_S", 0.05)
+
+    async def scene(here: Peer) -> None:
+        with socket.create_server((HOST, 0)) as silent:
+            held = Held(2, f"{HOST}:{silent.getsockname()[1]}", "key", 1)
+            with pytest.raises(LostError):
+                await here.exchange.gather([Share(held, rows(0))])
+
+    among(1, scene)
+
+
+def test_a_drop_is_told_to_the_holder() -> None:
+    async def scene(here: Peer, there: Peer) -> None:
+        wanted, *unwanted = [there.holdings.hold(numbers(1), 9.0) for _ in range(4)]
+        for held in unwanted:
+            await asyncio.to_thread(here.exchange.drop, held.address, held.key)  # from any thread
+        while len(there.holdings) > 1:
+            await asyncio.sleep(0.005)
+        assert there.holdings.get(wanted.key)
+        here.exchange.drop(f"{HOST}:1", "nobody is there, and nobody minds")
+        await asyncio.sleep(0.03)
+
+    among(2, scene)
+
+
+def test_what_is_past_its_time_goes_though_nobody_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.exchange.TIDY_S", 0.01)
+
+    async def scene(here: Peer) -> None:
+        here.holdings.hold(numbers(1), for_s=0.02)
+        while len(here.holdings):
+            await asyncio.sleep(0.005)
+
+    among(1, scene)
+
+
+def test_connections_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.exchange.TIDY_S", 0.01)
+    monkeypatch.setattr("deployments.transport.exchange.IDLE_S", 0.05)
+
+    async def scene(here: Peer, there: Peer) -> None:
+        share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))
+        await here.exchange.gather([share])
+        assert len(there.exchange._askers) == 1
+        while there.exchange._askers:
+            await asyncio.sleep(0.005)
+        assert len(await here.exchange.gather([share])) == 1  # a new one is opened
+
+    among(2, scene)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        frame(["Fetch", [["a"]]]),
+        frame([1]),
+        frame(["Fetch", [["a", "b"]]]),
+        frame(Fetch([("a", None)])),
+        b"\xff" * 64,
+    ],
+)
+def test_strangers_are_shown_out(noise: bytes) -> None:
+    async def scene(here: Peer) -> None:
+        host, _, port = here.holdings.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(noise)
+        writer.write_eof()
+        said = await asyncio.wait_for(reader.read(), 5)
+        assert said in (b"", frame(Fetched([])))  # or that there is nothing under this key
+        writer.close()
+
+    among(1, scene)
+
+
+def test_a_description_has_a_limit() -> None:
+    async def scene(here: Peer) -> None:
+        async def lie(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write((LONGEST + 1).to_bytes(4, "little") + b"{}")
+
+        server = await asyncio.start_server(lie, HOST, 0)
+        held = Held(2, f"{HOST}:{server.sockets[0].getsockname()[1]}", "key", 1)
+        with pytest.raises(ValueError, match="are allowed"):
+            await here.exchange.gather([Share(held, rows(0))])
+        server.close()
+
+    among(1, scene)
+
+
+async def stranger(here: Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = here.holdings.address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+def test_a_stranger_cannot_make_a_holder_set_much_memory_aside() -> None:
+    async def scene(here: Peer) -> None:
+        reader, writer = await stranger(here)
+        writer.write((ASKED_BYTES + 1).to_bytes(4, "little"))
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+    among(1, scene)
+
+
+def test_a_connection_on_which_nobody_asks_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.exchange.SILENT_S", 0.05)
+
+    async def scene(here: Peer, there: Peer) -> None:
+        reader, writer = await stranger(here)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))
+        for _ in range(2):  # the second time the connection of the first has been ended
+            assert len(await here.exchange.gather([share])) == 1
+            while there.exchange._askers:
+                await asyncio.sleep(0.005)
+
+    among(2, scene)
+
+
+def test_whoever_does_not_read_the_answers_is_not_heard_further() -> None:
+    async def scene(here: Peer) -> None:
+        held = here.holdings.hold(pack(numbers(64, width=4096)), 9.0)
+        _, writer = await stranger(here)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(100):
+            writer.write(frame(Fetch([(held.key, None)])))
+        (asker,) = await askers(here)
+        until_s = asyncio.get_running_loop().time() + 10
+        while asker._transport.is_reading() and asyncio.get_running_loop().time() < until_s:
+            await asyncio.sleep(0.005)
+        assert not asker._transport.is_reading()
+        writer.transport.abort()
+
+    among(1, scene)
+
+
+async def askers(here: Peer) -> list[Any]:
+    while not here.exchange._askers:
+        await asyncio.sleep(0.005)
+    return list(here.exchange._askers)

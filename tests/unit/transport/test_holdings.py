@@ -1,0 +1,86 @@
+"""What is held is there for whoever can name it, and gone when nobody needs it."""
+
+import numpy as np
+import pytest
+
+from deployments.transport.holdings import Held, Holdings, LostError
+from deployments.transport.packed import Packed, pack
+from profiles.model import Batch
+
+
+def batch(count: int = 3) -> Batch:
+    return Batch(2, {"hidden": np.arange(count * 4.0).reshape(count, 4)}, np.zeros((count, 1), np.float32))
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_claim_says_all_that_is_needed_to_ask() -> None:
+    holdings = Holdings()
+    held = holdings.hold(batch(), for_s=1.0)
+    assert (held.cursor, held.address, len(held)) == (2, holdings.address, 3)
+    assert holdings.packed(held.key, np.array([2, 0])).arrays["hidden"].tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
+
+
+def test_a_key_cannot_be_guessed_from_another() -> None:
+    holdings = Holdings()
+    keys = {holdings.hold(batch(), for_s=1.0).key for _ in range(100)}
+    assert len(keys) == 100
+    assert all(len(key) == 32 for key in keys)
+
+
+def test_what_was_dropped_is_lost() -> None:
+    holdings = Holdings()
+    held = holdings.hold(batch(), for_s=1.0)
+    holdings.drop([held.key, "never heard of"])
+    assert len(holdings) == 0
+    with pytest.raises(LostError, match="no longer holds"):
+        holdings.get(held.key)
+
+
+def test_nothing_is_held_beyond_its_time_even_if_nobody_drops_it() -> None:
+    clock = Clock()
+    holdings = Holdings(clock)
+    long, short, dropped = (holdings.hold(batch(), for_s) for for_s in (9.0, 1.0, 5.0))
+    holdings.drop([dropped.key])
+    clock.now_s = 1.0
+    holdings.expire()
+    assert len(holdings) == 1
+    assert holdings.get(long.key)
+    clock.now_s = 9.0
+    holdings.hold(batch(), for_s=1.0)  # holding more looks after the rest too
+    assert len(holdings) == 1
+    for gone in (long, short):
+        with pytest.raises(LostError):
+            holdings.get(gone.key)
+
+
+def test_what_was_brought_to_the_host_once_stays_there() -> None:
+    holdings = Holdings()
+    held = holdings.hold(batch(), for_s=1.0)
+    holdings.packed(held.key, np.array([0]))
+    assert isinstance(holdings.get(held.key), Packed)
+
+
+def test_asking_does_not_bring_back_what_is_dropped_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    holdings = Holdings()
+    held = holdings.hold(batch(), for_s=1.0)
+
+    def slow(state: Batch) -> Packed:
+        holdings.drop([held.key])
+        return pack(state)
+
+    monkeypatch.setattr("deployments.transport.holdings.pack", slow)
+    assert len(holdings.packed(held.key, np.array([1]))) == 1
+    assert len(holdings) == 0
+
+
+def test_only_the_holder_has_it() -> None:
+    holdings = Holdings()
+    held = holdings.hold(batch(), for_s=1.0)
+    assert holdings.has(held)
+    assert not holdings.has(Held(2, "10.0.0.7:4242", held.key, 3))

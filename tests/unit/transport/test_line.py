@@ -1,0 +1,337 @@
+"""Orders over a connection: each arrives as it was, each reply finds whoever waits for it, and an end is noticed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.transport.connection import SMALL, Framed
+from deployments.transport.frames import LONGEST, buffers, frame
+from deployments.transport.holdings import Held, LostError, Share
+from deployments.transport.line import KEY_BYTES, MOST_STRANGERS, Desk, EndIfStuck, Key, Line, Whereabouts, line_to
+from deployments.transport.orders import (
+    Departed,
+    Failed,
+    LaunchError,
+    Order,
+    OrderForm,
+    Reply,
+    ReplyForm,
+    Stayed,
+    message_of_order,
+    message_of_reply,
+    order_of,
+    reply_of,
+)
+from deployments.transport.packed import Packed, pack
+from profiles.model import Batch, Exits
+from tests.helpers.travelling_batches import batches, same
+
+HOST = "127.0.0.1"
+HELD = Held(4, "10.0.0.7:4242", "7f3a", 8, 1000)
+
+
+class Ear(Framed):
+    """Hears what a connection would, in pieces of any size."""
+
+    messages = msgspec.msgpack.Decoder(OrderForm | ReplyForm)
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+        self.replies: list[Reply] = []
+        self.connection_made(Silent())
+
+    def heard(self, message: OrderForm | ReplyForm) -> Any:
+        if isinstance(message, OrderForm):
+            order = order_of(message)
+            yield from buffers(order.parts)
+            self.orders.append(order)
+        else:
+            reply, unfilled = reply_of(message)
+            yield from unfilled
+            self.replies.append(reply)
+
+    def hear(self, said: bytes, sizes: list[int]) -> None:
+        while said:
+            room = self.get_buffer(-1)
+            size = min(len(said), len(room), sizes[len(said) % len(sizes)])
+            room[:size] = said[:size]
+            self.buffer_updated(size)
+            said = said[size:]
+
+
+class Silent(asyncio.Transport):
+    def abort(self) -> None:
+        raise AssertionError("what was said was not understood")
+
+
+def bytes_of_frame(message: object, rest: Any) -> bytes:
+    return frame(message) + b"".join(bytes(each) for each in rest)
+
+
+shares = st.builds(lambda rows: Share(HELD, np.array(rows)), st.lists(st.integers(0, 7), min_size=1, unique=True))
+sizes = st.lists(st.integers(1, 3000), min_size=1, max_size=5)
+
+
+@given(st.lists(st.lists(st.builds(pack, batches) | shares, min_size=1, max_size=3), min_size=1, max_size=3), sizes)
+def test_orders_arrive_as_they_were_in_pieces_of_any_size(parts: list[list[Packed | Share]], sizes: list[int]) -> None:
+    sent = [Order(7, frozenset({2, 5}), tuple(each), keep=True, by_value_bytes=9, hold_s=1.5) for each in parts]
+    ear = Ear()
+    ear.hear(b"".join(bytes_of_frame(*message_of_order(n, order)) for n, order in enumerate(sent)), sizes)
+    assert len(ear.orders) == len(sent)
+    for came, order in zip(ear.orders, sent, strict=True):
+        assert (came.stop, came.ramps, came.keep, came.by_value_bytes, came.hold_s) == (7, {2, 5}, True, 9, 1.5)
+        for left, right in zip(came.parts, order.parts, strict=True):
+            if isinstance(right, Share):
+                assert isinstance(left, Share)
+                assert (left.held, left.rows.tolist()) == (right.held, right.rows.tolist())
+            else:
+                assert isinstance(left, Packed)
+                assert same(left, right)
+
+
+def test_what_is_large_arrives_too() -> None:
+    hidden = np.arange(3 * SMALL, dtype=np.float32).reshape(3, SMALL)
+    order = Order(4, frozenset(), (pack(Batch(2, {"hidden": hidden}, np.zeros((3, 1), np.float32))),) * 2)
+    ear = Ear()
+    ear.hear(bytes_of_frame(*message_of_order(0, order)) * 2, [10**6, SMALL - 1])
+    assert len(ear.orders) == 2
+    for came in ear.orders:
+        assert all(same(left, right) for left, right in zip(came.parts, order.parts, strict=True))  # type: ignore[arg-type]
+
+
+@given(batches, sizes)
+def test_replies_arrive_as_they_were(batch: Batch, sizes: list[int]) -> None:
+    rows = np.arange(len(batch))
+    exits = Exits(rows, rows + 3, np.linspace(0, 1, 2 * len(rows), dtype=np.float32).reshape(-1, 2))
+    said = [
+        Departed(exits, 0.25),
+        Stayed(pack(batch), rows, 0.5),
+        Stayed(HELD, rows, 0.5),
+        Stayed(None, rows[:0], 0.75),
+        Failed("why", True),
+    ]
+    ear = Ear()
+    ear.hear(b"".join(bytes_of_frame(*message_of_reply(n, reply)) for n, reply in enumerate(said)), sizes)
+    departed, by_value, held, nobody, failed = ear.replies
+    assert isinstance(departed, Departed)
+    assert all((getattr(departed.exits, name) == getattr(exits, name)).all() for name in vars(exits))
+    assert isinstance(by_value, Stayed)
+    assert same(by_value.survivors, said[1].survivors)  # type: ignore[arg-type, union-attr]
+    assert isinstance(held, Stayed)
+    assert (held.survivors, held.rows.tolist(), held.computed_s) == (HELD, rows.tolist(), 0.5)
+    assert isinstance(nobody, Stayed)
+    assert (nobody.survivors, len(nobody.rows), failed) == (None, 0, said[4])
+
+
+# With a replica at the other end
+
+
+class Replica:
+    """Runs what it is given in the order that a test wants, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.gates: dict[int, asyncio.Event] = {}
+        self.stuck_for_s: list[float] = []
+        self.desk = Desk(self.run, self.stuck_for_s.append)
+
+    async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
+        """An order is known by where it stops: 0 fails, 1 misses something, others wait for their gate."""
+        if order.stop == 0:
+            raise ValueError("no such block")
+        if order.stop == 1:
+            raise LostError("gone")
+        gate = self.gates.setdefault(order.stop, asyncio.Event())
+        yield Departed(Exits(np.zeros(1, int), np.zeros(1, int), np.zeros((1, 2), np.float32)), float(order.stop))
+        await gate.wait()
+        yield Stayed(None, np.zeros(0, int), float(order.stop))
+
+
+Scene = Callable[[Replica, Line, list[str]], Awaitable[Any]]
+
+
+def play(scene: Scene) -> None:
+    """On the event loop of the standard library, and on the one that Ray uses."""
+
+    async def act() -> None:
+        replica, losses = Replica(), list[str]()
+        where = Whereabouts("it", await replica.desk.open(HOST), replica.desk.key)
+        line = await line_to(where, lambda: losses.append("lost"))
+        await asyncio.wait_for(scene(replica, line, losses), 20)
+        line.retire()
+        replica.desk.close()
+        await asyncio.sleep(0)
+
+    for loop in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(act())
+
+
+def order(stop: int) -> Order:
+    return Order(stop, frozenset(), (Share(HELD, np.array([0])),))
+
+
+async def replies(line: Line, stop: int) -> list[float]:
+    return [reply.computed_s async for reply in line.run(order(stop))]
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.001)
+
+
+def test_replies_find_whoever_waits_for_them_and_come_as_soon_as_they_are_known() -> None:
+    async def scene(replica: Replica, line: Line, losses: list[str]) -> None:
+        early: list[float] = []
+
+        async def listen(stop: int) -> list[float]:
+            said = []
+            async for reply in line.run(order(stop)):
+                early.append(reply.computed_s)
+                said.append(reply.computed_s)
+            return said
+
+        asked = {stop: asyncio.ensure_future(listen(stop)) for stop in (2, 3, 4)}
+        await eventually(lambda: len(early) == 3)
+        for stop in (4, 2, 3):
+            replica.gates[stop].set()
+            assert await asked[stop] == [stop, stop]
+        assert losses == []
+
+    play(scene)
+
+
+def test_a_failure_says_what_it_is_and_the_line_lives_on() -> None:
+    async def scene(replica: Replica, line: Line, _: list[str]) -> None:
+        with pytest.raises(LaunchError, match="ValueError: no such block"):
+            await replies(line, 0)
+        with pytest.raises(LostError, match="gone"):
+            await replies(line, 1)
+        replica.gates[5] = asyncio.Event()
+        replica.gates[5].set()
+        assert await replies(line, 5) == [5, 5]
+
+    play(scene)
+
+
+def test_an_end_of_the_connection_fails_what_is_under_way() -> None:
+    async def scene(replica: Replica, line: Line, losses: list[str]) -> None:
+        asked = [asyncio.ensure_future(replies(line, stop)) for stop in (2, 3)]
+        await eventually(lambda: len(replica.gates) == 2)
+        replica.desk.close()
+        for each in asked:
+            with pytest.raises(ConnectionError):
+                await each
+        assert losses == ["lost"]
+        with pytest.raises(ConnectionError):
+            await replies(line, 4)
+
+    play(scene)
+
+
+def test_a_line_that_is_retired_ends_with_its_last_reply() -> None:
+    async def scene(replica: Replica, line: Line, losses: list[str]) -> None:
+        asked = asyncio.ensure_future(replies(line, 2))
+        await eventually(lambda: 2 in replica.gates)
+        line.retire()
+        await asyncio.sleep(0.02)
+        assert len(replica.desk.callers) == 1
+        replica.gates[2].set()
+        assert await asked == [2, 2]
+        await eventually(lambda: not replica.desk.callers)
+        assert losses == []
+
+    play(scene)
+
+
+def test_whoever_gave_up_is_not_told() -> None:
+    async def scene(replica: Replica, line: Line, _: list[str]) -> None:
+        asked = asyncio.ensure_future(replies(line, 2))
+        await eventually(lambda: 2 in replica.gates)
+        asked.cancel()
+        await asyncio.sleep(0)
+        replica.gates[2].set()
+        replica.gates[3] = replica.gates[2]
+        assert await replies(line, 3) == [3, 3]
+        line.end_if_stuck(5.0)
+        await eventually(lambda: replica.stuck_for_s == [5.0])
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        frame(Key("0" * 32)),
+        frame(EndIfStuck(0.0)),
+        frame(["OrderForm", 1]),
+        frame([1]),
+        b"\0" * 64,
+        b"\xff" * 64,
+    ],
+)
+def test_strangers_are_shown_out(noise: bytes) -> None:
+    async def scene(replica: Replica, line: Line, _: list[str]) -> None:
+        reader, writer = await stranger(replica)
+        writer.write(noise + bytes_of_frame(*message_of_order(0, order(2))))
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert replica.gates == {}
+        writer.close()
+
+    play(scene)
+
+
+async def stranger(replica: Replica) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = (await replica.desk.open(HOST)).rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+@pytest.mark.parametrize("length", [KEY_BYTES + 1, LONGEST])
+def test_a_stranger_cannot_make_a_replica_set_memory_aside(length: int) -> None:
+    async def scene(replica: Replica, line: Line, _: list[str]) -> None:
+        reader, writer = await stranger(replica)
+        writer.write(length.to_bytes(4, "little"))
+        assert await asyncio.wait_for(reader.read(), 5) == b"", "its announcement is enough: nothing is waited for"
+        writer.close()
+
+    play(scene)
+
+
+def test_many_strangers_cost_little_and_keep_nobody_out() -> None:
+    async def scene(replica: Replica, line: Line, _: list[str]) -> None:
+        address = await replica.desk.open(HOST)
+        host, _, port = address.rpartition(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(MOST_STRANGERS + 20)]
+        another = await line_to(Whereabouts("r1", address, replica.desk.key), lambda: None)
+        replica.gates[3] = asyncio.Event()
+        replica.gates[3].set()
+        assert await replies(another, 3) == [3, 3]
+        assert len(replica.desk.strangers) <= MOST_STRANGERS
+        assert await asyncio.wait_for(silent[0][0].read(), 5) == b"", "the one that waited longest had to go"
+        for _, writer in silent:
+            writer.close()
+        another.retire()
+
+    play(scene)
+
+
+def test_a_stranger_that_says_nothing_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.line.KEY_WITHIN_S", 0.05)
+
+    async def scene(replica: Replica, line: Line, _: list[str]) -> None:
+        reader, writer = await stranger(replica)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        await asyncio.sleep(0.1)
+        replica.gates[3] = asyncio.Event()
+        replica.gates[3].set()
+        assert await replies(line, 3) == [3, 3], "whoever has shown the key may be silent for as long as it likes"
+
+    play(scene)
