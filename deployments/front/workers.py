@@ -18,9 +18,9 @@ from deployments.ray_facts import node_address
 from deployments.replica.serve_replica import DEPLOYMENT
 from deployments.transport.exchange import Exchange
 from deployments.transport.holdings import Holdings, Share
-from deployments.transport.line import Line, Whereabouts, line_to
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import Packed, join
+from deployments.transport.replica_connection import ReplicaConnection, Whereabouts, connect_to
 
 log = logging.getLogger(__name__)
 STUCK_S = 5.0  # a launch that still runs this long after it was given up is taken for hung
@@ -30,10 +30,10 @@ BELIEVED_AFTER_S = 2.0  # the wait before Serve's list is trusted again: it noti
 
 @dataclass(frozen=True)
 class _Met:
-    """A replica with an open line, over which it takes orders."""
+    """A replica with an open connection, over which it takes orders."""
 
     group: str
-    line: Line
+    connection: ReplicaConnection
 
 
 class ServeWorkers:
@@ -68,7 +68,7 @@ class ServeWorkers:
         if met is None:
             raise ConnectionError(f"replica {replica} has gone")
         with self._lent(order) as sent:
-            async for reply in met.line.run(sent):
+            async for reply in met.connection.run(sent):
                 yield reply
 
     def suspect(self, replica: str) -> None:
@@ -80,9 +80,9 @@ class ServeWorkers:
         self._exchange.drop(address, key)
 
     async def close(self) -> None:
-        """Close the lines; the replicas themselves belong to Serve."""
+        """Close the connections; the replicas themselves belong to Serve."""
         for met in self._met.values():
-            met.line.retire()
+            met.connection.retire()
         self._exchange.close()
 
     @contextmanager
@@ -102,7 +102,7 @@ class ServeWorkers:
 
     def _end_if_stuck(self, replica: str, met: _Met) -> None:
         del self._suspects[replica]
-        met.line.end_if_stuck(STUCK_S)
+        met.connection.end_if_stuck(STUCK_S)
 
     # Which replicas exist
 
@@ -121,31 +121,31 @@ class ServeWorkers:
         self._heard[group].set()
         if gone := [name for name, met in self._met.items() if met.group == group and name not in replicas]:
             for name in gone:
-                self._met.pop(name).line.retire()
+                self._met.pop(name).connection.retire()
             self._tell(group)
         for name in replicas - self._met.keys() - self._meetings.keys():
             self._meetings[name] = asyncio.get_running_loop().create_task(self._meet(group, name))
 
     async def _meet(self, group: str, name: str) -> None:
-        """Open a line to a replica; if it cannot be reached, try again later while Serve still lists it."""
+        """Open a connection to a replica; if it cannot be reached, try again later while Serve still lists it."""
         try:
             async with asyncio.timeout(MEET_WITHIN_S):
-                line = await self._line_to(group, name)
+                connection = await self._connect_to(group, name)
         except Exception as error:
             log.info("replica %s cannot be reached: %r", name, error)
             self._doubt(group)
         else:
-            self._met[name] = _Met(group, line)
+            self._met[name] = _Met(group, connection)
             self._changed(group, self._told[group])  # the replica may have gone meanwhile
             self._tell(group)
         finally:
             del self._meetings[name]
 
-    async def _line_to(self, group: str, name: str) -> Line:
+    async def _connect_to(self, group: str, name: str) -> ReplicaConnection:
         where: Whereabouts = await self._handles[group].options(session_id=name).whereabouts.remote()
         if where.replica != name:
             raise ConnectionError("another answered in its place")
-        return await line_to(where, lambda: self._lose(group, name))
+        return await connect_to(where, lambda: self._lose(group, name))
 
     def _lose(self, group: str, name: str) -> None:
         """Stop using a replica that does not answer, even if Serve still lists it; try it again a little later."""

@@ -13,8 +13,8 @@ from deployments.replica.local_workers import LocalWorkers
 from deployments.replica.split import SplitReplica
 from deployments.transport.exchange import Exchange
 from deployments.transport.holdings import Holdings
-from deployments.transport.line import Desk, Whereabouts
 from deployments.transport.orders import Departed, Order, Stayed
+from deployments.transport.replica_connection import OrderServer, Whereabouts
 
 DEPLOYMENT = "split"  # the one deployment of an application of replicas
 _HERE = "here"
@@ -28,7 +28,7 @@ class ServeReplica:
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
         self._workers = LocalWorkers({_HERE: SplitReplica(load_model(config, kind, directory), self._holdings)})
-        self._desk = Desk(self.run, self.end_if_stuck)
+        self._orders = OrderServer(self.run, self.end_if_stuck)
         self._opening = asyncio.Lock()
         self._whereabouts: Whereabouts | None = None
         # Serve awaits this before it ends a replica. It is set on the instance, so that Python does not call it too.
@@ -40,7 +40,7 @@ class ServeReplica:
             if not self._whereabouts:
                 host = node_address()
                 await self._exchange.open(host)
-                self._whereabouts = Whereabouts(replica_name(), await self._desk.open(host), self._desk.key)
+                self._whereabouts = Whereabouts(replica_name(), await self._orders.open(host), self._orders.key)
                 gc.freeze()  # the network stays for good, so the garbage collector need not look through it
         return self._whereabouts
 
@@ -49,7 +49,7 @@ class ServeReplica:
 
         Serve tells the fronts that this replica is going; each hangs up as soon as its orders are answered.
         """
-        while self._desk.callers or len(self._holdings):
+        while self._orders.callers or len(self._holdings):
             await asyncio.sleep(HAND_OVER_S)
 
     def end_if_stuck(self, after_s: float) -> None:

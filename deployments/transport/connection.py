@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 SMALL = 2**16
 
 
-class Framed(asyncio.BufferedProtocol):
+class MessageConnection(asyncio.BufferedProtocol):
     """A subclass says which messages it understands, and acts on them in `heard`.
 
     The connection ends at any other message, at one longer than allowed, and at one that comes too late.

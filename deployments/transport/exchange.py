@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from msgspec.msgpack import Decoder
 
-from deployments.transport.connection import Framed
-from deployments.transport.frames import Message, PackedForm, buffers, form_of_packed, unfilled_packed
+from deployments.transport.connection import MessageConnection
+from deployments.transport.frames import Message, PackedForm, buffers
 from deployments.transport.holdings import Holdings, LostError, Share
 from deployments.transport.packed import Packed, take
 
@@ -166,7 +166,7 @@ class Exchange:
             log.warning("a connection was ended, as it asked for what cannot be: %r", error)
             asker.hang_up()
             return
-        asker.say(Fetched([form_of_packed(part) for part in parts]), buffers(parts))
+        asker.say(Fetched([PackedForm.of(part) for part in parts]), buffers(parts))
 
     async def _packed(self, key: str, wanted: list[int] | None) -> Packed:
         state = self._holdings.get(key)
@@ -196,7 +196,7 @@ class Exchange:
         task.add_done_callback(self._tasks.discard)
 
 
-class _Fetcher(Framed):
+class _Fetcher(MessageConnection):
     """A connection to a holder, for one question at a time."""
 
     messages = Decoder(Fetched)
@@ -211,7 +211,7 @@ class _Fetcher(Framed):
         return await self._found
 
     def heard(self, message: Fetched) -> Iterator[memoryview]:
-        parts = [unfilled_packed(form) for form in message.parts]
+        parts = [form.allocate() for form in message.parts]
         yield from buffers(parts)
         if self._found is None or self._found.done():
             raise ValueError("an answer to no question")
@@ -222,7 +222,7 @@ class _Fetcher(Framed):
             self._found.set_exception(error or EOFError("the connection ended"))
 
 
-class _Asker(Framed):
+class _Asker(MessageConnection):
     """A connection from a process that asks for survivors held here."""
 
     messages = Decoder(Fetch | Drop)

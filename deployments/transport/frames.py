@@ -8,7 +8,7 @@ that it took as JSON (docs/transfers.md).
 import struct
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -32,6 +32,14 @@ class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
 
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> Self:
+        return cls(array.dtype.str, array.shape)
+
+    def allocate(self) -> NDArray[Any]:
+        """An array of this form, whose content is received later, into its bytes."""
+        return np.empty(self.shape, np.dtype(self.dtype))
+
 
 class PackedForm(Message, frozen=True):
     """A packed batch without the content of its arrays."""
@@ -42,6 +50,18 @@ class PackedForm(Message, frozen=True):
     lengths: ArrayForm | None
     bfloat16: frozenset[str]
 
+    @classmethod
+    def of(cls, packed: Packed) -> Self:
+        arrays = {name: ArrayForm.of(array) for name, array in packed.arrays.items()}
+        lengths = None if packed.lengths is None else ArrayForm.of(packed.lengths)
+        return cls(packed.cursor, arrays, ArrayForm.of(packed.memory), lengths, packed.bfloat16)
+
+    def allocate(self) -> Packed:
+        """A packed batch of this form, whose content is received later, into its `buffers`."""
+        arrays = {name: form.allocate() for name, form in self.arrays.items()}
+        lengths = None if self.lengths is None else self.lengths.allocate()
+        return Packed(self.cursor, arrays, self.memory.allocate(), lengths, self.bfloat16)
+
 
 def frame(message: object) -> bytes:
     """A message as it travels.
@@ -51,35 +71,6 @@ def frame(message: object) -> bytes:
     """
     content = _encoder.encode(message)
     return LENGTH.pack(len(content)) + content
-
-
-def form_of(array: NDArray[Any]) -> ArrayForm:
-    return ArrayForm(array.dtype.str, array.shape)
-
-
-def form_of_packed(packed: Packed) -> PackedForm:
-    return PackedForm(
-        packed.cursor,
-        {name: form_of(array) for name, array in packed.arrays.items()},
-        form_of(packed.memory),
-        None if packed.lengths is None else form_of(packed.lengths),
-        packed.bfloat16,
-    )
-
-
-def unfilled(form: ArrayForm) -> NDArray[Any]:
-    return np.empty(form.shape, np.dtype(form.dtype))
-
-
-def unfilled_packed(form: PackedForm) -> Packed:
-    """Arrays of the right sizes, whose content is received later, into their `buffers`."""
-    return Packed(
-        form.cursor,
-        {name: unfilled(each) for name, each in form.arrays.items()},
-        unfilled(form.memory),
-        None if form.lengths is None else unfilled(form.lengths),
-        form.bfloat16,
-    )
 
 
 def buffers(parts: Iterable[object]) -> Iterator[memoryview]:

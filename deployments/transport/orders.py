@@ -6,17 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deployments.transport.frames import (
-    ArrayForm,
-    Message,
-    PackedForm,
-    buffers,
-    bytes_of,
-    form_of,
-    form_of_packed,
-    unfilled,
-    unfilled_packed,
-)
+from deployments.transport.frames import ArrayForm, Message, PackedForm, buffers, bytes_of
 from deployments.transport.holdings import Held, LostError, Share
 from deployments.transport.packed import Integers, Packed
 from profiles.model import Exits
@@ -119,7 +109,7 @@ ReplyForm = DepartedForm | StayedForm | FailedForm
 def message_of_order(number: int, order: Order) -> tuple[OrderForm, Iterable[memoryview]]:
     """The message of an order, and the bytes that follow it."""
     parts = tuple(
-        ShareForm(part.held, part.rows.tolist()) if isinstance(part, Share) else form_of_packed(part)
+        ShareForm(part.held, part.rows.tolist()) if isinstance(part, Share) else PackedForm.of(part)
         for part in order.parts
     )
     form = OrderForm(number, order.stop, order.ramps, parts, order.keep, order.by_value_bytes, order.hold_s)
@@ -129,7 +119,7 @@ def message_of_order(number: int, order: Order) -> tuple[OrderForm, Iterable[mem
 def order_of(form: OrderForm) -> Order:
     """The order of a message; the `buffers` of its parts are still to be filled."""
     parts = tuple(
-        Share(part.held, _integers(part.rows)) if isinstance(part, ShareForm) else unfilled_packed(part)
+        Share(part.held, _integers(part.rows)) if isinstance(part, ShareForm) else part.allocate()
         for part in form.parts
     )
     return Order(form.stop, form.ramps, parts, form.keep, form.by_value_bytes, form.hold_s)
@@ -138,10 +128,11 @@ def order_of(form: OrderForm) -> Order:
 def message_of_reply(number: int, reply: Reply) -> tuple[ReplyForm, Iterable[memoryview]]:
     match reply:
         case Departed(exits, computed_s):
-            form = DepartedForm(number, exits.rows.tolist(), exits.blocks.tolist(), form_of(exits.logits), computed_s)
+            rows, blocks = exits.rows.tolist(), exits.blocks.tolist()
+            form = DepartedForm(number, rows, blocks, ArrayForm.of(exits.logits), computed_s)
             return form, bytes_of(exits.logits)
         case Stayed(survivors, rows, computed_s):
-            staying = form_of_packed(survivors) if isinstance(survivors, Packed) else survivors
+            staying = PackedForm.of(survivors) if isinstance(survivors, Packed) else survivors
             return StayedForm(number, staying, rows.tolist(), computed_s), buffers([survivors])
         case Failed(reason, is_loss):
             return FailedForm(number, reason, is_loss), ()
@@ -151,10 +142,10 @@ def reply_of(form: ReplyForm) -> tuple[Reply, Iterable[memoryview]]:
     """The reply of a message, and its buffers, which are still to be filled."""
     match form:
         case DepartedForm(_, rows, blocks, logits, computed_s):
-            exits = Exits(_integers(rows), _integers(blocks), unfilled(logits))
+            exits = Exits(_integers(rows), _integers(blocks), logits.allocate())
             return Departed(exits, computed_s), bytes_of(exits.logits)
         case StayedForm(_, staying, rows, computed_s):
-            survivors = unfilled_packed(staying) if isinstance(staying, PackedForm) else staying
+            survivors = staying.allocate() if isinstance(staying, PackedForm) else staying
             return Stayed(survivors, _integers(rows), computed_s), buffers([survivors])
         case FailedForm(_, reason, is_loss):
             return Failed(reason, is_loss), ()

@@ -18,7 +18,7 @@ SOON_S = 1e-4  # how long the thread may run on after it was asked to show its s
 IDLE = "the event loop itself"
 # The innermost frame that is listed here names the layer.
 CALLS = (
-    "/transport/line.py",
+    "/transport/replica_connection.py",
     "/transport/connection.py",
     "/transport/orders.py",
     "/transport/frames.py",

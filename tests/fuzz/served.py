@@ -20,7 +20,7 @@ from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.service import Service
 from deployments.transport.exchange import Exchange
 from deployments.transport.holdings import Holdings
-from deployments.transport.line import Desk
+from deployments.transport.replica_connection import OrderServer
 from profiles.errors import UserError
 from profiles.model import Batch
 from tests.helpers.toy_model import Toy
@@ -93,7 +93,7 @@ class Served:
                 await asyncio.sleep(0.01)
             self.http_port = server.servers[0].sockets[0].getsockname()[1]
             self.channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"{HOST}:{port}"))
-            self.desk = Desk(self._run, lambda after_s: None)
+            self.desk = OrderServer(self._run, lambda after_s: None)
             self.desk_port = int((await self.desk.open(HOST)).rpartition(":")[2])
             self.exchange, holdings = None, Holdings()
             self.exchange = Exchange(holdings)

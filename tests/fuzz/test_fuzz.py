@@ -137,7 +137,7 @@ def test_grpc_streams(served: Served, counts: Counter[tuple[str, str]]) -> None:
 def test_replica_sockets(served: Served, counts: Counter[tuple[str, str]], which: str) -> None:
     from deployments.transport.exchange import Drop, Fetch
     from deployments.transport.frames import frame
-    from deployments.transport.line import EndIfStuck, Key
+    from deployments.transport.replica_connection import EndIfStuck, Key
 
     said = [frame(each) for each in (Key("0" * 32), EndIfStuck(5.0), Fetch([("k", [1, 2])]), Drop(["k"]))]
     port = served.desk_port if which == "desk" else served.exchange_port

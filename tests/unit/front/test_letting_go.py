@@ -10,9 +10,9 @@ import pytest
 
 from deployments.replica.local_workers import LocalWorkers
 from deployments.replica.split import SplitReplica
-from deployments.transport.line import Desk, Whereabouts, line_to
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import Packed, pack
+from deployments.transport.replica_connection import OrderServer, Whereabouts, connect_to
 from tests.helpers.toy_model import Toy
 
 BROKEN = pack(Toy().encode([[0, -1]]))
@@ -51,12 +51,12 @@ def test_by_a_thread_of_this_process() -> None:
 def test_by_a_replica_that_has_gone() -> None:
     async def scene() -> None:
         async def hangs_up(order: Order) -> AsyncIterator[Departed | Stayed]:
-            desk.close()
+            server.close()
             await asyncio.sleep(10.0)
             yield Stayed(None, np.zeros(0, np.int64), 0.0)
 
-        desk = Desk(hangs_up, lambda after_s: None)
-        line = await line_to(Whereabouts("it", await desk.open("127.0.0.1"), desk.key), lambda: None)
-        await fails_and_lets_go(line.run)
+        server = OrderServer(hangs_up, lambda after_s: None)
+        connection = await connect_to(Whereabouts("it", await server.open("127.0.0.1"), server.key), lambda: None)
+        await fails_and_lets_go(connection.run)
 
     asyncio.run(scene())

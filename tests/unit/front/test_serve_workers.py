@@ -8,9 +8,9 @@ import pytest
 
 from deployments.config import AppConfig
 from deployments.replica.serve_replica import ServeReplica
-from deployments.transport.line import Whereabouts
 from deployments.transport.orders import Order
 from deployments.transport.packed import pack
+from deployments.transport.replica_connection import Whereabouts
 from tests.helpers.toy_model import Toy
 
 CONFIG = AppConfig(loader="tests.helpers.toy_model:load")
@@ -82,7 +82,7 @@ def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Scene], Awaitable[Any
         await asyncio.wait_for(scene(stage), 20)
         await stage.workers.close()
         for replica in stage.serve.replicas.values():
-            replica._desk.close()
+            replica._orders.close()
             replica._exchange.close()
         await asyncio.sleep(0)
 
@@ -126,8 +126,8 @@ def test_one_that_breaks_is_missed_at_once_and_met_again_if_serve_still_names_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene(stage: Scene) -> None:
-        await eventually(lambda: len(stage.serve.replicas["a"]._desk.callers) == 1)
-        for caller in tuple(stage.serve.replicas["a"]._desk.callers):
+        await eventually(lambda: len(stage.serve.replicas["a"]._orders.callers) == 1)
+        for caller in tuple(stage.serve.replicas["a"]._orders.callers):
             caller.hang_up()
         await eventually(lambda: stage.told[-1] == {"b"})
         await eventually(lambda: stage.told[-1] == {"a", "b"})

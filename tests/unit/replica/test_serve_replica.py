@@ -17,9 +17,9 @@ from deployments.front.driver import Driver
 from deployments.replica.serve_replica import ServeReplica
 from deployments.transport.exchange import Exchange
 from deployments.transport.holdings import Holdings
-from deployments.transport.line import Line, line_to
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import pack
+from deployments.transport.replica_connection import ReplicaConnection, connect_to
 from tests.helpers.toy_model import RAMPS, Toy, left_at
 
 CONFIG = AppConfig(loader="tests.helpers.toy_model:load")
@@ -34,7 +34,7 @@ class Fleet:
 
     def __init__(self, names: list[str], by_value_bytes: int) -> None:
         self.replicas = {name: ServeReplica(CONFIG, "cpu", "") for name in names}
-        self._lines: dict[str, Line] = {}
+        self._connections: dict[str, ReplicaConnection] = {}
         self._exchange = Exchange(Holdings())
         self._by_value_bytes = by_value_bytes
         self._hanging: list[ServeReplica] = []
@@ -42,7 +42,7 @@ class Fleet:
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
         if replica not in self.replicas:
             raise ConnectionError(f"replica {replica} has gone")
-        async for reply in self._lines[replica].run(replace(order, by_value_bytes=self._by_value_bytes)):
+        async for reply in self._connections[replica].run(replace(order, by_value_bytes=self._by_value_bytes)):
             yield reply
 
     def drop(self, address: str, key: str) -> None:
@@ -51,7 +51,7 @@ class Fleet:
     def kill(self, name: str) -> None:
         """It answers nobody any more, and what it held is gone."""
         gone = self.replicas.pop(name)
-        gone._desk.close()
+        gone._orders.close()
         gone._exchange.close()
         gone._holdings.drop(list(gone._holdings._states))
 
@@ -59,13 +59,13 @@ class Fleet:
         """Its machine is gone without a word: connections to it stay open, and nothing comes."""
         gone = self.replicas.pop(name)
         gone._exchange._answer = _for_ever  # type: ignore[method-assign]
-        gone._desk.run = _nothing
+        gone._orders.run = _nothing
         self._hanging.append(gone)
 
     async def open(self) -> None:
         await self._exchange.open("127.0.0.1")
         for name, replica in self.replicas.items():
-            self._lines[name] = await line_to(await replica.whereabouts(), lambda: None)
+            self._connections[name] = await connect_to(await replica.whereabouts(), lambda: None)
 
     def held(self) -> int:
         return sum(len(replica._holdings) for replica in self.replicas.values())
@@ -77,13 +77,13 @@ class Fleet:
         """Exchanges stay open: who looks whether something is still held needs them."""
 
     def hang_up(self) -> None:
-        for line in self._lines.values():
-            line.retire()
+        for connection in self._connections.values():
+            connection.retire()
 
     async def end(self) -> None:
         self.hang_up()
         for placed in (*self.replicas.values(), *self._hanging):
-            placed._desk.close()
+            placed._orders.close()
             placed._exchange.close()
         self._exchange.close()
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec.msgpack import Decoder
 
-from deployments.transport.connection import Framed, log
+from deployments.transport.connection import MessageConnection, log
 from deployments.transport.frames import Message, buffers
 from deployments.transport.holdings import LostError
 from deployments.transport.orders import (
@@ -55,7 +55,7 @@ class Whereabouts(NamedTuple):
     key: str
 
 
-class Line(Framed):
+class ReplicaConnection(MessageConnection):
     """The front's end of the connection."""
 
     messages = Decoder(ReplyForm)
@@ -115,19 +115,19 @@ class Line(Framed):
             self._on_lost()
 
 
-async def line_to(where: Whereabouts, on_lost: Callable[[], None]) -> Line:
+async def connect_to(where: Whereabouts, on_lost: Callable[[], None]) -> ReplicaConnection:
     host, _, port = where.address.rpartition(":")
     loop = asyncio.get_running_loop()
-    return (await loop.create_connection(lambda: Line(where.key, on_lost), host, int(port)))[1]
+    return (await loop.create_connection(lambda: ReplicaConnection(where.key, on_lost), host, int(port)))[1]
 
 
-class Desk:
+class OrderServer:
     """Takes a replica's orders, from every front that shows the key."""
 
     def __init__(self, run: Callable[[Order], AsyncIterator[Departed | Stayed]], end_if_stuck: Callable[[float], None]):
         self.run, self.end_if_stuck = run, end_if_stuck
         self.key = secrets.token_hex(16)
-        self.callers: set[Framed] = set()
+        self.callers: set[MessageConnection] = set()
         self.strangers: dict[_Caller, None] = {}  # connections without the key, in the order in which they came
         self._server: asyncio.Server | None = None
 
@@ -143,29 +143,29 @@ class Desk:
             caller.hang_up()
 
 
-class _Caller(Framed):
+class _Caller(MessageConnection):
     """The replica's end of the connection."""
 
     messages = Decoder(Key | OrderForm | EndIfStuck)
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, server: OrderServer) -> None:
+        self._server = server
         self._tasks: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        strangers = self._desk.strangers
+        strangers = self._server.strangers
         if len(strangers) >= MOST_STRANGERS:  # a front shows the key at once, so the oldest has none
             next(iter(strangers)).shut_out()
         strangers[self] = None
         self.allow(KEY_BYTES, KEY_WITHIN_S)
 
     def shut_out(self) -> None:
-        del self._desk.strangers[self]
+        del self._server.strangers[self]
         self._transport.abort()
 
     def heard(self, message: Key | OrderForm | EndIfStuck) -> Iterator[memoryview]:
-        if self not in self._desk.callers:
+        if self not in self._server.callers:
             self._admit(message)
         elif isinstance(message, OrderForm):
             order = order_of(message)
@@ -174,22 +174,22 @@ class _Caller(Framed):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         elif isinstance(message, EndIfStuck):
-            self._desk.end_if_stuck(message.after_s)
+            self._server.end_if_stuck(message.after_s)
 
     def lost(self, error: Exception | None) -> None:
-        self._desk.strangers.pop(self, None)
-        self._desk.callers.discard(self)
+        self._server.strangers.pop(self, None)
+        self._server.callers.discard(self)
 
     def _admit(self, message: Message) -> None:
-        if not (isinstance(message, Key) and secrets.compare_digest(message.key, self._desk.key)):
+        if not (isinstance(message, Key) and secrets.compare_digest(message.key, self._server.key)):
             raise PermissionError("its key is another")
-        self._desk.strangers.pop(self, None)
+        self._server.strangers.pop(self, None)
         self.allow()
-        self._desk.callers.add(self)
+        self._server.callers.add(self)
 
     async def _run(self, number: int, order: Order) -> None:
         try:
-            async for reply in self._desk.run(order):
+            async for reply in self._server.run(order):
                 self.say(*message_of_reply(number, reply))
         except LostError as error:
             self.say(*message_of_reply(number, Failed(str(error), is_loss=True)))

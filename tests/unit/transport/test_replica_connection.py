@@ -11,10 +11,9 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.transport.connection import SMALL, Framed
+from deployments.transport.connection import SMALL, MessageConnection
 from deployments.transport.frames import LONGEST, buffers, frame
 from deployments.transport.holdings import Held, LostError, Share
-from deployments.transport.line import KEY_BYTES, MOST_STRANGERS, Desk, EndIfStuck, Key, Line, Whereabouts, line_to
 from deployments.transport.orders import (
     Departed,
     Failed,
@@ -30,6 +29,16 @@ from deployments.transport.orders import (
     reply_of,
 )
 from deployments.transport.packed import Packed, pack
+from deployments.transport.replica_connection import (
+    KEY_BYTES,
+    MOST_STRANGERS,
+    EndIfStuck,
+    Key,
+    OrderServer,
+    ReplicaConnection,
+    Whereabouts,
+    connect_to,
+)
 from profiles.model import Batch, Exits
 from tests.helpers.travelling_batches import batches, same
 
@@ -37,7 +46,7 @@ HOST = "127.0.0.1"
 HELD = Held(4, "10.0.0.7:4242", "7f3a", 8, 1000)
 
 
-class Ear(Framed):
+class Ear(MessageConnection):
     """Hears what a connection would, in pieces of any size."""
 
     messages = msgspec.msgpack.Decoder(OrderForm | ReplyForm)
@@ -139,7 +148,7 @@ class Replica:
     def __init__(self) -> None:
         self.gates: dict[int, asyncio.Event] = {}
         self.stuck_for_s: list[float] = []
-        self.desk = Desk(self.run, self.stuck_for_s.append)
+        self.server = OrderServer(self.run, self.stuck_for_s.append)
 
     async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
         """An order is known by where it stops: 0 fails, 1 misses something, others wait for their gate."""
@@ -153,7 +162,7 @@ class Replica:
         yield Stayed(None, np.zeros(0, int), float(order.stop))
 
 
-Scene = Callable[[Replica, Line, list[str]], Awaitable[Any]]
+Scene = Callable[[Replica, ReplicaConnection, list[str]], Awaitable[Any]]
 
 
 def play(scene: Scene) -> None:
@@ -161,11 +170,11 @@ def play(scene: Scene) -> None:
 
     async def act() -> None:
         replica, losses = Replica(), list[str]()
-        where = Whereabouts("it", await replica.desk.open(HOST), replica.desk.key)
-        line = await line_to(where, lambda: losses.append("lost"))
-        await asyncio.wait_for(scene(replica, line, losses), 20)
-        line.retire()
-        replica.desk.close()
+        where = Whereabouts("it", await replica.server.open(HOST), replica.server.key)
+        connection = await connect_to(where, lambda: losses.append("lost"))
+        await asyncio.wait_for(scene(replica, connection, losses), 20)
+        connection.retire()
+        replica.server.close()
         await asyncio.sleep(0)
 
     for loop in (asyncio.new_event_loop, uvloop.new_event_loop):
@@ -177,8 +186,8 @@ def order(stop: int) -> Order:
     return Order(stop, frozenset(), (Share(HELD, np.array([0])),))
 
 
-async def replies(line: Line, stop: int) -> list[float]:
-    return [reply.computed_s async for reply in line.run(order(stop))]
+async def replies(connection: ReplicaConnection, stop: int) -> list[float]:
+    return [reply.computed_s async for reply in connection.run(order(stop))]
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
@@ -187,12 +196,12 @@ async def eventually(holds: Callable[[], bool]) -> None:
 
 
 def test_replies_find_whoever_waits_for_them_and_come_as_soon_as_they_are_known() -> None:
-    async def scene(replica: Replica, line: Line, losses: list[str]) -> None:
+    async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
         early: list[float] = []
 
         async def listen(stop: int) -> list[float]:
             said = []
-            async for reply in line.run(order(stop)):
+            async for reply in connection.run(order(stop)):
                 early.append(reply.computed_s)
                 said.append(reply.computed_s)
             return said
@@ -208,58 +217,58 @@ def test_replies_find_whoever_waits_for_them_and_come_as_soon_as_they_are_known(
 
 
 def test_a_failure_says_what_it_is_and_the_line_lives_on() -> None:
-    async def scene(replica: Replica, line: Line, _: list[str]) -> None:
+    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         with pytest.raises(LaunchError, match="ValueError: no such block"):
-            await replies(line, 0)
+            await replies(connection, 0)
         with pytest.raises(LostError, match="gone"):
-            await replies(line, 1)
+            await replies(connection, 1)
         replica.gates[5] = asyncio.Event()
         replica.gates[5].set()
-        assert await replies(line, 5) == [5, 5]
+        assert await replies(connection, 5) == [5, 5]
 
     play(scene)
 
 
 def test_an_end_of_the_connection_fails_what_is_under_way() -> None:
-    async def scene(replica: Replica, line: Line, losses: list[str]) -> None:
-        asked = [asyncio.ensure_future(replies(line, stop)) for stop in (2, 3)]
+    async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
+        asked = [asyncio.ensure_future(replies(connection, stop)) for stop in (2, 3)]
         await eventually(lambda: len(replica.gates) == 2)
-        replica.desk.close()
+        replica.server.close()
         for each in asked:
             with pytest.raises(ConnectionError):
                 await each
         assert losses == ["lost"]
         with pytest.raises(ConnectionError):
-            await replies(line, 4)
+            await replies(connection, 4)
 
     play(scene)
 
 
 def test_a_line_that_is_retired_ends_with_its_last_reply() -> None:
-    async def scene(replica: Replica, line: Line, losses: list[str]) -> None:
-        asked = asyncio.ensure_future(replies(line, 2))
+    async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
+        asked = asyncio.ensure_future(replies(connection, 2))
         await eventually(lambda: 2 in replica.gates)
-        line.retire()
+        connection.retire()
         await asyncio.sleep(0.02)
-        assert len(replica.desk.callers) == 1
+        assert len(replica.server.callers) == 1
         replica.gates[2].set()
         assert await asked == [2, 2]
-        await eventually(lambda: not replica.desk.callers)
+        await eventually(lambda: not replica.server.callers)
         assert losses == []
 
     play(scene)
 
 
 def test_whoever_gave_up_is_not_told() -> None:
-    async def scene(replica: Replica, line: Line, _: list[str]) -> None:
-        asked = asyncio.ensure_future(replies(line, 2))
+    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
+        asked = asyncio.ensure_future(replies(connection, 2))
         await eventually(lambda: 2 in replica.gates)
         asked.cancel()
         await asyncio.sleep(0)
         replica.gates[2].set()
         replica.gates[3] = replica.gates[2]
-        assert await replies(line, 3) == [3, 3]
-        line.end_if_stuck(5.0)
+        assert await replies(connection, 3) == [3, 3]
+        connection.end_if_stuck(5.0)
         await eventually(lambda: replica.stuck_for_s == [5.0])
 
     play(scene)
@@ -278,7 +287,7 @@ def test_whoever_gave_up_is_not_told() -> None:
     ],
 )
 def test_strangers_are_shown_out(noise: bytes) -> None:
-    async def scene(replica: Replica, line: Line, _: list[str]) -> None:
+    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         reader, writer = await stranger(replica)
         writer.write(noise + bytes_of_frame(*message_of_order(0, order(2))))
         assert await asyncio.wait_for(reader.read(), 5) == b""
@@ -289,13 +298,13 @@ def test_strangers_are_shown_out(noise: bytes) -> None:
 
 
 async def stranger(replica: Replica) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = (await replica.desk.open(HOST)).rpartition(":")
+    host, _, port = (await replica.server.open(HOST)).rpartition(":")
     return await asyncio.open_connection(host, int(port))
 
 
 @pytest.mark.parametrize("length", [KEY_BYTES + 1, LONGEST])
 def test_a_stranger_cannot_make_a_replica_set_memory_aside(length: int) -> None:
-    async def scene(replica: Replica, line: Line, _: list[str]) -> None:
+    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         reader, writer = await stranger(replica)
         writer.write(length.to_bytes(4, "little"))
         assert await asyncio.wait_for(reader.read(), 5) == b"", "its announcement is enough: nothing is waited for"
@@ -305,15 +314,15 @@ def test_a_stranger_cannot_make_a_replica_set_memory_aside(length: int) -> None:
 
 
 def test_many_strangers_cost_little_and_keep_nobody_out() -> None:
-    async def scene(replica: Replica, line: Line, _: list[str]) -> None:
-        address = await replica.desk.open(HOST)
+    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
+        address = await replica.server.open(HOST)
         host, _, port = address.rpartition(":")
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(MOST_STRANGERS + 20)]
-        another = await line_to(Whereabouts("r1", address, replica.desk.key), lambda: None)
+        another = await connect_to(Whereabouts("r1", address, replica.server.key), lambda: None)
         replica.gates[3] = asyncio.Event()
         replica.gates[3].set()
         assert await replies(another, 3) == [3, 3]
-        assert len(replica.desk.strangers) <= MOST_STRANGERS
+        assert len(replica.server.strangers) <= MOST_STRANGERS
         assert await asyncio.wait_for(silent[0][0].read(), 5) == b"", "the one that waited longest had to go"
         for _, writer in silent:
             writer.close()
@@ -323,15 +332,15 @@ def test_many_strangers_cost_little_and_keep_nobody_out() -> None:
 
 
 def test_a_stranger_that_says_nothing_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.line.KEY_WITHIN_S", 0.05)
+    monkeypatch.setattr("deployments.transport.replica_connection.KEY_WITHIN_S", 0.05)
 
-    async def scene(replica: Replica, line: Line, _: list[str]) -> None:
+    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         reader, writer = await stranger(replica)
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
         await asyncio.sleep(0.1)
         replica.gates[3] = asyncio.Event()
         replica.gates[3].set()
-        assert await replies(line, 3) == [3, 3], "whoever has shown the key may be silent for as long as it likes"
+        assert await replies(connection, 3) == [3, 3], "whoever has shown the key may be silent for as long as it likes"
 
     play(scene)
