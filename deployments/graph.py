@@ -1,9 +1,11 @@
 """The serving graph: what fronts and the deployer know of the plan that runs."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from itertools import count
+from math import inf
 from pathlib import Path
 
 from deployments.config import AppConfig
@@ -43,6 +45,44 @@ class Graph:
     @cached_property
     def route(self) -> Route:
         return route_of(self.plan, self.facts, list(self.groups))
+
+    def members(self, alive: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+        """The replicas of each group, when these are alive in each fleet."""
+        members: dict[str, list[str]] = {}
+        for kind, fleet in self.fleets.items():
+            wanted = {name: group.replicas for name, group in self.groups.items() if group.kind == kind}
+            members |= shared_out(alive.get(fleet, ()), wanted)
+        return members
+
+
+def shared_out(replicas: Collection[str], wanted: Mapping[str, int]) -> dict[str, list[str]]:
+    """Each group's replicas, in proportion to what the plan wants for it, however many are alive.
+
+    No memory is needed, so all fronts agree, and a replica that comes or goes moves few of the others. Where there are
+    fewer replicas than groups, groups share them: that is slow, but no input waits for ever.
+
+    >>> shared_out("abcdef", {"first": 4, "second": 2})
+    {'first': ['a', 'b', 'c', 'd'], 'second': ['e', 'f']}
+    >>> shared_out("bcdef", {"first": 4, "second": 2})
+    {'first': ['b', 'c', 'd'], 'second': ['e', 'f']}
+    >>> shared_out("a", {"first": 4, "second": 2})
+    {'first': ['a'], 'second': ['a']}
+    """
+    ordered = sorted(replicas)
+    if len(ordered) < len(wanted):
+        return {group: [ordered[index % len(ordered)]] if ordered else [] for index, group in enumerate(wanted)}
+    sizes = _sizes(len(ordered), wanted)
+    ahead = iter(ordered)
+    return {group: [next(ahead) for _ in range(size)] for group, size in sizes.items()}
+
+
+def _sizes(seats: int, wanted: Mapping[str, int]) -> dict[str, int]:
+    """One seat after the other goes to the group that is shortest of what it wants (Adams: each gets one at first)."""
+    sizes = dict.fromkeys(wanted, 0)
+    for _ in range(seats if wanted else 0):
+        neediest = max(wanted, key=lambda group: wanted[group] / sizes[group] if sizes[group] else inf)
+        sizes[neediest] += 1
+    return sizes
 
 
 def read_graph(config: AppConfig) -> Graph:

@@ -15,10 +15,10 @@ from profiles.files import Profile
 log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
 UNKNOWN_BYTES = 10**15  # memory of a kind that is in no catalogue: a user who names it knows that the network fits
 
-Counts = Mapping[str, int]
+DeviceCounts = Mapping[str, int]
 
 
-def first_plan(config: AppConfig, profile: Profile, has: Callable[[], Counts] | None = None) -> Plan:
+def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] | None = None) -> Plan:
     """The plan of the configuration's file, or the best one; `has` counts devices where the configuration says auto."""
     if config.plan:
         return read_plan(Path(config.plan))
@@ -27,7 +27,7 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], Counts] | 
     return plan
 
 
-def plan_for_fewer(running: Plan, counts: Counts, config: AppConfig, profile: Profile) -> Plan | None:
+def plan_for_fewer(running: Plan, counts: DeviceCounts, config: AppConfig, profile: Profile) -> Plan | None:
     """The best plan for the devices that are left of the running one, with batches no larger than the running one's."""
     devices = [device(kind, count) for kind, count in counts.items() if count]
     largest = max(split.batch_size for lane in running.pipelines for split in lane.splits)
@@ -56,7 +56,7 @@ def summary(plan: Plan) -> str:
     return f"blocks {'; '.join(parts)}{promised}"
 
 
-def usable(config: AppConfig, profile: Profile, has: Callable[[], Counts] | None = None) -> list[Device]:
+def usable(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] | None = None) -> list[Device]:
     """The devices that plans may use: those that are named, or those of the nodes that the profile has times of."""
     if isinstance(config.devices, dict):
         for kind in config.devices:
@@ -84,5 +84,5 @@ def _goal(config: AppConfig) -> Objective:
     return Objective(slo_s=config.slo_ms / 1e3, arrivals_per_s=config.rate_per_s, **told)
 
 
-def _told(counts: Counts) -> str:
+def _told(counts: DeviceCounts) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "nothing"

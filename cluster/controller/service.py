@@ -25,7 +25,7 @@ from cluster.controller.question import allowed, question_of
 from cluster.controller.record import Event, Events
 from cluster.controller.status import brief, told
 from deployments.config import AppConfig
-from deployments.front.headers import UNKNOWN, is_shown, key_in
+from deployments.front.headers import NO_KEY, is_shown, key_in
 from deployments.graph import profile_of
 from optimizer import Plan
 from profiles.files import Profile
@@ -132,7 +132,7 @@ def create_api(service: LoopOwner) -> FastAPI:
     @api.middleware("http")
     async def guard(request: Request, answer: Callable[[Request], Any]) -> Response:
         if service.key and not is_shown(service.key, request.scope["headers"]):
-            return JSONResponse({"error": UNKNOWN}, 401, {"WWW-Authenticate": "Bearer"})
+            return JSONResponse({"error": NO_KEY}, 401, {"WWW-Authenticate": "Bearer"})
         if not service.key and request.method == "POST" and (reason := foreign(request.headers)):
             return JSONResponse({"error": reason}, 403)
         if service.loop is None:

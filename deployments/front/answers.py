@@ -53,7 +53,7 @@ class RefusedError(Exception):
 
 
 def brief(sentence: str) -> str:
-    """One line that can be printed, of a bounded length, whatever it repeats of what came in.
+    """The sentence as one printable line of a bounded length, whatever it repeats of what came in.
 
     >>> brief("one\\nline")
     'one line'
@@ -70,7 +70,7 @@ def brief(sentence: str) -> str:
 
 
 def shown(value: object) -> str:
-    """What came in, as a sentence may repeat it: only as much of it as is needed to recognise it is looked at.
+    """A value that came in, as an error may repeat it: shortened, without looking at all of it.
 
     >>> shown("INT7"), shown({"a": 1}), len(shown("x" * 10_000))
     ("'INT7'", 'an object', 60)

@@ -1,9 +1,13 @@
-"""The body of a request: read within limits of size and time, before anything is made of it."""
+"""How much a request may carry: its body is read within limits of size and time, and the sizes that it claims are
+checked before anything of that size is made. All protocols use the same limits.
+"""
 
 import asyncio
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import NoReturn
 
 from starlette.types import Receive
@@ -12,8 +16,36 @@ from deployments.front.answers import RefusedError, shown
 
 READ_WITHIN_S = 30.0  # a body that is not here by then never comes, or so slowly that it only holds the connection
 ENCODINGS = {b"", b"identity", b"gzip", b"deflate"}
+MOST_DIMENSIONS = 8
+LONGEST_NAME = 1024  # characters, of a name or an id
+MOST_NAMED = 64  # of what a request names several: outputs
 _LONGEST_NUMBER = 18  # digits: no size has more, and Python refuses to read numbers of thousands
 _GZIP_OR_ZLIB = zlib.MAX_WBITS + 32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What one request may carry."""
+
+    max_inputs: int
+    max_bytes: int  # as it comes; no tensor may hold more values than that
+
+    def check_count(self, inputs: int) -> None:
+        if not inputs:
+            raise RefusedError(422, "'inputs' is empty: give one input or a list of them")
+        if inputs > self.max_inputs:
+            raise RefusedError(422, f"{inputs} inputs in one request: {self.max_inputs} are allowed")
+
+    def check_shape(self, name: str, shape: Sequence[int]) -> int:
+        """How many values a tensor of this shape has; its first dimension counts the inputs."""
+        if not 0 < len(shape) <= MOST_DIMENSIONS or min(shape) < 0:
+            reason = f"shape {shown(shape)} must be a list of sizes, of {MOST_DIMENSIONS} dimensions at most"
+            raise RefusedError(400, f"tensor {shown(name)}: {reason}")
+        self.check_count(shape[0])
+        if not 0 < (values := prod(shape)) <= self.max_bytes:
+            reason = f"shape {shown(shape)} must hold at least one value, and {self.max_bytes} at most"
+            raise RefusedError(400, f"tensor {shown(name)}: {reason}")
+        return values
 
 
 async def body_of(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What a front counts, each thing once and in one place. `/stats`, the metrics and the controller read it from here."""
+"""Counts everything that a front counts, each thing once. `/stats`, the metrics and the controller read it here."""
 
 import time
 from bisect import bisect_left
@@ -19,7 +19,7 @@ BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 @dataclass
 class Launches:
-    """From one block on: how many, with how many inputs, where so many would have found room."""
+    """The launches of one group from one block on, their inputs, and the inputs that full batches would have had."""
 
     count: int = 0
     inputs: int = 0
@@ -85,11 +85,11 @@ class Counts:
         self._latest_s.append(took_s)
 
     def inputs_arrived(self, inputs: int) -> None:
-        """They asked, whether they are admitted or not."""
+        """So many inputs asked, whether they are admitted or not."""
         self.arrivals += inputs
 
     def input_left(self, block: int, took_s: float, in_time: bool) -> None:
-        """It was answered after this block."""
+        """One input was answered after this block."""
         self.exits[block] += 1
         self._latencies[latency_bin(took_s)] += 1
         self.in_time += in_time
@@ -98,7 +98,7 @@ class Counts:
         self.launches[group, block].add(Launches(1, inputs, capacity))
 
     def launch_ended(self, replica: str, start: int, stop: int, size: int, seconds: float) -> None:
-        """It came back; `seconds` is what the replica computed for it."""
+        """A launch came back, for which the replica computed for `seconds`."""
         shape = LaunchShape(self._kinds.get(replica, ""), start, stop, size)
         self._launch_times[shape] += 1
         self._launch_seconds[shape] += seconds
@@ -106,7 +106,7 @@ class Counts:
     # What is read
 
     def observed(self, num_blocks: int) -> Observed:
-        """For the controller: everything since the start."""
+        """Everything since the start, for the controller."""
         return Observed(
             self._started_s,
             self._clock() - self._started_s,
@@ -118,7 +118,7 @@ class Counts:
         )
 
     def latency_ms(self) -> dict[str, float]:
-        """Of the latest answers, from when a request was read to when its last input was answered."""
+        """Percentiles of the latest answers, from when a request was read to when its last input was answered."""
         if not self._latest_s:
             return {}
         values = 1e3 * np.percentile(self._latest_s, QUANTILES)
@@ -139,7 +139,7 @@ class Counts:
         return [round(float(share), 4) for share in (total - left) / total]
 
     def add(self, other: "Counts") -> None:
-        """What another front has counted."""
+        """Add what another front has counted."""
         self.outcomes.update(other.outcomes)
         self.exits.update(other.exits)
         self.survivor_bytes.update(other.survivor_bytes)
@@ -154,7 +154,7 @@ class Counts:
 
 
 def together(parts: Iterable[Counts]) -> Counts:
-    """Of several fronts, as if they were one: all that `/stats` reads. (Observations have a `merged` of their own.)
+    """The counts of several fronts as if they were one: all that `/stats` reads. (Observations have `merged`.)
 
     >>> one, other = Counts(), Counts()
     >>> one.launch_began("gpu", 0, 4, 8), other.launch_began("gpu", 0, 8, 8)

@@ -12,7 +12,6 @@ from deployments.dispatch.dispatcher import Dispatcher
 from deployments.front.counts import Counts
 from deployments.front.driver import Driver
 from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState, SharedBy
-from deployments.front.shares import shared_out
 from deployments.front.stats import state_of
 from deployments.front.workers import ServeWorkers
 from deployments.graph import Graph
@@ -43,7 +42,8 @@ class Follower:
         self._graph: Graph = message.content
         await self._workers.open()
         await self._join(self._graph)
-        dispatcher = Dispatcher(self._graph.route, self._members(), self._config.limits(self._config.front_replicas))
+        limits = self._config.limits(self._config.front_replicas)
+        dispatcher = Dispatcher(self._graph.route, self._graph.members(self._replicas), limits)
         self._driver = Driver(dispatcher, self._workers, clock, Counts(self._kinds))
         self._listening = asyncio.create_task(self._listen(messages))
         return self._driver
@@ -115,13 +115,5 @@ class Follower:
 
     def _reroute(self) -> None:
         assert self._driver, "This is a bug: there is nothing to reroute yet."
-        self._driver.dispatcher.reroute(self._graph.route, self._members())
+        self._driver.dispatcher.reroute(self._graph.route, self._graph.members(self._replicas))
         self._driver.pump()
-
-    def _members(self) -> dict[str, list[str]]:
-        """The replicas of each group of the plan."""
-        members: dict[str, list[str]] = {}
-        for kind, fleet in self._graph.fleets.items():
-            groups = {name: each.replicas for name, each in self._graph.groups.items() if each.kind == kind}
-            members |= shared_out(self._replicas.get(fleet, ()), groups)
-        return members

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from deployments.front.answers import RefusedError, shown
 from profiles.errors import UserError
 
-HEADER = "x-deadline-ms"
+DEADLINE_HEADER = "x-deadline-ms"
 LONGEST_MS = 86_400_000.0  # a day: no client waits longer, and clocks and timers have their limits
-# An optional API key. Whoever asks must show it, but for these paths, which load balancers ask.
-OPEN = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-UNKNOWN = "this server asks for a key: Authorization: Bearer KEY, or X-API-Key: KEY"
+# Load balancers ask these paths, so they need no key even where one is set.
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+NO_KEY = "this server asks for a key: Authorization: Bearer KEY, or X-API-Key: KEY"
 _BEARER = b"bearer "
 
 

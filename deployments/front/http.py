@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments.front.answers import RefusedError, Step, brief, shown
 from deployments.front.bodies import body_of
-from deployments.front.headers import HEADER, OPEN, UNKNOWN, deadline_s, is_shown
+from deployments.front.headers import DEADLINE_HEADER, NO_KEY, OPEN_PATHS, deadline_s, is_shown
 from deployments.front.open_inference.rest import routes
 from deployments.front.open_inference.rpc import serving
 from deployments.front.predict import Predict
@@ -75,17 +75,17 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-_UNKNOWN = JSONResponse(
-    {"error": UNKNOWN},
+_NO_KEY = JSONResponse(
+    {"error": NO_KEY},
     status_code=401,
     headers={"WWW-Authenticate": "Bearer"},
 )
 
 
 class Api(FastAPI):
-    """FastAPI, which describes and checks; but what is asked for most goes by the shortest way.
+    """FastAPI describes and answers everything but POST /predict, which is asked most and goes past it (`Predict`).
 
-    No exception of ours gets out of here: each becomes one sentence in JSON.
+    No exception gets out of here: each becomes one sentence in JSON.
     """
 
     predict: Predict
@@ -105,8 +105,8 @@ class Api(FastAPI):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _path(scope)
-        if self.key and path not in OPEN and not is_shown(self.key, scope["headers"]):
-            await _UNKNOWN(scope, receive, send)
+        if self.key and path not in OPEN_PATHS and not is_shown(self.key, scope["headers"]):
+            await _NO_KEY(scope, receive, send)
         elif path == "/predict" and scope["method"] == "POST":
             await self.predict(scope, receive, send)
         elif scope["method"] == "HEAD":
@@ -116,7 +116,7 @@ class Api(FastAPI):
 
 
 class _Reply:
-    """What was said already; to HEAD, everything but the body."""
+    """Sends one response (to HEAD without its body), and knows whether it has begun."""
 
     def __init__(self, send: Send, head_only: bool) -> None:
         self._send, self._head_only = send, head_only
@@ -129,13 +129,13 @@ class _Reply:
         await self._send(message)
 
     async def instead(self, response: Response, scope: Scope, receive: Receive) -> None:
-        """What has begun cannot be taken back: then the connection ends too early, which clients notice."""
+        """Send this response, unless another has begun: that one then ends too early, which clients notice."""
         if not self._begun:
             await response(scope, receive, self)
 
 
 def _path(scope: Scope) -> str:
-    """Below the route prefix of the application."""
+    """The path below the route prefix of the application."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
@@ -161,7 +161,7 @@ def create_api(service: Service) -> Api:
     @api.post("/predict", response_model=Predictions, openapi_extra={"requestBody": _BODY})
     async def predict() -> NoReturn:
         """Answer one input or a list of them, in order."""
-        raise AssertionError("This is a bug: the request should have gone the shortest way.")
+        raise AssertionError("This is a bug: `Api` should have handed the request to `Predict`.")
 
     async def body(request: Request) -> bytes:
         return await body_of(dict(request.scope["headers"]), request.receive, service.config.max_body_bytes)
@@ -182,14 +182,14 @@ def create_api(service: Service) -> Api:
 
     @api.get("/stats")
     async def stats() -> dict[str, object]:
-        """Counts since the start, of all fronts together."""
+        """The counts of all fronts together, since the start."""
         return await service.stats()
 
     return api
 
 
 def _deadline_s(request: Request) -> float | None:
-    return deadline_s(request.headers.get(HEADER))
+    return deadline_s(request.headers.get(DEADLINE_HEADER))
 
 
 def _refused(_: Request, refused: Exception) -> Response:

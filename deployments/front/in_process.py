@@ -1,4 +1,4 @@
-"""No plan: the whole network in this process, one batch at a time, which shrinks at every ramp."""
+"""Without a plan, the front runs the whole network itself, one batch at a time, which shrinks at every ramp."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +12,7 @@ from deployments.replica.split import SplitReplica
 from profiles.model import SplitModel
 
 _GROUP = _REPLICA = "here"
-# Nothing was measured: deadlines are not judged at the door, but when batches form.
-_UNKNOWN_S = 0.0
+_UNKNOWN_S = 0.0  # nothing was measured, so deadlines are judged when batches form, not when inputs ask
 
 
 async def in_process(config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:

@@ -1,4 +1,4 @@
-"""POST /predict by the shortest way, plain ASGI: what a request costs here, every request pays."""
+"""Answers POST /predict in plain ASGI, without FastAPI: every request pays what this path costs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,11 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.front.answers import Answer, RefusedError, shown
 from deployments.front.bodies import body_of, json_in
-from deployments.front.headers import HEADER, deadline_s
+from deployments.front.headers import DEADLINE_HEADER, deadline_s
 from deployments.front.service import Service
 
 _JSON = b"application/json"
-_DEADLINE = HEADER.encode()
+_DEADLINE = DEADLINE_HEADER.encode()
 
 # Made once: json.dumps makes one for each call that has options.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode

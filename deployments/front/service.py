@@ -10,11 +10,11 @@ from typing import Any
 
 from deployments.config import DEMO, AppConfig, named
 from deployments.front.answers import Answer, RefusedError
+from deployments.front.bodies import Sizes
 from deployments.front.driver import Driver
 from deployments.front.headers import key_in
 from deployments.front.in_process import in_process
 from deployments.front.messages import FrontState
-from deployments.front.sizes import Sizes
 from deployments.front.stats import state_of, stats_of
 from deployments.replica.loading import load_front_model
 from deployments.transport.packed import Packed, pack

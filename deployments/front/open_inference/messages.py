@@ -95,21 +95,21 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _INSIDE: dict[tuple[int, ...], set[int]] = {(): {4, 5, 6}, (4,): {2}, (5,): {4, 5}, (5, 4): {2}, (6,): {2}, (6, 2): {2}}
 
 
-def is_modest(sent: bytes, most: int) -> bool:
-    """Whether a request is one of at most so many fields: two bytes of an empty one become hundreds in memory.
+def has_few_fields(sent: bytes, most: int) -> bool:
+    """Whether a request can be read and has at most so many fields. Two bytes of an empty one take hundreds in memory.
 
     >>> request = message("ModelInferRequest")(outputs=[{"name": "label"}] * 5).SerializeToString()
-    >>> is_modest(request, 10), is_modest(request, 9), is_modest(b"\\xff", 9)
+    >>> has_few_fields(request, 10), has_few_fields(request, 9), has_few_fields(b"\\xff", 9)
     (True, False, False)
     """
     try:
-        return _fields(memoryview(sent), (), most) >= 0
+        return _fields_left(memoryview(sent), (), most) >= 0
     except (IndexError, ValueError):
         return False
 
 
-def _fields(sent: memoryview, path: tuple[int, ...], left: int) -> int:
-    """How many of `left` are left after those in here; fewer than none: it was too many."""
+def _fields_left(sent: memoryview, path: tuple[int, ...], left: int) -> int:
+    """How many of `left` fields are left after those in here; a negative number says that there are too many."""
     at, inside = 0, _INSIDE.get(path, set())
     while at < len(sent) and left >= 0:
         tag, at = _varint(sent, at)
@@ -120,7 +120,7 @@ def _fields(sent: memoryview, path: tuple[int, ...], left: int) -> int:
         elif kind == _BYTES:
             size, at = _varint(sent, at)
             if number in inside:
-                left = _fields(sent[at : at + size], (*path, number), left)
+                left = _fields_left(sent[at : at + size], (*path, number), left)
             at += size
         elif kind in (_FIXED64, _FIXED32):
             at += 8 if kind == _FIXED64 else 4

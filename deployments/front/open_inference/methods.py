@@ -8,18 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.front.answers import RefusedError
-from deployments.front.headers import HEADER, deadline_s
+from deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
+from deployments.front.headers import DEADLINE_HEADER, deadline_s
 from deployments.front.open_inference import protocol
 from deployments.front.open_inference.protocol import check
 from deployments.front.open_inference.requests import BYTES, InputTensor, checked, dtype_of
 from deployments.front.open_inference.tensors import check_outputs, described, from_bytes, rows, timeout_s, to_bytes
 from deployments.front.service import Service
-from deployments.front.sizes import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
 
 
 @dataclass(frozen=True)
 class Call:
-    """What came beside a request."""
+    """What came with a request, beside its message."""
 
     metadata: Mapping[str, Any]
     left_s: float | None  # how long its client will wait
@@ -60,7 +60,7 @@ async def _configuration(service: Service, request: Any, call: Call) -> dict[str
 
 
 async def _statistics(service: Service, request: Any, call: Call) -> dict[str, Any]:
-    """No name asks for all models, of which there is one."""
+    """A request without a name asks for all models, and there is only one."""
     check(service, request.name or service.name, request.version)
     return await protocol.statistics(service)
 
@@ -114,7 +114,7 @@ def _contents(contents: Any, kind: str, count: int) -> NDArray[Any]:
 def _within_s(service: Service, request: Any, call: Call) -> float | None:
     """What the metadata or the request say (Triton's `timeout`, in microseconds), within gRPC's own deadline."""
     told_us = next((each.value.int64_param for each in request.parameters if each.key == "timeout"), 0)
-    told_s = deadline_s(call.metadata.get(HEADER)) or timeout_s(told_us)
+    told_s = deadline_s(call.metadata.get(DEADLINE_HEADER)) or timeout_s(told_us)
     if call.left_s is None:
         return told_s
     return min(told_s or service.config.slo_ms / 1e3, call.left_s)

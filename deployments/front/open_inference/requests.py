@@ -1,4 +1,4 @@
-"""What an inference request looks like, for whoever reads one and for the description of the interface."""
+"""The shapes of an inference request and its response: by them a request is checked and the interface described."""
 
 from typing import Annotated, Any, TypeVar
 
@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from deployments.front.answers import RefusedError, shown
-from deployments.front.sizes import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
+from deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
 from profiles.errors import first_wrong
 
 BYTES = "BYTES"
@@ -93,7 +93,7 @@ class InferResponse(_Part):
 
 
 def checked(part: type[Part], content: object) -> Part:
-    """The first thing that is wrong is a `RefusedError` that names it."""
+    """The content as such a part; raises a `RefusedError` that names the first thing that is wrong."""
     try:
         return part.model_validate(content)
     except ValidationError as error:
@@ -103,7 +103,7 @@ def checked(part: type[Part], content: object) -> Part:
 
 
 def schema_of(part: type[BaseModel]) -> dict[str, Any]:
-    """With every part in its place: OpenAPI looks for those that stand aside elsewhere than JSON Schema does."""
+    """The JSON schema with each `$ref` replaced by what it names, since OpenAPI looks for these elsewhere."""
     schema = part.model_json_schema()
     aside = schema.pop("$defs", {})
 

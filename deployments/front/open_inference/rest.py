@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from deployments.front.open_inference import protocol
 from deployments.front.open_inference.protocol import VERSION, check
 from deployments.front.open_inference.requests import InferRequest, InferResponse, schema_of
-from deployments.front.open_inference.tensors import HEADER, read, write
+from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, read, write
 from deployments.front.service import Service
 
 _OCTETS = {"schema": {"type": "string", "format": "binary"}}
@@ -52,7 +52,7 @@ def routes(
     @router.get("/models/{name}/ready")
     @router.get("/models/{name}/versions/{version}/ready")
     async def model_ready(name: str, version: str = VERSION) -> Response:
-        """As above, for the one model there is."""
+        """The one model that there is has a replica for each of its parts."""
         check(service, name, version)
         return await ready()
 
@@ -82,11 +82,11 @@ def routes(
         """Answer every row of the one tensor; JSON, or binary where the request says so."""
         with service.counted():
             check(service, name, version)
-            asked = read(await body_of(request), request.headers.get(HEADER), service.sizes)
+            asked = read(await body_of(request), request.headers.get(JSON_BYTES_HEADER), service.sizes)
             answers = await service.predict_each(asked.values, within_s(request) or asked.within_s)
             content, json_bytes = write(asked, name, protocol.columns(answers, service.labels))
         if json_bytes is None:
             return Response(content, media_type="application/json")
-        return Response(content, headers={HEADER: str(json_bytes)}, media_type="application/octet-stream")
+        return Response(content, headers={JSON_BYTES_HEADER: str(json_bytes)}, media_type="application/octet-stream")
 
     return router

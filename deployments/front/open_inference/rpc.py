@@ -15,12 +15,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from deployments.front.answers import RefusedError
-from deployments.front.headers import UNKNOWN, is_shown
-from deployments.front.open_inference.messages import SERVICE, is_modest, message
+from deployments.front.bodies import LONGEST_NAME, MOST_NAMED
+from deployments.front.headers import NO_KEY, is_shown
+from deployments.front.open_inference.messages import SERVICE, has_few_fields, message
 from deployments.front.open_inference.methods import METHODS, Call, Method, infer
 from deployments.front.open_inference.tensors import MOST_TEXTS
 from deployments.front.service import Service
-from deployments.front.sizes import LONGEST_NAME, MOST_NAMED
 from profiles.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ async def serving(service: Service) -> AsyncIterator[None]:
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
-    """A method by its name. Whoever shows no key gets no further: what else it sends is not read, nor decoded."""
+    """Finds the method of a call by its name. A caller without the key is refused before its message is read."""
 
     def __init__(self, service: Service) -> None:
         self._key = service.key
@@ -96,7 +96,7 @@ def _is_shown(key: bytes, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
 
 
 async def _refuse(requests: Any, context: Any) -> None:
-    await _abort(context, RefusedError(401, UNKNOWN))
+    await _abort(context, RefusedError(401, NO_KEY))
 
 
 _REFUSED = grpc.stream_unary_rpc_method_handler(_refuse)
@@ -107,8 +107,8 @@ def _call(context: Any) -> Call:
 
 
 def _decoded(name: str, sent: bytes, most_fields: int) -> Any:
-    """A message, unless it is none, or consists of so many parts that to make them would take memory and time."""
-    if not is_modest(sent, most_fields):
+    """Decode a message; refuse one that has so many fields that making them would take much memory and time."""
+    if not has_few_fields(sent, most_fields):
         raise RefusedError(400, f"this is no {name}, or one of more than {most_fields} fields")
     try:
         return message(name).FromString(sent)
@@ -134,7 +134,7 @@ def _unary(service: Service, name: str, answer: Method) -> grpc.RpcMethodHandler
 
 
 def _most_fields(service: Service) -> int:
-    """Texts are fields each, two of an input at most; of the others there are few."""
+    """Each text is a field, and an input has two at most; of all other fields there are few."""
     return MOST_TEXTS * service.config.max_inputs + 8 * MOST_NAMED
 
 

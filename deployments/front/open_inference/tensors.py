@@ -10,15 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.front.answers import RefusedError, shown
-from deployments.front.bodies import json_in, number
+from deployments.front.bodies import Sizes, json_in, number
 from deployments.front.headers import LONGEST_MS
 from deployments.front.open_inference.requests import BYTES, NUMBERS, InferRequest, InputTensor, checked, dtype_of
-from deployments.front.sizes import Sizes
 
 Values = Sequence[Any] | NDArray[Any]  # texts, or numbers
 
 MOST_TEXTS = 2  # that one input consists of
-HEADER = "inference-header-content-length"  # how much of a body is JSON; the tensors follow
+JSON_BYTES_HEADER = "inference-header-content-length"  # how much of a body is JSON; the tensors follow
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Asked:
 
 
 def read(body: bytes, header: str | None, sizes: Sizes) -> Asked:
-    """Whatever is wrong is a `RefusedError` that names it."""
+    """Read the body of an inference request; raises a `RefusedError` that names what is wrong."""
     content, raw = _parts(body, header)
     request = checked(InferRequest, content)
     wanted = {each.name: bool(each.parameters and each.parameters.binary_data) for each in request.outputs or ()}
@@ -65,7 +64,8 @@ def write(asked: Asked, model: str, outputs: Mapping[str, Values]) -> tuple[byte
 def _parts(body: bytes, header: str | None) -> tuple[dict[str, Any], bytes]:
     end = len(body) if header is None else number(header)
     if end is None or end > len(body):
-        raise RefusedError(400, f"{HEADER} is {shown(header)}: it must be a number up to the body's {len(body)} bytes")
+        reason = f"it must be a number up to the body's {len(body)} bytes"
+        raise RefusedError(400, f"{JSON_BYTES_HEADER} is {shown(header)}: {reason}")
     content = json_in(body[:end])
     if not isinstance(content, dict):
         raise RefusedError(400, "the body must be a JSON object with 'inputs'")
@@ -117,12 +117,12 @@ def _from_json(data: Any, kind: str) -> NDArray[Any]:
 
 
 def from_bytes(raw: bytes, kind: str, count: int) -> NDArray[Any]:
-    """Flat; texts each with their length before them."""
+    """The values of a raw tensor, flat."""
     return np.array(_texts(raw, count), dtype=object) if kind == BYTES else np.frombuffer(raw, dtype_of(kind))
 
 
 def _texts(raw: bytes, count: int) -> list[str]:
-    """So many, each with its length before it.
+    """The texts of a raw tensor; each has its length before it.
 
     >>> _texts(b"\\x02\\0\\0\\0ab\\x01\\0\\0\\0c", 2)
     ['ab', 'c']
@@ -146,7 +146,7 @@ def check_outputs(wanted: Collection[str], outputs: Collection[str]) -> None:
 
 
 def described(name: str, values: Values) -> dict[str, Any]:
-    """A tensor without what it holds."""
+    """A tensor's name, shape and kind, without its values."""
     kind = BYTES
     if isinstance(values, np.ndarray):
         kind = next(kind for kind, code in NUMBERS.items() if np.dtype(code) == values.dtype)

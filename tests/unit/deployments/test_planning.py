@@ -6,7 +6,7 @@ import pytest
 
 from deployments.config import AppConfig, parse
 from deployments.graph import read_graph
-from deployments.planning import Counts, first_plan
+from deployments.planning import DeviceCounts, first_plan
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile, load, save
@@ -28,7 +28,7 @@ def profile(tmp_path: Path) -> str:
     return str(tmp_path / "profile.json")
 
 
-def plan_for(profile: str, has: Counts | None = None, **told: object) -> dict[str, int]:
+def plan_for(profile: str, has: DeviceCounts | None = None, **told: object) -> dict[str, int]:
     config = parse({"profile": profile} | told)
     return first_plan(config, load(Path(profile)), lambda: has or {}).devices()
 

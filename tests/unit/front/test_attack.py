@@ -15,7 +15,7 @@ from deployments.config import AppConfig
 from deployments.front import bodies
 from deployments.front.answers import RefusedError
 from deployments.front.http import create_api
-from deployments.front.open_inference.tensors import HEADER
+from deployments.front.open_inference.tensors import JSON_BYTES_HEADER
 from deployments.front.service import Service
 from deployments.models.encode import MOST_PIXELS, ImageEncoder, TextEncoder
 from profiles.errors import UserError
@@ -108,7 +108,7 @@ def test_nothing_of_another_shape_gets_past_the_edge(client: TestClient, wrong: 
 
 @pytest.mark.parametrize("told", ["9" * 5000, "-1", "1e3", "", "x" * 5000, "99"])
 def test_a_length_in_a_header_is_not_believed(client: TestClient, told: str) -> None:
-    assert "must be a number" in refused(client, 400, content=b"{}", headers={HEADER: told})
+    assert "must be a number" in refused(client, 400, content=b"{}", headers={JSON_BYTES_HEADER: told})
 
 
 def test_a_body_in_a_header_is_not_believed() -> None:
@@ -132,7 +132,7 @@ def test_nan_in_bytes_is_refused_too(client: TestClient) -> None:
     raw = np.array([[1, 2], [np.inf, 0]], "<f4").tobytes()
     about = GOOD | {"datatype": "FP32", "parameters": {"binary_data_size": len(raw)}}
     text = json.dumps({"inputs": [{name: about[name] for name in about if name != "data"}]}).encode()
-    assert "input 1 holds" in refused(client, 422, content=text + raw, headers={HEADER: str(len(text))})
+    assert "input 1 holds" in refused(client, 422, content=text + raw, headers={JSON_BYTES_HEADER: str(len(text))})
 
 
 @pytest.mark.parametrize("path", ["/predict", INFER])

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from deployments.config import AppConfig
 from deployments.front.answers import RefusedError
+from deployments.front.bodies import Sizes
 from deployments.front.http import create_api
-from deployments.front.open_inference.tensors import HEADER, Asked, read, write
+from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, Asked, read, write
 from deployments.front.service import Service
-from deployments.front.sizes import Sizes
 
 INFER = "/v2/models/toy/infer"
 SIZES = Sizes(max_inputs=256, max_bytes=2**24)
@@ -49,8 +49,8 @@ def test_bytes_in_bytes_out(client: TestClient) -> None:
     del about["data"]
     outputs = [{"name": "label", "parameters": {"binary_data": True}}, {"name": "exit_block"}]
     text = json.dumps({"inputs": [about], "outputs": outputs}).encode()
-    reply = client.post(INFER, content=text + raw, headers={HEADER: str(len(text))})
-    end = int(reply.headers[HEADER])
+    reply = client.post(INFER, content=text + raw, headers={JSON_BYTES_HEADER: str(len(text))})
+    end = int(reply.headers[JSON_BYTES_HEADER])
     label, exit_block = json.loads(reply.content[:end])["outputs"]
     assert label["parameters"] == {"binary_data_size": 16}
     assert np.frombuffer(reply.content[end:], "<i8").tolist() == [7, 3]

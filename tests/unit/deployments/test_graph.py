@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.front.shares import shared_out
+from deployments.graph import shared_out
 
 replicas = st.sets(st.text("abcdef0123456789", min_size=4, max_size=4), max_size=12)
 wanted = st.dictionaries(st.sampled_from(["v100-0", "v100-1", "v100-2", "v100-3"]), st.integers(1, 6), min_size=1)
