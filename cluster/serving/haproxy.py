@@ -1,10 +1,12 @@
 """HAProxy as Serve runs it, with additions that Ray has no setting for: local statistics, limits, errors in JSON.
 
 At every change Ray writes the configuration and starts HAProxy. A script of ours takes the place of HAProxy's
-program: it edits the configuration, then starts the real one.
+program: it edits the configuration, then starts the real one, or rather a copy of it: what is not HTTP at all is
+answered from pages that are built into the program, whatever the configuration says, and the copy's are JSON.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Collection
 from pathlib import Path
@@ -30,18 +32,28 @@ done
 exec {binary} "$@"
 """
 _EDITS = r"""s/^( *bind +)[*]?:({ports})$/\1127.0.0.1:\2/
-s#^( *errorfile (502|503|504)) .*#\1 {folder}/\2.http#
+/^ *errorfile /d
+/^defaults$/a\
+{errorfiles}
 s#^( *http-request return status 404) .*#\1 content-type application/json file {folder}/404.json#
+s#(return status 50. content-type) text/plain string "([^"]*)"#\1 application/json string '{{"error": "\2"}}'#
 /^frontend http_frontend$/a\
     # isobatch\
     timeout http-request {request_s}s\
     timeout client {silent_s}s\
-    errorfile 503 {folder}/503.http\
     stick-table type ipv6 size 100k expire 60s store conn_cur\
     tcp-request connection track-sc0 src\
     tcp-request connection reject if {{ sc0_conn_cur gt {of_one} }}
 """
+_PAGE = re.compile(rb"HTTP/1\.1 (\d{3}) ([\w -]+)\r\n(?:[\w-]+: [^\r\n]+\r\n)+\r\n<html>[^\0]+</html>\n(?=\0)")
 _ERRORS = {
+    400: ("Bad Request", "this is no HTTP request, or its headers are longer than is allowed"),
+    403: ("Forbidden", "this is not allowed"),
+    408: ("Request Timeout", f"the headers were not here after {REQUEST_S} seconds"),
+    413: ("Content Too Large", "the request is longer than is allowed"),
+    429: ("Too Many Requests", "too much is asked at once"),
+    500: ("Internal Server Error", "the proxy before the front failed"),
+    501: ("Not Implemented", "the request asks for what is not known here"),
     502: ("Bad Gateway", "the front ended before it had answered"),
     503: ("Service Unavailable", "no front takes requests now: it starts, or it stops"),
     504: ("Gateway Timeout", "the front did not answer"),
@@ -54,11 +66,16 @@ def guarded(folder: Path, ports: Collection[str]) -> str:
         (folder / f"{status}.http").write_bytes(_reply(status, reason, sentence))
     (folder / "404.json").write_text(_json("there is no such path: GET /-/routes lists those that there are"))
     edits = _EDITS.format(
-        ports="|".join(ports), folder=folder, request_s=REQUEST_S, silent_s=SILENT_S, of_one=MAX_OF_ONE_ADDRESS
+        ports="|".join(ports),
+        folder=folder,
+        errorfiles="\\\n".join(f"    errorfile {status} {folder}/{status}.http" for status in _ERRORS),
+        request_s=REQUEST_S,
+        silent_s=SILENT_S,
+        of_one=MAX_OF_ONE_ADDRESS,
     )
     (folder / "haproxy.sed").write_text(edits)
     script = folder / "haproxy"
-    told = {"folder": shlex.quote(str(folder)), "binary": shlex.quote(_binary()), "stopping": _STOPPING}
+    told = {"folder": shlex.quote(str(folder)), "binary": shlex.quote(_copied(folder)), "stopping": _STOPPING}
     script.write_text(_SCRIPT.format(**told))
     script.chmod(0o700)
     return str(script)
@@ -78,6 +95,27 @@ def _reply(status: int, reason: str, sentence: str) -> bytes:
     again = "Retry-After: 1\r\n" if status == 503 else ""
     headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{again}Connection: close\r\n"
     return f"HTTP/1.1 {status} {reason}\r\n{headers}\r\n{body}".encode()
+
+
+def _copied(folder: Path) -> str:
+    """A copy of HAProxy's program with our pages; it finds its libraries beside itself."""
+    program, copy = Path(_binary()), folder / "haproxy-json"
+    copy.write_bytes(_with_errors_in_json(program.read_bytes()))
+    copy.chmod(0o700)
+    (folder / "lib").symlink_to(program.parent / "lib")
+    return str(copy)
+
+
+def _with_errors_in_json(program: bytes) -> bytes:
+    """The same program with other pages, each of the same length: spaces in a header make up for what is shorter."""
+
+    def ours(page: re.Match[bytes]) -> bytes:
+        status, reason = int(page[1]), page[2].decode()
+        reply = _reply(status, *_ERRORS.get(status, (reason, reason)))
+        spaces = len(page[0]) - len(reply)
+        return page[0] if spaces < 0 else reply.replace(b"Connection: ", b"Connection: " + b" " * spaces)
+
+    return _PAGE.sub(ours, program)
 
 
 def _binary() -> str:

@@ -23,6 +23,7 @@ from cluster.serving.processes import adopt_orphans, end_descendants
 from deployments.ray_facts import SETTINGS, address_file, haproxy_settings
 from profiles.errors import UserError
 
+SHORT = 35  # characters: a socket's path has at most 107, of which Ray needs 72 below its folder, HAProxy fewer
 ROOT = Path(__file__).resolve().parents[2]  # the folder from which isobatch's packages are imported
 
 # These lie between Ray's own ports and those of outgoing connections, which might take a port before we listen.
@@ -96,6 +97,17 @@ def _settings(folder: str) -> dict[str, str]:
     return SETTINGS | haproxy_settings(folder, program, MAX_CONNECTIONS, stats, metrics, fallback)
 
 
+def short_temporary() -> str:
+    """The folder for temporary files, or /tmp where its path is too long for sockets; Ray is told the same then."""
+    ours, rays = tempfile.gettempdir(), os.environ.get("RAY_TMPDIR", "")
+    if len(rays) > SHORT:
+        raise UserError(f"RAY_TMPDIR is {rays!r}: sockets need one of at most {SHORT} characters")
+    if len(ours) <= SHORT:
+        return ours
+    os.environ.setdefault("RAY_TMPDIR", "/tmp")
+    return "/tmp"
+
+
 def prepare_environment(folder: str) -> None:
     """Set the environment before the first import of ray.serve, which reads it. What the user has set stays."""
     for name, value in _settings(folder).items():
@@ -126,7 +138,7 @@ class LocalRay:
 def local_ray(http: dict[str, Any], dashboard: bool = False) -> Iterator[LocalRay]:
     """Ray and Serve on this machine, until the block ends; `http` are Serve's http_options."""
     adopt_orphans()
-    folder = Path(tempfile.mkdtemp(prefix="isobatch-"))
+    folder = Path(tempfile.mkdtemp(prefix="isobatch-", dir=short_temporary()))
     _folders.add(folder)
     try:
         prepare_environment(str(folder))

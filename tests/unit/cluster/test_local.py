@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,7 @@ import pytest
 
 from cluster.serving import local
 from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, REQUEST_S, guarded, stopping
-from cluster.serving.local import check_place, free_port, is_free, running_cluster
+from cluster.serving.local import check_place, free_port, is_free, running_cluster, short_temporary
 from cluster.serving.processes import descendants
 from profiles.errors import UserError
 
@@ -34,6 +35,24 @@ def test_a_taken_port_is_named_and_another_is_found() -> None:
         assert free_port(port) != port
     check_place("127.0.0.1", port)
     assert free_port(port) == port
+
+
+def test_sockets_get_a_folder_that_is_short_enough_or_the_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    for variable in ("RAY_TMPDIR", "TMPDIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    assert short_temporary() == "/tmp"
+    assert "RAY_TMPDIR" not in os.environ
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    assert short_temporary() == "/tmp"
+    assert os.environ["RAY_TMPDIR"] == "/tmp"
+    monkeypatch.setenv("RAY_TMPDIR", str(long))
+    with pytest.raises(UserError, match=r"RAY_TMPDIR is '.*x'.*at most 35"):
+        short_temporary()
 
 
 def test_a_host_that_is_not_ours_is_named() -> None:
@@ -103,6 +122,7 @@ CONFIGURATION = """defaults
     errorfile 503 /nowhere/500.http
 frontend http_frontend
     bind 127.0.0.1:{port}
+    http-request return status 503 content-type text/plain string "Service Unavailable" if {{ path /-/healthz }}
     # for static use_backend selection below
     acl is_app path_beg /app/
 {uses}
@@ -150,19 +170,21 @@ def asked(port: int, path: str = "/", source: str = "127.0.0.1", said: bytes | N
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
 def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
     with haproxy(tmp_path, within_s=1) as port:
-        for path, status in (
-            ("/app/predict", 503),
-            ("/other", 404),
+        for status, said in (
+            (503, b"GET /app/predict HTTP/1.1\r\nHost: x\r\n\r\n"),
+            (503, b"GET /-/healthz HTTP/1.1\r\nHost: x\r\n\r\n"),
+            (404, b"GET /other HTTP/1.1\r\nHost: x\r\n\r\n"),
+            (400, b"nonsense\r\n\r\n"),
+            (400, b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n"),
+            (408, b"GET / HTTP/1.1\r\nX-Slow: "),
         ):
-            found, headers, body = asked(port, path)
+            began_s = time.monotonic()
+            found, headers, body = asked(port, said=said)
             assert found == status
             assert b"application/json" in headers
             assert list(json.loads(body)) == ["error"]
-            assert (b"retry-after" in headers) == (status == 503)
-        assert asked(port, said=b"nonsense\r\n\r\n")[0] == 400
-        began_s = time.monotonic()
-        assert asked(port, said=b"GET / HTTP/1.1\r\nX-Slow: ")[0] == 408
-        assert time.monotonic() - began_s < 3
+            assert (b"retry-after" in headers) == (b"/app" in said)
+            assert time.monotonic() - began_s < 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
