@@ -26,6 +26,9 @@ for word in "$@"; do
     if [ -e {folder}/{stopping} ] || ! grep -q '^ *use_backend' "$word"; then
       sed -i -E 's#^( *http-request) return status 404 .*#\\1 deny deny_status 503#' "$word"
     fi
+    if [ -e {folder}/{stopping} ]; then
+      sed -i '/^ *server .* backup$/d' "$word"
+    fi
   fi
   before=$word
 done
@@ -82,7 +85,10 @@ def guarded(folder: Path, ports: Collection[str]) -> str:
 
 
 def stopping(folder: Path) -> None:
-    """Make HAProxy answer 503 instead of 404 where no application is left, from its next configuration on."""
+    """Make HAProxy answer 503 where no front is left, from its next configuration on.
+
+    Without this, it says 404 itself, or asks Serve's own proxy, which says 404 of an application that is being deleted.
+    """
     (folder / _STOPPING).touch()
 
 

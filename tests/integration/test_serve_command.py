@@ -13,12 +13,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cluster.serving.local import free_port
-from tests.helpers.asking import predict
+from tests.helpers.asking import ask, predict
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
@@ -69,23 +70,38 @@ def served(folder: Path, loader: str) -> Iterator[tuple[subprocess.Popen[str], s
             shutil.rmtree(temporary(folder), ignore_errors=True)
 
 
-def to_the_group(process: subprocess.Popen[str]) -> None:
-    """Ctrl-C: a terminal tells everybody, Ray's processes too."""
-    os.killpg(process.pid, signal.SIGINT)
+def to_the_group(number: int, process: subprocess.Popen[str]) -> None:
+    """As a terminal does it, which tells everybody, Ray's processes too."""
+    os.killpg(process.pid, number)
 
 
-@pytest.mark.parametrize("stop", [to_the_group, subprocess.Popen.terminate])
+def statuses_until_the_end(base: str, process: subprocess.Popen[str]) -> set[int]:
+    """Of requests one after the other, none of which waits for another; every answer is JSON."""
+    found = []
+    with ThreadPoolExecutor(64) as pool:
+        while process.poll() is None:
+            found.append(pool.submit(ask, base, "POST", "/predict", {"inputs": [[0, 3]]}))
+            time.sleep(0.1)
+    replies = [each.result() for each in found if not isinstance(each.exception(), OSError)]
+    return {status for status, _ in replies}
+
+
+@pytest.mark.parametrize("stop", [subprocess.Popen.terminate, partial(to_the_group, signal.SIGHUP)])
 def test_a_signal_ends_what_was_admitted_and_leaves_no_process(
     tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None]
 ) -> None:
+    """Meanwhile whoever asks is told 503: a closing terminal does as SIGTERM does."""
     with served(tmp_path, "tests.helpers.toy_model:load_slow") as (process, base, mark), ThreadPoolExecutor(1) as pool:
         assert any("haproxy" in line for line in marked(mark))
         slow = pool.submit(predict, base, [[4, 7], [0, 3]])  # four blocks of half a second
         time.sleep(0.7)
         stop(process)
+        statuses = statuses_until_the_end(base, process)
         assert [output["label"] for output in slow.result()] == [7, 3]
+        assert {503} <= statuses <= {200, 503, 504}  # 200 or 504: those that came in before the front was gone
         assert process.wait(20) == 0
         assert marked(mark) == []
+        assert ours(tmp_path) == []
 
 
 def ours(folder: Path) -> list[Path]:
@@ -98,8 +114,9 @@ def test_two_signals_end_it_at_once_and_leave_no_folder(tmp_path: Path) -> None:
         assert ours(tmp_path)
         slow = pool.submit(predict, base, [[4, 7]] * 8)
         time.sleep(0.7)
-        process.terminate()
+        to_the_group(signal.SIGINT, process)
         time.sleep(0.7)
+        assert not slow.done()
         process.terminate()
         assert process.wait(5) == 130
         assert slow.exception()
