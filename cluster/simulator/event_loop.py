@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from cluster.simulator.host import FrontWorkers, HostCosts
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Launch, Outcome, Place, Refusal
+from deployments.dispatch.messages import Fault, Launch, Outcome, Place, Refusal
 
 
 class Departure(NamedTuple):
@@ -176,7 +176,7 @@ class EventLoop:
 
     def _fail(self, launch: Launch, reason: str = "the simulated replica failed", lost: bool = False) -> None:
         if self._flying.pop(launch.id, None):
-            self.dispatcher.failed(launch.id, self.now_s, reason, lost=lost)
+            self.dispatcher.failed(launch.id, self.now_s, reason, Fault.REPLICA if lost else Fault.NETWORK, lost=lost)
 
     def _answer(self, launch: Launch, departure: Departure) -> None:
         now_s, ends_s = self.now_s, None

@@ -14,7 +14,7 @@ from deployments.dispatch.admission import expected_s, fastest, refusal
 from deployments.dispatch.batching import choose, form_batch
 from deployments.dispatch.groups import Group, Replica
 from deployments.dispatch.lanes import Lane
-from deployments.dispatch.messages import NOWHERE, Ending, Launch, Limits, Outcome, Place, Refusal
+from deployments.dispatch.messages import NOWHERE, Ending, Fault, Launch, Limits, Outcome, Place, Refusal
 from deployments.dispatch.queues import Queue, Ticket
 from deployments.dispatch.route import Route
 
@@ -121,24 +121,28 @@ class Dispatcher:
         self._wait([tickets[row] for row in survivors], flight.lane)
         return None
 
-    def failed(self, launch_id: int, now_s: float, reason: str, *, lost: bool = False, blame: bool = True) -> None:
+    def failed(
+        self, launch_id: int, now_s: float, reason: str, fault: Fault = Fault.NETWORK, *, lost: bool = False
+    ) -> None:
         """A launch did not come back. Its inputs are still where they were: they try again, on another replica.
 
         `lost`: their state went with a replica, so they begin again, as the inputs that came in. So do inputs that the
-        replica has kept for itself, since no other can have them. `blame`: the failure was the replica's own fault; a
-        replica that only finds out that another has gone goes on working.
+        replica has kept for itself, since no other can have them. A replica that only finds out that another has gone
+        (Fault.STATE) goes on working.
         """
         flight = self._land(launch_id, now_s)
-        if blame:
+        if fault is not Fault.STATE:
             flight.queue.owner.group.distrust(flight.replica, now_s)
-        again = lost or flight.queue.keeper is not None
+        again = lost or fault is Fault.STATE or flight.queue.keeper is not None
         for ticket in flight.tickets:
-            ticket.retries += 1
+            if fault is Fault.REPLICA:
+                ticket.ended_with |= {flight.replica.name}
+            else:
+                ticket.retries += 1
+                ticket.restarts += again
             if again:
-                ticket.restarts += 1
                 ticket.begin_again()
-        most = self.limits.retries
-        given_up = [ticket for ticket in flight.tickets if max(ticket.retries, ticket.restarts) > most]
+        given_up = [ticket for ticket in flight.tickets if ticket.attempts() > self.limits.retries]
         self._end(given_up, Outcome.FAILED, reason)
         self._wait(flight.tickets, flight.lane)
 

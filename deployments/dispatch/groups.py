@@ -194,9 +194,15 @@ class Group:
             self._bench(replica, now_s, strays)
 
     def distrust(self, replica: Replica, now_s: float) -> None:
-        """A launch failed there: other replicas do the work for a while, if there are any."""
-        if self._has(replica) and self.working > 1:
+        """A launch failed there: other replicas do the work for a while, if there are any.
+
+        Those that were benched before are asked again where nobody else is left: the last one that worked may hang.
+        """
+        if self._has(replica) and len(self.members) > 1:
             self._bench(replica, now_s, benched=True)
+            if not self.working:
+                for other in self._benched - {replica}:
+                    self._bench(other, now_s, benched=False)
 
     def _bench(self, replica: Replica, now_s: float, benched: bool) -> None:
         replica.benched_until_s = now_s + self._limits.probe_every_s if benched else None

@@ -27,13 +27,23 @@ class Outcome(Enum):
     FAILED = "failed"
 
 
+class Fault(Enum):
+    """Why a launch did not come back."""
+
+    NETWORK = "the network raised an error"
+    REPLICA = "the replica hung, or ended"
+    STATE = "survivors that it was to use are lost"
+
+
 @dataclass(frozen=True)
 class Limits:
     """What the dispatcher may do."""
 
     backlog: int = 4096  # inputs inside at any time
     slack: float = 0.2  # share of the expected time that is kept free for what was not expected
-    retries: int = 2  # further attempts after a failure: of a launch at one stage, and of an input from block 0
+    # Further attempts after the network failed: of a launch at one stage, and of an input from block 0. And how many
+    # replicas may hang or end while they run an input, before it is taken for the cause.
+    retries: int = 2
     early_s: float = 0.0  # a replica may be sent a batch that is not full this long before it is expected to be free
     ahead: int = 1  # full batches that may wait at a busy replica; more may wait only to hide a transfer
     straggler_factor: float = 2.0  # a replica that is this many times slower than its peers is benched

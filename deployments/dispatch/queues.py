@@ -14,8 +14,9 @@ class Ticket:
     """One admitted input, which exactly one outcome ends. Most leave at the first block: rare fields have defaults."""
 
     cursor = 0  # the block before which it stands
-    retries = 0  # at this block
-    restarts = 0  # from block 0
+    retries = 0  # at this block, after the network failed
+    restarts = 0  # from block 0, after the network failed or the input's state was lost
+    ended_with: frozenset[str] = frozenset()  # the replicas that hung or ended while they ran it
     ended = False
     kept_by: str | None = None  # the replica that keeps its state; None: any replica can have it
     queue: "Queue | None" = None  # where it waits; None: in a launch
@@ -28,6 +29,13 @@ class Ticket:
 
     def begin_again(self) -> None:
         self.cursor, self.place, self.kept_by = 0, self.origin, None
+
+    def attempts(self) -> int:
+        """How often the input may have been the cause of a failure.
+
+        A replica that hangs or ends counts once, however many launches fail there until it is replaced.
+        """
+        return max(self.retries, self.restarts, len(self.ended_with))
 
 
 class StageQueues:

@@ -4,6 +4,7 @@ Launches run on `Workers`: replicas on Ray Serve, or threads of this process.
 """
 
 import asyncio
+import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,14 +16,16 @@ from typing import Protocol
 import numpy as np
 
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Ending, Launch, Outcome, Place, Refusal
+from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
 from deployments.front.answers import Answer, RefusedError, Step
 from deployments.front.counts import Counts
 from deployments.transport.holdings import Held, LostError, Share
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import Packed, take
 
+log = logging.getLogger(__name__)
 GRACE_S = 5.0  # how long survivors are held beyond their last deadline: a launch may be under way then
+HEAR_S = 0.05  # how long replies that have come already may take to be heard
 
 
 class Workers(Protocol):
@@ -145,18 +148,29 @@ class Driver:
 
     def _fail(self, launch: Launch, error: Exception) -> None:
         """Fail a launch. If it hung, a holder may hang, so the survivors that it was to use are given up, too."""
-        found_out = isinstance(error, LostError)
         hung = isinstance(error, TimeoutError) and any(isinstance(place.payload, Held) for place in launch.places)
         reason = f"{type(error).__name__}: {error}"
-        self.dispatcher.failed(launch.id, self._clock(), reason, lost=found_out or hung, blame=not found_out)
+        log.warning("a launch of %d inputs failed on replica %s: %s", len(launch.tickets), launch.replica, reason)
+        self.dispatcher.failed(launch.id, self._clock(), reason, _fault(error), lost=hung)
 
     @asynccontextmanager
     async def _time_limit(self, launch: Launch) -> AsyncIterator[None]:
-        """Cancel a launch that takes far too long, which then counts as failed, and suspect its replica."""
-        limit_s = self.dispatcher.timeout_s(launch.id)
+        """Cancel a launch that takes far too long, which then counts as failed, and suspect its replica.
+
+        A time for which this process itself was held up does not count: replies that came meanwhile are heard first.
+        """
+        limit_s, loop = self.dispatcher.timeout_s(launch.id), asyncio.get_running_loop()
+        if not isfinite(limit_s):
+            yield
+            return
         try:
-            async with asyncio.timeout(limit_s if isfinite(limit_s) else None):
-                yield
+            async with asyncio.timeout(None) as limit:
+                due_s = loop.time() + limit_s
+                alarm = loop.call_at(due_s, lambda: limit.reschedule(loop.time() + max(HEAR_S, loop.time() - due_s)))
+                try:
+                    yield
+                finally:
+                    alarm.cancel()
         except TimeoutError:
             self._workers.suspect(launch.replica)
             raise
@@ -222,6 +236,12 @@ class Driver:
     def _wake(self) -> None:
         self._wake_s = inf
         self._pump()
+
+
+def _fault(error: Exception) -> Fault:
+    if isinstance(error, LostError):
+        return Fault.STATE
+    return Fault.REPLICA if isinstance(error, ConnectionError | TimeoutError) else Fault.NETWORK
 
 
 def parts_of(places: Sequence[Place]) -> tuple[Packed | Share, ...]:

@@ -8,7 +8,7 @@ from itertools import count
 from math import inf
 
 from deployments.dispatch.dispatcher import Dispatcher, Limits
-from deployments.dispatch.messages import Launch, Outcome, Place, Refusal
+from deployments.dispatch.messages import Fault, Launch, Outcome, Place, Refusal
 from deployments.dispatch.route import Route, Stage
 
 
@@ -138,7 +138,8 @@ class World:
         gone = launch.id not in self.running[launch.replica]  # even if another of that name is here now
         self.running[launch.replica].discard(launch.id)
         if self.fails(launch) or gone:
-            self.dispatcher.failed(launch.id, self.now_s, "the replica broke", lost=gone or self.loses(launch))
+            fault = Fault.REPLICA if gone else Fault.NETWORK
+            self.dispatcher.failed(launch.id, self.now_s, "the replica broke", fault, lost=gone or self.loses(launch))
             return
         holder = launch.replica if launch.keep else None
         survivors = {

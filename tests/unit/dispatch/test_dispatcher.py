@@ -8,7 +8,7 @@ import pytest
 
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.groups import Group
-from deployments.dispatch.messages import Launch, Limits, Outcome, Place, Refusal
+from deployments.dispatch.messages import Fault, Launch, Limits, Outcome, Place, Refusal
 from deployments.dispatch.route import Route, Stage
 from tests.helpers.dispatcher_world import Input, World, linear
 
@@ -149,6 +149,47 @@ def test_an_input_that_fails_again_and_again_ends_with_the_reason() -> None:
     world.run()
     assert world.outcomes == {0: Outcome.FAILED, 1: Outcome.ANSWERED}
     assert sum(launch.cursor == 6 for launch in world.launches) == 1 + Limits().retries
+
+
+def alone(names: list[str]) -> Dispatcher:
+    """One split on these replicas, with an input inside that leaves in the last block."""
+    dispatcher = Dispatcher(Route((linear(0, 12, 1, "gpu"),)), {"gpu": names})
+    dispatcher.admit(0.0, 60.0, Place("input", 0))
+    return dispatcher
+
+
+def test_a_replica_that_hangs_costs_an_input_one_attempt_however_long_it_takes_to_be_replaced() -> None:
+    dispatcher = alone(["g1"])
+    for second in range(1, 10):
+        (launch,) = dispatcher.tick(second - 1.0)
+        dispatcher.failed(launch.id, float(second), "it hangs", Fault.REPLICA)
+    assert dispatcher.endings() == []
+    dispatcher.reroute(dispatcher.route, {"gpu": ["g2"]})
+    (launch,) = dispatcher.tick(10.0)
+    dispatcher.completed(launch.id, 10.1, {})
+    assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.ANSWERED]
+
+
+def test_an_input_that_hangs_every_replica_is_given_up_before_it_has_met_them_all() -> None:
+    dispatcher = alone(["g1", "g2", "g3", "g4"])
+    hung = []
+    for second in range(1, 4):
+        (launch,) = dispatcher.tick(second - 1.0)
+        hung.append(launch.replica)
+        dispatcher.failed(launch.id, float(second), "it hangs", Fault.REPLICA)
+    assert [(ending.outcome, ending.reason) for ending in dispatcher.endings()] == [(Outcome.FAILED, "it hangs")]
+    assert len(set(hung)) == 3
+
+
+def test_where_the_last_that_worked_hangs_those_that_failed_before_are_asked_again() -> None:
+    dispatcher = alone(["g1", "g2"])
+    (first,) = dispatcher.tick(0.0)
+    dispatcher.failed(first.id, 1.0, "held up for a moment", Fault.REPLICA)
+    (second,) = dispatcher.tick(1.0)
+    dispatcher.failed(second.id, 2.0, "it hangs", Fault.REPLICA)
+    assert second.replica != first.replica
+    (third,) = dispatcher.tick(2.0)
+    assert third.replica == first.replica
 
 
 def test_a_straggler_is_benched_and_comes_back_when_healthy() -> None:

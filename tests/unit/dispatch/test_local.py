@@ -4,7 +4,7 @@ from collections import Counter
 from statistics import mean
 
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Launch, Limits, Outcome, Place
+from deployments.dispatch.messages import Fault, Launch, Limits, Outcome, Place
 from deployments.dispatch.route import Route
 from tests.helpers.dispatcher_world import Input, World, linear
 
@@ -50,7 +50,7 @@ def test_the_replica_that_finds_out_about_a_loss_is_not_to_blame() -> None:
     for _ in range(2):
         dispatcher.admit(0.0, 1.0, Place("input", 0))
     for launch in dispatcher.tick(0.0):
-        dispatcher.failed(launch.id, 0.01, "somebody else lost it", lost=True, blame=False)
+        dispatcher.failed(launch.id, 0.01, "somebody else lost it", Fault.STATE)
     assert {launch.replica for launch in dispatcher.tick(0.01)} == {"g1", "g2"}
 
 

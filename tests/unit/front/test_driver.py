@@ -209,18 +209,21 @@ def test_splits_that_take_turns_on_one_device_keep_their_survivors_on_it(monkeyp
     asyncio.run(act())
 
 
-class Hanging:
-    """The first launch on one of the replicas never comes back."""
+class Watched:
+    """Workers of which some launches may never come back."""
 
     def __init__(self, threads: LocalWorkers) -> None:
         self._threads = threads
         self.suspected: list[str] = []
 
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
-        if replica == "f0" and not self.suspected:
+        if self.hangs(replica):
             await asyncio.Event().wait()
         async for reply in self._threads.run(replica, order):
             yield reply
+
+    def hangs(self, replica: str) -> bool:
+        return False
 
     def suspect(self, replica: str) -> None:
         self.suspected.append(replica)
@@ -232,11 +235,51 @@ class Hanging:
         await self._threads.close()
 
 
-def test_a_launch_that_hangs_is_tried_elsewhere_and_its_replica_is_suspected() -> None:
-    hanging: list[Hanging] = []
+class HangsOnce(Watched):
+    """The first launch on one of two replicas never comes back."""
 
-    def workers(threads: LocalWorkers) -> Hanging:
-        hanging.append(Hanging(threads))
+    def hangs(self, replica: str) -> bool:
+        return replica == "f0" and not self.suspected
+
+
+class HangsLong(Watched):
+    """The only replica of the second split hangs for five launches."""
+
+    def hangs(self, replica: str) -> bool:
+        return replica == "b0" and len(self.suspected) < 5
+
+
+def test_nobody_fails_while_the_only_replica_of_a_split_hangs() -> None:
+    async def scene(rig: Rig) -> list[Answer]:
+        return await rig.ask([3, 7], within_s=20.0)
+
+    (answer,) = play(scene, limits=Limits(stuck_after_s=0.05, first_launch_s=0.0), workers=HangsLong)
+    assert answer.label == 7
+
+
+def test_a_reply_that_came_while_this_process_was_held_up_is_heard() -> None:
+    watched: list[Watched] = []
+
+    def workers(threads: LocalWorkers) -> Watched:
+        watched.append(Watched(threads))
+        return watched[0]
+
+    async def scene(rig: Rig) -> None:
+        asked = asyncio.ensure_future(rig.ask([1, 7], within_s=20.0))
+        await asyncio.sleep(0.01)
+        time.sleep(1.0)  # noqa: ASYNC251 (what holds up a whole process)
+        (answer,) = await asked
+        assert answer.label == 7
+        assert watched[0].suspected == []
+
+    play(scene, pause_s=0.05, limits=Limits(stuck_after_s=0.3, first_launch_s=0.0), workers=workers)
+
+
+def test_a_launch_that_hangs_is_tried_elsewhere_and_its_replica_is_suspected() -> None:
+    hanging: list[HangsOnce] = []
+
+    def workers(threads: LocalWorkers) -> HangsOnce:
+        hanging.append(HangsOnce(threads))
         return hanging[0]
 
     async def scene(rig: Rig) -> None:
