@@ -1,14 +1,26 @@
-"""Ask over HTTP as any client does."""
+"""Ask over HTTP as any client does, and wait for what comes later."""
 
 import http.client
 import json
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+T = TypeVar("T")
+
+
+def eventually(found: Callable[[], T], within_s: float = 90.0) -> T:
+    """What it finds as soon as that is true, or the last that it found. A slow machine may need all of the time."""
+    until_s = time.monotonic() + within_s
+    while not (answer := found()) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    return answer
 
 
 def ask(base: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
     """Status and JSON of one request; a body that is not bytes is sent as JSON."""
-    connection = http.client.HTTPConnection(urlsplit(base).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(base).netloc, timeout=120)
     try:
         connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body))
         reply = connection.getresponse()

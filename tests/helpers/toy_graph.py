@@ -1,7 +1,5 @@
 """The toy network as a real graph on the local Ray: its profile, its plans, its Serve application."""
 
-import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,10 +45,3 @@ def fleets() -> list[str]:
     from ray import serve
 
     return [name for name in serve.status().applications if name.startswith("toy.")]
-
-
-def eventually(holds: Callable[[], bool], within_s: float = 15.0) -> bool:
-    until_s = time.monotonic() + within_s
-    while not holds() and time.monotonic() < until_s:
-        time.sleep(0.1)
-    return holds()

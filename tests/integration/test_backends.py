@@ -1,7 +1,6 @@
 """ONNX Runtime behind a real graph: the demo in two splits answers as the uncut network, also while a cut moves."""
 
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
 from profiles.files import Profile, save
 from profiles.latency import LatencyTable
-from tests.helpers.asking import ask, predict
+from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.uncut import assert_same, uncut
 from tests.integration.conftest import Run
 
@@ -120,10 +119,3 @@ def test_auto_answers_as_uncut_whichever_it_takes(deployed: Callable[..., str], 
     images = demo_inputs(12, seed=7).tolist()
     for answer, expected in zip(predict(base, images), uncut(load(demo), images), strict=True):
         assert_same(answer, expected)
-
-
-def eventually(holds: Callable[[], bool], within_s: float = 60.0) -> bool:
-    until_s = time.monotonic() + within_s
-    while not holds() and time.monotonic() < until_s:
-        time.sleep(0.05)
-    return holds()

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.asking import ask, predict
+from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.toy_graph import application, cut_at
 
 Put = Callable[..., str]
@@ -40,13 +39,6 @@ def controller(folder: Path, **told: object) -> dict[str, Any]:
         "route_prefix": "/controller",
         "args": arguments,
     }
-
-
-def eventually(found: Callable[[], Any], within_s: float = 240.0) -> Any:
-    until_s = time.monotonic() + within_s
-    while not (answer := found()) and time.monotonic() < until_s:
-        time.sleep(0.2)
-    return answer
 
 
 def status(base: str) -> dict[str, Any]:

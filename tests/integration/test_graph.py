@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from profiles.errors import UserError
-from tests.helpers.asking import ask, predict
-from tests.helpers.toy_graph import application, cut_at, eventually, fleets
+from tests.helpers.asking import ask, eventually, predict
+from tests.helpers.toy_graph import application, cut_at, fleets
 from tests.helpers.toy_model import BLOCKS, RAMPS, left_at
 
 Put = Callable[..., str]
@@ -54,7 +54,7 @@ def test_what_happens_is_told_to_prometheus(deployed: Put, folder: Path) -> None
             f"isobatch_{name}" in text for name in ("requests", "exits", "launches", "batch_fill", "latency_ms_bucket")
         )
 
-    assert eventually(told, within_s=30)
+    assert eventually(told)
 
 
 def test_a_front_is_not_ready_while_a_split_has_no_replica(deployed: Put, folder: Path) -> None:

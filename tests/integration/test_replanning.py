@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -18,7 +18,7 @@ from deployments.replica.virtual import FAULTS
 from experiments.replan.suite import BLOCK_S, BLOCKS, leaves_after, plan, profile
 from experiments.shared.live import NAME, Live, application, kill_node, named, node
 from optimizer.plan import Plan
-from tests.helpers.asking import ask
+from tests.helpers.asking import ask, eventually
 from tests.integration.conftest import Run
 
 ELSEWHERE = "t4"  # a kind that only a second node has
@@ -90,13 +90,6 @@ def asked_meanwhile(here: Live, clients: int = 6) -> Iterator[None]:
 
 def stages(here: Live) -> list[list[int]]:
     return [each["blocks"] for each in ask(here.base, "GET", "/stats")[1]["splits"]]
-
-
-def eventually(holds: Callable[[], bool], within_s: float = 90.0) -> bool:
-    until_s = time.monotonic() + within_s
-    while not holds() and time.monotonic() < until_s:
-        time.sleep(0.2)
-    return holds()
 
 
 def answers(here: Live) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from optimizer.plan import Placement, Plan, Split
-from tests.helpers.asking import predict
-from tests.helpers.toy_graph import application, cut_at, eventually
+from tests.helpers.asking import eventually, predict
+from tests.helpers.toy_graph import application, cut_at
 from tests.helpers.toy_model import RAMPS, left_at
 from tests.helpers.uncut import answers_as_uncut
 
@@ -86,4 +86,4 @@ def test_a_replica_that_is_killed_costs_no_answer(deployed: Callable[..., str], 
         replies = [each.result() for each in asked]
     for (block, label), (output,) in zip(wanted, replies, strict=True):
         assert (output["label"], output["exit_block"]) == (label, left_at(block, RAMPS))
-    assert eventually(nothing_is_held, within_s=60)
+    assert eventually(nothing_is_held)

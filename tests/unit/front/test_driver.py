@@ -267,7 +267,7 @@ def test_a_reply_that_came_while_this_process_was_held_up_is_heard() -> None:
     async def scene(rig: Rig) -> None:
         asked = asyncio.ensure_future(rig.ask([1, 7], within_s=20.0))
         await asyncio.sleep(0.01)
-        time.sleep(1.0)  # noqa: ASYNC251 (what holds up a whole process)
+        time.sleep(1.0)  # what holds up a whole process
         (answer,) = await asked
         assert answer.label == 7
         assert watched[0].suspected == []
