@@ -2,6 +2,7 @@
 
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -53,7 +54,11 @@ app.command("status")(status)
 
 
 def main() -> None:
-    """Run a command; what the user can mend, a full disk among it, is one line and exit code 2."""
+    """Run a command; what the user can mend, a full disk among it, is one line and exit code 2.
+
+    Modules of the user's own, such as a backend or a policy, are found in the current directory too, as by Ray.
+    """
+    sys.path.append(str(Path.cwd()))
     try:
         app()
     except (UserError, OSError) as error:

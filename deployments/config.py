@@ -2,14 +2,23 @@
 
 from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deployments.dispatch.messages import EARLY_S, Limits
 from profiles.errors import UserError, first_wrong
 
-BackendName = Literal["auto", "torch", "graphs", "onnx", "onnx-graphs"]  # what may compute a network (docs/backends.md)
+# What may compute a network, by short name (docs/backends.md): import paths, since a backend's library is imported only
+# when the backend is asked for. `auto` tries them in turn.
+BACKENDS = {
+    "torch": "deployments.models.torch_model:TORCH",
+    "graphs": "deployments.models.cuda_graphs:TORCH_GRAPHS",
+    "onnx": "deployments.models.onnx_model:ONNX",
+    "onnx-graphs": "deployments.models.onnx_graphs:ONNX_GRAPHS",
+}
+AUTO = "auto"
+VIRTUAL = "virtual"
 DEMO = "deployments.demo:demo_directory"
 
 
@@ -52,11 +61,32 @@ def _counted(devices: dict[str, int] | str) -> dict[str, int] | str:
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def _known_backend(name: str) -> str:
-    known = (*get_args(BackendName), "virtual")
-    if name not in known and ":" not in name:
-        raise ValueError(f"Input should be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")
-    return name if name in known else _well_formed(name)
+def backend_path(name: str) -> str:
+    """The import path of a backend that is named in short, or by that path itself.
+
+    >>> backend_path("torch"), backend_path("my_package.my_module:BACKEND")
+    ('deployments.models.torch_model:TORCH', 'my_package.my_module:BACKEND')
+    """
+    if name not in BACKENDS and ":" not in name:
+        raise UserError(
+            f"backend {name!r} is not known; known are: {', '.join((AUTO, *BACKENDS))}, "
+            "or your own as package.module:object"
+        )
+    return _well_formed(BACKENDS.get(name, name))
+
+
+def known_backend(name: str) -> str:
+    """The same name, if it is `auto` or a backend's: commands check it here before they load anything."""
+    if name != AUTO:
+        backend_path(name)
+    return name
+
+
+def _known_backend_or_virtual(name: str) -> str:
+    try:
+        return name if name == VIRTUAL else known_backend(name)
+    except UserError as error:
+        raise ValueError(f"{error}; or virtual") from None
 
 
 ImportPath = Annotated[str, AfterValidator(_well_formed)]
@@ -94,7 +124,7 @@ class AppConfig(BaseModel):
         description="Inputs per second that are expected, for a plan made at the start; none: all it can do.",
     )
     profile: str | None = Field(None, description="File of `isobatch profile`: what the plan was made from.")
-    backend: Annotated[str, AfterValidator(_known_backend)] = Field(
+    backend: Annotated[str, AfterValidator(_known_backend_or_virtual)] = Field(
         "torch",
         description="What computes: torch, onnx, or an object of your own by its import path. auto: the fastest here, "
         "measured at the first start. graphs, onnx-graphs: torch or ONNX Runtime, replayed as CUDA graphs. virtual: "
@@ -138,7 +168,7 @@ class AppConfig(BaseModel):
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        if self.profile is None and (self.planned or self.backend == "virtual"):
+        if self.profile is None and (self.planned or self.backend == VIRTUAL):
             which = "a plan" if self.planned else "backend: virtual"
             raise ValueError(f"{which} needs its profile too: profile: FILE, as `isobatch profile` wrote it")
         decided = {"device", "exits"} | ({"max_batch"} if self.plan else set())

@@ -21,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Decision:
-    """Per input: does it leave, what would it answer (logits), and what is to be remembered if it goes on."""
+    """For each input: whether it leaves, the logits it would answer with, and what to remember of it if it goes on."""
 
     leaves: Tensor
     answer: Tensor

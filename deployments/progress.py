@@ -1,4 +1,4 @@
-"""Progress bars on standard error, only where somebody looks."""
+"""Progress bars on standard error, shown only on a terminal."""
 
 from collections.abc import Iterable
 from typing import TypeVar

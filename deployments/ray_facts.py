@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deployments.config import AppConfig
+from deployments.config import VIRTUAL, AppConfig
 
 Resources = Mapping[str, float]  # amounts by Ray's name for them
 
@@ -138,7 +138,7 @@ def declared(kind: str, nodes: Iterable[Resources]) -> Resources:
 
 def replica_options(config: AppConfig, kind: str) -> dict[str, Any]:
     """How a replica on a device of this kind asks Ray; one of a virtual device asks for next to nothing."""
-    if config.backend == "virtual":
+    if config.backend == VIRTUAL:
         told = "cpus_per_replica" in config.model_fields_set
         return {"num_cpus": config.cpus_per_replica if told else 0.01}
     if kind == "cpu":

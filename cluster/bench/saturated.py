@@ -18,7 +18,7 @@ from cluster.bench.real_device import GROUP, Source, legs
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Launch, Limits, Place
 from deployments.dispatch.route import Route, route_of
-from deployments.models.backends import at_once
+from deployments.models.backends import for_threads
 from optimizer import evaluate
 from profiles.model import Launched, SplitModel
 
@@ -56,7 +56,7 @@ def compared(
     route = route_of(plan, facts, [GROUP])
     count = max(bench.least, round(seconds * evaluate(plan, facts).goodput_per_s))
     rates: dict[int, list[float]] = {1: [], streams: []}
-    ways = {many: at_once(bench.model, many) for many in rates}
+    ways = {many: for_threads(bench.model, many) for many in rates}
     for number in range(1 + ROUNDS):  # the first one warms up
         for many, (models, within) in ways.items():
             progress(f"SLO {slo_ms:g} ms, {many} at once, round {number} of {ROUNDS}")

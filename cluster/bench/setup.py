@@ -22,7 +22,6 @@ from cluster.profiling.checkpoint import (
     timed,
 )
 from cluster.profiling.checkpoint import alone as timed_alone
-from deployments.config import BackendName
 from deployments.demo import demo_directory
 from deployments.demo.digits import demo_digits
 from deployments.models import TorchModel, checkpoint, load
@@ -50,7 +49,7 @@ class BenchRequest:
     profile: Profile | None = None
     device: str = "auto"
     dtype: str = "float32"
-    backend: BackendName = "auto"
+    backend: str = "auto"
     length: int = 32
     largest: int = 64
     budget_s: float = 20.0

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.config import BackendName
+from deployments.config import known_backend
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="The systems take turns; the median round counts.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime).")] = "float32",
-    backend: Annotated[
-        BackendName, typer.Option(help="What computes; auto: the fastest here. graphs: CUDA graphs.")
-    ] = "auto",
+    backend: Annotated[str, typer.Option(help="As `backend:` of `isobatch serve`. auto: the fastest here.")] = "auto",
     length: Annotated[int, typer.Option(min=1, help="Tokens per text, where there is no --data.")] = 32,
     largest: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
     budget: Annotated[float, typer.Option(min=0.1, help="Seconds to measure the network for.")] = 20.0,
@@ -56,6 +54,7 @@ def bench(
     from cluster.commands import check_writable
 
     console = Console(soft_wrap=True, stderr=as_json)
+    known_backend(backend)
     slos = _numbers(slo_ms)
     check_writable(out)
     with console.status("loading") as status:

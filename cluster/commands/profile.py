@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.config import BackendName
+from deployments.config import known_backend
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def profile(
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime).")] = "float32",
     backend: Annotated[
-        BackendName,
-        typer.Option(help="What computes; auto: the fastest here. graphs: CUDA graphs. Serve with the same."),
+        str,
+        typer.Option(help="As `backend:` of `isobatch serve`, which should be the same. auto: the fastest here."),
     ] = "torch",
     data: Annotated[Path | None, typer.Option(help="Recorded inputs (csv, tsv, jsonl, npz): counts exits.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Column of the texts, if not a usual name.")] = None,
@@ -62,6 +62,7 @@ def profile(
     from profiles.measure import count_exits, device_name
     from profiles.picture import draw
 
+    known_backend(backend)
     tokens, others = _lengths(lengths), _kinds(devices)
     check_writable(out)
     torch.set_num_threads(threads)

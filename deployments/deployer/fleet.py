@@ -1,4 +1,4 @@
-"""All replicas of an application: one Serve application for each kind of device, with as many replicas as requested.
+"""Starts and ends the replicas of an application, as one Serve application for each kind of device.
 
 A replica holds no plan, so all of a kind are alike, and a change of plan within a kind never touches them.
 """

@@ -11,7 +11,7 @@ SHARE_AFTER_S = 0.5
 
 
 class Fronts:
-    """A front that does not reply in time is dropped as dead. If it is alive, its stream ends, and it joins again."""
+    """Drops a front that does not reply in time as dead. If it is alive, its stream ends, and it joins again."""
 
     def __init__(self) -> None:
         self._sharing: asyncio.TimerHandle | None = None

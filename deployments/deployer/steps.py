@@ -10,7 +10,7 @@ from typing import Protocol
 from optimizer.plan import Plan
 
 LOOK_EVERY_S = 0.1
-Counts = Mapping[str, int]  # replicas by kind
+ReplicaCounts = Mapping[str, int]  # replicas by kind
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Fleet(Protocol):
         """The replicas by state, of every kind that has an application."""
         ...
 
-    def want(self, counts: Counts) -> None:
+    def want(self, counts: ReplicaCounts) -> None:
         """Ask for so many replicas of these kinds, and return at once. Other kinds stay as they are."""
         ...
 
-    def has_room(self, more: Counts) -> bool:
+    def has_room(self, more: ReplicaCounts) -> bool:
         """Whether so many more replicas could start now beside the running ones."""
         ...
 
@@ -63,7 +63,7 @@ async def move(
     before: Plan,
     after: Plan,
     lead: Callable[[Plan], Awaitable[None]],
-    meanwhile: Callable[[Counts], Awaitable[Plan | None]],
+    meanwhile: Callable[[ReplicaCounts], Awaitable[Plan | None]],
     patience_s: float,
 ) -> Moved:
     """Start the replicas that the new plan adds, lead all fronts to it, then end those that it does not need.
@@ -96,7 +96,7 @@ async def move(
     return Moved(followed_s - started_s, 0.0 if freed_s is None else followed_s - freed_s)
 
 
-async def start(fleet: Fleet, counts: Counts, patience_s: float) -> None:
+async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float) -> None:
     """Ask for so many replicas of each kind; returns when they run."""
     await asyncio.to_thread(fleet.want, counts)
     until_s = now_s() + patience_s
@@ -107,7 +107,7 @@ async def start(fleet: Fleet, counts: Counts, patience_s: float) -> None:
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def _below(fleet: Fleet, counts: Counts) -> dict[str, int]:
+async def _below(fleet: Fleet, counts: ReplicaCounts) -> dict[str, int]:
     """The number of running replicas, of each kind that has too few."""
     if not counts:
         return {}
@@ -119,7 +119,7 @@ async def _below(fleet: Fleet, counts: Counts) -> dict[str, int]:
     return {kind: running[kind] for kind, count in counts.items() if running[kind] < count}
 
 
-async def _freed(fleet: Fleet, counts: Counts, patience_s: float) -> None:
+async def _freed(fleet: Fleet, counts: ReplicaCounts, patience_s: float) -> None:
     await asyncio.to_thread(fleet.want, counts)
     until_s = now_s() + patience_s
     while now_s() < until_s:
@@ -129,5 +129,5 @@ async def _freed(fleet: Fleet, counts: Counts, patience_s: float) -> None:
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-def _growth(before: Counts, more: Counts) -> dict[str, int]:
+def _growth(before: ReplicaCounts, more: ReplicaCounts) -> dict[str, int]:
     return {kind: count - before.get(kind, 0) for kind, count in more.items()}

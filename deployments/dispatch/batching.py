@@ -41,7 +41,7 @@ def choose(lane: Lane, group: Group, stages: Sequence[StageQueues], now_s: float
 
 
 def form_batch(queue: Queue, now_s: float) -> tuple[list[Ticket], list[Ticket]]:
-    """Take a batch, the earliest deadlines first; and those whom not even a launch of one could answer in time."""
+    """Take a batch, the earliest deadlines first, and those that even a launch of one would answer too late."""
     stage = queue.stage
     late = queue.take_late(now_s + stage.launch_s[0])
     return queue.take(stage.batch), late
@@ -57,7 +57,7 @@ def _replica_for(queue: Queue, group: Group, stages: Sequence[StageQueues], now_
 
 
 def _add_kept(choices: list[Choice], lane: Lane, group: Group, now_s: float) -> None:
-    """What a replica keeps is run by that replica alone, benched or not."""
+    """Add the queues of inputs that a replica keeps, which only that replica can run, benched or not."""
     still = set()
     for replica in group.may_run_kept:
         for queue in lane.kept.get(replica, {}).values():
@@ -68,7 +68,7 @@ def _add_kept(choices: list[Choice], lane: Lane, group: Group, now_s: float) -> 
 
 
 def _rank(queue: Queue, now_s: float) -> tuple[bool, float]:
-    """The lowest goes first."""
+    """The rank of a queue: the lowest is launched first."""
     first, cursor, batch = queue.first(), queue.cursor, queue.stage.batch
     presses = queue.size >= batch or (first is not None and first.deadline_s - now_s <= URGENT * queue.remaining_s)
     return not presses, -cursor if presses else -queue.size / batch

@@ -180,7 +180,7 @@ class Dispatcher:
             self._wait(tickets, lane)
 
     def limit(self, limits: Limits) -> None:
-        """What it may do from now on: other fronts have gone, or come."""
+        """Keep to these limits from now on, since other fronts have gone or come."""
         self.limits = limits
         for group in self._groups.values():
             group.limit(limits)
@@ -211,7 +211,7 @@ class Dispatcher:
         return sizes
 
     def replicas(self) -> dict[str, int]:
-        """How many each group has. Inputs that need a group without any wait."""
+        """How many replicas each group has. Inputs that need a group without any wait."""
         return {name: len(group.members) for name, group in self._groups.items()}
 
     def expected_s(self, now_s: float) -> float:

@@ -90,7 +90,7 @@ class Group:
 
     @property
     def working(self) -> int:
-        """How many are not benched."""
+        """How many replicas are not benched."""
         return len(self.members) - len(self._benched)
 
     def ahead_s(self, now_s: float) -> float:
@@ -136,7 +136,7 @@ class Group:
         return None
 
     def has_room(self, replica: Replica) -> bool:
-        """For one launch more: `ahead` may wait there, or as many as keep it busy while the next is on its way."""
+        """Whether one launch more may wait there: up to `ahead`, or as many as keep it busy while the next travels."""
         pending_s = replica.pending_s
         waiting = len(pending_s) - 1
         return waiting < self._ahead or (waiting > 0 and sum(pending_s) - pending_s[0] < self.transfer_s)

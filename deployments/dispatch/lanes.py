@@ -39,7 +39,7 @@ class Lane:
         return entry.size >= entry.stage.batch or group.has_idle or (entry.size == 1 and group.early_s > 0)
 
     def wait(self, tickets: list[Ticket], cursor: int, kept_by: str | None) -> None:
-        """Inputs before one block, all of them kept by one replica, or by none."""
+        """Let inputs wait before one block; either one replica keeps them all, or none keeps any."""
         queue = self._queue(cursor, kept_by)
         if len(tickets) == 1:
             queue.add(tickets[0])
@@ -49,7 +49,7 @@ class Lane:
             queue.owner.group.may_run_kept.add(queue.keeper)
 
     def queues(self) -> Iterator[Queue]:
-        """All in which somebody waits."""
+        """All queues in which somebody waits."""
         for stage in self.stages:
             yield from (queue for queue in stage.shared.values() if queue.size)
         for group in self.groups:

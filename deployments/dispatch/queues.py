@@ -91,7 +91,7 @@ class Queue:
             group.owed_s += seconds
 
     def add_all(self, tickets: list[Ticket]) -> None:
-        """Survivors of one launch."""
+        """Add the survivors of one launch."""
         self._tickets += tickets
         self._tickets.sort(key=_DEADLINE)
         for ticket in tickets:
@@ -104,13 +104,13 @@ class Queue:
         self._count(-1)
 
     def first(self) -> Ticket | None:
-        """The one with the earliest deadline."""
+        """The ticket with the earliest deadline."""
         while self._tickets and self._tickets[0].ended:
             del self._tickets[0]
         return self._tickets[0] if self._tickets else None
 
     def take(self, most: int) -> list[Ticket]:
-        """Remove up to so many, those with the earliest deadlines."""
+        """Remove up to so many tickets, those with the earliest deadlines."""
         tickets = self._tickets
         if self.size < len(tickets):
             tickets[:] = [ticket for ticket in tickets if not ticket.ended]
@@ -122,7 +122,7 @@ class Queue:
         return taken
 
     def take_late(self, earliest_end_s: float) -> list[Ticket]:
-        """Remove those whose deadlines pass before."""
+        """Remove the tickets whose deadlines pass before then."""
         late = []
         while (first := self.first()) and first.deadline_s < earliest_end_s:
             late += self.take(1)

@@ -76,7 +76,7 @@ class Route:
 
     @property
     def all_stages(self) -> "tuple[Stage, ...]":
-        """Of all pipelines."""
+        """The stages of all pipelines."""
         return tuple(stage for each in (self, *self.beside) for stage in each.stages)
 
     @property
@@ -94,7 +94,7 @@ class Route:
         return self.stages[-1].stop
 
     def number_at(self, block: int) -> int:
-        """Of the stage that holds this block. An input that met another plan before may stand in the middle of one."""
+        """The number of the stage that holds this block, in whose middle an input of an earlier plan may stand."""
         return self._by_block[block]
 
     def onward(self, block: int) -> Sequence[Stage]:
@@ -107,7 +107,7 @@ class Route:
         return after is not None and after.local and after.group == stage.group
 
     def remaining_s(self, block: int) -> float:
-        """From this block on, at most: full batches to the very end."""
+        """How long an input takes from this block to the end at most: a full batch at every stage."""
         return self._remaining_s[block]
 
     @cached_property
@@ -129,7 +129,7 @@ def stops(cursor: int, stop: int, ramps: Collection[int]) -> Sequence[int]:
 
 
 def placements_of(plan: Plan) -> list[Placement]:
-    """All that have replicas: the plan's own, then those of the pipelines beside it."""
+    """All placements of a plan: its own, then those of the pipelines beside it."""
     return [placement for pipeline in plan.pipelines for placement in pipeline.placements]
 
 

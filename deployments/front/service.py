@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from deployments.config import DEMO, AppConfig, named
+from deployments.config import DEMO, VIRTUAL, AppConfig, named
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.bodies import Sizes
 from deployments.front.driver import Driver
@@ -58,7 +58,7 @@ class Service:
         self._model = load_front_model(config, directory)
         self.labels = label_names(self._model)
         # The parts of every answer that describe the network.
-        self.heading: dict[str, Any] = {"model": self.name} | ({"virtual": True} if config.backend == "virtual" else {})
+        self.heading: dict[str, Any] = {"model": self.name} | ({"virtual": True} if config.backend == VIRTUAL else {})
         self._clock = clock
         self._connect = connect
         self._others = others

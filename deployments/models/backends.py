@@ -1,4 +1,4 @@
-"""Have a network computed by the backend that was asked for, `auto` by the fastest, and prepare it for its plan."""
+"""Puts a network on the backend that was asked for (`auto`: the fastest), and prepares it for its plan."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator
@@ -9,9 +9,10 @@ from typing import overload
 
 import torch
 
+from deployments.config import AUTO, BACKENDS
 from deployments.dispatch.route import stops
-from deployments.models.seam import BACKENDS, BackedModel, Fingerprint, Stretch, backend_named
-from deployments.models.streams import of_its_own
+from deployments.models.seam import BackedModel, Fingerprint, Stretch, backend_named
+from deployments.models.streams import beside_others
 from deployments.models.torch_model import TorchModel
 from optimizer.plan import Plan
 from profiles.errors import UserError
@@ -34,15 +35,15 @@ def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: 
 def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: bool = False) -> SplitModel:
     """The network as the backend runs it. `directory` is where it was loaded from."""
     _warn_of_ramps(model, directory, INT8 if int8 else "float32")
-    if int8 and backend not in ("onnx", "auto"):
+    if int8 and backend not in ("onnx", AUTO):
         raise UserError("dtype int8 runs on ONNX Runtime only: use backend: onnx or auto")
     name = "onnx" if int8 else backend
     if name == "torch":
         return model
     if isinstance(model, BackedModel):
         exact = model.exact
-        return _fastest(exact, directory) if name == "auto" else served(exact, name, partial(_mark, directory), int8)
-    if name == "auto":
+        return _fastest(exact, directory) if name == AUTO else served(exact, name, partial(_mark, directory), int8)
+    if name == AUTO:
         return model
     what = type(model).__name__
     raise UserError(f"a {what} is no network on torch, which {name} could take over: use backend: torch")
@@ -57,7 +58,7 @@ def served(model: TorchModel, backend: str, fingerprint: Fingerprint, int8: bool
 
 
 def _fastest(model: TorchModel, directory: str | Path) -> BackedModel:
-    """Those backends are measured that may be and can run it here."""
+    """The network on the fastest of the backends that `auto` may try and that can run it here."""
     tried = {name: backend for name in BACKENDS if (backend := backend_named(name)).tried_by_auto}
     others = [name for name, backend in tried.items() if not backend.obstacle(model, False)]
     if not others:
@@ -81,27 +82,27 @@ def backend_of(model: SplitModel) -> str:
 
 
 def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[Stretch]) -> None:
-    """Export these before anybody asks, where the backend exports."""
+    """Have these stretches exported before anybody asks for them, where the backend exports."""
     if isinstance(model, BackedModel) and model.exports:
         from deployments.models.choice import example
 
         model.prepare(wanted, example(model, directory))
 
 
-def at_once(model: SplitModel, count: int) -> tuple[list[SplitModel], Callable[[], AbstractContextManager[None]]]:
-    """The network for so many threads, and what each of them has to compute within."""
+def for_threads(model: SplitModel, count: int) -> tuple[list[SplitModel], Callable[[], AbstractContextManager[None]]]:
+    """The network once for each of so many threads, and the context in which each of them must compute."""
     if not isinstance(model, BackedModel):
         if count > 1:
             raise UserError(f"a {type(model).__name__} computes one launch at a time: leave out streams")
         return [model], nullcontext
-    own = partial(of_its_own, model.device, torch.get_num_threads())
+    own = partial(beside_others, model.device, torch.get_num_threads())
     alone_on_cuda = count == 1 and model.device.type == "cuda"  # where it is in order with everything else
     within = nullcontext if alone_on_cuda else own
     return [model, *(model.twin() for _ in range(count - 1))], within
 
 
 def planned(model: SplitModel, plan: Plan, kind: str) -> list[Stretch]:
-    """What devices of this kind run of a plan."""
+    """The stretches of a plan that devices of this kind run."""
     return [
         stretch
         for lane in plan.pipelines
@@ -112,7 +113,7 @@ def planned(model: SplitModel, plan: Plan, kind: str) -> list[Stretch]:
 
 
 def stretches(model: SplitModel, start: int, stop: int, ramps: Collection[int]) -> Iterator[Stretch]:
-    """What a replica runs at a time: from one active ramp to the next, looking at those that its policy must see."""
+    """The stretches that a replica runs in turn, from active ramp to active ramp, with all ramps the policy needs."""
     observed = model.ramps.observed(ramps) if isinstance(model, BackedModel) else frozenset(ramps)
     at = start
     for end in stops(start, stop, ramps):

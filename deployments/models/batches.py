@@ -47,7 +47,7 @@ def _join(arrays: Sequence[object], longest: int | None) -> Tensor:
 
 
 def _stretch(tensor: Tensor, length: int) -> Tensor:
-    """Zeros fill the padding: no real token ever looks at them."""
+    """Pad to this length with zeros, which no real token ever looks at."""
     if tensor.shape[1] == length:
         return tensor
     wide = tensor.new_zeros((tensor.shape[0], length, *tensor.shape[2:]))

@@ -30,7 +30,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def fingerprint(folder: Path) -> str:
-    """The same for the same contents, wherever they lie."""
+    """A hash of the checkpoint's contents, wherever they lie."""
     digest = sha256()
     for path in files(folder):
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Which backend is the fastest, for this network on this machine? Measured once, and remembered."""
+"""Finds the fastest backend for a network on this machine. It is measured once, and remembered."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ APART = 0.02  # of the largest logit: float16 may differ by so much
 
 @dataclass(frozen=True)
 class Choice:
-    """What was measured: by how much each backend is faster than torch, over all sizes."""
+    """What was measured: how many times as fast as torch each backend is, over all sizes."""
 
     over_torch: Mapping[str, float]
 
@@ -45,7 +45,7 @@ class Choice:
 def choose(
     model: TorchModel, others: Mapping[str, Callable[[], BackedModel]], directory: str | Path, fingerprint: str
 ) -> Choice:
-    """Measured at the first start with this network on this machine; later ones read what was found."""
+    """The first start with this network on this machine measures; later starts read what it found."""
     path = cache_directory() / "backends" / f"{_machine_key(model, fingerprint, list(others))}.json"
     with alone(path):
         if path.is_file():
@@ -62,7 +62,7 @@ def choose(
 def _measured(
     model: TorchModel, others: Mapping[str, Callable[[], BackedModel]], directory: str | Path
 ) -> Iterator[tuple[str, float]]:
-    """One that fails, or gives other answers, is not for this network."""
+    """Each backend, and how many times as fast as torch it is. One that fails or gives other answers is left out."""
     for backend, make in others.items():
         try:
             yield backend, over_torch(model, make(), partial(example, model, directory))
@@ -71,7 +71,7 @@ def _measured(
 
 
 def example(model: BackedModel, directory: str | Path, count: int = 1) -> Batch:
-    """A batch to export from and to measure with: nobody's inputs."""
+    """A made-up batch to export from and to measure with."""
     if model.reads_text:
         return model.encode([" ".join(["the"] * WORDS)] * count)
     side, channels = checkpoint.image_size(checkpoint.locate(directory))
@@ -79,9 +79,9 @@ def example(model: BackedModel, directory: str | Path, count: int = 1) -> Batch:
 
 
 def over_torch(model: TorchModel, other: BackedModel, batch_of: "partial[Batch]") -> float:
-    """Of the whole network, without exits: the geometric mean over sizes of ratios of medians, taken in turns.
+    """How many times as fast as torch the other one runs the whole network, without exits.
 
-    Raises ValueError if answers differ.
+    It is the geometric mean over sizes of ratios of medians, measured in turns. Raises ValueError if answers differ.
     """
     other.prepare([Stretch(0, model.num_blocks)], batch_of())
     stopwatch, ratios = stopwatch_for(str(model.device)), []
@@ -98,7 +98,7 @@ def over_torch(model: TorchModel, other: BackedModel, batch_of: "partial[Batch]"
 
 
 def _check(found: Exits, expected: Exits) -> None:
-    """Nobody is served by a backend that errs, however fast it is."""
+    """Refuse a backend whose answers differ, however fast it is."""
     apart, largest = np.abs(found.logits - expected.logits).max(), np.abs(expected.logits).max()
     if not apart <= APART * largest:
         raise ValueError(f"its logits differ from torch's by {apart:.2g}, where the largest is {largest:.2g}")

@@ -1,4 +1,4 @@
-"""CUDA graphs: what batches of one shape take is recorded once, then replayed in one call. On torch or ONNX Runtime.
+"""CUDA graphs on torch or ONNX Runtime: the work for batches of one shape is recorded once, then replayed in one call.
 
 Small launches wait for the host to name their kernels one by one; a replay names none. A graph has memory of its own,
 so a batch is copied into buffers of the next larger shape, and what it gives is copied out of them.
@@ -28,7 +28,7 @@ Again = Callable[[], object]
 
 
 class GraphModel(TorchModel):
-    """The same network with the same answers. What is not recorded is run as it is."""
+    """The same network with the same answers, replayed where it is recorded and run as usual where it is not."""
 
     always_masks = True
 
@@ -104,12 +104,12 @@ class Inputs:
 
     @property
     def widths(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """What is never padded: a picture's size, say."""
+        """The dimensions that are never padded: a picture's size, say."""
         fixed = 1 if self.present is None else 2
         return tuple((name, shape[fixed:]) for name, shape in self.shapes.items())
 
     def room(self, longest: int | None) -> Room:
-        """The next larger shape that is recorded."""
+        """The next larger shape for which a graph is recorded."""
         rows = 1 << (self.rows - 1).bit_length() if self.rows < ROWS else _up_to_a_multiple(self.rows, ROWS)
         if self.tokens is None:
             return Room(rows, None)
@@ -117,16 +117,16 @@ class Inputs:
         return Room(rows, max(self.tokens, min(tokens, longest or tokens)))
 
     def empty(self, room: Room) -> "Inputs":
-        """Buffers for as many."""
+        """Buffers of this size."""
         rows, tokens = room
         if self.present is None or tokens is None:
             return Inputs({name: each.new_zeros((rows, *each.shape[1:])) for name, each in self.arrays.items()}, None)
         arrays = {name: each.new_zeros((rows, tokens, *each.shape[2:])) for name, each in self.arrays.items()}
-        # Nobody may be made of padding alone: there would be nothing to attend to.
+        # No row may be padding alone, since attention would then have nothing to attend to.
         return Inputs(arrays, self.present.new_ones((rows, tokens)))
 
     def fill(self, given: "Inputs") -> None:
-        """In rows beyond those given stands what stood there before: nobody reads it."""
+        """Copy what is given into these buffers. Rows beyond it keep what was there before: nobody reads them."""
         for name, buffer in self.arrays.items():
             buffer[: given.rows, : given.arrays[name].shape[1]].copy_(given.arrays[name])
         if self.present is not None and given.present is not None:
@@ -140,7 +140,7 @@ def _up_to_a_multiple(number: int, of: int) -> int:
 
 @dataclass(frozen=True)
 class Recording:
-    """Buffers to read from, buffers that are written, and how to have them written again."""
+    """The buffers that a recorded launch reads, those that it writes, and the call that repeats it."""
 
     reads: Inputs
     gives: Passed
@@ -158,16 +158,16 @@ class Recording:
 
     @staticmethod
     def _without_padding(hidden: Tensor, given: Inputs) -> Tensor:
-        """A copy: the next replay writes over it."""
+        """The hidden state as a copy, since the next replay overwrites the buffer."""
         return hidden[: given.rows].clone() if given.tokens is None else hidden[: given.rows, : given.tokens].clone()
 
 
-# What a stretch does to buffers that it may have made. None: not yet, ask again. Whatever it raises: never.
+# Records a stretch on buffers that it makes by the given call. None: not yet, so ask again; an error: it never can.
 Recorder = Callable[[Stretch, Callable[[], Inputs]], Recording | None]
 
 
 class TorchRecorder:
-    """Records what torch queues on the device. Other threads may go on meanwhile."""
+    """Records the work that torch queues on the device. Other threads may go on meanwhile."""
 
     def __init__(self, model: TorchModel) -> None:
         self._model = model

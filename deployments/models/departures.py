@@ -1,4 +1,4 @@
-"""Who has left during one launch: kept on the device, told to the host in one copy."""
+"""Notes on the device who leaves during a launch, and tells the host in one copy."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ class Departures:
         self._leave(block, answer, torch.ones_like(self._ledger[:, 0], dtype=torch.bool))
 
     def settle(self) -> tuple[Exits, NDArray[np.int64]]:
-        """Who left, and the rows of those that stay. The only device-to-host copy of a launch, if one is needed."""
+        """Who left, and the rows of those that stay. This is the only copy from device to host, if one is needed."""
         if not self._anyone_may_have_left:
             nobody, everybody = np.empty(0, np.int64), np.arange(len(self._ledger))
             return self._exits(np.empty((0, self._ledger.shape[1]), np.float32), nobody), everybody
@@ -55,7 +55,7 @@ class Departures:
 
 
 def to_host(tensor: Tensor) -> Copied:
-    """Begin to copy, into memory that the device writes by itself. What is queued later is not waited for."""
+    """Begin to copy into pinned memory, which the device writes by itself, without waiting for what is queued later."""
     if tensor.device.type == "cpu":
         return tensor.numpy
     here = _pinned(tensor)

@@ -11,7 +11,7 @@ from deployments.models.torch_model import TorchModel
 
 
 class OnnxRecorder:
-    """What is not exported yet is recorded when it is; the model serves it meanwhile."""
+    """Records a stretch as soon as it is exported; until then the model serves it unrecorded."""
 
     def __init__(self, model: OnnxModel) -> None:
         self._model = model

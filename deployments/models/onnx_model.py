@@ -1,4 +1,4 @@
-"""Any torch network of the tree on ONNX Runtime. Torch serves what is not exported yet, and decides who leaves."""
+"""Runs any torch network on ONNX Runtime. Torch serves what is not exported yet, and decides who leaves."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -59,7 +59,7 @@ class OnnxModel(TorchModel):
             self.pieces.make(stretch, as_read(arrays, present))
 
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """By this backend from the first batch on: what is made of them must not depend on how far exporting is."""
+        """Exports everything first, since ramps that are made from features must not depend on how far exporting is."""
         self.prepare([Stretch(block, block + 1) for block in range(self.num_blocks)], batch)
         return super().features(batch)
 
@@ -71,7 +71,7 @@ class OnnxModel(TorchModel):
         return self._piecewise(stretch, arrays, present)
 
     def _piecewise(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
-        """By the pieces that there are, and torch in between."""
+        """Run a stretch by the pieces that are ready, and by torch in between."""
         at, logits, head = stretch.start, dict[int, Tensor](), None
         while at < stretch.stop:
             passed, at = self._next(stretch, at, arrays, present)

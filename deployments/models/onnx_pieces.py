@@ -29,8 +29,8 @@ LIMIT_BYTES = 16 << 30
 MOST = 64  # sessions held by one replica: each holds the weights of its blocks
 GRAPH = "graph.onnx"
 
-# Who holds it makes a piece, or records a CUDA graph. ONNX Runtime records in a mode in which no other thread of the
-# process may allocate memory on a device: both would fail.
+# A thread must hold this to make a piece, or to record a CUDA graph: ONNX Runtime records in a mode in which no other
+# thread of the process may allocate memory on a device, or both would fail.
 UNDISTURBED = Lock()
 
 
@@ -44,7 +44,7 @@ class Origin:
     int8: bool = False
 
     def key(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> str:
-        """The same for whatever would be made the same."""
+        """A name for the piece of this stretch, which is the same for all that would be made the same."""
         reads = sorted((name, str(tensor.dtype), tensor.ndim) for name, tensor in inputs.items())
         made_by = [FORMAT, OPSET, version("torch"), version("transformers"), ort.__version__]
         parts = [self.fingerprint, self.device.type, self.dtype, self.int8, stretch, reads, made_by]
@@ -52,7 +52,7 @@ class Origin:
 
 
 def fingerprint(directory: str | Path, model: TorchModel) -> str:
-    """The same for the same weights, those of the ramps too. Thresholds are no part of it: torch decides who leaves."""
+    """A hash of the weights, those of the ramps too. Thresholds are no part of it, since torch decides who leaves."""
     folder = checkpoint.locate(directory)
     digest = sha256(checkpoint.fingerprint(folder).encode())
     if (weights := folder / WEIGHTS).is_file():
@@ -63,7 +63,7 @@ def fingerprint(directory: str | Path, model: TorchModel) -> str:
 
 
 class Pieces:
-    """Stretches that are ready to run. What is not is made on a thread of its own, unless somebody waits for it."""
+    """The stretches that are ready to run. Others are made on a thread of its own, unless somebody waits for them."""
 
     def __init__(self, compute: Compute, origin: Origin, cache: Path, records: bool = False) -> None:
         self._compute, self.origin, self.cache, self._records = compute, origin, cache, records
@@ -81,7 +81,7 @@ class Pieces:
         return None if longest is None else (longest, self._ready[longest])
 
     def make(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> None:
-        """Returns when it is ready."""
+        """Make a piece; returns when it is ready."""
         if stretch not in self._ready:
             if len(self._ready) >= MOST:  # the one that was made first goes, and may be ordered again
                 first = next(iter(self._ready))
@@ -91,18 +91,18 @@ class Pieces:
                 self._ready[stretch] = Session(self._file(stretch, inputs), self.origin.device, self._records)
 
     def order(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> None:
-        """Returns at once; a piece that cannot be made is tried once, and torch goes on serving it."""
+        """Have a piece made in the background. It is tried once; torch serves it until it is ready, or for good."""
         if stretch not in self._coming:
             example = {name: tensor[:1].clone() for name, tensor in inputs.items()}
             self._coming[stretch] = self._thread.submit(self._try, stretch, example)
 
     @property
     def ordered(self) -> frozenset[Stretch]:
-        """What was asked for before it was there."""
+        """The pieces that were asked for before they were there."""
         return frozenset(self._coming)
 
     def wait(self) -> None:
-        """Until all that was ordered is there, or has failed."""
+        """Return when all that was ordered is there, or has failed."""
         for coming in list(self._coming.values()):
             coming.result()
 
@@ -113,7 +113,7 @@ class Pieces:
             log.exception("blocks %s stay on torch: they could not be exported to ONNX", stretch)
 
     def _file(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> Path:
-        """Made by whoever comes first; the other replicas wait for it."""
+        """The graph's file. The replica that needs it first makes it, and the others wait."""
         entry = self.cache / self.origin.key(stretch, inputs)
         with alone(entry):
             if not entry.is_dir():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from deployments.models.streams import Aside
+from deployments.models.streams import SideStream
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Session:
     """On CUDA for one thread at a time, on a host for any. `records`: fixed launches are replayed as CUDA graphs."""
 
     def __init__(self, path: Path, device: torch.device, records: bool = False) -> None:
-        self._device, self._where, self._aside = device, (device.type, device.index or 0), Aside(device)
+        self._device, self._where, self._side_stream = device, (device.type, device.index or 0), SideStream(device)
         self._session, self.records = self._open(path, records)
         self._reads = {each.name for each in self._session.get_inputs()}
         self._gives = [each.name for each in self._session.get_outputs()]
@@ -57,7 +57,7 @@ class Session:
         binding = self._bound(held)
         for name in self._gives:
             binding.bind_output(name, *self._where)
-        with self._aside.in_turn():
+        with self._side_stream.in_turn():
             self._session.run_with_iobinding(binding, self._unrecorded)
         values = binding.get_outputs()
         return {name: from_dlpack(value._ortvalue) for name, value in zip(self._gives, values, strict=True)}
@@ -79,7 +79,7 @@ class Session:
         options = run_options(self._device, next(self._numbers) if self.records else None)
 
         def again() -> None:
-            with self._aside.in_turn():
+            with self._side_stream.in_turn():
                 self._session.run_with_iobinding(binding, options)
 
         again()  # ONNX Runtime repeats it until all memory is there, then records it
@@ -96,7 +96,7 @@ class Session:
 
     def _open(self, path: Path, records: bool) -> tuple[Any, bool]:
         """A graph with a node that only the host can run cannot be recorded, but it can be run."""
-        given = providers(self._device, path.parent, self._aside.handle, records)
+        given = providers(self._device, path.parent, self._side_stream.handle, records)
         try:
             return ort.InferenceSession(str(path), _options(), providers=given), records
         except Exception:
@@ -126,7 +126,7 @@ def run_options(device: torch.device, graph: int | None) -> Any:
     """`graph`: the number of the recording, of a session that records."""
     options = ort.RunOptions()
     if device.type == "cuda":
-        # What follows is queued behind it (`Aside`): nobody has to wait.
+        # What follows is queued behind it (`SideStream`): nobody has to wait.
         options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         if graph is not None:
             options.add_run_config_entry("gpu_graph_id", str(graph))

@@ -87,7 +87,7 @@ class Ramps:
         return self.rules.head_temperature
 
     def idle(self, num_labels: int) -> list[str]:
-        """What is to be said of thresholds that never or always fire: allowed, but hardly meant."""
+        """A sentence about each threshold that never or always fires, which is allowed but hardly meant."""
         reached = {
             rule.block: reach(self.policy, rule.threshold, num_labels, len(self.blocks)) for rule in self.rules.ramps
         }
@@ -109,7 +109,7 @@ class Ramps:
         return frozenset(block for block in self.blocks if block <= max(active))
 
     def logits(self, block: int, pooled: Tensor) -> Tensor:
-        """Calibrated, in float32 whatever the network runs in: they are what decisions are made of."""
+        """Calibrated logits, in float32 whatever the network runs in, since decisions are made of them."""
         logits: Tensor = self.heads[block](pooled.float())
         return logits / self._rule_of[block].temperature
 

@@ -1,7 +1,7 @@
 """The seam between the networks and what computes them: what a backend gets, what it gives, and how it is found.
 
 An application chooses a backend by its name or its import path (`backend:`). To add one, write a file with an object
-that is a `Backend`; a line in `BACKENDS` gives it a short name.
+that is a `Backend`; a line in `deployments.config.BACKENDS` gives it a short name.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from deployments.config import backend_path
 from deployments.models.ramps import Ramps
 from profiles.errors import UserError
 from profiles.model import Batch, SplitModel
@@ -117,24 +118,14 @@ class Backend(Protocol):
         ...
 
 
-# Import paths by name: a backend's library is imported when the backend is asked for. `auto` tries them in turn.
-BACKENDS = {
-    "torch": "deployments.models.torch_model:TORCH",
-    "graphs": "deployments.models.cuda_graphs:TORCH_GRAPHS",
-    "onnx": "deployments.models.onnx_model:ONNX",
-    "onnx-graphs": "deployments.models.onnx_graphs:ONNX_GRAPHS",
-}
-
-
 def backend_named(name: str) -> Backend:
-    """One of `BACKENDS`, or of the user's own by its import path `module:object`.
+    """One of `deployments.config.BACKENDS`, or of the user's own by its import path `module:object`.
 
     >>> backend_named("torch").tried_by_auto
     False
     """
-    if name not in BACKENDS and ":" not in name:
-        raise UserError(f"backend {name!r} is not known; known are: auto, {', '.join(BACKENDS)}")
+    path = backend_path(name)
     try:
-        return resolve_name(BACKENDS.get(name, name))  # type: ignore[no-any-return]
+        return resolve_name(path)  # type: ignore[no-any-return]
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"backend {name!r} cannot be imported: {error}") from error

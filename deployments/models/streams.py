@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 
 
-class Aside:
-    """Where a library queues its work that must not use torch's stream: on the host nothing is needed.
+class SideStream:
+    """A stream for a library that must not queue its work on torch's; on the host there is none, and none is needed.
 
     Torch's stream is mostly the default one, whose handle is 0. ONNX Runtime takes 0 for "none given" and would compute
     on a stream that is not in order with torch's; and nothing can be recorded on the default stream.
@@ -22,7 +22,7 @@ class Aside:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """What is queued meanwhile comes after all that torch has queued, and before all that it will queue."""
+        """Work that is queued inside comes after all that torch has queued, and before all that it will queue."""
         if self._stream is None:
             yield
             return
@@ -35,8 +35,8 @@ class Aside:
 
 
 @contextmanager
-def of_its_own(device: torch.device, threads: int) -> Iterator[None]:
-    """For a thread that computes while others do: its own stream, or on the host so many threads to compute with.
+def beside_others(device: torch.device, threads: int) -> Iterator[None]:
+    """Give a thread that computes while others do a stream of its own, or on the host so many threads to compute with.
 
     Torch keeps both for each thread.
     """
@@ -49,7 +49,7 @@ def of_its_own(device: torch.device, threads: int) -> Iterator[None]:
 
 
 def finish(device: torch.device) -> None:
-    """On a stream of a thread's own, wait for it: what was made there may go to another, what was read there may go.
+    """Wait for the stream of this thread, so that other threads may use what was made there, and free what was read.
 
     On the default stream all is in order, whoever queues it.
     """

@@ -78,7 +78,7 @@ class TorchModel:
         return self
 
     def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
-        """Have these ready before anybody asks; on torch they are. The example stands before block 0."""
+        """Do nothing: on torch every stretch is ready."""
 
     def encode(self, inputs: Sequence[Any]) -> Batch:
         encoded = self.encoder(inputs)
@@ -108,13 +108,13 @@ class TorchModel:
         return self._settle(batch, stop, passed.hidden, departures)
 
     def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
-        """Compute, and decide nothing: this is what another backend does in its own way."""
+        """Run a stretch without deciding who leaves. Another backend replaces this one method."""
         return self.compute(stretch, arrays, present, lambda visible, dtype: visible)
 
     def compute(
         self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None, mask_of: MaskOf
     ) -> Passed:
-        """The same on torch, whatever the backend."""
+        """Run a stretch on torch, whatever the backend is."""
         hidden, logits = self._before(stretch.start, arrays), {}
         mask = None if present is None else mask_of(_over_keys(present), hidden.dtype)
         for block in range(stretch.start, stretch.stop):
@@ -198,5 +198,5 @@ TORCH = _OnTorch()
 
 
 def _over_keys(present: Tensor) -> Tensor:
-    """Which keys may be looked at, as scaled_dot_product_attention wants it: batch x heads x queries x keys."""
+    """The mask as scaled_dot_product_attention takes it: batch x heads x queries x keys."""
     return present[:, None, None, :]

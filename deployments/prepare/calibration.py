@@ -1,4 +1,4 @@
-"""Make a probability of 0.9 mean nine in ten: one temperature a ramp, and the error that is left."""
+"""Calibrates each ramp by a temperature, so that 0.9 means right nine times in ten, and measures what error is left."""
 
 import math
 

@@ -66,7 +66,7 @@ def _picked(path: Path, columns: Columns, images: bool) -> Iterator[Row]:
 
 
 def _check(path: Path, number: int, record: Mapping[Any, Any], chosen: Columns) -> None:
-    """What would be misread: a cell without a column (csv files them under None), a label where row 1 has none."""
+    """Refuse rows that would be misread: a cell without a column (csv: under None), or a label where row 1 has none."""
     if None in record:
         mend = "a text holds no tabs" if path.suffix == ".tsv" else "quote texts that hold commas"
         raise UserError(f"{path}: row {number} has more cells than the header; {mend}")

@@ -1,4 +1,4 @@
-"""What the demo must show, and whether a network shows it: measured on inputs, with a margin for chance.
+"""Says what the demo must show and measures whether a network shows it, with a margin for chance.
 
 The inputs are drawn from all distortions of the digits that training, ramps and thresholds have not seen. A figure
 passes only if it passes by `SIGMAS` of its standard errors, so that another draw, or the last bits of another

@@ -33,18 +33,18 @@ class PrepareOptions:
 
 @dataclass(frozen=True)
 class Seen:
-    """What ramps and head say about some inputs, calibrated or not yet, and the truth about them (one-hot)."""
+    """The logits of ramps and head for some inputs, calibrated or not yet, and the true labels (one-hot)."""
 
     ramps: Tensor
     head: Tensor
     truth: Tensor
 
     def temperatures(self) -> list[float]:
-        """What would make each of them honest, the head last."""
+        """The temperature that calibrates each ramp, and the head's last."""
         return [temperature(logits, self.truth) for logits in self.heads()]
 
-    def cooled(self, temperatures: Sequence[float]) -> "Seen":
-        """Calibrated: one temperature a ramp, the head's last."""
+    def calibrated(self, temperatures: Sequence[float]) -> "Seen":
+        """The same, calibrated by one temperature a ramp and the head's last."""
         ramps = [logits / value for logits, value in zip(self.ramps, temperatures, strict=False)]
         return Seen(torch.stack(ramps), self.head / temperatures[-1], self.truth)
 
@@ -59,11 +59,11 @@ def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> tupl
     calibrate = look(heads, found, truth, sample.parts.calibrate)
     temperatures = calibrate.temperatures()
     report = look(heads, found, truth, sample.parts.report)
-    cool = report.cooled(temperatures)
-    chosen, reached = _choose(calibrate.cooled(temperatures), cool, options)
+    calibrated = report.calibrated(temperatures)
+    chosen, reached = _choose(calibrate.calibrated(temperatures), calibrated, options)
     errors = [
         (calibration_error(before, report.truth), calibration_error(after, report.truth))
-        for before, after in zip(report.heads(), cool.heads(), strict=True)
+        for before, after in zip(report.heads(), calibrated.heads(), strict=True)
     ]
     return _rules(options, temperatures, chosen, reached, errors), dict(enumerate(heads))
 
@@ -83,7 +83,7 @@ def look(heads: list[nn.Module], found: Features, truth: Tensor, rows: Indices) 
 
 @dataclass(frozen=True)
 class Reached:
-    """Thresholds at work on the inputs they are reported on."""
+    """What thresholds do to the inputs that are kept for the report."""
 
     table: Replay
     tradeoff: Tradeoff

@@ -45,14 +45,14 @@ def prepare(
 
 
 def _served(model: TorchModel, source: Path, options: PrepareOptions) -> BackedModel:
-    """As it will be served: ramps learn from what 8-bit blocks give, not from what they would give in float32."""
+    """The network as it will be served, since ramps must learn from what 8-bit blocks give where these will serve."""
     if options.dtype != INT8:
         return model
     return on_backend(model, source, "onnx", int8=True)
 
 
 def check_free(out: Path, force: bool) -> None:
-    """Nothing is overwritten unasked, and what isobatch did not write never. `out` can be made: that is tried."""
+    """Refuse to overwrite anything unasked, or what isobatch did not write, and to begin where it cannot write."""
     if out.exists() and not force:
         raise UserError(f"{out}: exists already; --force replaces it")
     if out.exists() and not _replaceable(out):
@@ -65,7 +65,7 @@ def _replaceable(out: Path) -> bool:
 
 
 def _check_place(out: Path) -> None:
-    """Permissions alone do not say it: nobody makes a directory in /proc, and root may write anywhere else."""
+    """Try to make a directory there. Permissions alone do not tell: nobody can in /proc, root can anywhere else."""
     nearest = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
     try:
         with TemporaryDirectory(prefix=".isobatch-", dir=nearest):

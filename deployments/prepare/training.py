@@ -30,7 +30,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Lesson:
-    """Features (standardised) and what is to be said about them, as probabilities."""
+    """Standardised features, and their targets as probabilities."""
 
     features: Tensor
     targets: Tensor
@@ -72,7 +72,7 @@ def _keep_best(head: nn.Module, stages: Iterator[None], judge: Lesson, stages_wi
 
 
 def _lower_penalties(head: nn.Module, learn: Lesson) -> Iterator[None]:
-    """Each stage starts from the one before, whose answer is near."""
+    """Train with ever smaller penalties; each stage starts from the weights of the one before, which are near."""
     for penalty in PENALTIES:
         optimiser = torch.optim.LBFGS(head.parameters(), max_iter=ITERATIONS, line_search_fn="strong_wolfe")
 

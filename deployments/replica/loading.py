@@ -5,7 +5,7 @@ The backends (torch, ONNX Runtime) are imported inside the functions, so that vi
 
 from pathlib import Path
 
-from deployments.config import AppConfig, named
+from deployments.config import VIRTUAL, AppConfig, named
 from optimizer.plan import read_plan
 from profiles.errors import UserError
 from profiles.files import load
@@ -14,7 +14,7 @@ from profiles.model import SplitModel
 
 def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
     """Load the network as a device of this kind runs it."""
-    if config.backend == "virtual":
+    if config.backend == VIRTUAL:
         return _virtual(config, kind)
     from deployments.models.backends import backend_of, make_ready, planned, warn_of_another
 
@@ -28,7 +28,7 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
 
 def load_front_model(config: AppConfig, directory: str) -> SplitModel:
     """Load the network for the front, which only encodes inputs where a plan runs the network elsewhere."""
-    if config.backend == "virtual":
+    if config.backend == VIRTUAL:
         return _virtual(config, None)
     if config.planned:
         encoding: SplitModel = named(config.loader)(directory, device="cpu", dtype="float32")
@@ -45,7 +45,7 @@ def _load(config: AppConfig, directory: str, device: str) -> SplitModel:
 
     int8 = config.dtype == INT8
     model: SplitModel = named(config.loader)(directory, device=device, dtype="float32" if int8 else config.dtype)
-    assert config.backend != "virtual", "This is a bug: a virtual device loads nothing."
+    assert config.backend != VIRTUAL, "This is a bug: a virtual device loads nothing."
     return on_backend(model, directory, config.backend, int8=int8)
 
 

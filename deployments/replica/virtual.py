@@ -16,11 +16,12 @@ from profiles.latency import LatencyTable
 from profiles.model import Batch, Exits, Launched
 
 Blocks = NDArray[np.int64]
-FAULTS = "ISOBATCH_REHEARSED_FAULTS"  # set by tests to a folder with a file for each slow process
+# Tests set this to a folder, in which a file that is named after a process holds its slowdown.
+FAULTS = "ISOBATCH_VIRTUAL_FAULTS"
 
 
-def rehearsed() -> float:
-    """The slowdown of this process if a test makes it slow or hang, else 1."""
+def told_slowdown() -> float:
+    """How many times slower a test wants this process to be (1: it wants nothing)."""
     folder = os.environ.get(FAULTS)
     told = Path(folder, str(os.getpid())) if folder else None
     return float(told.read_text()) if told and told.exists() else 1.0
@@ -41,7 +42,7 @@ class VirtualModel:
         seed: int = 0,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.perf_counter,
-        slower: Callable[[], float] = rehearsed,
+        slower: Callable[[], float] = told_slowdown,
     ) -> None:
         if table.num_blocks != exits.num_blocks:
             raise UserError(f"the table has {table.num_blocks} blocks, the exit profile {exits.num_blocks}")
@@ -113,7 +114,7 @@ class VirtualModel:
         return int(np.flatnonzero(self._survival[1:] <= self._random.random())[0])
 
     def _find_ways_out(self, start: int, stop: int, ramps: frozenset[int]) -> tuple[Blocks, Blocks]:
-        """The active ramps on the way, and where inputs leave that are sure by each, or by none (-1: they stay)."""
+        """The active ramps on the way; where inputs leave that are sure by each, or by none of them (-1: they stay)."""
         ways_out = sorted(ramp for ramp in ramps if start <= ramp < stop)
         beyond = self.num_blocks - 1 if stop == self.num_blocks else -1
         return np.array(ways_out, np.int64), np.array([*ways_out, beyond], np.int64)

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rich.console import Console
 
 from cluster.bench.compare import Bench
 from cluster.bench.saturated import compared
-from deployments.config import BackendName
 from deployments.models.backends import backend_of
 from deployments.models.loading import resolve_device
 from experiments.backend.families import NAMES, own_cache
@@ -29,7 +28,6 @@ from profiles.measure import device_name
 
 console = Console(stderr=True)
 STREAMS = 2
-BACKENDS = [name for name in get_args(BackendName) if name != "auto"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -99,7 +97,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float16", choices=("float32", "float16", "bfloat16"))
-    parser.add_argument("--backend", default="torch", choices=BACKENDS, help="graphs: recorded as CUDA graphs")
+    parser.add_argument("--backend", default="torch", help="as `backend:` of isobatch serve, but not auto")
     parser.add_argument("--out", type=Path, default=Path("profiles/measured"))
     parser.add_argument("--networks", default=",".join(NAMES))
     parser.add_argument("--seconds", type=float, default=0.5, help="of load at each rate that is tried")

@@ -35,7 +35,7 @@ def recorded(source: Path, data: Path, most: int = 20_000) -> Replay:
     wanted, truth = targets_of(found, sample)
     heads = train(found.pooled, wanted, sample.parts.train, "light")
     seen = look(heads, found, truth, np.concatenate((sample.parts.calibrate, sample.parts.report)))
-    seen = seen.cooled(seen.temperatures())
+    seen = seen.calibrated(seen.temperatures())
     depths = [(block + 1) / model.num_blocks for block in range(len(heads))]
     return replay(entropy, seen.ramps, seen.head, seen.truth, depths)
 

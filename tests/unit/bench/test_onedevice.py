@@ -210,6 +210,28 @@ def test_the_command_prints_json(
     assert several["gain"] == pytest.approx(several["together_per_s"] / several["one_per_s"])
 
 
+def test_the_command_takes_any_backend_that_a_configuration_takes(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "STEPS", 1)
+    command = ["bench", str(checkpoint), "--backend", "tests.helpers.toy_backend:TOY", "--slo-ms", "200"]
+    few = [
+        "--seconds",
+        "0.1",
+        "--budget",
+        "0.1",
+        "--largest",
+        "2",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "bench.json"),
+    ]
+    result = CliRunner().invoke(app, [*command, *few, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "cpu, toy, float32" in json.loads(result.stdout)["measured"]
+
+
 def test_a_network_without_ramps_is_told_what_to_do(checkpoint: Path, tmp_path: Path) -> None:
     bare = Path(copytree(checkpoint, tmp_path / "bare"))
     (bare / "exits.json").unlink()

@@ -1,5 +1,6 @@
 """The command on a tiny network, without a clock's worth of waiting."""
 
+import sys
 from pathlib import Path
 from shutil import copy, copytree
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cli import app
+from cluster.cli import app, main
 from cluster.profiling.checkpoint import exits_from_rules, kind_of, report, stranger, texts
 from deployments.models import load
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
@@ -18,6 +19,7 @@ from profiles.files import load as load_profile
 from tests.helpers.tiny_networks import hugging_face
 
 RUNNER = CliRunner()
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -192,3 +194,25 @@ def test_a_table_says_what_computed_it(prepared: Path, tmp_path: Path, monkeypat
     assert table.backend == "onnx"
     assert "cpu, onnx, float32" in table.source
     assert min(table.memory_bytes) > 0
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_backend_of_the_users_own_is_found_where_the_command_is_run(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy(ROOT / "tests" / "helpers" / "toy_backend.py", tmp_path / "my_backend.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    few = ["--device", "cpu", "--lengths", "4", "--largest", "2", "--budget", "0.1"]
+    monkeypatch.setattr(sys, "argv", ["isobatch", "profile", str(prepared), "--backend", "my_backend:TOY", *few])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    (table,) = load_profile(tmp_path / "profile.json").tables
+    assert table.backend == "toy"
+
+
+@pytest.mark.parametrize("command", ["profile", "bench"])
+def test_a_backend_that_is_not_known_is_refused_before_anything_is_loaded(command: str) -> None:
+    result = RUNNER.invoke(app, [command, "no-such-checkpoint", "--backend", "onyx"])
+    assert str(result.exception).startswith("backend 'onyx' is not known; known are: auto, torch, graphs, onnx,")

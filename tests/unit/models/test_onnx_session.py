@@ -46,7 +46,7 @@ def test_what_cannot_be_recorded_is_run(
             raise onnx_session.ort.capi.onnxruntime_pybind11_state.Fail("cannot use the graph capture feature")
         return SimpleNamespace(get_inputs=list, get_outputs=list)
 
-    monkeypatch.setattr(onnx_session, "Aside", lambda device: SimpleNamespace(handle=4711))
+    monkeypatch.setattr(onnx_session, "SideStream", lambda device: SimpleNamespace(handle=4711))
     monkeypatch.setattr(onnx_session.ort, "InferenceSession", refuse)
     session = onnx_session.Session(tmp_path / "graph.onnx", CUDA, records=True)
     assert not session.records

@@ -10,12 +10,12 @@ import torch
 
 from deployments.models import cuda_graphs as graphs
 from deployments.models import streams
-from deployments.models.backends import at_once
+from deployments.models.backends import for_threads
 from deployments.models.cuda_graphs import GraphModel
 from deployments.models.onnx_graphs import OnnxRecorder
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.seam import Stretch
-from deployments.models.streams import Aside, finish, of_its_own
+from deployments.models.streams import SideStream, beside_others, finish
 from profiles.errors import UserError
 from tests.helpers.backend_parity import assert_same, batch_for
 from tests.helpers.tiny_networks import network
@@ -55,7 +55,7 @@ def cuda(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_stream_aside_comes_after_torch_and_before_it(cuda: Any, notes: list[str]) -> None:
-    aside = Aside(CUDA)
+    aside = SideStream(CUDA)
     assert aside.handle == 4711, "0, torch's default stream, ONNX Runtime would not take"
     with aside.in_turn():
         notes.append("queued")
@@ -75,7 +75,7 @@ def test_a_thread_computes_on_its_own_stream_with_its_own_threads(cuda: Any, not
     counts = []
 
     def compute() -> None:
-        with of_its_own(CUDA, threads=2):
+        with beside_others(CUDA, threads=2):
             counts.append(torch.get_num_threads())
 
     before = torch.get_num_threads()
@@ -89,12 +89,12 @@ def test_a_thread_computes_on_its_own_stream_with_its_own_threads(cuda: Any, not
 def test_threads_share_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = network("vit")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
-    models, within = at_once(exact, 3)
+    models, within = for_threads(exact, 3)
     assert models == [exact] * 3, "it keeps nothing between calls"
     assert within.args == (HOST, 6)  # type: ignore[attr-defined]
-    assert at_once(Toy(), 1)[1] is nullcontext
+    assert for_threads(Toy(), 1)[1] is nullcontext
     with pytest.raises(UserError, match="a Toy computes one launch at a time"):
-        at_once(Toy(), 2)
+        for_threads(Toy(), 2)
 
 
 def test_what_replays_has_recordings_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
