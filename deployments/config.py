@@ -22,10 +22,10 @@ VIRTUAL = "virtual"
 DEMO = "deployments.demo:demo_directory"
 
 
-def named(path: str) -> Callable[..., Any]:
+def function_at(path: str) -> Callable[..., Any]:
     """The function that an import path `module:function` names.
 
-    >>> named("math:sqrt")(9.0)
+    >>> function_at("math:sqrt")(9.0)
     3.0
     """
     try:

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 
 SAME = 1e-9  # values that differ by a smaller share are one value
 LAST_BITS = 1e-12  # what rounding errors add up to
-TIE_BREAK = (
-    1e-12  # of the network's time: what a split seems to cost more, so that of equal plans the shortest is taken
-)
-SPARE_BITS = (
-    18  # of a float's 64, left out when partial plans are compared: what differs in the eleventh digit is equal
-)
+# The share of the network's time that a split seems to cost more, so that of equal plans the shortest is taken.
+TIE_BREAK = 1e-12
+# The bits of a float's 64 that do not count when partial plans are compared: the eleventh digit and beyond.
+SPARE_BITS = 18
 
 
 @dataclass(frozen=True)

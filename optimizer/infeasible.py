@@ -1,4 +1,4 @@
-"""Why there is no plan: the constraint that binds, and the nearest value that would do."""
+"""Says why there is no plan: the constraint that binds, and the nearest value that would do."""
 
 from dataclasses import replace
 from math import inf

@@ -1,4 +1,4 @@
-"""What a plan is for, and what it must keep."""
+"""The objective of a plan: its goal, and the limits that it must keep."""
 
 from dataclasses import dataclass
 

@@ -77,7 +77,7 @@ class Problem:
         return self.tables[self.devices.index(self.device(kind))]
 
 
-def named(facts: Problem, start: int, stop: int, batch_size: int, inner: bool) -> Split:
+def split_with_ramps(facts: Problem, start: int, stop: int, batch_size: int, inner: bool) -> Split:
     """A split with all its ramps at which inputs leave, or with only the one at its end."""
     leaving = [any(each[k + 1] < each[k] for each in facts.survivals) for k in range(start, stop - 1)]
     ramps = [start + k for k, leaves in enumerate(leaving) if leaves and inner]

@@ -1,4 +1,4 @@
-"""The one kind of error that is the user's to mend."""
+"""The one kind of error that the user can mend."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ class UserError(ValueError):
 
 
 def read_text(path: Path) -> str:
-    """What a file that the user named holds."""
+    """The text of a file that the user named."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -46,7 +46,7 @@ class Profile:
         return tuple(dict.fromkeys(table.kind for table in self.tables))
 
     def joined_by(self, other: "Profile") -> "Profile":
-        """Both, where the later replaces the same kind of device and length, but a datasheet never a measurement.
+        """Both as one. A later table replaces that of the same kind and length, but a datasheet no measurement.
 
         A later note replaces the earlier one on the same subject.
         """
@@ -61,7 +61,7 @@ class Profile:
         return Profile(self.model, tuple(tables.values()), other.exits or self.exits, tuple(notes.values()))
 
     def check_same(self, model: str, num_blocks: int) -> None:
-        """Refuse to be joined by the profile of another network."""
+        """Raise UserError if this would be the profile of another network."""
         if (self.model, self.num_blocks) != (model, num_blocks):
             here, there = f"{self.model} ({self.num_blocks} blocks)", f"{model} ({num_blocks} blocks)"
             raise UserError(f"cannot add a profile of {there} to one of {here}: write it to another file")

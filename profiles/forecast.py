@@ -14,7 +14,7 @@ from scipy.special import expit, logit
 
 from profiles.exits import ExitProfile
 from profiles.series import SPAN, Prediction, Series
-from profiles.windows import Steadied, Window
+from profiles.windows import SteadySurvival, Window
 
 Floats = NDArray[np.float64]
 EDGE = 1e-6  # shares closer than this to 0 or 1 are not told apart
@@ -61,7 +61,7 @@ class Forecaster:
             raise ValueError(f"ramp_blocks = {list(ramps)} must lie between 0 and {num_blocks - 2}")
         self._num_blocks, self._span = num_blocks, span
         self._cuts = [block + 1 for block in ramps]  # the blocks that fewer inputs enter than the one before
-        self._steadied = Steadied(num_blocks)
+        self._steady = SteadySurvival(num_blocks)
         self._series = [Series(span=span) for _ in range(len(self._cuts) + 1)]  # the last one holds the arrivals
         self._seen = 0
         self._inputs = 0  # of the last window
@@ -101,7 +101,7 @@ class Forecaster:
         if len(window.left) != self._num_blocks:
             raise ValueError(f"a window of {len(window.left)} blocks for a network of {self._num_blocks}")
         self._inputs = window.answered
-        survival = log_odds(self._steadied.add(window)[self._cuts])
+        survival = log_odds(self._steady.add(window)[self._cuts])
         return [*survival.tolist(), float(np.log1p(window.arrivals_per_s))]
 
     def _as_wide_as_chance(self, ramp: Prediction) -> Prediction:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Journal(Generic[T]):
-    """Frozen dataclasses; `read` makes one of what `asdict` made of it. Without a path they are kept in memory only.
+    """Keeps frozen dataclasses; `read` makes one of what `asdict` made of it. Without a path they stay in memory.
 
     >>> from tempfile import TemporaryDirectory
     >>> from profiles.windows import Window
@@ -42,11 +42,11 @@ class Journal(Generic[T]):
 
     @property
     def entries(self) -> tuple[T, ...]:
-        """The latest ones, oldest first."""
+        """The latest entries, oldest first."""
         return tuple(self._entries[-self._keep :])
 
     def append(self, entry: T) -> None:
-        """Keep it; when this returns it is on disk."""
+        """Keep an entry; when this returns it is on disk."""
         self._entries.append(entry)
         if self._lines + 1 >= 2 * self._keep:
             self._entries = self._entries[-self._keep :]

@@ -81,7 +81,7 @@ class LatencyTable:
         return self._times(self._ramps, batch)
 
     def block_p95_times_s(self, batch: ArrayLike) -> Floats:
-        """The same as `block_times_s` for the 95th percentile; the medians where the source has no other."""
+        """As `block_times_s`, the 95th percentiles; where the source has none, the medians."""
         return self._times(self._p95, batch)
 
     @cached_property

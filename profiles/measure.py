@@ -47,7 +47,7 @@ class Measured:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Why not to trust it."""
+        """Why the table should not be trusted."""
         found = []
         if self.spread > NOISY:
             found.append(f"half of the rounds differ by more than {self.spread:.0%}: the machine is too busy to trust")
@@ -219,7 +219,7 @@ def _by_events(call: Callable[[], Launched]) -> tuple[Launched, float]:
 
 
 def _bytes(launched: Launched) -> int:
-    """Of one input after one block: its hidden state, or its answer."""
+    """The bytes of one input after one block: of its hidden state, or of its answer."""
     if launched.survivors is None:
         return int(launched.exits.logits.nbytes)
     return int(sum(array.nbytes for array in (*launched.survivors.arrays.values(), launched.survivors.memory)))
@@ -242,7 +242,7 @@ def _weights() -> Iterator[dict[int, int]]:
 
 
 def _peak_bytes(call: Callable[[], Launched], device: str) -> tuple[Launched, int]:
-    """What a call needs at its worst beside what is held already; 0 where nobody counts (the host)."""
+    """The most memory that a call needs beside what is in use already; 0 on the host, where nobody counts it."""
     if not device.startswith("cuda"):
         return call(), 0
     torch.cuda.reset_peak_memory_stats()

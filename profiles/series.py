@@ -46,7 +46,7 @@ class Series:
         self._fit: Any = None  # statsmodels' results, or None where ARIMA does not apply
 
     def append(self, value: float) -> None:
-        """The next value that was seen."""
+        """Take in the next value that was seen."""
         self._values = [*self._values[1 - self._span :], float(value)]
         if self._fit is not None:
             self._fit = _quietly(lambda: self._fit.append([float(value)], refit=False))
@@ -93,7 +93,7 @@ def smoothed(values: Floats) -> Prediction | None:
 
 
 def last(values: Floats) -> Prediction:
-    """Nothing changes. Where nothing was seen yet: 0."""
+    """The last value again; 0 where none was seen yet."""
     return Prediction(float(values[-1]) if len(values) else 0.0, UNKNOWN_SD, "last")
 
 

@@ -159,7 +159,7 @@ def _rounded(rows: Floats) -> tuple[tuple[float, ...], ...]:
 
 
 def _digits(value: float) -> float:
-    """Four of them: more than any clock can vouch for, and a person can read them."""
+    """Round to four digits: more than any clock can vouch for, and a person can read them."""
     return float(f"{value:.4g}")
 
 

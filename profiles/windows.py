@@ -4,17 +4,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from profiles.exits import ExitProfile
+from profiles.journal import Journal
 
 Floats = NDArray[np.float64]
 
 # A window must see this many inputs to weigh as much as all that came before it.
 PRIOR_INPUTS = 20.0
+KEEP_WINDOWS = 720  # windows in a history: a day of two-minute ones
 MOST = 2**53  # beyond it a float no longer tells one count from the next
 
 
@@ -46,7 +49,7 @@ class Window:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> "Window":
-        """From what `asdict` made of it."""
+        """A window from what `asdict` made of it."""
         return cls(**{**fields, "left": tuple(fields["left"])})
 
     @property
@@ -59,7 +62,7 @@ class Window:
 
     @property
     def exits(self) -> ExitProfile:
-        """Needs at least one answer."""
+        """The exit profile of this window, which must have at least one answer."""
         return ExitProfile.from_counts(self.left)
 
     @property
@@ -106,7 +109,26 @@ def merge(windows: Iterable[Window]) -> Window:
     return Window(start_s, end_s - start_s, sum(part.arrived for part in parts), left)
 
 
-class Steadied:
+class History(Journal[Window]):
+    """The windows that were seen, in a journal that outlives whoever keeps it.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     History(Path(folder) / "exits.jsonl").append(Window(0.0, 120.0, 10, (6, 4)))
+    ...     History(Path(folder) / "exits.jsonl").windows
+    (Window(start_s=0.0, duration_s=120.0, arrived=10, left=(6, 4)),)
+    """
+
+    def __init__(self, path: Path | None, keep: int = KEEP_WINDOWS) -> None:
+        super().__init__(path, Window.read, keep)
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """The latest ones, oldest first."""
+        return self.entries
+
+
+class SteadySurvival:
     """Survival, window by window, where a window with few inputs hardly moves what was known before it.
 
     Each window is taken together with `prior_inputs` imagined ones that behave like the row before, so its weight is
@@ -119,7 +141,7 @@ class Steadied:
         self._strength, self._prior_inputs = 1.0, prior_inputs
 
     def add(self, window: Window) -> Floats:
-        """The row that this window leads to."""
+        """Take in a window; returns the survival that is believed after it."""
         known = np.asarray(window.entered) + self._strength * self._row
         self._row = known / (window.answered + self._strength)
         self._strength = self._prior_inputs

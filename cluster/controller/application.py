@@ -1,6 +1,6 @@
 """What the controller asks of a running application, and the application on Ray Serve that answers it.
 
-The simulated application (`cluster/simulator/replanned.py`) answers the same three calls.
+The simulated application (`cluster/simulator/replanning.py`) answers the same three calls.
 """
 
 from collections.abc import Callable, Mapping

@@ -14,8 +14,7 @@ from deployments.front.observed import Observed, merged
 from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
 from profiles.forecast import Forecast, Forecaster
-from profiles.history import History
-from profiles.windows import Steadied, Window
+from profiles.windows import History, SteadySurvival, Window
 
 RECENT_WINDOWS = 15  # that count as evidence
 SURPRISE_DEVIATIONS = 3.0  # standard deviations from the forecast that make a part of a window a surprise
@@ -80,10 +79,10 @@ class Beliefs:
 
     def _steadied(self, survival: tuple[float, ...], windows: Iterable[Window]) -> tuple[float, ...]:
         """A survival curve, corrected by windows that were seen later."""
-        steadied = Steadied(self._num_blocks)
-        row = steadied.add(_imagined(survival))
+        steady = SteadySurvival(self._num_blocks)
+        row = steady.add(_imagined(survival))
         for window in windows:
-            row = steadied.add(window)
+            row = steady.add(window)
         return tuple(np.minimum.accumulate(np.clip(row, 0, 1)).tolist())
 
     def _window(self, seen: Observed, ramps: Collection[int]) -> Window:

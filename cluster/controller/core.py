@@ -35,7 +35,7 @@ from optimizer.plan import Plan
 from optimizer.problem import Problem
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
-from profiles.history import History
+from profiles.windows import History
 
 EARLY = 4  # windows may be closed early so many times faster than on time
 

@@ -29,7 +29,7 @@ from deployments.front.headers import NO_KEY, is_shown, key_in
 from deployments.graph import profile_of
 from optimizer import Plan
 from profiles.files import Profile
-from profiles.history import History
+from profiles.windows import History
 
 RETRY_S = 1.0
 log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go

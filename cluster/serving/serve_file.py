@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.controller.config import ControllerConfig
-from deployments.config import DEMO, checked, named, parse
+from deployments.config import DEMO, checked, function_at, parse
 from deployments.front.headers import key_in
 from deployments.graph import read_graph
 from profiles.errors import UserError
@@ -61,7 +61,7 @@ def with_demo(content: ServeFile) -> ServeFile:
     complete = content | {"applications": [dict(application) for application in content["applications"]]}
     for application in ours(complete):
         if "model" not in application["args"]:
-            application["args"] = {"name": "demo"} | application["args"] | {"model": str(named(DEMO)())}
+            application["args"] = {"name": "demo"} | application["args"] | {"model": str(function_at(DEMO)())}
     return complete
 
 

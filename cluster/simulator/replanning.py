@@ -15,7 +15,7 @@ from cluster.simulator.report import Report
 from cluster.simulator.simulation import Inputs, Simulation, World
 from deployments.front.observed import Observed
 from optimizer.plan import Plan
-from profiles.history import History
+from profiles.windows import History
 
 LOOK_EVERY_S = 30.0  # a look costs milliseconds, and one every five seconds makes 17,280 in a simulated day
 PATIENCE = Patience(look_every_s=LOOK_EVERY_S)

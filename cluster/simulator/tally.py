@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from cluster.simulator.event_loop import Departure
 from deployments.dispatch.messages import Launch, Outcome
 from deployments.front.observed import FASTEST_S as FINEST_S
-from deployments.front.observed import STEP, LaunchShape, Observed, Took
+from deployments.front.observed import STEP, LaunchShape, Observed, Took, since
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -79,22 +79,7 @@ class Tally:
         self.flush()
         now, before = self._so_far(now_s, devices), self._before
         self._before = now
-        launches = {
-            key: Took(took.times - had.times, took.seconds - had.seconds)
-            for key, took in now.launches.items()
-            if took.times > (had := before.launches.get(key, Took(0, 0.0))).times
-        }
-        latencies = {key: count - before.latencies.get(key, 0) for key, count in now.latencies.items()}
-        return Observed(
-            before.ended_s,
-            now_s - before.ended_s,
-            now.arrivals - before.arrivals,
-            now.in_time - before.in_time,
-            tuple(late - early for late, early in zip(now.exits, before.exits, strict=True)),
-            launches,
-            devices,
-            {key: count for key, count in latencies.items() if count},
-        )
+        return since(now, before)
 
     def _so_far(self, now_s: float, devices: Mapping[str, int]) -> Observed:
         launches: dict[LaunchShape, Took] = {}

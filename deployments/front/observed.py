@@ -131,7 +131,7 @@ def since(now: Observed, before: Observed | None) -> Observed:
         in_time=now.in_time - before.in_time,
         exits=tuple(late - early for late, early in zip(now.exits, before.exits, strict=True)),
         launches=_new_launches(now.launches, before.launches),
-        latencies={each: n - before.latencies.get(each, 0) for each, n in now.latencies.items()},
+        latencies=dict(Counter(now.latencies) - Counter(before.latencies)),  # which leaves out what did not grow
     )
 
 

@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from deployments.config import DEMO, VIRTUAL, AppConfig, named
+from deployments.config import DEMO, VIRTUAL, AppConfig, function_at
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.bodies import Sizes
 from deployments.front.driver import Driver
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def directory_of(config: AppConfig) -> str:
     """The directory of the network."""
-    return config.model or str(named(DEMO)())
+    return config.model or str(function_at(DEMO)())
 
 
 async def _nobody() -> list[FrontState]:

@@ -5,7 +5,7 @@ The backends (torch, ONNX Runtime) are imported inside the functions, so that vi
 
 from pathlib import Path
 
-from deployments.config import VIRTUAL, AppConfig, named
+from deployments.config import VIRTUAL, AppConfig, function_at
 from optimizer.plan import read_plan
 from profiles.errors import UserError
 from profiles.files import load
@@ -31,7 +31,7 @@ def load_front_model(config: AppConfig, directory: str) -> SplitModel:
     if config.backend == VIRTUAL:
         return _virtual(config, None)
     if config.planned:
-        encoding: SplitModel = named(config.loader)(directory, device="cpu", dtype="float32")
+        encoding: SplitModel = function_at(config.loader)(directory, device="cpu", dtype="float32")
         return encoding
     from deployments.models.backends import make_ready, stretches
 
@@ -44,7 +44,7 @@ def _load(config: AppConfig, directory: str, device: str) -> SplitModel:
     from deployments.models.backends import INT8, on_backend
 
     int8 = config.dtype == INT8
-    model: SplitModel = named(config.loader)(directory, device=device, dtype="float32" if int8 else config.dtype)
+    model: SplitModel = function_at(config.loader)(directory, device=device, dtype="float32" if int8 else config.dtype)
     assert config.backend != VIRTUAL, "This is a bug: a virtual device loads nothing."
     return on_backend(model, directory, config.backend, int8=int8)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @register
 class Cost(Goal):
-    """The fewest replicas that keep what is asked are the cheapest."""
+    """The least dollars: the best plan takes the fewest replicas that keep what is asked."""
 
     name = "cost"
     best_with = "fewest"

@@ -31,10 +31,10 @@ class Goal(ABC):
 
     @abstractmethod
     def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
-        """Of a plan that keeps what the objective asks; at least 0, small is good."""
+        """The value of a plan that keeps what the objective asks: 0 or more, and the smaller the better."""
 
     def least_goodput_per_s(self, value: float) -> float:
-        """What every plan sustains whose value is at most this."""
+        """A goodput that every plan sustains whose value is at most this."""
         return 0.0
 
     def most_seconds_per_input(self, value: float) -> float:

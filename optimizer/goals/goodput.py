@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @register
 class Goodput(Goal):
-    """Every device at work: the best plan takes as many replicas as there are."""
+    """The most inputs per second: the best plan takes as many replicas as there are."""
 
     name = "goodput"
     best_with = "most"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @register
 class Latency(Goal):
-    """The more replicas, the less an input waits for one; what of the latency is left from each block on is a bound."""
+    """The shortest latency: the best plan takes as many replicas as there are, as an input then waits least for one."""
 
     name = "latency"
     best_with = "most"

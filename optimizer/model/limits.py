@@ -9,14 +9,14 @@ from optimizer.problem import Problem
 
 
 def memory_bytes(split: Split, facts: Problem, kind: str) -> int:
-    """What a split holds on its device: its weights, and room for the largest block's activations."""
+    """The memory that a split needs on its device: its weights, and the activations of its largest block."""
     table = facts.table(kind)
     blocks = slice(split.start, split.stop)
     return sum(table.memory_bytes[blocks]) + split.batch_size * max(table.activation_bytes[blocks], default=0)
 
 
 def waiting_bytes(placement: Placement, facts: Problem) -> int:
-    """What waits on a replica of a local placement: almost a batch, and what the launch before it adds."""
+    """The memory of inputs that wait on a replica of a local placement: nearly a batch, and what a launch adds."""
     hidden = facts.table(placement.kind).hidden_bytes
     joins = [(a, b) for a, b in pairwise(sorted(placement.splits, key=_start)) if placement.local and a.stop == b.start]
     return sum((a.batch_size + b.batch_size) * hidden[a.stop - 1] for a, b in joins)

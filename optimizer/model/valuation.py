@@ -1,4 +1,4 @@
-"""What loads are worth: how many replicas each placement gets, and the value of the goal that results."""
+"""Values plans by their loads: finds how many replicas each placement gets, and the value of the goal that results."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Staffing:
-    """The best that can be made of some loads: its value (small is good), its goodput, and replicas by column."""
+    """The best replicas for some loads, by column, with their value (the smaller the better) and goodput."""
 
     value: float
     goodput_per_s: float
@@ -44,7 +44,7 @@ class Valuation:
 
     @property
     def allowed(self) -> float:
-        """Dollars per hour."""
+        """The dollars per hour that a plan may cost."""
         return inf if self.objective.cost_per_hour is None else self.objective.cost_per_hour * (1 + LAST_BITS)
 
     @property
@@ -69,7 +69,7 @@ class Valuation:
         return max(floor, goodput)
 
     def _least_goodputs(self, work: Floats, fill: Floats, wait: Floats) -> Floats:
-        """`least_goodput_per_s` of many."""
+        """`least_goodput_per_s` of many plans."""
         if np.isinf(self.objective.budget_s):
             return np.full(len(work), self.objective.goodput_per_s)
         spare = self.objective.budget_s - work

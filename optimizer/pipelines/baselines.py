@@ -1,4 +1,4 @@
-"""What one would run without a planner, by the same costs, so that every plan can say what it gains.
+"""The plans that one would run without a planner, at the same costs, so that every plan can say what it gains.
 
 Every baseline is a plan like any other: kinds side by side, each with the whole network at its best batch size, or at
 the one batch size that the objective fixes for all.
@@ -15,7 +15,7 @@ from optimizer.model.valuation import Valuation
 from optimizer.objective import Objective
 from optimizer.pipelines.spread import Planner, spread
 from optimizer.plan import Placement, Plan, Split
-from optimizer.problem import Problem, named
+from optimizer.problem import Problem, split_with_ramps
 from optimizer.search.options import Builder, Floats
 from profiles.errors import UserError
 
@@ -35,7 +35,7 @@ def baselines(facts: Problem, objective: Objective) -> tuple[Baseline, ...]:
 
 
 def baseline(name: str, facts: Problem, objective: Objective) -> Baseline:
-    """One of them. It may be slower than one wishes, unless the goal is to do what is wished."""
+    """One baseline. It need not reach the goodput that is asked, unless the goal is to reach it."""
     if not objective.aim.at_given_goodput:
         objective = replace(objective, goodput_per_s=0.0)
     plan = spread(facts, objective, PLANNERS[name])
@@ -77,8 +77,8 @@ class Ways:
     local: bool
 
 
-def _by(ways: Callable[[Problem, Objective], Ways]) -> Planner:
-    """The planner that takes the best of these ways."""
+def _best_of(ways: Callable[[Problem, Objective], Ways]) -> Planner:
+    """A planner that takes the best of the ways that `ways` lists."""
 
     def planner(facts: Problem, objective: Objective) -> Plan | None:
         found, valuation = ways(facts, objective), Valuation(facts, objective, (0,))
@@ -135,11 +135,11 @@ def _serial(facts: Problem, objective: Objective) -> Ways:
         edges, size = [blocks, int(last[i])], int(batch[i])
         while edges[-1]:
             edges.append(int(came[edges[-1], size]))
-        return tuple(named(facts, a, b, size + 1, inner=False) for b, a in pairwise(edges))[::-1]
+        return tuple(split_with_ramps(facts, a, b, size + 1, inner=False) for b, a in pairwise(edges))[::-1]
 
     work = np.stack(arrivals)[last, batch] * ends[last, batch]
     return Ways(ends[last, batch], work, (batch + 1).astype(float), splits, local=True)
 
 
 NO_EXITS, EARLY_EXIT, SERIAL = "no exits", "early exit, shrinking batches", "serial E3, one device at a time"
-PLANNERS: dict[str, Planner] = {NO_EXITS: _by(_stock), EARLY_EXIT: _by(_naive), SERIAL: _by(_serial)}
+PLANNERS: dict[str, Planner] = {NO_EXITS: _best_of(_stock), EARLY_EXIT: _best_of(_naive), SERIAL: _best_of(_serial)}

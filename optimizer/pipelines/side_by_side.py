@@ -42,7 +42,7 @@ class Pipelines:
 
     @property
     def most(self) -> float:
-        """What is proved that better ones on these kinds cannot exceed."""
+        """The goodput that no pipelines on these kinds exceed, as is proved."""
         return sum(plan.promise.goodput_per_s * (1 + plan.promise.gap) for plan in self.plans if plan.promise)
 
 
@@ -69,7 +69,7 @@ def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) 
 
 
 def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
-    """Of every set of kinds in turn, as long as the ceiling leaves room for more."""
+    """Plan every set of kinds in turn, until the ceiling says that no more can be gained."""
     alone = replace(objective, goodput_per_s=0.0)
     all_kinds = frozenset(range(len(facts.devices)))
     found: dict[Kinds, Pipelines] = {}

@@ -28,7 +28,7 @@ class Pipeline:
 
 
 def value(plan: Plan, facts: Problem, objective: Objective) -> float:
-    """In the units of the goal, small is good; infinite for a plan that breaks something."""
+    """The value of a plan for the goal, the smaller the better; infinite if it breaks a limit."""
     score = evaluate(plan, facts, objective)
     if score.broken:
         return float("inf")
@@ -36,7 +36,7 @@ def value(plan: Plan, facts: Problem, objective: Objective) -> float:
 
 
 def best_of(plans: Sequence[Plan | None], facts: Problem, objective: Objective) -> Plan | None:
-    """The one of the least value; the first of equals."""
+    """The plan of the least value; of equals the first."""
     found, least = None, float("inf")
     for plan in plans:
         if plan and (here := value(plan, facts, objective)) < least * (1 - SAME):
@@ -109,7 +109,7 @@ def _used_up(order: Sequence[Pipeline], objective: Objective, planner: Planner) 
 def _at_its_rate(
     facts: Problem, objective: Objective, planner: Planner, used: list[Pipeline], last: list[Plan]
 ) -> Iterator[Plan]:
-    """The same, planned anew for the share of the inputs that comes to each, when fewer come than all sustain."""
+    """The same kinds, planned anew for the inputs that come to each, where fewer come than all can sustain."""
     goodputs = [each.goodput_per_s for each in used]
     total = sum(goodputs) + sum(evaluate(plan, facts).goodput_per_s for plan in last)
     rate = objective.rate_at(total)

@@ -93,7 +93,7 @@ class LabelSweep:
     dropped: float = np.inf  # the least bound of any label that was dropped because there were too many
 
     def run(self) -> Labels:
-        """The labels of whole plans."""
+        """Sweep over all blocks; returns the labels of whole plans."""
         kinds = len(self.counts)
         waiting: list[list[Labels]] = [[] for _ in range(len(self.options) + 1)]
         waiting[0].append(Labels.nothing(len(self.columns.kind), kinds))

@@ -49,7 +49,7 @@ class Relaxation:
         return self.plain_cut(mu / self.valuation.most_capacity(mu))
 
     def plain_cut(self, mu: Floats) -> Cut:
-        """With multipliers for device seconds alone."""
+        """The cut at multipliers for device seconds alone."""
         return cut(self.options, mu, 0.0, 0.0, self.at)[0]
 
     @cached_property
@@ -59,7 +59,7 @@ class Relaxation:
         return max(bound, 1e-12) if np.isfinite(bound) else 1.0
 
     def cut(self, mu: Floats, lateness: float = 0.0, offset: float = 0.0) -> tuple[Cut, Path]:
-        """With multipliers `mu` for device seconds and `lateness` for the budget; and the cheapest plan then."""
+        """The cut at multipliers `mu` for device seconds and `lateness` for the budget, and the cheapest plan then."""
         budget_s = self.valuation.objective.budget_s
         late = lateness * self.scale if lateness and np.isfinite(budget_s) else 0.0
         found, path = cut(self.options, mu, late / budget_s, offset + late, self.at, self._late_s)

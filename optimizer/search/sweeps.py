@@ -10,7 +10,7 @@ from optimizer.effort import EFFORT, LAST_BITS, SAME, Effort
 from optimizer.model.valuation import Staffing, Valuation
 from optimizer.objective import Objective
 from optimizer.plan import Placement, Plan, Split
-from optimizer.problem import Problem, named
+from optimizer.problem import Problem, split_with_ramps
 from optimizer.search.bounds import Path, Spacing, fixed
 from optimizer.search.labels import Labels, LabelSweep, PlacementColumns
 from optimizer.search.local import Chain, Floats, LocalSearch
@@ -104,7 +104,7 @@ class Search:
         assert staffing, "This is a bug: a local placement that was found feasible is not."
         starts = (0, *(stop for stop, _ in chain.splits))
         splits = [
-            named(self.facts, start, stop, batch, inner=False)
+            split_with_ramps(self.facts, start, stop, batch, inner=False)
             for start, (stop, batch) in zip(starts, chain.splits, strict=False)
         ]
         placement = Placement(self.facts.devices[kind].kind, staffing.replicas[column], tuple(splits), local=True)
@@ -202,7 +202,7 @@ class Search:
         return Plan(tuple(sorted(placements, key=lambda placement: placement.splits[0].start)))
 
     def _split(self, options: Options, row: int) -> Split:
-        return named(
+        return split_with_ramps(
             self.facts, options.start, int(options.stop[row]), int(options.batch[row]), bool(options.inner[row])
         )
 

@@ -21,8 +21,8 @@ from optimizer.model.works import work
 from profiles.devices import Device
 from profiles.exits import ExitProfile
 from profiles.files import Profile
-from profiles.history import History
 from profiles.latency import LatencyTable
+from profiles.windows import History
 
 BLOCKS = 4
 EASY, MEDIUM, HARD = (1.0, 0.3, 0.2, 0.1), (1.0, 0.7, 0.5, 0.3), (1.0, 1.0, 0.95, 0.9)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.config import AppConfig, named, parse
+from deployments.config import AppConfig, function_at, parse
 from profiles.errors import UserError
 
 
@@ -33,4 +33,4 @@ def test_a_wrong_field_is_named_with_its_value(arguments: dict[str, object], sen
 @pytest.mark.parametrize("path", ["nowhere:load", "math:cubic_root", "math:pi", "math"])
 def test_an_import_path_that_names_no_function_is_refused(path: str) -> None:
     with pytest.raises(UserError, match=path):
-        named(path)
+        function_at(path)

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.errors import UserError
-from profiles.history import History
-from profiles.windows import Window
+from profiles.windows import History, Window
 
 
 def seen(index: int) -> Window:

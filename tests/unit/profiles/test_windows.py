@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.windows import MOST, PRIOR_INPUTS, Steadied, Window, merge
+from profiles.windows import MOST, PRIOR_INPUTS, SteadySurvival, Window, merge
 
 counts = st.lists(st.integers(0, 10**6) | st.integers(0, MOST // 8), min_size=3, max_size=3).map(tuple)
 windows = st.builds(Window, st.floats(0, 1e6), st.floats(1, 1e3), st.integers(0, 10**6), counts)
@@ -46,7 +46,7 @@ def test_the_interval_holds_what_was_seen_and_stays_in_range(window: Window) -> 
 
 @given(st.lists(windows, min_size=1, max_size=8))
 def test_steadied_rows_are_survival_curves(series: list[Window]) -> None:
-    steady = Steadied(3)
+    steady = SteadySurvival(3)
     rows = np.array([steady.add(window) for window in series])
     assert (np.diff(rows, axis=1) <= 1e-12).all()
     np.testing.assert_allclose(rows[:, 0], 1)
@@ -57,7 +57,7 @@ def test_the_weight_of_a_window_is_n_over_n_plus_prior() -> None:
     before = seen(5000, 5000)
 
     def moved(inputs: int) -> float:
-        steady = Steadied(2)
+        steady = SteadySurvival(2)
         first, second = (steady.add(window)[1] for window in (before, seen(0, inputs)))
         return float((second - first) / (1 - first))
 
