@@ -25,13 +25,13 @@ serve: setup  ## serve the built-in demo model at http://127.0.0.1:8000
 demo: setup  ## train the built-in demo model anew (it is shipped: nothing needs this)
 	$(BIN)/python -m deployments.prepare.demo
 
-test: setup  ## run all tests: those without Ray on two cores, then those with it, one after the other
+test: setup  ## run all tests: those without Ray on two cores, then the others one after the other
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
-	$(BIN)/python -m pytest tests/integration tests/perf
-	@echo "all tests passed: unit, integration, perf"
+	$(BIN)/python -m pytest tests/integration tests/perf tests/fuzz
+	@echo "all tests passed: unit, integration, perf, fuzz"
 
 fuzz: setup  ## 100,000 wrong requests and files, beside a client that means well; its figures go to experiments/results
-	ISOBATCH_FUZZ=100000 ISOBATCH_FUZZ_RESULTS=experiments/results/fuzz.json $(BIN)/python -m pytest -q tests/fuzz
+	ISOBATCH_FUZZ=100000 ISOBATCH_FUZZ_KEPT=1 $(BIN)/python -m pytest -q tests/fuzz
 
 lint: setup  ## check format, style, types and the direction of imports
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .

@@ -23,7 +23,9 @@ from cluster.serving.processes import adopt_orphans, end_descendants
 from deployments.ray_facts import SETTINGS, address_file, haproxy_settings
 from profiles.errors import UserError
 
-SHORT = 35  # characters: a socket's path has at most 107, of which Ray needs 72 below its folder, HAProxy fewer
+# Characters of a folder for temporary files. HAProxy's sockets have 97, of which Ray and we need 86 below it; Ray's own
+# have 107, of which Ray needs 72.
+SHORT, SHORT_FOR_RAY = 11, 35
 ROOT = Path(__file__).resolve().parents[2]  # the folder from which isobatch's packages are imported
 
 # These lie between Ray's own ports and those of outgoing connections, which might take a port before we listen.
@@ -98,14 +100,13 @@ def _settings(folder: str) -> dict[str, str]:
 
 
 def short_temporary() -> str:
-    """The folder for temporary files, or /tmp where its path is too long for sockets; Ray is told the same then."""
+    """The folder for temporary files, or /tmp where its path is too long for sockets; Ray is told so, if need be."""
     ours, rays = tempfile.gettempdir(), os.environ.get("RAY_TMPDIR", "")
-    if len(rays) > SHORT:
-        raise UserError(f"RAY_TMPDIR is {rays!r}: sockets need one of at most {SHORT} characters")
-    if len(ours) <= SHORT:
-        return ours
-    os.environ.setdefault("RAY_TMPDIR", "/tmp")
-    return "/tmp"
+    if len(rays) > SHORT_FOR_RAY:
+        raise UserError(f"RAY_TMPDIR is {rays!r}: sockets need one of at most {SHORT_FOR_RAY} characters")
+    if not rays and len(ours) > SHORT_FOR_RAY:
+        os.environ["RAY_TMPDIR"] = "/tmp"
+    return ours if len(ours) <= SHORT else "/tmp"
 
 
 def prepare_environment(folder: str) -> None:

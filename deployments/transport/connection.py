@@ -6,7 +6,7 @@ bring a whole frame.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -82,6 +82,8 @@ class MessageConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._wait_no_longer()
+        self._buffers.close()  # it refers to this object: memory would wait until somebody looks for garbage
+        self._shared = self._buffer = memoryview(b"")
         self.lost(self._error or error)
 
     # Distributing the received bytes to their buffers
@@ -96,7 +98,7 @@ class MessageConnection(asyncio.BufferedProtocol):
     def _filled(self, size: int) -> None:
         self._buffer = self._buffer[size:] if size < len(self._buffer) else next(self._buffers)
 
-    def _frames(self) -> Iterator[memoryview]:
+    def _frames(self) -> Generator[memoryview, None, None]:
         """Yield the buffer for the next bytes, for ever."""
         length = bytearray(LENGTH.size)
         while True:
@@ -112,7 +114,7 @@ class MessageConnection(asyncio.BufferedProtocol):
 
     def _end(self, error: Exception) -> None:
         log.warning("a connection was ended, as its other end breaks the rules: %r", error)
-        self._error = error
+        self._error = error.with_traceback(None)  # which would refer to this object
         self._transport.abort()
 
     def _wait_no_longer(self) -> None:

@@ -27,7 +27,7 @@ TIDY_S = 1.0  # how often expired survivors are dropped, even without calls
 IDLE_S = 30.0  # how long an unused connection is kept, since its holder may have gone
 SILENT_S = 3 * IDLE_S  # how long a holder keeps a connection without questions
 DROP_S = 0.01  # drops for one holder are collected for so long and sent together
-MOST_ASKERS = 1024  # connections to a holder; they are limited, since none shows a key before it asks
+MOST_ASKERS = 1024  # connections to a holder; beyond, the oldest goes of those that have named no right key yet
 ASKED_BYTES = 2**20  # the longest message to a holder: room for the keys and rows of more inputs than can be inside
 
 
@@ -58,12 +58,13 @@ class Exchange:
         self._unwanted: dict[str, list[str]] = {}  # keys to be dropped, by holder
         self._server: asyncio.Server | None = None
         self._askers: set[_Asker] = set()
+        self._strangers: dict[_Asker, None] = {}  # askers that have named no right key, in the order in which they came
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str) -> None:
         """Let others ask here from now on."""
         self._loop = asyncio.get_running_loop()
-        self._server = await self._loop.create_server(lambda: _Asker(self, self._askers), host, 0)
+        self._server = await self._loop.create_server(lambda: _Asker(self), host, 0)
         self._holdings.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
         self._do(self._tidy())
 
@@ -151,6 +152,22 @@ class Exchange:
 
     # Answers to others
 
+    def admit(self, asker: "_Asker") -> bool:
+        """Whether there is room for another, if need be in place of the stranger that came first."""
+        if len(self._askers) >= MOST_ASKERS:
+            if not self._strangers:
+                return False
+            oldest = next(iter(self._strangers))
+            self.forget(oldest)
+            oldest.shut_out()
+        self._askers.add(asker)
+        self._strangers[asker] = None
+        return True
+
+    def forget(self, asker: "_Asker") -> None:
+        self._askers.discard(asker)
+        self._strangers.pop(asker, None)
+
     def answer(self, asked: Fetch | Drop, asker: "_Asker") -> None:
         if isinstance(asked, Drop):
             self._holdings.drop(asked.keys)
@@ -166,6 +183,8 @@ class Exchange:
             log.warning("a connection was ended, as it asked for what cannot be: %r", error)
             asker.hang_up()
             return
+        if parts:
+            self._strangers.pop(asker, None)
         asker.say(Fetched([PackedForm.of(part) for part in parts]), buffers(parts))
 
     async def _packed(self, key: str, wanted: list[int] | None) -> Packed:
@@ -227,16 +246,18 @@ class _Asker(MessageConnection):
 
     messages = Decoder(Fetch | Drop)
 
-    def __init__(self, exchange: Exchange, askers: "set[_Asker]") -> None:
-        self._exchange, self._askers = exchange, askers
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if len(self._askers) >= MOST_ASKERS:
-            self._transport.abort()
-            return
-        self._askers.add(self)
-        self.allow(ASKED_BYTES, SILENT_S)
+        if self._exchange.admit(self):
+            self.allow(ASKED_BYTES, SILENT_S)
+        else:
+            self.shut_out()
+
+    def shut_out(self) -> None:
+        self._transport.abort()
 
     def heard(self, message: Fetch | Drop) -> Iterator[memoryview]:
         self.allow(ASKED_BYTES, SILENT_S)
@@ -252,4 +273,4 @@ class _Asker(MessageConnection):
             self._transport.resume_reading()
 
     def lost(self, error: Exception | None) -> None:
-        self._askers.discard(self)
+        self._exchange.forget(self)

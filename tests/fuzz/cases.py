@@ -1,14 +1,23 @@
-"""What an attacker may send: whatever is right, with something wrong in it."""
+"""What an attacker may send: whatever is right, with something wrong in it. A case is all that its `Random` decides."""
 
 import copy
 import json
 import struct
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+from typing import Any, TypeVar
 
 import numpy as np
-from hypothesis import strategies as st
 
 from deployments.front.open_inference.messages import message
+from deployments.transport.exchange import Drop, Fetch
+from deployments.transport.frames import frame
+from deployments.transport.replica_connection import EndIfStuck, Key
+
+T = TypeVar("T")
+Case = Callable[[Random], T]
+Headers = dict[str, str]
 
 STRANGE: list[Any] = [
     None, True, 0, -1, 1.5, 1e308, 10**30, 2**63, float("nan"), float("inf"), "", "1", "x" * 3000, "\ud800", "\0",
@@ -24,7 +33,9 @@ HEADERS = {
     "authorization": ["Bearer", "Bearer x", "bearer \xff"],
     "content-type": ["text/plain", "\0"],
 }
+PIECES = [b"\0", b"\xff", b"[", b'"', b"9" * 30, b"\x80\x80", b"{"]
 
+PREDICT = {"inputs": [[4, 7], [0, 3]]}
 V2 = {
     "id": "7",
     "inputs": [{"name": "inputs", "shape": [2, 2], "datatype": "INT64", "data": [[4, 7], [0, 3]]}],
@@ -33,82 +44,85 @@ V2 = {
 }
 
 
-@st.composite
-def changed(draw: st.DrawFn, valid: Any) -> Any:
+def changed(valid: Any, random: Random) -> Any:
     """One to three places of it are something else, are gone, or are there twice."""
     whole = [copy.deepcopy(valid)]
-    for _ in range(draw(st.integers(1, 3))):
+    for _ in range(random.randint(1, 3)):
         holder: Any = whole
         place: Any = 0
-        while isinstance(holder[place], (list, dict)) and holder[place] and draw(st.integers(0, 4)):
+        while isinstance(holder[place], (list, dict)) and holder[place] and random.randrange(5):
             holder = holder[place]
-            place = draw(st.sampled_from(sorted(holder))) if isinstance(holder, dict) else len(holder) - 1
-            place = place if isinstance(holder, dict) else draw(st.integers(0, place))
-        how = draw(st.integers(0, 5))
+            place = random.choice(sorted(holder)) if isinstance(holder, dict) else random.randrange(len(holder))
+        how = random.randrange(6)
         if how == 0 and isinstance(holder, dict):
             del holder[place]
         elif how == 1 and isinstance(holder[place], dict):
-            holder[place][draw(st.sampled_from(PLACES))] = draw(st.sampled_from(STRANGE))
+            holder[place][random.choice(PLACES)] = random.choice(STRANGE)
         elif how == 2:
             holder[place] = [copy.deepcopy(holder[place])] * 2
         else:
-            holder[place] = copy.deepcopy(draw(st.sampled_from(STRANGE)))
-        if not whole:
-            break
+            holder[place] = copy.deepcopy(random.choice(STRANGE))
     return whole[0]
 
 
-@st.composite
-def damaged(draw: st.DrawFn, valid: bytes) -> bytes:
-    """Up to four bytes are others, a piece is missing or there twice, or the end is."""
+def damaged(valid: bytes, random: Random) -> bytes:
+    """Up to four bytes are others, a piece is missing or there many times, or the end is missing."""
     content = bytearray(valid)
-    for _ in range(draw(st.integers(0, 4))):
-        at = draw(st.integers(0, max(0, len(content) - 1)))
-        how = draw(st.integers(0, 4))
+    for _ in range(random.randint(0, 4)):
+        at, how = random.randrange(max(1, len(content))), random.randrange(5)
         if how == 0:
-            del content[at : at + draw(st.integers(1, 20))]
+            del content[at : at + random.randint(1, 20)]
         elif how == 1:
-            content[at:at] = content[at : at + 20] * draw(st.sampled_from([1, 2, 100]))
+            content[at:at] = content[at : at + 20] * random.choice([1, 2, 100])
         elif how == 2:
             del content[at:]
         else:
-            content[at : at + 1] = draw(st.sampled_from([b"\0", b"\xff", b"[", b'"', b"9" * 30, b"\x80\x80", b"{"]))
+            content[at : at + 1] = random.choice(PIECES)
     return bytes(content)
+
+
+def noise(random: Random) -> bytes:
+    return random.randbytes(random.randrange(40))
 
 
 def as_json(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-headers = st.one_of(
-    st.just({}),
-    st.sampled_from(sorted(HEADERS)).flatmap(
-        lambda name: st.sampled_from(HEADERS[name]).map(lambda told: {name: told})
-    ),
-)
-predict = st.one_of(
-    changed({"inputs": [[4, 7], [0, 3]]}).map(as_json),
-    damaged(as_json({"inputs": [[4, 7], [0, 3]]})),
-    st.sampled_from([b"", b"[" * 50_000, b'{"inputs":' * 20_000, b"\xff\xfe", b'{"inputs": 1e400}', b"9" * 5000]),
-    st.binary(max_size=40),
-)
-v2_json = st.one_of(changed(V2).map(as_json), changed(V2).map(as_json), damaged(as_json(V2)))
+def headers(random: Random) -> Headers:
+    """One of them is strange, in every second case."""
+    name = random.choice(sorted(HEADERS))
+    return {name: random.choice(HEADERS[name])} if random.randrange(2) else {}
 
 
-@st.composite
-def v2_binary(draw: st.DrawFn) -> tuple[bytes, str]:
+def predict(random: Random) -> tuple[bytes, Headers]:
+    extreme = [b"", b"[" * 50_000, b'{"inputs":' * 20_000, b"\xff\xfe", b'{"inputs": 1e400}', b"9" * 5000]
+    bodies: list[Case[bytes]] = [
+        lambda random: as_json(changed(PREDICT, random)),
+        partial(damaged, as_json(PREDICT)),
+        lambda random: random.choice(extreme),
+        noise,
+    ]
+    return random.choice(bodies)(random), headers(random)
+
+
+def v2_json(random: Random) -> tuple[bytes, Headers]:
+    body = as_json(changed(V2, random)) if random.randrange(3) else damaged(as_json(V2), random)
+    return body, headers(random)
+
+
+def v2_binary(random: Random) -> tuple[bytes, Headers]:
     """JSON, then bytes; and what the header says of them."""
-    kind = draw(st.sampled_from(["INT64", "INT32", "FP32", "FP16", "BYTES", "BOOL", "UINT8"]))
+    kind = random.choice(["INT64", "INT32", "FP32", "FP16", "BYTES", "BOOL", "UINT8"])
     texts = b"".join(struct.pack("<I", len(text)) + text for text in (b"ab", b"c", b"", b"d"))
-    numbers = np.array([[4, 7], [0, 3]])
     dtype = kind.lower().replace("fp", "float")
-    raw = texts if kind == "BYTES" else numbers.astype(dtype).tobytes()
-    raw = draw(damaged(raw)) if draw(st.booleans()) else raw
+    raw = texts if kind == "BYTES" else np.array([[4, 7], [0, 3]]).astype(dtype).tobytes()
+    raw = damaged(raw, random) if random.randrange(2) else raw
     told = {"name": "inputs", "shape": [2, 2], "datatype": kind, "parameters": {"binary_data_size": len(raw)}}
     whole = V2 | {"inputs": [told]}
-    text = as_json(draw(changed(whole)) if draw(st.booleans()) else whole)
-    end = draw(st.sampled_from([len(text)] * 4 + [0, 1, len(text) + 1, len(text) + len(raw), 10**18]))
-    return text + raw, str(end)
+    text = as_json(changed(whole, random) if random.randrange(2) else whole)
+    end = random.choice([len(text)] * 4 + [0, 1, len(text) + 1, len(text) + len(raw), 10**18])
+    return text + raw, {"inference-header-content-length": str(end)}
 
 
 def _grpc_request(**changes: Any) -> bytes:
@@ -118,7 +132,7 @@ def _grpc_request(**changes: Any) -> bytes:
     return sent
 
 
-_GRPC = [
+GRPC = [
     _grpc_request(),
     _grpc_request(model_name="x" * 20_000),
     _grpc_request(id="x" * 20_000),
@@ -132,7 +146,21 @@ _GRPC = [
     _grpc_request(outputs=[{"name": "label"}] * 5000),
     _grpc_request(parameters=[{"key": "timeout", "value": {"int64_param": -(2**62)}}]),
 ]
-grpc = st.one_of(st.sampled_from(_GRPC).flatmap(damaged), st.binary(max_size=40))
+METHODS = ["ModelInfer"] * 6 + ["ModelReady", "ServerMetadata", "ModelStatistics", "ModelConfig"]
+
+
+def grpc_message(random: Random) -> bytes:
+    return damaged(random.choice(GRPC), random) if random.randrange(4) else noise(random)
+
+
+def grpc_call(random: Random) -> tuple[str, bytes]:
+    return random.choice(METHODS), grpc_message(random)
+
+
+def grpc_stream(random: Random) -> list[bytes]:
+    """The last one is right."""
+    return [*(grpc_message(random) for _ in range(random.randint(1, 4))), GRPC[0]]
+
 
 _HTTP = [
     b'POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n{"inputs": [[0, 3]]}',
@@ -143,4 +171,17 @@ _HTTP = [
     b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nHost: x\r\n" + b"X-Y: z\r\n" * 200 + b"\r\n",
     b'POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\nContent-Length: 5\r\n\r\n{"inputs": [[0, 3]]}',
 ]
-http = st.sampled_from(_HTTP).flatmap(damaged)
+_FRAMES = [frame(each) for each in (Key("0" * 32), EndIfStuck(5.0), Fetch([("k", [1, 2])]), Drop(["k"]))]
+
+
+def _one_of(valid: Sequence[bytes], random: Random) -> bytes:
+    return damaged(random.choice(valid), random) if random.randrange(8) else noise(random)
+
+
+http = partial(_one_of, _HTTP)
+frames = partial(_one_of, _FRAMES)  # for the ports of replicas
+
+
+def file(text: bytes, value: Any, random: Random) -> bytes:
+    """A file with this text, which holds this value."""
+    return as_json(changed(value, random)) if random.randrange(2) else damaged(text, random)

@@ -1,35 +1,36 @@
-"""Counts of what came of each case, told at the end; `make fuzz` also keeps them."""
+"""What is attacked, and what came of each case: told at the end; `make fuzz` also keeps it."""
 
-import json
 import os
-from collections import Counter
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.fuzz.served import Served, rss_mib
+from experiments.bench import write
+from tests.fuzz.attack import COUNTS, LONG
+from tests.fuzz.live import Live, live_server
+from tests.fuzz.served import Served
 
-COUNTS: Counter[tuple[str, str]] = Counter()
-RESULTS = os.environ.get("ISOBATCH_FUZZ_RESULTS")
-MOST_GROWTH_MIB = 64
+BEGAN_S = time.perf_counter()
+KEPT = "ISOBATCH_FUZZ_KEPT" in os.environ
 
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    """What is attacked. Before it goes: the honest client was right, was not kept waiting, and memory did not grow."""
     served = Served()
     try:
         yield served
     finally:
         served.close()
-    COUNTS["honest", "right"], COUNTS["honest", "wrong"] = served.honest - served.wrong, served.wrong
-    COUNTS["honest", "worst_ms"] = round(1e3 * served.worst_s)
 
 
 @pytest.fixture(scope="session")
-def counts() -> Counter[tuple[str, str]]:
-    return COUNTS
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A real `isobatch serve`. Its start takes longer than all short cases, so that only long runs have it."""
+    if not LONG:
+        pytest.skip("only make fuzz starts a server")
+    with live_server(tmp_path_factory.mktemp("live")) as live:
+        yield live
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -37,10 +38,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     kinds = sorted({kind for kind, _ in COUNTS})
     told = {kind: {what: n for (of, what), n in sorted(COUNTS.items()) if of == kind} for kind in kinds}
-    cases = sum(n for (kind, _), n in COUNTS.items() if kind not in ("honest", "memory"))
+    cases = sum(n for (kind, _), n in COUNTS.items() if not kind.startswith(("honest", "memory")))
     terminalreporter.section(f"fuzz: {cases} cases")
     for kind, found in told.items():
         terminalreporter.line(f"{kind}: " + ", ".join(f"{n} {what}" for what, n in found.items()))
-    if RESULTS:
-        whole = {"cases": cases, "rss_mib": round(rss_mib()), "by_kind": told}
-        Path(RESULTS).write_text(json.dumps(whole, indent=1) + "\n")
+    if KEPT:
+        figures = {f"{kind}_{what}".replace(".", "_"): float(n) for (kind, what), n in sorted(COUNTS.items())}
+        write("fuzz", {"cases": float(cases), "minutes": (time.perf_counter() - BEGAN_S) / 60} | figures)

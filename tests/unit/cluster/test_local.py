@@ -15,8 +15,9 @@ import pytest
 
 from cluster.serving import local
 from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, REQUEST_S, guarded, stopping
-from cluster.serving.local import check_place, free_port, is_free, running_cluster, short_temporary
+from cluster.serving.local import SHORT, check_place, free_port, is_free, running_cluster, short_temporary
 from cluster.serving.processes import descendants
+from deployments.ray_facts import haproxy_settings
 from profiles.errors import UserError
 
 
@@ -41,10 +42,12 @@ def test_sockets_get_a_folder_that_is_short_enough_or_the_reason_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = tmp_path / ("x" * 100)
-    long.mkdir()
     for variable in ("RAY_TMPDIR", "TMPDIR"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    assert short_temporary() == "/tmp"
+    assert "RAY_TMPDIR" not in os.environ
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/of/me/alone")
     assert short_temporary() == "/tmp"
     assert "RAY_TMPDIR" not in os.environ
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -53,6 +56,14 @@ def test_sockets_get_a_folder_that_is_short_enough_or_the_reason_is_told(
     monkeypatch.setenv("RAY_TMPDIR", str(long))
     with pytest.raises(UserError, match=r"RAY_TMPDIR is '.*x'.*at most 35"):
         short_temporary()
+
+
+def test_with_the_longest_folder_the_paths_of_haproxys_sockets_are_short_enough() -> None:
+    folder = "x" * SHORT + "/isobatch-12345678"
+    paths = {name: path for name, path in haproxy_settings(folder, "", 1, "", "", "").items() if "SOCKET_PATH" in name}
+    node = "0" * 56  # Ray puts them into a folder of this name
+    assert len(paths) == 2
+    assert max(len(path.replace(folder, f"{folder}/{node}")) for path in paths.values()) <= 97
 
 
 def test_a_host_that_is_not_ours_is_named() -> None:

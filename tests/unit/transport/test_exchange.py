@@ -1,7 +1,9 @@
 """What one process holds, another gets: every row as it was, or a clear loss."""
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -229,6 +231,50 @@ def test_a_stranger_cannot_make_a_holder_set_much_memory_aside() -> None:
         writer.close()
 
     among(1, scene)
+
+
+def test_many_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.exchange.MOST_ASKERS", 8)
+
+    async def scene(here: Peer, there: Peer) -> None:
+        share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))
+        await here.exchange.gather([share])
+        (known,) = await askers(there)
+        silent = [await stranger(there) for _ in range(20)]
+        assert await asyncio.wait_for(silent[0][0].read(), 5) == b"", "the one that waited longest had to go"
+        assert len(await here.exchange.gather([share])) == 1
+        found = await askers(there)
+        assert len(found) <= 8
+        assert known in found, "whoever has named a right key stays"
+        for _, writer in silent:
+            writer.close()
+
+    among(2, scene)
+
+
+def test_memory_of_a_connection_ends_with_it() -> None:
+    """Thousands of them may come before somebody looks for garbage."""
+
+    async def scene(here: Peer) -> None:
+        gone = []
+        for noise in (b"", b"\0\0", b"\xff" * 64, frame(Fetch([("a", None)]))):
+            _, writer = await stranger(here)
+            (asker,) = await askers(here)
+            gone.append(weakref.ref(asker))
+            del asker
+            writer.write(noise)
+            await asyncio.sleep(0.01)
+            writer.close()
+            while here.exchange._askers:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.01)
+        assert [each() for each in gone] == [None] * 4
+
+    gc.disable()
+    try:
+        among(1, scene)
+    finally:
+        gc.enable()
 
 
 def test_a_connection_on_which_nobody_asks_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

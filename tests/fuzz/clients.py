@@ -1,0 +1,118 @@
+"""How cases are sent over real sockets, and what may come of them."""
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import pytest
+
+from deployments.front.open_inference.messages import SERVICE, message
+from tests.fuzz.cases import Headers
+
+HOST = "127.0.0.1"
+Reply = tuple[int, dict[bytes, bytes], bytes]  # status, headers in small letters, body
+
+STATUSES = {200, 400, 401, 403, 404, 405, 408, 413, 415, 422, 503, 504}
+CODES = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
+SILENT_S = 0.05  # whoever has said nothing for so long has nothing to say
+
+
+def judged(reply: Reply) -> str:
+    """The status; no answer is a 5xx but 503 and 504, and every refusal is one sentence in JSON."""
+    status, headers, content = reply
+    assert status in STATUSES, (status, content[:500])
+    if status != 200:
+        assert len(content) <= 1024, content[:2000]
+        assert list(json.loads(content)) == ["error"]
+    elif b"inference-header-content-length" not in headers:
+        json.loads(content, parse_constant=pytest.fail)
+    return str(status)
+
+
+def judged_raw(came: bytes) -> str:
+    status = came.split(b" ", 2)[1].decode() if came.startswith(b"HTTP/") else "nothing"
+    assert status == "nothing" or int(status) < 500 or int(status) in (503, 504), came[:500]
+    return status
+
+
+async def raw(port: int, sent: bytes, host: str = HOST) -> bytes:
+    """Whatever comes back until the other end has nothing to say for a moment, or hangs up."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(sent)
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(SILENT_S):
+                return await reader.read(2**20)
+        return b""
+    finally:
+        writer.close()
+
+
+async def post(port: int, path: str, headers: Headers, body: bytes) -> Reply:
+    """A request over a connection of its own, and its answer."""
+    told = {"content-length": str(len(body)), "host": "x", "connection": "close"} | headers
+    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items()).encode("utf-8", "surrogateescape")
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        with suppress(OSError):  # what is refused at once is not read to its end
+            writer.write(f"POST {path} HTTP/1.1\r\n".encode() + lines + b"\r\n" + body)
+            await writer.drain()
+        came = b""
+        with suppress(OSError):
+            came = await _one_reply(reader)
+    finally:
+        writer.close()
+    head, _, content = came.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 "), (headers, body[:200], came[:200])
+    fields = (line.partition(b": ") for line in head.split(b"\r\n")[1:])
+    return int(head.split()[1]), {name.lower(): value for name, _, value in fields}, content
+
+
+async def _one_reply(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+    return head + (await reader.readexactly(int(length)) if length else await reader.read())
+
+
+class Grpc:
+    """Bytes to the methods of the protocol, whatever they are."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+
+    async def unary(self, method: str, sent: bytes) -> str:
+        """The status."""
+        try:
+            await self._channel.unary_unary(f"/{SERVICE}/{method}")(sent)
+        except grpc.aio.AioRpcError as error:
+            code, details = error.code().name, error.details() or ""
+            assert code in CODES, (code, details)
+            assert len(details) <= 1024
+            return str(code)
+        return "OK"
+
+    async def stream(self, sent: list[bytes]) -> str:
+        """Each message is answered, whatever came before it; the last one was right."""
+        call = self._channel.stream_stream(
+            f"/{SERVICE}/ModelStreamInfer", response_deserializer=message("ModelStreamInferResponse").FromString
+        )
+        replies: list[Any] = [reply async for reply in call(iter(sent))]
+        assert len(replies) == len(sent)
+        assert all(len(reply.error_message) <= 1024 for reply in replies)
+        assert replies[-1].infer_response.outputs, replies[-1].error_message
+        return "answered"
+
+
+class Honest:
+    """What became of the requests of a client that means well."""
+
+    def __init__(self) -> None:
+        self.asked = self.wrong = 0
+        self.worst_s = 0.0
+
+    def heard(self, status: int, body: bytes, took_s: float) -> None:
+        right = status == 200 and [each["label"] for each in json.loads(body)["outputs"]] == [7, 3]
+        self.asked, self.wrong = self.asked + 1, self.wrong + (not right)
+        self.worst_s = max(self.worst_s, took_s)
