@@ -1,4 +1,4 @@
-"""What exits and constant batches are worth on one host thread, and whether they still are on a compressed network.
+"""Measures what exits and constant batches gain on one host thread, also for a compressed network.
 
 Each network is compared in float32 and in 8 bits, with ramps made for it (E3's figure 9 puts exits on compressed
 models). What becomes of ramps that were made for float32 is measured too: it is why `isobatch prepare` has a --dtype.
@@ -28,7 +28,7 @@ BUDGET_S = 8.0
 
 @dataclass(frozen=True)
 class Load:
-    """Seconds of it are several times the SLO, so that what is left over at the end weighs little."""
+    """A load, whose seconds are several times the SLO, so that inputs still inside at its end weigh little."""
 
     slo_ms: float
     seconds: float
@@ -82,7 +82,7 @@ def _of_one(called: str, bench: Bench, load: Load) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Judged:
-    """How many of all inputs are answered rightly, and the share of the blocks that an input runs."""
+    """The share of inputs that are answered right, and the share of the blocks that an input runs."""
 
     accuracy: float
     depth: float
@@ -100,7 +100,7 @@ def judged(model: SplitModel, source: Source, ramps: Collection[int]) -> Judged:
 
 
 def _in_8_bits(folder: Path) -> SplitModel:
-    """With the ramps that are there, whatever they were made for."""
+    """The network in 8 bits with the ramps that it has, whatever precision these were made for."""
     served = on_backend(models.load(folder), folder, "onnx", int8=True)
     make_ready(served, folder, [Stretch(0, served.num_blocks, tuple(served.ramp_blocks))])
     return served

@@ -1,4 +1,4 @@
-"""Networks of every family at their true shapes, randomly initialised: time does not depend on what weights mean."""
+"""Makes networks of every family at their true shapes, untrained, since time does not depend on the weights."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ NAMES = ("bert-base", "bert-large", "distilbert", "vit-base", "resnet-50")
 
 
 def config(name: str, layers: int | None = None) -> Any:
-    """Hugging Face's own configuration; for a trial with so many layers, and few words."""
+    """Hugging Face's own configuration; with `layers`, for a trial, so many of them and few words."""
     import transformers
 
     few = {} if layers is None else {"vocab_size": 1000}
@@ -66,7 +66,7 @@ def untrained(
 
 @contextmanager
 def own_cache() -> Iterator[None]:
-    """Graphs of untrained networks are of no use to anybody afterwards."""
+    """Keep graphs in a temporary cache, since those of untrained networks are of no use afterwards."""
     with TemporaryDirectory() as folder, patch.dict(os.environ, {"XDG_CACHE_HOME": folder}):
         yield
 

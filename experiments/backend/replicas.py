@@ -1,6 +1,6 @@
-"""How a machine's cores are best shared: few replicas with many threads, or many with few.
+"""Measures how a machine's cores are best shared: by few replicas with many threads, or by many with few.
 
-Run as a program it is one replica: it loads, says so, waits for a line, computes for some seconds, and tells its rate.
+Run as a program, this is one replica: it loads, says so, waits for a line, computes for some seconds, prints its rate.
 """
 
 import os
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def compared() -> dict[str, float]:
-    """One replica and one a core, each with one thread and with one a core; and which of these ways is the best."""
+    """The rates of one replica and of one per core, each with one thread and with one per core; and the best way."""
     cores = os.cpu_count() or 1
     rates = {way: rate_per_s(*way, SECONDS) for way in product((1, cores), (1, cores))}
     figures = {f"replicas_{count}_threads_{threads}_per_s": rate for (count, threads), rate in rates.items()}

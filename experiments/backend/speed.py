@@ -1,4 +1,4 @@
-"""ONNX Runtime against torch, family by family: the same untrained network at its true shape, in turns."""
+"""Compares ONNX Runtime with torch, family by family, on the same untrained network at its true shape, in turns."""
 
 from functools import partial
 from statistics import geometric_mean, median
@@ -33,7 +33,7 @@ def of_family(family: str, layers: int | None = None) -> dict[str, float]:
 
 
 def _in_turns(systems: dict[str, SplitModel], batch: Batch) -> dict[str, float]:
-    """Median seconds of each."""
+    """The median seconds of each system, which take turns."""
     stopwatch = stopwatch_for("cpu")
     took_s: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(1 + ROUNDS):  # the first one warms up

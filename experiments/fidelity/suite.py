@@ -1,15 +1,14 @@
 """Plans and loads that run both on the live graph with virtual devices and in the simulator, with equal arrivals."""
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
 from cluster.load.traces import trace
 from cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
-from experiments.serve.fleet import BLOCKS, SURVIVAL
+from experiments.serve.fleet import BLOCKS, KINDS, SURVIVAL, Part, plan
 from experiments.shared.public_data import data
-from optimizer.plan import Placement, Plan, Split
+from optimizer.plan import Plan
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.latency import LatencyTable
@@ -17,7 +16,6 @@ from profiles.latency import LatencyTable
 BATCH = 8
 PASS_S = 0.120  # a full batch through the network takes so long that the devices are the limit, not the host
 LONE = 0.5  # of this time, for a batch of one
-KINDS = {"v100": 1.0, "k80": 2.0}  # how much slower than the plain kind
 SLO_S = 0.7
 LOADS = (0.5, 0.8, 0.95, 1.2)  # of what the plan promises
 SECONDS = 6.0
@@ -39,24 +37,17 @@ def _table(kind: str, slower: float) -> LatencyTable:
     return LatencyTable(kind, (1, BATCH), (alone, whole), (none, none), 0.0, sizes, sizes, "made up")
 
 
-def _in_a_row(*parts: tuple[int, int, str]) -> Plan:
-    """A plan of splits (stop, replicas, kind), with inputs leaving at the end of each."""
-    starts = (0, *(stop for stop, _, _ in parts))
-    splits = [Split(a, b, BATCH, (b - 1,) if b < BLOCKS else ()) for a, b in pairwise(starts)]
-    return Plan(tuple(Placement(kind, n, (split,)) for (_, n, kind), split in zip(parts, splits, strict=True)))
-
-
-def _beside(first: Plan, second: Plan) -> Plan:
-    return replace(first, beside=(second,))
+def _in_a_row(*parts: Part) -> Plan:
+    return plan(*parts, batch=BATCH)
 
 
 PLANS = {
-    "1 split": _in_a_row((8, 4, "v100")),
-    "2 splits": _in_a_row((4, 2, "v100"), (8, 1, "v100")),
-    "3 splits": _in_a_row((4, 2, "v100"), (6, 1, "v100"), (8, 1, "v100")),
-    "1 split, mixed": _beside(_in_a_row((8, 2, "v100")), _in_a_row((8, 4, "k80"))),
-    "2 splits, mixed": _in_a_row((4, 2, "v100"), (8, 2, "k80")),
-    "3 splits, mixed": _in_a_row((4, 2, "v100"), (6, 1, "k80"), (8, 1, "v100")),
+    "1 split": _in_a_row(Part(8, 4)),
+    "2 splits": _in_a_row(Part(4, 2), Part(8, 1)),
+    "3 splits": _in_a_row(Part(4, 2), Part(6, 1), Part(8, 1)),
+    "1 split, mixed": replace(_in_a_row(Part(8, 2)), beside=(_in_a_row(Part(8, 4, "k80")),)),
+    "2 splits, mixed": _in_a_row(Part(4, 2), Part(8, 2, "k80")),
+    "3 splits, mixed": _in_a_row(Part(4, 2), Part(6, 1, "k80"), Part(8, 1)),
 }
 
 

@@ -39,7 +39,7 @@ def _there(model: BackedModel, wire: bytes) -> object:
 
 
 def _own(wire: bytes) -> Packed:
-    """Made in this very process a moment ago."""
+    """Unpickle a batch, which this very process has pickled a moment ago."""
     packed: Packed = pickle.loads(wire)  # noqa: S301
     return packed
 

@@ -1,4 +1,4 @@
-"""All of it, on the device at hand: `python -m experiments.gpu.measure --device cuda --dtype float16 --out DIR`.
+"""Measures all on the device at hand: `python -m experiments.gpu.measure --device cuda --dtype float16 --out DIR`.
 
 Tables go to DIR/NETWORK.json, a profile that `isobatch plan` reads; comparisons, hops and shares of the roofline to
 DIR/results-KIND.json. Each result is written at once, so that a run that is cut short keeps those it has.

@@ -1,4 +1,4 @@
-"""Stock, naive early exit and constant batches on one device, by the tables measured there, under the paper's SLOs."""
+"""Compares no exits, early exit and constant batches on one device, by its own tables, under the paper's SLOs."""
 
 import numpy as np
 
@@ -7,16 +7,15 @@ from cluster.bench.real_device import Source
 from cluster.bench.told_exits import drawn
 from deployments.models.backends import planned
 from experiments.gpu.tables import TableSetting, inputs, network
-from experiments.planner.settings import EARLY, HALF
+from experiments.planner.settings import EARLY, HALF, exits_along
 from optimizer.plan import Plan
-from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.latency import LatencyTable
 from profiles.measure import stopwatch_for
 
 SLOS_MS = (10.0, 25.0, 50.0, 100.0)
 DRAWN = 512
-# The share of inputs still inside, by depth as a share of the blocks. MiniLM on SST-2: docs/prepare.md, light ramps.
+# Inputs still inside, by depth. MiniLM on SST-2: docs/prepare.md, light ramps.
 SURVIVALS = {
     "paper: half by the middle": HALF,
     "paper: DistilBERT": EARLY,
@@ -24,17 +23,10 @@ SURVIVALS = {
 }
 
 
-def exits(name: str, blocks: int) -> ExitProfile:
-    """One of the survivals, for a network of so many blocks; straight lines in between."""
-    depths, shares = zip(*SURVIVALS[name], strict=True)
-    curve = np.interp(np.arange(blocks) / blocks, depths, shares)
-    return ExitProfile((1.0, *(float(share) for share in curve[1:])))
-
-
 def bench(name: str, table: LatencyTable, survival: str, setting: TableSetting) -> Bench:
     """A bench with inputs of one length that carry the block where they leave."""
     model = network(name, setting)
-    leaving, random = exits(survival, model.num_blocks), np.random.default_rng(0)
+    leaving, random = exits_along(SURVIVALS[survival], model.num_blocks), np.random.default_rng(0)
     each = inputs(model, name, table.length)
     source = Source([drawn(each.batch(1), leaving, random) for _ in range(DRAWN)])
     facts = Profile(name, (table,), leaving)

@@ -1,4 +1,4 @@
-"""E3's figure 13: BERT-base on 6 V100, 8 P100 and 15 K80, for about the price of 16 V100."""
+"""Claim: E3's figure 13, BERT-base on 6 V100, 8 P100 and 15 K80, for about the price of 16 V100."""
 
 from experiments.planner.settings import BERT_BASE
 from experiments.shared import gains

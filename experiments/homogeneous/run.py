@@ -1,4 +1,4 @@
-"""E3's figure 7: BERT-base on 16 V100, an SLO of 100 ms, batches up to 16."""
+"""Claim: E3's figure 7, BERT-base on 16 V100, an SLO of 100 ms, batches up to 16."""
 
 from experiments.planner.settings import BERT_BASE
 from experiments.shared import gains

@@ -1,9 +1,9 @@
-"""Every plan of a small problem: what "exact" is measured against.
+"""Tries every plan of a small problem, so that the planner can be proved exact.
 
-Every set of cuts, every kind and batch size of every split, ramps inside active or not, every way to share placements
-among splits of one kind, every number of replicas; local placements of the whole network on one kind; with exits and
-without any. Nothing is shared with the search but the cost of one split (optimizer/model/works.py) and what a goal says
-a plan is worth. Plans with the same cuts on the same kinds are rows of one array.
+It tries every set of cuts, every kind and batch size of every split, ramps inside active or not, every way to share
+placements among splits of one kind, every number of replicas; local placements of the whole network on one kind; with
+exits and without any. It shares nothing with the search but the cost of one split (optimizer/model/works.py) and the
+value that a goal gives a plan. Plans with the same cuts on the same kinds are rows of one array.
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def _of_every_way(facts: Problem, objective: Objective) -> Iterator[float]:
 def _parts(
     facts: Problem, objective: Objective, start: int, stop: int, source: int | None, kind: int
 ) -> SplitWays | None:
-    """With all ramps inside at which inputs leave, or only the one at the end; None where there is no link."""
+    """The ways to run a split with all ramps at which inputs leave, or only its last one; None if there is no link."""
     f, table, names = facts.survival, facts.tables[kind], [device.kind for device in facts.devices]
     came = None if source is None else names[source]
     if came and (came, names[kind]) not in facts.links:
@@ -92,7 +92,7 @@ def _combined(parts: list[SplitWays]) -> SplitWays:
 
 
 def _handed_over(parts: SplitWays, kinds: tuple[int, ...], facts: Problem, objective: Objective) -> float:
-    """With every way to share placements, and every number of replicas."""
+    """The best value with every way to share placements, and every number of replicas."""
     has = tuple(device.count for device in facts.devices)
     memory = np.array([device.memory_bytes for device in facts.devices])
     prices = np.array([device.price_per_hour for device in facts.devices])
@@ -111,7 +111,7 @@ def _handed_over(parts: SplitWays, kinds: tuple[int, ...], facts: Problem, objec
 def _local(
     parts: SplitWays, kind: int, edges: tuple[tuple[int, int], ...], facts: Problem, objective: Objective
 ) -> float:
-    """Survivors stay on their replica, every launch waits for the front's word, batches keep their size in a split."""
+    """The best value of a local placement: survivors stay on their replica, and batches keep their size in a split."""
     device, hidden = facts.devices[kind], facts.tables[kind].hidden_bytes
     waiting = sum((parts.batch[:, i] + parts.batch[:, i + 1]) * hidden[edges[i][1] - 1] for i in range(len(edges) - 1))
     fits = parts.quiet.all(axis=1) & (parts.memory.sum(axis=1) + waiting <= device.memory_bytes)
@@ -128,7 +128,7 @@ def _local(
 
 @cache
 def _sharings(kinds: tuple[int, ...], has: tuple[int, ...]) -> list[tuple[Floats, list[int], Floats]]:
-    """Splits x placements, the kind of each placement, and every number of replicas that they may have."""
+    """For every way to share: splits x placements, the kind of each placement, and every number of replicas."""
     sharings = []
     for groups in _groupings(kinds, has):
         on = [kinds[group[0]] for group in groups]
@@ -166,7 +166,7 @@ def _groupings(kinds: tuple[int, ...], has: tuple[int, ...]) -> list[Groups]:
 
 
 def _values(goodput: Floats, price: Floats, work_s: Floats, fill: Floats, wait: Floats, objective: Objective) -> Floats:
-    """Seconds per input, dollars per hour, dollars per hour and input per second, or seconds: small is good."""
+    """The values of plans for the goal, the smaller the better; infinite where a limit is broken."""
     latency_s = work_s + fill / np.minimum(goodput, objective.rate_at(inf)) + wait / goodput
     kept = latency_s <= objective.budget_s * (1 + SAME)
     if objective.goodput_per_s:

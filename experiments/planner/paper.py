@@ -1,4 +1,4 @@
-"""The settings of E3's figures 7, 8, 9, 13 and 15, planned from datasheets: the gains beside the paper's."""
+"""Plans the settings of E3's figures 7, 8, 9, 13 and 15 from datasheets, and shows the gains beside the paper's."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -17,10 +17,7 @@ BATCH = 8  # the largest of E3's figures 7 to 15
 HOMOGENEOUS, MIXED = "v100=16", "v100=6,p100=8,k80=15"
 WANTED = 6000.0  # samples per second, figure 15
 GAP = 0.01
-
-
 LAUNCHES_S = (2e-4, 5e-4, 1e-3)  # the first is what datasheet tables assume
-
 
 MOST = Objective(slo_s=0.1, max_batch=BATCH)
 CHEAP = Objective(goal="cost", slo_s=0.1, goodput_per_s=WANTED, arrivals_per_s=WANTED, max_batch=BATCH)
@@ -28,7 +25,7 @@ CHEAP = Objective(goal="cost", slo_s=0.1, goodput_per_s=WANTED, arrivals_per_s=W
 
 @dataclass(frozen=True)
 class PaperSetting:
-    """One setting of the paper, and what the paper says: over early exit, over no exits."""
+    """One setting of the paper, with the gains that the paper reports over early exit and over no exits."""
 
     key: str
     title: str
@@ -59,7 +56,7 @@ class Gain:
 
 
 def paper(console: Console) -> dict[str, float]:
-    """Several times per launch are tried: they decide what shrinking batches lose, and datasheets do not say them."""
+    """The gains at several times per launch, which decide what shrinking batches lose, and no datasheet says."""
     columns = [f"{launch_s * 1e3:g} ms per launch" for launch_s in LAUNCHES_S]
     title = "gains over early exit, no exits, serial: estimated from datasheets, batch <= 8"
     table = Table("setting", *columns, "E3 says, over early exit, no exits", title=title)

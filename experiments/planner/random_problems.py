@@ -1,4 +1,4 @@
-"""Small random problems, with corners that break planners: no input left, free links, kinds too small, exact SLOs."""
+"""Makes small random problems with corners that break planners: no survivors, free links, kinds that are too small."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def random_problem(seed: int) -> Problem:
 
 
 def random_objective(seed: int, facts: Problem) -> Objective:
-    """Goals in turn; limits that bind about as often as not."""
+    """An objective for this problem: goals take turns, and limits bind about as often as not."""
     random = np.random.default_rng(seed)
     per_input = float(np.mean([np.sum(table.block_s[0]) for table in facts.tables]))
     goal = ("goodput", "cost", "goodput-per-dollar", "latency")[seed % 4]

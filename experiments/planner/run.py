@@ -1,4 +1,4 @@
-"""Is the planner exact, and how long does it take? Times are seconds of one core, the best of three."""
+"""Claim: the planner is exact, and fast enough. Times are seconds of one core, the best of three."""
 
 import time
 from collections.abc import Callable
@@ -102,7 +102,7 @@ def _growth() -> Table:
 
 
 def timed(task: Callable[[], T], repeat: int = 3) -> tuple[float, T]:
-    """Seconds of this process, whatever else the machine does meanwhile."""
+    """The processor time of a task, so that other work on the machine hardly matters, and its result."""
     best = float("inf")
     for _ in range(repeat):
         start = time.process_time()

@@ -12,24 +12,30 @@ from profiles.devices import fleet, links_between
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 
+Survivors = tuple[tuple[float, float], ...]  # depths as shares of the blocks, each with the share that is still inside
+
+
+def exits_along(survivors: Survivors, blocks: int) -> ExitProfile:
+    """The exit profile of a network of so many blocks, with straight lines between these points."""
+    depths, shares = zip(*survivors, strict=True)
+    curve = np.interp(np.arange(blocks) / blocks, depths, shares)
+    return ExitProfile((1.0, *(float(share) for share in curve[1:])))
+
 
 @dataclass(frozen=True)
 class Network:
-    """A shape, and the share of its inputs that survives to some of its blocks; straight lines between them."""
+    """A shape, and how many of its inputs survive to which depth."""
 
     name: str
     shape: Shape
-    survivors: tuple[tuple[float, float], ...]  # (how deep, as a share of the blocks; who is still inside)
+    survivors: Survivors
 
     @property
     def exits(self) -> ExitProfile:
-        depths, shares = zip(*self.survivors, strict=True)
-        count = len(self.shape.blocks)
-        curve = np.interp(np.arange(count) / count, depths, shares)
-        return ExitProfile((1.0, *(float(share) for share in curve[1:])))
+        return exits_along(self.survivors, len(self.shape.blocks))
 
     def profile(self, devices: str, dtype: str | None = None) -> Profile:
-        """On these devices, by their datasheets."""
+        """The profile on these devices, by their datasheets."""
         tables = tuple(datasheet_table(self.shape, device.kind, dtype=dtype) for device in fleet(devices))
         return Profile(self.name, tables, self.exits)
 

@@ -1,4 +1,4 @@
-"""How far must a measured loss keep from the allowed one? `python -m experiments.prepare.margin MODEL DATA`
+"""Measures how far a measured loss must keep from the allowed one: `python -m experiments.prepare.margin MODEL DATA`.
 
 Ramps are trained once. Then, again and again, thresholds are chosen on a few inputs and tried on all others, with 0, 1
 and 2 standard errors of margin: the least of many noisy losses is too good to be true, and this says by how much.
@@ -28,7 +28,7 @@ TRIALS = 50
 
 
 def recorded(source: Path, data: Path, most: int = 20_000) -> Replay:
-    """What calibrated ramps would do with every input that they were not trained on."""
+    """What the policy would do at calibrated ramps, for every input that these were not trained on."""
     sample = draw(rows(data), data, checkpoint.label_names(source), most)
     model = load(source)
     found = features(model, checkpoint.fingerprint(source), sample.values, cache_directory() / "features")

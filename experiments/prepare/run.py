@@ -20,7 +20,7 @@ def measure() -> dict[str, float]:
 
 
 def _promised(folder: Path) -> dict[str, float]:
-    """What exits.json says, measured on the digits that neither training nor thresholds have seen."""
+    """The figures in exits.json, which were measured on digits that neither training nor thresholds have seen."""
     rules = read_rules(folder / RULES)
     if rules.full_accuracy is None or rules.exit_accuracy is None or rules.mean_depth_share is None:
         raise ValueError(f"{folder / RULES}: a prepared model has measured figures")
@@ -35,7 +35,7 @@ def _promised(folder: Path) -> dict[str, float]:
 
 
 def _seen(model: TorchModel) -> dict[str, float]:
-    """The served path: digits as they are in the data set, and how noise moves the exits."""
+    """The accuracy on undistorted digits, and how noise moves the exits, both by the network as it is served."""
     images, labels = held_out_digits()
     full = model.run(model.encode(list(images)), model.num_blocks, ()).exits
     figures = {"held_out_digits_accuracy": float((full.labels == labels).mean())}

@@ -4,10 +4,8 @@ import os
 from collections.abc import Mapping
 from itertools import pairwise
 
-from optimizer.model.evaluate import evaluate
+from experiments.serve.fleet import promise_per_s
 from optimizer.plan import Placement, Plan, Split
-from optimizer.problem import problem
-from profiles.devices import Device, links_between
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.latency import LatencyTable
@@ -74,15 +72,9 @@ def steps(changes: int) -> tuple[tuple[str, Plan], ...]:
     return WITHOUT_ROOM + tuple(ROUNDS[number % len(ROUNDS)] for number in range(changes))
 
 
-def capacity_per_s(chosen: Plan, known: Profile) -> float:
-    """What the planner's cost model says that the plan sustains."""
-    devices = [Device(kind, count, 10**12, 1.0) for kind, count in chosen.devices().items()]
-    return evaluate(chosen, problem(known, devices, links_between(devices))).goodput_per_s
-
-
 def offered_per_s(share: float) -> float:
     """A share of what the weakest of the plans sustains."""
-    return share * min(capacity_per_s(chosen, profile()) for _, chosen in (*ROUNDS, *WITHOUT_ROOM))
+    return share * min(promise_per_s(chosen, profile()) for _, chosen in (*ROUNDS, *WITHOUT_ROOM))
 
 
 def leaves_after(sure_after: int) -> int:

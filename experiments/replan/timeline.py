@@ -1,7 +1,7 @@
 """Goodput second by second, to show the effect of changes and faults of the application."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,14 +17,23 @@ STEP_S = 0.1
 KINDS = 500  # of inputs, drawn once and sent in turns
 
 
-def load(url: str, slo_ms: float, again_s: float = 0.0) -> LoadGenerator:
-    """A load of inputs that say where they are sure, so that each answer can be checked."""
+def _leaves_there(left_after: int, sure_after: int) -> bool:
+    return left_after == leaves_after(sure_after)
+
+
+def load(
+    url: str, slo_ms: float, again_s: float = 0.0, leaves_right: Callable[[int, int], bool] = _leaves_there
+) -> LoadGenerator:
+    """A load of inputs that say where they are sure, so that each answer can be checked.
+
+    `leaves_right(left after, sure after)` says whether an input may leave after this block.
+    """
     depths = exit_blocks(ExitProfile(SURVIVAL), KINDS, np.random.default_rng(0)).tolist()
     bodies = [json.dumps({"inputs": {"exit_block": depth}}).encode() for depth in depths]
 
     def right(body: int, answer: bytes) -> bool:
         outputs = json.loads(answer)["outputs"]
-        return len(outputs) == 1 and bool(outputs[0]["exit_block"] == leaves_after(depths[body]))
+        return len(outputs) == 1 and leaves_right(outputs[0]["exit_block"], depths[body])
 
     return LoadGenerator(url, bodies, headers=f"X-Deadline-Ms: {slo_ms:g}\r\n", right=right, again_s=again_s)
 

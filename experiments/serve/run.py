@@ -85,7 +85,7 @@ def _over_passes(name: str, p50s_ms: Sequence[float]) -> dict[str, float]:
 
 
 def _alone_ms(chosen: Plan, per_s: float) -> Sequence[float]:
-    """The same medians where nothing but devices takes any time, by the simulator: what is waited for is a device."""
+    """The same medians by the simulator, where only devices take time: it is the time that inputs wait for devices."""
     facts = facts_for(profile(), chosen.devices())
     links = {ends: replace(link, bytes_per_s=1e15, latency_s=0.0) for ends, link in facts.links.items()}
     times_s = arrivals("poisson", per_s, 10 * SECONDS, seed=1)

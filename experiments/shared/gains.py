@@ -1,4 +1,4 @@
-"""What constant batches gain on one simulated fleet: our plan beside all baselines, by batch size; rows and a picture.
+"""Measures what constant batches gain on a simulated fleet: our plan beside all baselines, by batch size.
 
 E3's figures 7 (`experiments/homogeneous`) and 13 (`experiments/heterogeneous`) are made by it; so is a part of `sim`.
 """
@@ -48,7 +48,7 @@ class PaperFigure:
 
 @dataclass(frozen=True)
 class SystemGoodput:
-    """What one system sustains with batches of at most so many inputs; nothing where it cannot keep the SLO."""
+    """The goodput of one system with batches of at most so many inputs; 0 where it cannot keep the SLO."""
 
     system: str
     batch: int
@@ -69,7 +69,7 @@ def best(rows: Sequence[SystemGoodput], system: str) -> float:
 
 
 def ratio(rows: Sequence[SystemGoodput], batch: int, over: str) -> float:
-    """How much more isobatch sustains at a batch size."""
+    """How many times more isobatch sustains than this system at a batch size."""
     at = {row.system: row.goodput_per_s for row in rows if row.batch == batch}
     return at["isobatch"] / at[over] if at[over] else inf
 
@@ -129,7 +129,7 @@ def _row(claim: PaperFigure, facts: Problem, batch: int, system: str) -> SystemG
 
 
 def _plan(claim: PaperFigure, facts: Problem, batch: int, system: str) -> Plan | None:
-    """The best plan of each system with such batches: the same rule for all."""
+    """The best plan of a system with batches up to this size, or exactly of it: the same rule for all systems."""
     objective = Objective(slo_s=claim.slo_s, max_batch=batch, fixed_batch=batch if claim.fixed else None)
     if system != "isobatch":
         return baseline(BASELINES[system], facts, objective).plan

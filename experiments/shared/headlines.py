@@ -1,4 +1,4 @@
-"""The figures that matter, beside what was aimed at: the table of docs/results.md, from what results/ keeps.
+"""Writes the tables of docs/results.md: the figures that matter from experiments/results, beside what was aimed at.
 
 `make results` writes it anew, as every benchmark does when it has ended.
 """
@@ -152,7 +152,7 @@ def _lines() -> Iterator[str]:
 
 
 def page(text: str) -> str:
-    """The page with its tables as they should be now."""
+    """The page with its tables made anew from the kept figures."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + BEGIN + tables() + END + after

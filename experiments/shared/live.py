@@ -18,6 +18,7 @@ from typing import Any
 from cluster.serving.deploy import deploy
 from cluster.serving.local import LocalRay, free_port, local_ray
 from cluster.serving.processes import descendants
+from deployments.ray_facts import serve_client
 from deployments.replica.virtual import FAULTS
 from optimizer.plan import Plan
 from profiles.files import Profile, save
@@ -39,15 +40,13 @@ class Live:
         return f"{self.base}/predict"
 
     def deploy(self, *applications: dict[str, Any], patience_s: float = 180.0) -> None:
-        """In place of those that were declared before."""
+        """Deploy these applications in place of those that were deployed before."""
         deploy(self.ray, {"applications": list(applications)}, patience_s)
 
     def processes(self, deployment: str) -> dict[str, int]:
-        """Of every running replica of deployments of this name: ours, and those of what leads us."""
-        from ray.serve.context import _get_global_client
-
+        """The process of every running replica of deployments of this name, of the application and its controller."""
         found: dict[str, int] = {}
-        for name, application in _get_global_client().get_serve_details()["applications"].items():
+        for name, application in serve_client().get_serve_details()["applications"].items():
             if name.partition(".")[0] not in (NAME, "controller"):
                 continue
             for each in application["deployments"].get(deployment, {}).get("replicas", ()):
@@ -56,7 +55,7 @@ class Live:
         return found
 
     def slow_down(self, process: int, times: float) -> None:
-        """From its next launch on this device takes so many times as long."""
+        """Make this device take so many times as long, from its next launch on."""
         (self.faults / str(process)).write_text(str(times))
 
 
@@ -76,7 +75,7 @@ def bare() -> Iterator[Live]:
 
 
 def application(plan: Plan, facts: Profile, folder: Path, **told: Any) -> dict[str, Any]:
-    """What a Serve file says of it; the plan and the profile lie in the folder."""
+    """The application's entry in a Serve file; its plan and its profile are written into the folder."""
     (folder / "plan.json").write_text(plan.to_json())
     save(facts, folder / "profile.json")
     arguments = {
@@ -91,7 +90,7 @@ def application(plan: Plan, facts: Profile, folder: Path, **told: Any) -> dict[s
 
 
 def controller(folder: Path, **told: Any) -> dict[str, Any]:
-    """What a Serve file says of the controller beside it; what it remembers lies in the folder."""
+    """The controller's entry in a Serve file; what it remembers is kept in the folder."""
     arguments = {"application": NAME, "memory": str(folder / "memory"), **told}
     path = "cluster.controller.app:build"
     return {"name": "controller", "import_path": path, "route_prefix": "/controller", "args": arguments}
@@ -117,14 +116,14 @@ def node(address: str, resources: Mapping[str, float], cpus: float = 3.0) -> Ite
 
 
 def kill_node(process: int) -> None:
-    """With all that runs there, at once."""
+    """Kill a node with all that runs there, at once."""
     for each in (*descendants(process), process):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
 
 
 def named(what: str) -> list[int]:
-    """Processes below this one whose command says so."""
+    """The processes below this one whose command line contains this."""
     found = []
     for process in descendants(os.getpid()):
         with contextlib.suppress(OSError):
@@ -134,7 +133,7 @@ def named(what: str) -> list[int]:
 
 
 def _alive() -> set[str]:
-    """Nodes, with those that died a moment ago."""
+    """The nodes that Ray believes alive, which may have died a moment ago."""
     import ray
 
     return {each["NodeID"] for each in ray.nodes() if each["Alive"]}

@@ -1,4 +1,4 @@
-"""Where the public data lies that claims are measured on. None of it is part of the project."""
+"""Finds the public data that claims are measured on. None of it is part of the project."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def data(name: str) -> Path:
-    """A file of it: under ISOBATCH_DATA, or beside the checkout."""
+    """The path of a file of public data, under ISOBATCH_DATA or beside the checkout."""
     folder = Path(os.environ.get("ISOBATCH_DATA", ROOT.parent / "shared" / "data"))
     if not (folder / name).exists():
         raise UserError(f"{folder / name} is not there: set ISOBATCH_DATA to the folder that holds {name}")

@@ -1,5 +1,7 @@
-"""How fast the simulator is, whether its memory grows, what it says of the paper's two fleets at batches of 8, and how
-far it is from the live graph (`experiments/fidelity`)."""
+"""Claim: the simulator is fast, its memory does not grow, and it is near the live graph (`experiments/fidelity`).
+
+It also simulates the paper's two fleets at batches of 8.
+"""
 
 import resource
 import time

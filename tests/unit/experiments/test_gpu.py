@@ -12,6 +12,7 @@ from cluster.bench import compare, saturated
 from deployments.models.onnx_model import OnnxModel
 from experiments.backend.families import NAMES, batches, untrained
 from experiments.gpu import measure, systems, tables
+from experiments.planner.settings import exits_along
 from profiles.files import load
 
 ROOT = Path(__file__).parents[3]
@@ -86,7 +87,7 @@ def test_every_network_has_its_true_width_and_runs(name: str) -> None:
 @pytest.mark.parametrize("name", systems.SURVIVALS)
 def test_a_survival_fits_any_depth(name: str) -> None:
     for blocks in (6, 12, 16, 24):
-        assert systems.exits(name, blocks).num_blocks == blocks
+        assert exits_along(systems.SURVIVALS[name], blocks).num_blocks == blocks
 
 
 def test_roofline_needs_a_device_of_the_catalogue(tmp_path: Path) -> None:
