@@ -1,4 +1,4 @@
-"""Several launches at once on one device: how fast inputs get through when all of them wait from the start.
+"""Measures several launches at once on one device: how fast inputs get through when all wait from the start.
 
 This runs in real time on threads: launches that overlap slow each other down, by how much only a clock can tell.
 """

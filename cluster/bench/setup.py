@@ -20,8 +20,8 @@ from cluster.profiling.checkpoint import (
     source_of,
     texts,
     timed,
+    timed_stretches,
 )
-from cluster.profiling.checkpoint import alone as timed_alone
 from deployments.demo import demo_directory
 from deployments.demo.digits import demo_digits
 from deployments.models import TorchModel, checkpoint, load
@@ -89,7 +89,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     kind = kind_of(device_name(str(model.device)))
     progress("measuring the network")
     if request.profile is None:
-        make_ready(model, folder, timed_alone(model))
+        make_ready(model, folder, timed_stretches(model))
     table, notes = _table(request, model, inputs, kind)
     progress("looking where inputs leave")
     exits = _counted(model, folder, recorded) if recorded else _told_before(request, exact)

@@ -1,4 +1,4 @@
-"""Real blocks and ramps, but each input carries the block where it leaves: any survival, even untrained networks."""
+"""Lets each input carry the block where it leaves, on real blocks and ramps: any survival, even untrained networks."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace

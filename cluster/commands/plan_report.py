@@ -1,4 +1,4 @@
-"""A plan as tables."""
+"""The tables that `isobatch plan` prints."""
 
 from collections.abc import Iterator
 

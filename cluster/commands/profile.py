@@ -53,7 +53,15 @@ def profile(
     from rich.console import Console
 
     from cluster.commands import check_writable
-    from cluster.profiling.checkpoint import alone, in_batches, kind_of, picture_path, source_of, stranger, timed
+    from cluster.profiling.checkpoint import (
+        in_batches,
+        kind_of,
+        picture_path,
+        source_of,
+        timed,
+        timed_stretches,
+        uncatalogued,
+    )
     from deployments.models import load
     from deployments.models.backends import INT8, make_ready, on_backend
     from deployments.prepare.data import Columns
@@ -74,14 +82,14 @@ def profile(
     where = str(exact.device)
     called = device_name(where)
     here = kind or kind_of(called)
-    if warning := stranger(here):
+    if warning := uncatalogued(here):
         console.print(warning, highlight=False)
     header = tuple(columns.split(",")) if columns else None
     wanted = Columns(text_column, text_pair_column, image_column, header=header)
     recorded = _recorded(model, data, wanted, max_rows) if data else []
     exits, told = (None, ()) if known and known.exits else _prepared_exits(exact)
     network = on_backend(exact, model, backend, int8=dtype == INT8)
-    make_ready(network, model, alone(network))
+    make_ready(network, model, timed_stretches(network))
     inputs = _inputs(network, model, tokens)
     derived = _derived(network, model, [each for each in others if each != here], inputs, dtype)
     measured = timed(network, inputs, here, source_of(called, network.backend, dtype, threads), where, budget, largest)

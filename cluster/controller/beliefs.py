@@ -1,4 +1,4 @@
-"""How many inputs will survive to each block in the next window, from what was counted at the ramps that were open.
+"""Estimates how many inputs will survive to each block in the next window, from the counts at the open ramps.
 
 A plan that closes ramps hides who would leave there. So they are opened now and then for one look (`Peek`): without it,
 a plan without ramps could never find out that inputs have become easy again.
@@ -119,14 +119,14 @@ def revealed(left: Sequence[int], ramps: Collection[int], survival: Sequence[flo
 
 @dataclass(frozen=True)
 class Peek:
-    """All ramps are open for one look; then `before` runs again. `number` is that of the event which tells of it."""
+    """A look with all ramps open, after which `before` runs again. `number` is that of the event which tells of it."""
 
     before: Plan
     number: int
 
 
 class PeekSchedule:
-    """When to open closed ramps: regularly, and after inputs have surprised.
+    """Says when to open closed ramps: regularly, and after inputs have surprised.
 
     A plan that has some ramp open must peek as often: an input that was sure three blocks before an open ramp looks
     like one that is sure there.

@@ -49,7 +49,7 @@ class NextStep:
 
 
 class Controller:
-    """`running` is the plan that runs at the start; `history` and `events` are what it knew before."""
+    """Decides which plan runs. `running` is the plan at the start; `history` and `events` are what it knew before."""
 
     def __init__(
         self, question: Question, patience: Patience, history: History, events: Events, running: Plan, now_s: float
@@ -82,7 +82,7 @@ class Controller:
     # What the driver asks
 
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
-        """Called between two windows; None where there is no reason to decide anything yet."""
+        """Called at every look inside a window; None where there is no reason to decide anything yet."""
         self._note(observed)
         if self._peek:
             return self._peeked(self._peek, observed, now_s)
@@ -100,7 +100,7 @@ class Controller:
         return None
 
     def window(self, observed: Observed, now_s: float) -> NextStep:
-        """A window ends now."""
+        """Called at the end of a window, and decides what runs in the next."""
         self._note(observed)
         return self._close(now_s)
 
@@ -113,7 +113,7 @@ class Controller:
         return self._close(now_s, "asked by hand: ", forced=True)
 
     def seen(self) -> Observed:
-        """The window so far."""
+        """What was seen in the window so far."""
         return merged(self._looks) if self._looks else Observed(self.began_s, 0.0, 0, 0, ())
 
     # What the driver tells

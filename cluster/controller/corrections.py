@@ -1,4 +1,4 @@
-"""How far latency tables are off in practice, learned from what replicas measure: slowly, and within bounds.
+"""Corrects latency tables by what replicas measure: slowly, and within bounds.
 
 A factor belongs to one block on one kind of device, so that it stays true when cuts move. What is measured is a launch
 over several blocks; all of them move towards its ratio to the table.
@@ -47,7 +47,7 @@ class Corrections:
         return told
 
     def applied(self, profile: Profile) -> Profile:
-        """The profile as it turned out to be."""
+        """The profile with its tables corrected."""
         tables = tuple(
             _scaled(table, self.factors[table.kind]) if table.kind in self.factors else table
             for table in profile.tables
@@ -55,7 +55,7 @@ class Corrections:
         return replace(profile, tables=tables)
 
     def learned(self, measured: Mapping[LaunchShape, Took], plan: Plan, facts: Problem, rate: float) -> "Corrections":
-        """After a window by `plan`; `facts` hold the tables as they are in the profile, and who survived.
+        """The corrections after a window by `plan`; `facts` hold the profile's own tables, and who survived.
 
         >>> Corrections().learned({}, None, None, rate=0.2).factors
         {}

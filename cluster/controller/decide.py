@@ -1,4 +1,4 @@
-"""Is another plan worth it? The running plan and a better one by the same cost model, under the same forecast.
+"""Decides whether another plan is worth the change: both are judged by the same cost model, under the same forecast.
 
 `weigh` compares goodput, `weigh_dollars` cost; `Trial` finds out afterwards whether the new plan was a mistake.
 """
@@ -128,7 +128,7 @@ def asked_of(least_gain: float, changes: int) -> float:
 
 
 def is_content(seen: Observed) -> bool:
-    """Nearly all inputs are answered in time."""
+    """Whether nearly all inputs are answered in time."""
     return seen.arrivals > 0 and seen.in_time >= CONTENT * seen.arrivals
 
 
@@ -149,7 +149,7 @@ def lacking(plan: Plan, counts: Mapping[str, int]) -> str:
 
 
 def is_late(score: Score, objective: Objective) -> bool:
-    """A plan may use half of the slack, so that none is changed for a few microseconds."""
+    """Whether a plan uses more than half of the slack: below that, none is changed for a few microseconds."""
     return objective.slo_s is not None and score.latency_s > objective.slo_s * (1 - objective.slack / 2)
 
 
@@ -183,14 +183,14 @@ class Demand:
 
 
 def demand(forecast: Forecast | None, seen: Observed) -> Demand | None:
-    """Of the next window. None: nothing came that could tell."""
+    """The demand of the next window; None where no input came that could tell."""
     likely, high = (forecast.arrivals_per_s, forecast.arrivals_high_per_s) if forecast else (0.0, 0.0)
     expected = max(likely, seen.arrivals_per_s)
     return Demand(expected, min(SURGE * expected, max(high, SPARE * expected))) if expected else None
 
 
 def is_swamped(seen: Observed, sustained_per_s: float) -> bool:
-    """More inputs arrive than the running plan can answer in time."""
+    """Whether more inputs arrive than the running plan can answer in time."""
     return not is_content(seen) and seen.arrivals >= MANY_ARRIVALS and seen.arrivals_per_s > sustained_per_s
 
 
@@ -224,7 +224,7 @@ class TrialResult:
 
 @dataclass
 class Trial:
-    """Is the new plan at least as good as the one before would have been, for the same arrivals?
+    """Judges whether the new plan is at least as good as the one before would have been, for the same arrivals.
 
     The old plan would have done what the cost model says of it now, times `kept`, the share of its promise that it kept
     while it ran. So neither harder inputs nor a quieter hour speak against the new plan. `number` is that of the event

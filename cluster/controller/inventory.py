@@ -1,4 +1,4 @@
-"""Which devices are there: what the nodes of Ray can hold of the devices that may be used."""
+"""Counts the devices that are there: how many of those that may be used fit on the nodes of Ray."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -47,7 +47,7 @@ def fitting(most: Mapping[str, int], needs: Mapping[str, Resources], nodes: Iter
 
 
 class Present:
-    """Which devices are believed to be there, from one look to the next.
+    """The devices that are believed to be there, from one look to the next.
 
     A device that is gone is believed gone at once; one that came back is believed when it is still there one look
     later.

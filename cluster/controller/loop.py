@@ -1,4 +1,4 @@
-"""What drives the controller: observe, decide, roll out; the same for a live application and for a simulated one."""
+"""Drives the controller: it observes, asks for a decision and rolls out, for live applications and simulated ones."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Whether a request may come from a page of somebody else, in the browser of somebody who can reach the controller."""
+"""Refuses requests that a foreign web page sends from the browser of somebody who can reach the controller."""
 
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -29,7 +29,7 @@ def foreign(headers: Mapping[str, str]) -> str | None:
 
 
 def _is_local(name: str) -> bool:
-    """Of names without a dot, and of those that end so, there is no public one."""
+    """Whether this is an address or a name that no public host can have: one without a dot, or one that ends so."""
     try:
         return bool(ip_address(name.strip("[]")))
     except ValueError:

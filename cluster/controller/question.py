@@ -1,4 +1,4 @@
-"""What is asked of the planner, window after window: the same network and objective, another survival and fleet."""
+"""Asks the planner in every window: for the same network and objective, with another survival and fleet."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

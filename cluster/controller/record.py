@@ -124,7 +124,7 @@ class TrackRecord:
 
     @property
     def number(self) -> int:
-        """Of the next event."""
+        """The number of the next event."""
         return self.events.next_number
 
     @property
@@ -150,20 +150,20 @@ class TrackRecord:
         self.events.add(event)
 
     def ended(self, event: Event, what: What, took_s: float | None, now_s: float, why: str | None = None) -> None:
-        """How a roll-out went."""
+        """Note how a roll-out went."""
         event = replace(event, what=what, took_s=took_s, at_s=now_s, why=why or event.why)
         self.events.add(event)
         self._learn(event)
 
     def saw(self, number: int, gain: float | None) -> None:
-        """The gain that a change really brought."""
+        """Note the gain that a change really brought."""
         event = next((event for event in self.events.all if event.number == number), None)
         if event and gain is not None:
             self.events.add(replace(event, gain_seen=gain))
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The latest that ran and were measured."""
+        """The latest plans that ran and were measured."""
         return tuple(self._kept)
 
     def kept(self, plan: Plan) -> float:
@@ -202,7 +202,7 @@ class Barred:
         self._times: dict[object, int] = {}
 
     def bar(self, plan: Plan, now_s: float, seconds: float) -> None:
-        """Each time for twice as long."""
+        """Bar a plan and those like it, each time for twice as long."""
         shape = _shape(plan)
         self._until_s[shape] = now_s + seconds * 2 ** self._times.get(shape, 0)
         self._times[shape] = self._times.get(shape, 0) + 1

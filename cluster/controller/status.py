@@ -1,4 +1,4 @@
-"""What is told of a controller: as JSON over HTTP, from which `isobatch status` makes its tables."""
+"""Makes the JSON in which a controller tells its state, and from which `isobatch status` makes its tables."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ EVENTS = 20
 
 
 def told(loop: ControlLoop, now_s: float) -> dict[str, Any]:
-    """Numbers that are not known yet are null."""
+    """The state of the controller, its plan and its last decisions. Numbers that are not known yet are null."""
     controller, spent = loop.controller, loop.spent
     return {
         "schema_version": 1,

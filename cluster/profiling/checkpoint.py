@@ -138,8 +138,8 @@ def kind_of(device_name: str) -> str:
     return "-".join(word for word in words if word != "nvidia")
 
 
-def stranger(kind: str) -> str | None:
-    """A warning for a kind that the catalogue does not have, so that no plan can use it."""
+def uncatalogued(kind: str) -> str | None:
+    """A warning for a kind that is not in the catalogue, so that no plan can use it; None for others."""
     if kind in CATALOGUE:
         return None
     there = ", ".join(CATALOGUE)
@@ -165,8 +165,8 @@ def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int)
         raise UserError(f"exits.json of this checkpoint: {error}") from None
 
 
-def alone(model: SplitModel) -> list[Stretch]:
-    """The runs that are timed: each block without and with its ramp, and all blocks at once."""
+def timed_stretches(model: SplitModel) -> list[Stretch]:
+    """The stretches that are timed: each block without and with its ramp, and all blocks at once."""
     each = [Stretch(block, block + 1) for block in range(model.num_blocks)]
     return [*each, *(Stretch(ramp, ramp + 1, (ramp,)) for ramp in model.ramp_blocks), Stretch(0, model.num_blocks)]
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATTERNS = {"experiments/results/NAME.json"}
+PATTERNS = {"experiments/results/NAME.json", "experiments/NAME/run.py"}
 PACKAGES = ("profiles", "optimizer", "deployments", "cluster", "experiments")
 
 
@@ -40,3 +40,15 @@ def test_the_pages_name_only_files_that_there_are() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     found = [(page.name, path) for page in pages for path in named.findall(page.read_text())]
     assert not [(page, path) for page, path in found if path not in PATTERNS and not (ROOT / path).exists()]
+
+
+def test_modules_that_are_named_in_pages_and_sources_exist() -> None:
+    """In pages by their last part, too (`driver.py`), as in tables on one folder."""
+    modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("*/**/*.py") if ".venv" not in path.parts}
+    ends = {end for module in modules for end in (module, module.rpartition("/")[2])}
+    whole, last = re.compile(rf"\b((?:{'|'.join(PACKAGES)}|tests)/[\w/]+\.py)\b"), re.compile(r"`(\w+\.py)`")
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    found = [(path.name, name) for path in [*pages, *sources] for name in whole.findall(path.read_text())]
+    found += [(page.name, name) for page in pages for name in last.findall(page.read_text())]
+    assert not [(where, name) for where, name in found if name not in ends | PATTERNS]

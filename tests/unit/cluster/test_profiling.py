@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app, main
-from cluster.profiling.checkpoint import exits_from_rules, kind_of, report, stranger, texts
+from cluster.profiling.checkpoint import exits_from_rules, kind_of, report, texts, uncatalogued
 from deployments.models import load
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from deployments.prepare.sample import sampled
@@ -148,8 +148,8 @@ def test_a_kind_without_datasheet_is_refused_first(checkpoint: Path, tmp_path: P
 
 
 def test_a_device_that_no_plan_can_use_is_told() -> None:
-    assert stranger("a100") is None
-    assert "no plan can use a geforce-rtx-4090" in str(stranger(kind_of("NVIDIA GeForce RTX 4090")))
+    assert uncatalogued("a100") is None
+    assert "no plan can use a geforce-rtx-4090" in str(uncatalogued(kind_of("NVIDIA GeForce RTX 4090")))
     assert kind_of("Tesla V100-SXM2-32GB") == "tesla-v100-sxm2-32gb"
 
 
