@@ -59,9 +59,9 @@ def make_room(cache: Path, needed_bytes: int, limit_bytes: int, now_s: float | N
         entries.remove(draft)
         if now_s - draft.stat().st_mtime > STALE_S:
             shutil.rmtree(draft, ignore_errors=True)
-    held = {path: size_bytes(path) for path in entries}
+    sizes = {path: size_bytes(path) for path in entries}
     for path in entries:
-        if needed_bytes + sum(held.values()) <= limit_bytes:
+        if needed_bytes + sum(sizes.values()) <= limit_bytes:
             return
         shutil.rmtree(path, ignore_errors=True)
-        del held[path]
+        del sizes[path]

@@ -30,7 +30,7 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCoun
 def plan_for_fewer(running: Plan, counts: DeviceCounts, config: AppConfig, profile: Profile) -> Plan | None:
     """The best plan for the devices that are left of the running one, with batches no larger than the running one's."""
     devices = [device(kind, count) for kind, count in counts.items() if count]
-    largest = max(split.batch_size for lane in running.pipelines for split in lane.splits)
+    largest = max(split.batch_size for pipeline in running.pipelines for split in pipeline.splits)
     goal = Objective(slo_s=config.slo_ms / 1e3, max_batch=largest)
     try:
         return optimize(profile, devices, links_between(devices), goal) if devices else None
@@ -46,7 +46,7 @@ def summary(plan: Plan) -> str:
     >>> summary(Plan((Placement("v100", 4, (Split(0, 6, 16, ramps=(5,)), Split(6, 12, 16))),)))
     'blocks 0-5 at 16, 6-11 at 16 on 4 v100'
     """
-    placements = [placement for lane in plan.pipelines for placement in lane.placements]
+    placements = [placement for pipeline in plan.pipelines for placement in pipeline.placements]
     parts = [
         ", ".join(f"{split.start}-{split.stop - 1} at {split.batch_size}" for split in placement.splits)
         + f" on {placement.replicas} {placement.kind}"

@@ -48,7 +48,7 @@ class Shape:
     blocks: tuple[Block, ...]
     ramps: tuple[tuple[Kernel, ...], ...]
     length: int | None = None  # tokens per input; None where inputs have one size
-    held: float = 0.0  # numbers held beside the blocks: embeddings
+    embedding: float = 0.0  # numbers in memory beside the blocks' weights
 
 
 def kernel_s(kernel: Kernel, batch: int, device: DeviceKind, dtype: str) -> float:
@@ -78,7 +78,7 @@ def datasheet_table(
     def seconds(kernels: tuple[Kernel, ...], batch: int) -> float:
         return sum(kernel_s(kernel, batch, device, dtype) for kernel in kernels)
 
-    held = [shape.held, *(0.0 for _ in shape.blocks[1:])]
+    embeddings = [shape.embedding, *(0.0 for _ in shape.blocks[1:])]
     return LatencyTable(
         kind=kind.lower(),
         batch_sizes=sizes,
@@ -87,7 +87,7 @@ def datasheet_table(
         launch_s=LAUNCH_S,
         hidden_bytes=tuple(block.leaving * BYTES[dtype] for block in shape.blocks),
         memory_bytes=tuple(
-            int((block.weights + extra) * BYTES[dtype]) for block, extra in zip(shape.blocks, held, strict=True)
+            int((block.weights + extra) * BYTES[dtype]) for block, extra in zip(shape.blocks, embeddings, strict=True)
         ),
         source=f"datasheet: {shape.name} in {dtype}",
         length=shape.length,

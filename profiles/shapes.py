@@ -46,7 +46,7 @@ def encoder(
     blocks[0] = Block(embedding + layer, tokens)
     blocks[-1] = Block(blocks[-1].kernels + ramp, labels)
     ramps = (*(ramp for _ in range(layers - 1)), ())
-    return Shape(name, tuple(blocks), ramps, length, held=(vocabulary + length) * hidden)
+    return Shape(name, tuple(blocks), ramps, length, embedding=(vocabulary + length) * hidden)
 
 
 def residual(

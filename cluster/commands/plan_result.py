@@ -6,7 +6,7 @@ from pathlib import Path
 
 from optimizer import Objective, Plan, Problem, Score, evaluate, read_plan
 from optimizer.infeasible import reason
-from optimizer.pipelines.baselines import Baseline, baselines, held_to
+from optimizer.pipelines.baselines import Baseline, baselines, constrained
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.search.exact import search
 from profiles.errors import UserError
@@ -55,7 +55,7 @@ def plan_result(
     """The best plan, or the one in `file`, beside the baselines. The error says why when no plan fits."""
     others = baselines(facts, objective)
     if alpha is not None:
-        objective = held_to(objective, others[0], alpha)
+        objective = constrained(objective, others[0], alpha)
     find = side_by_side if apart else search
     found = read_plan(file) if file else find(facts, objective, gap)
     if found is None:

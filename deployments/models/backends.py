@@ -105,10 +105,10 @@ def planned(model: SplitModel, plan: Plan, kind: str) -> list[Stretch]:
     """The stretches of a plan that devices of this kind run."""
     return [
         stretch
-        for lane in plan.pipelines
-        for split in lane.splits
-        if lane.placement_of(split).kind == kind
-        for stretch in stretches(model, split.start, split.stop, lane.ramps)
+        for pipeline in plan.pipelines
+        for split in pipeline.splits
+        if pipeline.placement_of(split).kind == kind
+        for stretch in stretches(model, split.start, split.stop, pipeline.ramps)
     ]
 
 

@@ -20,7 +20,7 @@ from profiles.model import Batch
 
 log = logging.getLogger(__name__)
 
-MOST = 64  # recordings held by one replica: each has buffers of its own
+MOST = 64  # recordings kept by one replica: each has buffers of its own
 ROWS, TOKENS = 8, 32  # what many rows, and lengths, are rounded up to multiples of; few rows to a power of two
 WARM_UPS = 3  # before recording, as torch wants it
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = "2"  # to be raised whenever exporting changes what is made
 LIMIT_BYTES = 16 << 30
-MOST = 64  # sessions held by one replica: each holds the weights of its blocks
+MOST = 64  # sessions kept by one replica: each holds the weights of its blocks
 GRAPH = "graph.onnx"
 
 # A thread must hold this to make a piece, or to record a CUDA graph: ONNX Runtime records in a mode in which no other

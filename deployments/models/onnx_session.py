@@ -53,8 +53,8 @@ class Session:
         self._numbers = count(1)  # 0 is ONNX Runtime's own
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        held = self._read(inputs)
-        binding = self._bound(held)
+        tensors = self._read(inputs)
+        binding = self._bound(tensors)
         for name in self._gives:
             binding.bind_output(name, *self._where)
         with self._side_stream.in_turn():
@@ -88,9 +88,9 @@ class Session:
     def _read(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.contiguous() for name, tensor in inputs.items() if name in self._reads}
 
-    def _bound(self, held: Mapping[str, Tensor]) -> Any:
+    def _bound(self, tensors: Mapping[str, Tensor]) -> Any:
         binding = self._session.io_binding()
-        for name, tensor in held.items():
+        for name, tensor in tensors.items():
             binding.bind_input(name, *self._where, _ELEMENTS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
         return binding
 

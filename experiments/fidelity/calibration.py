@@ -77,8 +77,11 @@ def measured(url: str, plan: Plan, facts: Profile, per_s: float, seconds: float 
 def _turns_s(url: str, plan: Plan, facts: Profile, count: int = 8) -> list[float]:
     """Excess times of the launches of lone requests, whose launches are known in every pipeline."""
     ways_s = [
-        sum(float(facts.table(lane.placement_of(s).kind).block_times_s(1)[s.start : s.stop].sum()) for s in lane.splits)
-        for lane in plan.pipelines
+        sum(
+            float(facts.table(pipeline.placement_of(s).kind).block_times_s(1)[s.start : s.stop].sum())
+            for s in pipeline.splits
+        )
+        for pipeline in plan.pipelines
     ]
     last = plan.splits[-1].stop - 1
     due_s = np.arange(count, dtype=np.float64) * APART * max(ways_s)

@@ -68,10 +68,10 @@ def _table(random: np.random.Generator, kind: str, blocks: int, largest: int) ->
     ramp_s = tuple(tuple(float(t) for t in speed * 1e-3 * ramps) for _ in sizes)
     hidden = tuple(int(size) for size in random.integers(1, 1000, blocks))
     memory = tuple(int(size) for size in random.integers(1, 40, blocks))
-    held = tuple(int(size) for size in random.integers(0, 8, blocks)) if random.random() < 0.3 else ()
+    activations = tuple(int(size) for size in random.integers(0, 8, blocks)) if random.random() < 0.3 else ()
     launch_s = float(random.choice([0.0, 1e-3]))
     table = LatencyTable(kind, sizes, block_s, ramp_s, launch_s, hidden, memory, "random")
-    return replace(table, activation_bytes=held)
+    return replace(table, activation_bytes=activations)
 
 
 def _device(random: np.random.Generator, kind: str, count: int) -> Device:

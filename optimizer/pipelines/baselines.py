@@ -50,7 +50,7 @@ def baseline_plan(name: str, facts: Problem, objective: Objective) -> Plan:
     return plan
 
 
-def held_to(objective: Objective, stock: Baseline, alpha: float) -> Objective:
+def constrained(objective: Objective, stock: Baseline, alpha: float) -> Objective:
     """E3's constraints: at least the goodput of the network without exits, at no more than `alpha` times its cost."""
     if stock.score is None:
         raise UserError(

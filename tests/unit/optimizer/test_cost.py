@@ -77,8 +77,10 @@ def test_what_waits_in_a_local_placement_takes_room() -> None:
 
 
 def test_pipelines_side_by_side_share_a_rate_by_what_they_sustain() -> None:
-    lane = plan(Split(0, 2, 4))
-    score = evaluate(replace(lane, beside=(plan(Split(0, 2, 4), replicas=2),)), FACTS, Objective(arrivals_per_s=300.0))
+    pipeline = plan(Split(0, 2, 4))
+    score = evaluate(
+        replace(pipeline, beside=(plan(Split(0, 2, 4), replicas=2),)), FACTS, Objective(arrivals_per_s=300.0)
+    )
     assert [each.rate_per_s for each in score.pipelines] == [pytest.approx(100.0), pytest.approx(200.0)]
     assert score.latency_s == pytest.approx(max(each.latency_s for each in score.pipelines))
 

@@ -35,7 +35,7 @@ def test_side_by_side_is_no_worse_than_one_pipeline_and_below_its_ceiling(seed: 
     score = evaluate(several, facts, objective)
     assert not score.broken
     assert score.goodput_per_s == pytest.approx(several.promise.goodput_per_s)
-    kinds = [{placement.kind for placement in lane.placements} for lane in several.pipelines]
+    kinds = [{placement.kind for placement in pipeline.placements} for pipeline in several.pipelines]
     assert sum(map(len, kinds)) == len(set().union(*kinds))
     if one and one.promise:
         assert score.goodput_per_s >= one.promise.goodput_per_s * (1 - 1e-8)

@@ -80,6 +80,6 @@ def test_pipelines_side_by_side_survive_their_file_and_share_nothing_but_the_net
     plan = Plan(PLAN.placements, PLAN.promise, (beside,))
     assert Plan.from_json(plan.to_json()) == plan
     assert plan.devices() == {"k80": 15, "p100": 8, "v100": 6}
-    assert [lane.num_blocks for lane in plan.pipelines] == [12, 12]
+    assert [pipeline.num_blocks for pipeline in plan.pipelines] == [12, 12]
     with pytest.raises(ValueError, match="must cover 12 blocks"):
         Plan(PLAN.placements, None, (Plan((Placement("p100", 8, (Split(0, 11, 32),)),)),))

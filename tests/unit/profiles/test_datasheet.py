@@ -16,7 +16,7 @@ GFLOPS = [(bert_base(), 22.4), (resnet50(), 8.2), (resnet18(), 3.6), (vit_base()
 
 @pytest.mark.parametrize(("shape", "millions", "blocks"), KNOWN, ids=lambda value: getattr(value, "name", None))
 def test_weights_and_blocks_are_those_of_the_real_network(shape: Shape, millions: float, blocks: int) -> None:
-    weights = shape.held + sum(block.weights for block in shape.blocks)
+    weights = shape.embedding + sum(block.weights for block in shape.blocks)
     assert weights / 1e6 == pytest.approx(millions, rel=0.02)
     assert (len(shape.blocks), len(shape.ramps)) == (blocks, blocks)
 
