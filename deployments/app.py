@@ -25,9 +25,10 @@ from deployments.front.in_process import in_process
 from deployments.front.messages import FrontState
 from deployments.front.metrics import export
 from deployments.front.open_inference.rpc import check_port
+from deployments.front.proxy import ProxyLimit
 from deployments.front.service import Service, directory_of
 from deployments.graph import check_depth
-from deployments.ray_facts import WITHOUT_PROXY, declared, nodes, replica_options
+from deployments.ray_facts import WITHOUT_PROXY, declared, haproxy_socket, nodes, replica_options
 from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
 from profiles.model import SplitModel
 
@@ -48,6 +49,8 @@ class Front:
     async def _connect(self, config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:
         driver = await (self._follower.open(clock) if self._follower else in_process(config, model, clock))
         self._metrics = asyncio.create_task(export(driver))
+        if socket := haproxy_socket():
+            ProxyLimit(socket, self._service.burden, lambda: shortcut.port).start()
         gc.freeze()  # what was imported stays for good, and to look through it for garbage would take 0.1 s at times
         return driver
 

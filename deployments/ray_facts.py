@@ -67,6 +67,16 @@ def haproxy_settings(
     }
 
 
+def haproxy_socket() -> Path | None:
+    """Where the HAProxy of this node takes orders, if we have said where; Ray puts each node's into its own folder."""
+    import ray
+
+    if told := os.environ.get("RAY_SERVE_HAPROXY_SOCKET_PATH"):
+        path = Path(told)
+        return path.parent / str(ray.get_runtime_context().get_node_id()) / path.name
+    return None
+
+
 def address_file() -> Path:
     """Where `ray start` writes the address of the cluster that it leaves running; no documented call tells it."""
     return Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray" / "ray_current_cluster"

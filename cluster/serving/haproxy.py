@@ -16,6 +16,8 @@ from profiles.errors import UserError
 MAX_CONNECTIONS = 4096  # of all clients; HAProxy needs twice as many file handles
 MAX_OF_ONE_ADDRESS = MAX_CONNECTIONS // 2  # so that no single client locks out the others
 REQUEST_S = 10  # the time that a client has to send its headers
+QUEUED_MS = 25  # how long a request waits here for a front that has as many as it wants at once
+RETRY_S = 4  # who is refused here is told to come back after a number of seconds up to this, drawn for each
 SILENT_S = 60  # how long a client may neither send nor take anything while it should
 
 _STOPPING = "stopping"  # this file exists in the folder once the server stops
@@ -46,7 +48,13 @@ s#(return status 50. content-type) text/plain string "([^"]*)"#\1 application/js
     timeout client {silent_s}s\
     stick-table type ipv6 size 100k expire 60s store conn_cur\
     tcp-request connection track-sc0 src\
-    tcp-request connection reject if {{ sc0_conn_cur gt {of_one} }}
+    tcp-request connection reject if {{ sc0_conn_cur gt {of_one} }}\
+    http-request set-header X-Request-Start t=%[date(0,us)]\
+    http-request set-priority-class int(-1) if METH_GET || METH_HEAD\
+    acl says_when res.hdr(retry-after) -m found\
+    http-after-response set-header Retry-After %[rand({retry_s}),add(1)] if {{ status 503 }} !says_when
+/^ *http-reuse/a\
+    timeout queue {queued_ms}
 """
 _PAGE = re.compile(rb"HTTP/1\.1 (\d{3}) ([\w -]+)\r\n(?:[\w-]+: [^\r\n]+\r\n)+\r\n<html>[^\0]+</html>\n(?=\0)")
 _ERRORS = {
@@ -58,7 +66,7 @@ _ERRORS = {
     500: ("Internal Server Error", "the proxy before the front failed"),
     501: ("Not Implemented", "the request asks for what is not known here"),
     502: ("Bad Gateway", "the front ended before it had answered"),
-    503: ("Service Unavailable", "no front takes requests now: it starts, or it stops"),
+    503: ("Service Unavailable", "no front takes more requests now: there are too many, or it starts, or it stops"),
     504: ("Gateway Timeout", "the front did not answer"),
 }
 
@@ -75,6 +83,8 @@ def guarded(folder: Path, ports: Collection[str]) -> str:
         request_s=REQUEST_S,
         silent_s=SILENT_S,
         of_one=MAX_OF_ONE_ADDRESS,
+        queued_ms=QUEUED_MS,
+        retry_s=RETRY_S,
     )
     (folder / "haproxy.sed").write_text(edits)
     script = folder / "haproxy"
@@ -98,8 +108,9 @@ def _json(sentence: str) -> str:
 
 def _reply(status: int, reason: str, sentence: str) -> bytes:
     body = _json(sentence)
-    again = "Retry-After: 1\r\n" if status == 503 else ""
-    headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{again}Connection: close\r\n"
+    # Who is told 503 comes back, on the same connection.
+    end = "" if status == 503 else "Connection: close\r\n"
+    headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{end}"
     return f"HTTP/1.1 {status} {reason}\r\n{headers}\r\n{body}".encode()
 
 
@@ -119,7 +130,7 @@ def _with_errors_in_json(program: bytes) -> bytes:
         status, reason = int(page[1]), page[2].decode()
         reply = _reply(status, *_ERRORS.get(status, (reason, reason)))
         spaces = len(page[0]) - len(reply)
-        return page[0] if spaces < 0 else reply.replace(b"Connection: ", b"Connection: " + b" " * spaces)
+        return page[0] if spaces < 0 else reply.replace(b"Type: ", b"Type: " + b" " * spaces)
 
     return _PAGE.sub(ours, program)
 

@@ -5,7 +5,7 @@ Whether an input is admitted is decided in `deployments.dispatch.admission`, wha
 `deployments.dispatch.batching`.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby
 from math import inf
 from typing import NamedTuple
@@ -57,6 +57,20 @@ class Dispatcher:
         lane = fastest(self._open, now_s)
         if refused := refusal(lane, now_s, deadline_s, len(self._tickets), self.limits):
             return refused
+        return self._let_in(lane, deadline_s, place)
+
+    def admit_all(self, now_s: float, deadline_s: float, places: Sequence[Place]) -> list[int] | Refusal:
+        """The tickets of inputs that come together, or why there are none: it is decided once, by the last of them.
+
+        Where there are several lanes, they are taken to spread over them.
+        """
+        more = (len(places) - 1) // len(self._open)
+        lane = fastest(self._open, now_s)
+        if refused := refusal(lane, now_s, deadline_s, len(self._tickets), self.limits, more):
+            return refused
+        return [self._let_in(fastest(self._open, now_s), deadline_s, place) for place in places]
+
+    def _let_in(self, lane: Lane, deadline_s: float, place: Place) -> int:
         number = next(self._ticket_ids)
         ticket = self._tickets[number] = Ticket(number, deadline_s, place)
         lane.entry.add(ticket)
@@ -214,9 +228,13 @@ class Dispatcher:
         """How many replicas each group has. Inputs that need a group without any wait."""
         return {name: len(group.members) for name, group in self._groups.items()}
 
-    def expected_s(self, now_s: float) -> float:
-        """How long an input that is admitted now takes to the very end, in the lane where it is done first."""
-        return min(expected_s(lane, now_s) for lane in self._open)
+    def expected_s(self, now_s: float, inputs: int = 1) -> float:
+        """How long inputs that are admitted now take to the very end, in the lane where they are done first.
+
+        Where there are several lanes, they are taken to spread over them.
+        """
+        more = (inputs - 1) // len(self._open)
+        return min(expected_s(lane, now_s, more) for lane in self._open)
 
     def timeout_s(self, launch_id: int) -> float:
         """How long a launch may take before it counts as failed; for ever, where nothing is known of its time."""

@@ -93,10 +93,10 @@ class Group:
         """How many replicas are not benched."""
         return len(self.members) - len(self._benched)
 
-    def ahead_s(self, now_s: float) -> float:
-        """How long the group needs for all that the inputs inside will still cost it."""
+    def ahead_s(self, now_s: float, more_s: float = 0.0) -> float:
+        """How long the group needs for all that the inputs inside will still cost it, and for so much more."""
         running_s = self._ends_s - self._under_way * now_s
-        ahead_s = self.owed_s * self._busy_slowdown
+        ahead_s = (self.owed_s + more_s) * self._busy_slowdown
         return (ahead_s + running_s if running_s > 0 else ahead_s) / self._devices
 
     @property

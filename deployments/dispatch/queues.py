@@ -79,6 +79,10 @@ class Queue:
         self._tickets: list[Ticket] = []
         self._costs, self._costs_after_launch = owner.costs(cursor)
 
+    def costs_s(self, inputs: int) -> dict[Group, float]:
+        """What so many inputs that wait here will cost each group."""
+        return {group: inputs * seconds for group, seconds in self._costs}
+
     def add(self, ticket: Ticket) -> None:
         tickets = self._tickets
         tickets.append(ticket)

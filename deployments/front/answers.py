@@ -41,7 +41,7 @@ class Answer:
 class RefusedError(Exception):
     """A request that gets no answer: the HTTP status, and one short sentence that names the value."""
 
-    def __init__(self, status: int, sentence: str, retry_after_s: int | None = None) -> None:
+    def __init__(self, status: int, sentence: str, retry_after_s: float | None = None) -> None:
         sentence = brief(sentence)
         super().__init__(status, sentence, retry_after_s)  # all of it, so that it can be pickled
         self.status = status

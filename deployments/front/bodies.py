@@ -92,6 +92,11 @@ def _decompressed(body: bytes, max_bytes: int) -> bytes:
     return content
 
 
+def size_of(headers: Mapping[bytes, bytes]) -> int:
+    """How many bytes the body will have, as far as the headers say."""
+    return number(headers.get(b"content-length", b"0").decode("latin-1")) or 0
+
+
 def number(told: str) -> int | None:
     """What a header counts; None where it counts nothing.
 

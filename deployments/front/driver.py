@@ -19,6 +19,7 @@ from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
 from deployments.front.answers import Answer, RefusedError, Step
 from deployments.front.counts import Counts
+from deployments.front.learned import Peak
 from deployments.transport.holdings import Held, LostError, Share
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import Packed, take
@@ -71,6 +72,7 @@ class Driver:
     ) -> None:
         self.dispatcher = dispatcher
         self.counts = counts or Counts()
+        self.lag = Peak()  # how long an answer that is known waits until who asked for it goes on
         self._workers = workers
         self._clock = clock
         self._waiting: dict[int, _Waiting] = {}
@@ -82,10 +84,15 @@ class Driver:
     async def answer(self, inputs: Packed, within_s: float) -> list[Answer]:
         """The answers to all inputs of one request, in their order. All are admitted, or none."""
         tickets = self._admit(inputs, self._clock() + within_s)
-        replies = [self._waiting[ticket].reply for ticket in tickets]
+        waiting = [self._waiting[ticket] for ticket in tickets]
         self.pump()
         try:
-            return [await replies[0]] if len(replies) == 1 else await asyncio.gather(*replies)
+            answers = (
+                [await waiting[0].reply] if len(waiting) == 1 else await asyncio.gather(*[w.reply for w in waiting])
+            )
+            now_s = self._clock()
+            self.lag.saw(now_s, now_s - max(each.since_s for each in waiting))
+            return answers
         finally:
             for ticket in tickets:  # if the client went away or one input failed, the others are no longer needed
                 self.dispatcher.abandon(ticket)
@@ -121,15 +128,11 @@ class Driver:
     def _admit(self, inputs: Packed, deadline_s: float) -> list[int]:
         now_s = self._clock()
         self.counts.inputs_arrived(len(inputs))
-        tickets: list[int] = []
+        tickets = self.dispatcher.admit_all(now_s, deadline_s, [Place(inputs, row) for row in range(len(inputs))])
+        if isinstance(tickets, Refusal):
+            raise RefusedError(503, f"refused: {tickets.reason}", retry_after_s=tickets.retry_after_s)
         loop = asyncio.get_running_loop()
-        for row in range(len(inputs)):
-            ticket = self.dispatcher.admit(now_s, deadline_s, Place(inputs, row))
-            if isinstance(ticket, Refusal):
-                for admitted in tickets:
-                    self.dispatcher.abandon(admitted)
-                raise RefusedError(503, f"refused: {ticket.reason}", retry_after_s=max(1, round(ticket.retry_after_s)))
-            tickets.append(ticket)
+        for ticket in tickets:
             self._waiting[ticket] = _Waiting(loop.create_future(), now_s, now_s, deadline_s)
         return tickets
 

@@ -2,12 +2,15 @@
 
 import hmac
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from deployments.front.answers import RefusedError, shown
 from profiles.errors import UserError
 
 DEADLINE_HEADER = "x-deadline-ms"
+STARTED = b"x-request-start"  # when a proxy of ours saw the request: t=MICROSECONDS since 1970
+_MOST_WAITED_S = 60.0  # whoever says more has another clock
 LONGEST_MS = 86_400_000.0  # a day: no client waits longer, and clocks and timers have their limits
 # Load balancers ask these paths, so they need no key even where one is set.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
@@ -39,6 +42,18 @@ def is_shown(key: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         and hmac.compare_digest(key, value[len(_BEARER) :])
         for name, value in headers
     )
+
+
+def waited_s_by(told: bytes | None, clock: Callable[[], float] = time.time) -> float:
+    """How long ago a proxy on this machine saw the request; 0 where none did, or its clock is not ours.
+
+    >>> waited_s_by(b"t=1500000", lambda: 2.0), waited_s_by(None), waited_s_by(b"t=1e99", lambda: 2.0)
+    (0.5, 0.0, 0.0)
+    """
+    if told is None or not told.startswith(b"t=") or not told[2:18].isdigit() or len(told) > 18:
+        return 0.0
+    waited_s = clock() - int(told[2:]) / 1e6
+    return waited_s if 0.0 < waited_s < _MOST_WAITED_S else 0.0
 
 
 def deadline_s(told: str | None) -> float | None:

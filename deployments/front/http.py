@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import ceil
 from typing import Any, NoReturn
 
 from fastapi import FastAPI, Request
@@ -198,7 +199,7 @@ def _refused(_: Request, refused: Exception) -> Response:
 
 
 def _refusal(refused: RefusedError) -> Response:
-    headers = {"Retry-After": str(refused.retry_after_s)} if refused.retry_after_s else None
+    headers = {"Retry-After": str(ceil(refused.retry_after_s))} if refused.retry_after_s else None
     return JSONResponse({"error": refused.sentence}, status_code=refused.status, headers=headers)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from deployments.front.answers import Answer, RefusedError, shown
-from deployments.front.bodies import body_of, json_in
+from deployments.front.bodies import body_of, json_in, size_of
 from deployments.front.headers import DEADLINE_HEADER, deadline_s
-from deployments.front.service import Service
+from deployments.front.service import Content, Service
 
 _JSON = b"application/json"
 _DEADLINE = DEADLINE_HEADER.encode()
@@ -34,8 +34,12 @@ class Predict:
     async def _reply(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         told = headers.get(_DEADLINE)
         within_s = None if told is None else deadline_s(told.decode("latin-1"))
-        inputs = inputs_in(await body_of(headers, receive, self._service.config.max_body_bytes))
-        answers = await self._service.predict(inputs, within_s)
+        service = self._service
+        visit = service.visit("predict", size_of(headers), headers, within_s)
+        body = await body_of(headers, receive, service.config.max_body_bytes)
+        return await service.answer(visit, lambda: Content(service.encoded(inputs_in(body)), self._written))
+
+    def _written(self, answers: Sequence[Answer]) -> bytes:
         outputs = [_output(answer, self._service.labels) for answer in answers]
         return _encode(self._service.heading | {"outputs": outputs}).encode()
 

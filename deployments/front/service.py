@@ -2,25 +2,62 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import isfinite
+from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from deployments.config import DEMO, VIRTUAL, AppConfig, function_at
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.bodies import Sizes
 from deployments.front.driver import Driver
-from deployments.front.headers import key_in
+from deployments.front.headers import STARTED, key_in, waited_s_by
 from deployments.front.in_process import in_process
+from deployments.front.learned import Crowd, Peak, Trend
 from deployments.front.messages import FrontState
+from deployments.front.proxy import Burden
 from deployments.front.stats import state_of, stats_of
+from deployments.front.turnstile import Turnstile
 from deployments.replica.loading import load_front_model
 from deployments.transport.packed import Packed, pack
 from profiles.model import SplitModel, label_names, reads_text
 
 log = logging.getLogger(__name__)
+HAND_OVER_S = 0.002  # of an answer to the operating system, and through it to the client's side
+_TYPICAL_S = 0.0002  # what a request costs, before any has shown it
+Written = TypeVar("Written")
+
+
+class Visit(NamedTuple):
+    """A request at the door, before anything is read of it."""
+
+    kind: str  # how it comes: what a byte of it costs depends on that
+    size: int  # bytes of its body
+    arrived_s: float  # its first byte
+    within_s: float | None  # how long its client waits since then, as far as its headers say
+    until_s: float  # when its client gives up, whatever its content says
+    work_s: float  # processor time of this process that it is expected to cost
+    latest_s: float  # when it must have been read, to be answered in time
+
+
+@dataclass(frozen=True)
+class Content(Generic[Written]):
+    """What a request says, once it is read; and what is made of the answers to its inputs."""
+
+    inputs: Packed
+    write: Callable[[list[Answer]], Written]
+    within_s: float | None = None  # how long its client waits, if only the body says so
+
+
+class _Experience:
+    """What requests of one kind have shown, by their size."""
+
+    def __init__(self) -> None:
+        self.work_s = Trend(_TYPICAL_S)  # of this process, to read them and to write their answers
+        self.inputs = Trend(1.0)
 
 
 def directory_of(config: AppConfig) -> str:
@@ -59,7 +96,12 @@ class Service:
         self.labels = label_names(self._model)
         # The parts of every answer that describe the network.
         self.heading: dict[str, Any] = {"model": self.name} | ({"virtual": True} if config.backend == VIRTUAL else {})
-        self._clock = clock
+        self._clock, self._work_clock = clock, time.thread_time
+        self._turnstile = Turnstile(clock)
+        self._experiences: dict[str, _Experience] = {}  # by the kind of request
+        self._writing = Peak()
+        self._crowd = Crowd()
+        self._inside = self._overloaded = self._answered = 0  # requests
         self._connect = connect
         self._others = others
         self._plan = plan
@@ -79,22 +121,71 @@ class Service:
     def reads_text(self) -> bool:
         return reads_text(self._model)
 
-    async def predict(self, inputs: object, within_s: float | None = None) -> list[Answer]:
-        """The answers to one input or to a list of them. Raises `RefusedError` if anything is wrong with the inputs."""
-        return await self._answer(self._encoded, inputs, within_s)
+    def visit(
+        self,
+        kind: str,
+        size: int,
+        headers: Mapping[bytes, bytes],
+        within_s: float | None,
+        left_s: float | None = None,
+    ) -> Visit:
+        """A request that is seen now. Raises `RefusedError` if there is no time for it, whatever it says.
 
-    async def predict_each(self, inputs: Sequence[Any], within_s: float | None = None) -> list[Answer]:
-        """The answers to a list of inputs, each of which may itself be a list."""
-        return await self._answer(self._encode, inputs, within_s)
+        `within_s`: how long its client waits, from when it came; `left_s`: from now, at most.
+        """
+        now_s, turnstile, dispatcher = self._clock(), self._turnstile, self._driver.dispatcher
+        arrived_s = now_s - max(waited_s_by(headers.get(STARTED)), turnstile.unseen_s())
+        until_s = inf if left_s is None else now_s + left_s
+        deadline_s = min(arrived_s + (within_s or self.config.slo_ms / 1e3), until_s)
+        experience = self._experience(kind)
+        work_s = experience.work_s.expected(size)
+        inputs = max(1, round(experience.inputs.expected(size)))
+        # What is left to be done when it has been read: by the network, and with the answer.
+        rest_s = dispatcher.expected_s(now_s, inputs) * (1 + dispatcher.limits.slack) + self._after_s(deadline_s)
+        if dispatcher.inside or not turnstile.idle:
+            turnstile.check(work_s, deadline_s - rest_s)
+        else:  # nobody is hurt if what was learned is right, and if it is wrong, this is how that shows
+            turnstile.check(0.0, deadline_s)
+        return Visit(kind, size, arrived_s, within_s, until_s, work_s, deadline_s - rest_s)
 
-    async def _answer(self, encode: Callable[[Any], Packed], inputs: Any, within_s: float | None) -> list[Answer]:
-        started_s = self._clock()
-        answers = await self._driver.answer(encode(inputs), within_s or self.config.slo_ms / 1e3)
-        for position, answer in enumerate(answers):
-            if not isfinite(answer.score):
-                raise RefusedError(422, f"input {position} has no finite answer: its numbers are too large")
-        self._driver.counts.request_answered(answers, self._clock() - started_s)
-        return answers
+    async def answer(self, visit: Visit, read: Callable[[], Content[Written]]) -> Written:
+        """What is written of the answers to the inputs that `read` finds in the request, if there is time for all."""
+        self._inside += 1
+        try:
+            return await self._answer(visit, read)
+        finally:
+            self._inside -= 1
+
+    async def _answer(self, visit: Visit, read: Callable[[], Content[Written]]) -> Written:
+        experience = self._experience(visit.kind)
+        await self._turnstile.turn(visit.work_s, visit.latest_s)
+        began_s = self._work_clock()
+        content = read()
+        read_s = self._work_clock() - began_s
+        experience.inputs.learn(visit.size, len(content.inputs))
+        within_s = visit.within_s or content.within_s or self.config.slo_ms / 1e3
+        deadline_s = min(visit.arrived_s + within_s, visit.until_s)
+        answers = await self._driver.answer(content.inputs, deadline_s - self._after_s(deadline_s) - self._clock())
+        known_s, began_s = self._clock(), self._work_clock()
+        written = content.write(_finite(answers))
+        now_s = self._clock()
+        self._writing.saw(now_s, now_s - known_s)
+        experience.work_s.learn(visit.size, read_s + self._work_clock() - began_s)
+        if now_s > deadline_s:
+            raise RefusedError(504, "the deadline passed before the answer was ready")
+        self._driver.counts.request_answered(answers, now_s - visit.arrived_s)
+        return written
+
+    def _experience(self, kind: str) -> _Experience:
+        if kind not in self._experiences:
+            self._experiences[kind] = _Experience()
+        return self._experiences[kind]
+
+    def _after_s(self, deadline_s: float) -> float:
+        """What an answer takes from when it is known until it is on its way, of the time that is left."""
+        now_s = self._clock()
+        after_s = self._driver.lag.at(now_s) + self._writing.at(now_s) + HAND_OVER_S
+        return min(after_s, max(0.0, deadline_s - now_s) / 2)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -102,8 +193,14 @@ class Service:
         counts = self._driver.counts
         try:
             yield
+            self._answered += 1
+            self._crowd.answered(self._clock())
         except RefusedError as refused:
             counts.request_ended("failed" if refused.status == 500 else "refused")
+            if refused.status == 503:
+                self._overloaded += 1
+                self._crowd.refused(self._clock())
+                refused.retry_after_s = self._crowd.retry_after_s(refused.retry_after_s or 0.0)
             raise
         except asyncio.CancelledError:
             counts.request_ended("abandoned")
@@ -113,6 +210,10 @@ class Service:
             log.exception("a batch could not be computed")
             reason = f"the network failed: {type(error).__name__}; the replica's log says where"
             raise RefusedError(500, reason) from error
+
+    def burden(self) -> Burden:
+        """What the proxy's limit depends on."""
+        return Burden(self._inside, self._overloaded, self._answered)
 
     async def everywhere(self) -> list[FrontState]:
         """The states of all fronts, this one first."""
@@ -126,25 +227,26 @@ class Service:
         """Since the start: requests by outcome, latencies, batches per split, inputs by the block they left after."""
         return {"model": self.name, "plan": self._plan()} | stats_of(await self.everywhere())
 
-    def _encoded(self, inputs: object) -> Packed:
+    def encoded(self, inputs: object) -> Packed:
         """Encode the inputs. A list of texts holds many; any other list may be one input (an image, a pair) or many."""
         if not isinstance(inputs, list):
-            return self._encode([inputs])
+            return self.encoded_each([inputs])
         if all(isinstance(one, str) for one in inputs):
-            return self._encode(inputs)
+            return self.encoded_each(inputs)
         try:
-            return self._encode([inputs])
+            return self.encoded_each([inputs])
         except RefusedError as as_one:
             return self._encode_many(inputs, as_one)
 
     def _encode_many(self, inputs: Sequence[Any], as_one: RefusedError) -> Packed:
         try:
-            return self._encode(inputs)
+            return self.encoded_each(inputs)
         except RefusedError as as_many:
             sentence = f"'inputs' is neither one input ({as_one}) nor a list of them ({as_many})"
             raise RefusedError(422, sentence) from None
 
-    def _encode(self, inputs: Sequence[Any]) -> Packed:
+    def encoded_each(self, inputs: Sequence[Any]) -> Packed:
+        """Encode a list of inputs, each of which may itself be a list."""
         self.sizes.check_count(len(inputs))
         try:
             return pack(self._model.encode(inputs))
@@ -153,3 +255,10 @@ class Service:
         except Exception as error:  # any error of the preprocessor is taken for a fault of the input
             log.warning("inputs could not be encoded", exc_info=True)
             raise RefusedError(422, f"the inputs cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _finite(answers: list[Answer]) -> list[Answer]:
+    for position, answer in enumerate(answers):
+        if not isfinite(answer.score):
+            raise RefusedError(422, f"input {position} has no finite answer: its numbers are too large")
+    return answers

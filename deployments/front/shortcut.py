@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 PATH = "/predict"  # where the application has no route prefix of its own
 
+port: int | None = None  # where HTTP reaches this process, as the proxy's first health check shows
 _front: ASGIApp | None = None  # the front of this process, once it exists
 
 
@@ -32,6 +33,9 @@ class Shortcut:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        global port
+        if port is None and scope.get("server"):
+            port = scope["server"][1]
         if _front and scope["type"] == "http" and scope["path"] == PATH and scope["method"] == "POST":
             await _Attended(receive).run(_front, scope, send)
         else:

@@ -26,10 +26,11 @@ SAID = 2000  # how many of the last letters of its log are shown if a server doe
 
 
 @contextmanager
-def isobatch(serve_file: Path) -> Iterator[str]:
-    """`isobatch serve FILE`, until the block ends; yields its address."""
+def isobatch(serve_file: Path, grpc_port: int = 0) -> Iterator[str]:
+    """`isobatch serve FILE`, until the block ends; yields its address. Port 0: no gRPC."""
     port = free_port(0)
-    command = [sys.executable, "-m", "cluster.cli", "serve", str(serve_file), "--port", str(port), "--grpc-port", "0"]
+    command = [sys.executable, "-m", "cluster.cli", "serve", str(serve_file), "--port", str(port)]
+    command += ["--grpc-port", str(grpc_port)]
     with _running(command, "ready at"):
         yield f"http://127.0.0.1:{port}/predict"
 

@@ -1,4 +1,4 @@
-"""The protocol's gRPC methods: what each answers, as the fields of its response."""
+"""The protocol's gRPC methods: what each answers, as the fields of its response, and what an inference asks."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.front.answers import RefusedError
+from deployments.front.answers import Answer, RefusedError
 from deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
-from deployments.front.headers import DEADLINE_HEADER, deadline_s
 from deployments.front.open_inference import protocol
 from deployments.front.open_inference.protocol import check
 from deployments.front.open_inference.requests import BYTES, InputTensor, checked, dtype_of
 from deployments.front.open_inference.tensors import check_outputs, described, from_bytes, rows, timeout_s, to_bytes
-from deployments.front.service import Service
+from deployments.front.service import Content, Service, Written
 
 
 @dataclass(frozen=True)
@@ -65,21 +64,26 @@ async def _statistics(service: Service, request: Any, call: Call) -> dict[str, A
     return await protocol.statistics(service)
 
 
-async def infer(service: Service, request: Any, call: Call) -> dict[str, Any]:
+def content(service: Service, request: Any, response: Callable[..., Written]) -> Content[Written]:
+    """What the request says; `response` makes a message of the fields of its answer."""
     check(service, request.model_name, request.model_version)
     if len(request.id) > LONGEST_NAME or len(request.outputs) > MOST_NAMED:
         raise RefusedError(400, f"an id has {LONGEST_NAME} characters at most, and a request {MOST_NAMED} outputs")
-    answers = await service.predict_each(_values(service, request), _within_s(service, request, call))
-    outputs = protocol.columns(answers, service.labels)
-    wanted = [each.name for each in request.outputs] or list(outputs)
-    check_outputs(wanted, outputs)
-    return {
-        "model_name": service.name,
-        "model_version": protocol.VERSION,
-        "id": request.id,
-        "outputs": [described(name, outputs[name]) for name in wanted],
-        "raw_output_contents": [to_bytes(outputs[name]) for name in wanted],
-    }
+
+    def written(answers: list[Answer]) -> Written:
+        outputs = protocol.columns(answers, service.labels)
+        wanted = [each.name for each in request.outputs] or list(outputs)
+        check_outputs(wanted, outputs)
+        return response(
+            model_name=service.name,
+            model_version=protocol.VERSION,
+            id=request.id,
+            outputs=[described(name, outputs[name]) for name in wanted],
+            raw_output_contents=[to_bytes(outputs[name]) for name in wanted],
+        )
+
+    told_us = next((each.value.int64_param for each in request.parameters if each.key == "timeout"), 0)
+    return Content(service.encoded_each(_values(service, request)), written, timeout_s(told_us))
 
 
 def _values(service: Service, request: Any) -> Any:
@@ -111,15 +115,6 @@ def _contents(contents: Any, kind: str, count: int) -> NDArray[Any]:
     return np.array(values, dtype=dtype_of(kind))
 
 
-def _within_s(service: Service, request: Any, call: Call) -> float | None:
-    """What the metadata or the request say (Triton's `timeout`, in microseconds), within gRPC's own deadline."""
-    told_us = next((each.value.int64_param for each in request.parameters if each.key == "timeout"), 0)
-    told_s = deadline_s(call.metadata.get(DEADLINE_HEADER)) or timeout_s(told_us)
-    if call.left_s is None:
-        return told_s
-    return min(told_s or service.config.slo_ms / 1e3, call.left_s)
-
-
 METHODS: dict[str, Method] = {
     "ServerLive": _live,
     "ServerReady": _ready,
@@ -128,5 +123,4 @@ METHODS: dict[str, Method] = {
     "ModelMetadata": _metadata,
     "ModelConfig": _configuration,
     "ModelStatistics": _statistics,
-    "ModelInfer": infer,
 }

@@ -6,11 +6,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from deployments.front.answers import Answer
+from deployments.front.bodies import size_of
 from deployments.front.open_inference import protocol
 from deployments.front.open_inference.protocol import VERSION, check
 from deployments.front.open_inference.requests import InferRequest, InferResponse, schema_of
 from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, read, write
-from deployments.front.service import Service
+from deployments.front.service import Content, Service
 
 _OCTETS = {"schema": {"type": "string", "format": "binary"}}
 _BODY = {
@@ -82,11 +84,21 @@ def routes(
         """Answer every row of the one tensor; JSON, or binary where the request says so."""
         with service.counted():
             check(service, name, version)
-            asked = read(await body_of(request), request.headers.get(JSON_BYTES_HEADER), service.sizes)
-            answers = await service.predict_each(asked.values, within_s(request) or asked.within_s)
-            content, json_bytes = write(asked, name, protocol.columns(answers, service.labels))
+            headers = dict(request.scope["headers"])
+            visit = service.visit("rest", size_of(headers), headers, within_s(request))
+            body, json_size = await body_of(request), request.headers.get(JSON_BYTES_HEADER)
+            reply, json_bytes = await service.answer(visit, lambda: _content(service, body, json_size))
         if json_bytes is None:
-            return Response(content, media_type="application/json")
-        return Response(content, headers={JSON_BYTES_HEADER: str(json_bytes)}, media_type="application/octet-stream")
+            return Response(reply, media_type="application/json")
+        return Response(reply, headers={JSON_BYTES_HEADER: str(json_bytes)}, media_type="application/octet-stream")
 
     return router
+
+
+def _content(service: Service, body: bytes, json_size: str | None) -> Content[tuple[bytes, int | None]]:
+    asked = read(body, json_size, service.sizes)
+
+    def written(answers: list[Answer]) -> tuple[bytes, int | None]:
+        return write(asked, service.name, protocol.columns(answers, service.labels))
+
+    return Content(service.encoded_each(asked.values), written, asked.within_s)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -16,11 +16,11 @@ from google.protobuf.message import DecodeError
 
 from deployments.front.answers import RefusedError
 from deployments.front.bodies import LONGEST_NAME, MOST_NAMED
-from deployments.front.headers import NO_KEY, is_shown
+from deployments.front.headers import DEADLINE_HEADER, NO_KEY, deadline_s, is_shown
 from deployments.front.open_inference.messages import SERVICE, has_few_fields, message
-from deployments.front.open_inference.methods import METHODS, Call, Method, infer
+from deployments.front.open_inference.methods import METHODS, Call, Method, content
 from deployments.front.open_inference.tensors import MOST_TEXTS
-from deployments.front.service import Service
+from deployments.front.service import Service, Visit
 from profiles.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no ty
     def __init__(self, service: Service) -> None:
         self._key = service.key
         self._methods = {f"/{SERVICE}/{name}": _unary(service, name, answer) for name, answer in METHODS.items()}
+        self._methods[f"/{SERVICE}/ModelInfer"] = _inferred(service)
         self._methods[f"/{SERVICE}/ModelStreamInfer"] = _streamed(service)
         self._open = {f"/{SERVICE}/{name}" for name in _OPEN}
 
@@ -120,17 +121,42 @@ def _unary(service: Service, name: str, answer: Method) -> grpc.RpcMethodHandler
     response, most_fields = message(f"{name}Response"), _most_fields(service)
 
     async def handle(sent: bytes, context: Any) -> Any:
-        try:
-            with service.counted() if name == "ModelInfer" else nullcontext():
-                request = _decoded(f"{name}Request", sent, most_fields)
-                return response(**await answer(service, request, _call(context)))
-        except RefusedError as refused:
-            return await _abort(context, refused)
-        except Exception as error:
-            log.exception("%s could not be answered", name)
-            return await _abort(context, RefusedError(500, f"{name} failed: {type(error).__name__}"))
+        async with _told(context, name):
+            request = _decoded(f"{name}Request", sent, most_fields)
+            return response(**await answer(service, request, _call(context)))
 
     return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
+
+
+@asynccontextmanager
+async def _told(context: Any, name: str) -> AsyncIterator[None]:
+    """Whatever goes wrong inside is told to the client, as gRPC says it."""
+    try:
+        yield
+    except RefusedError as refused:
+        await _abort(context, refused)
+    except Exception as error:
+        log.exception("%s could not be answered", name)
+        await _abort(context, RefusedError(500, f"{name} failed: {type(error).__name__}"))
+
+
+def _inferred(service: Service) -> grpc.RpcMethodHandler:
+    response, most_fields = message("ModelInferResponse"), _most_fields(service)
+
+    async def handle(sent: bytes, context: Any) -> Any:
+        async with _told(context, "ModelInfer"):
+            with service.counted():
+                visit = _visit(service, len(sent), _call(context))
+                return await service.answer(
+                    visit, lambda: content(service, _decoded("ModelInferRequest", sent, most_fields), response)
+                )
+
+    return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
+
+
+def _visit(service: Service, size: int, call: Call) -> Visit:
+    """What the metadata say of its deadline counts from when it came; what gRPC itself says, from now."""
+    return service.visit("grpc", size, {}, deadline_s(call.metadata.get(DEADLINE_HEADER)), call.left_s)
 
 
 def _most_fields(service: Service) -> int:
@@ -141,7 +167,7 @@ def _most_fields(service: Service) -> int:
 async def _abort(context: Any, refused: RefusedError) -> None:
     """gRPC's own word for Retry-After is a push-back, which clients with a retry policy obey."""
     after_s = refused.retry_after_s
-    metadata = (("grpc-retry-pushback-ms", str(1000 * after_s)),) if after_s else ()
+    metadata = (("grpc-retry-pushback-ms", str(round(1000 * after_s))),) if after_s else ()
     await context.abort(_CODES.get(refused.status, grpc.StatusCode.INTERNAL), refused.sentence, metadata)
 
 
@@ -153,9 +179,11 @@ def _streamed(service: Service) -> grpc.RpcMethodHandler:
         told = ""
         try:
             with service.counted():
+                visit = _visit(service, len(sent), call)
                 request = _decoded("ModelInferRequest", sent, most_fields)
                 told = request.id[:LONGEST_NAME]
-                return response(infer_response=await infer(service, request, call))
+                answer = await service.answer(visit, lambda: content(service, request, message("ModelInferResponse")))
+                return response(infer_response=answer)
         except RefusedError as refused:
             return response(error_message=refused.sentence, infer_response={"id": told})
 

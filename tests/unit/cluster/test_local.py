@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from cluster.serving import local
-from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, REQUEST_S, guarded, stopping
+from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, REQUEST_S, RETRY_S, guarded, stopping
 from cluster.serving.local import SHORT, check_place, free_port, is_free, running_cluster, short_temporary
 from cluster.serving.processes import descendants
+from deployments.front.headers import waited_s_by
+from deployments.front.proxy import Burden, ProxyLimit
 from deployments.ray_facts import haproxy_settings
 from profiles.errors import UserError
 
@@ -125,7 +127,9 @@ def test_statistics_of_haproxy_are_for_this_machine_whatever_the_configuration_s
     ]
 
 
-CONFIGURATION = """defaults
+CONFIGURATION = """global
+    stats socket {folder}/admin.sock level admin
+defaults
     mode http
     timeout connect 5s
     timeout client 3600s
@@ -139,15 +143,18 @@ frontend http_frontend
 {uses}
     default_backend default_backend
 backend app
-    server front 127.0.0.1:{nobody} check
-    server fallback 127.0.0.1:{nobody} check backup
+    http-reuse always
+    server front 127.0.0.1:{front}
+    server fallback 127.0.0.1:{front} check backup
 backend default_backend
     http-request return status 404 content-type text/plain lf-string "Path \'%[path]\' not found."
 """
 
 
 @contextmanager
-def haproxy(folder: Path, uses: str = "    use_backend app if is_app", within_s: float | None = None) -> Iterator[int]:
+def haproxy(
+    folder: Path, uses: str = "    use_backend app if is_app", within_s: float | None = None, front: int | None = None
+) -> Iterator[int]:
     """HAProxy itself, with a configuration like Ray's; how long it waits for headers can be made short."""
     port = free_port(0)
     script = guarded(folder, ())
@@ -155,7 +162,7 @@ def haproxy(folder: Path, uses: str = "    use_backend app if is_app", within_s:
         edits = folder / "haproxy.sed"
         edits.write_text(edits.read_text().replace(f"http-request {REQUEST_S}s", f"http-request {within_s}s"))
     config = folder / "haproxy.cfg"
-    config.write_text(CONFIGURATION.format(port=port, nobody=free_port(0), uses=uses))
+    config.write_text(CONFIGURATION.format(port=port, front=front or free_port(0), uses=uses, folder=folder))
     subprocess.run([script, "-c", "-f", config], check=True, capture_output=True)  # as Ray does, before it starts it
     with subprocess.Popen([script, "-db", "-f", config], stderr=subprocess.DEVNULL) as process:
         try:
@@ -195,8 +202,38 @@ def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
             assert found == status
             assert b"application/json" in headers
             assert list(json.loads(body)) == ["error"]
-            assert (b"retry-after" in headers) == (b"/app" in said)
+            assert (b"retry-after" in headers) == (status == 503)
             assert status != 408 or time.monotonic() - began_s < 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_path: Path) -> None:
+    """The front takes requests and answers none of them; what it is told is when HAProxy saw them."""
+    with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
+        place = front.getsockname()[1]
+        port = stack.enter_context(haproxy(tmp_path, front=place))
+        ProxyLimit(tmp_path / "admin.sock", lambda: Burden(0, 0, 0), lambda: place)._tell(place, 2)
+
+        def connected() -> socket.socket:
+            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+
+        request = b"GET /app/predict HTTP/1.1\r\nHost: x\r\nX-Request-Start: t=1\r\n\r\n"
+        for _ in range(2):
+            connected().sendall(request)
+            came = stack.enter_context(front.accept()[0]).recv(4096).lower().split()
+            assert came.count(b"x-request-start:") == 1
+            waited_s = waited_s_by(came[came.index(b"x-request-start:") + 1])
+            assert 0 < waited_s < 5, "whatever the client says, it came just now"
+        beyond, told = connected(), set[bytes]()
+        for _ in range(20):
+            began_s = time.monotonic()
+            beyond.sendall(request)
+            reply = beyond.recv(4096).lower()
+            assert time.monotonic() - began_s < 2
+            assert reply.startswith(b"http/1.1 503")
+            told.add(reply.partition(b"retry-after: ")[2].split()[0])
+        assert told <= {b"%d" % second for second in range(1, RETRY_S + 1)}
+        assert len(told) > 1, "not all come back at once"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
@@ -207,7 +244,7 @@ def test_while_it_stops_nobody_is_told_404(tmp_path: Path, uses: str) -> None:
     with haproxy(tmp_path, uses) as port:
         status, headers, body = asked(port, "/predict")
     assert ("backup" in (tmp_path / "haproxy.cfg").read_text()) == (not uses)
-    assert (status, b"retry-after: 1" in headers, list(json.loads(body))) == (503, True, ["error"])
+    assert (status, b"retry-after: " in headers, list(json.loads(body))) == (503, True, ["error"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")

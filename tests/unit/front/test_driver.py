@@ -96,7 +96,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
         with pytest.raises(RefusedError, match="deadline cannot be met") as refused:
             await rig.ask([0, 1], within_s=0.0001)
         assert refused.value.status == 503
-        assert refused.value.retry_after_s == 1
+        assert 0 < refused.value.retry_after_s < 1
 
     play(scene)
 

@@ -11,7 +11,7 @@ from deployments.front.answers import Answer, Step
 from deployments.front.counts import Counts, together
 from deployments.front.messages import FrontState, Usage
 from deployments.front.open_inference.protocol import statistics
-from deployments.front.service import Service
+from deployments.front.service import Content, Service
 from deployments.front.stats import stats_of
 
 ROUTE = Route((Stage(0, 2, 4, "front", (0.001,) * 4), Stage(2, 4, 4, "back", (0.001,) * 4)))
@@ -50,7 +50,7 @@ def test_the_service_tells_of_all_fronts_and_misses_what_any_of_them_misses() ->
         config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
         service = Service(config, time.perf_counter, others=others)
         await service.open()
-        await service.predict([3, 5])
+        await service.answer(service.visit("", 0, {}, None), lambda: Content(service.encoded([3, 5]), list))
         assert (await service.stats())["requests"]["answered"] == 2
         assert await service.missing() == ["back"]
         (model,) = (await statistics(service))["model_stats"]

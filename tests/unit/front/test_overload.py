@@ -1,0 +1,123 @@
+"""A deadline counts from when a request came; what cannot be in time is refused unread; no answer comes after it."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from deployments.config import AppConfig
+from deployments.front.answers import Answer, RefusedError
+from deployments.front.http import create_api
+from deployments.front.service import Content, Service
+from tests.helpers.toy_model import Toy
+
+TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
+
+
+class Clock:
+    """Real time, and what is added to it."""
+
+    ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.perf_counter() + self.ahead_s
+
+
+def play(scene: Callable[[Service, Clock], Awaitable[Any]]) -> None:
+    async def act() -> None:
+        clock = Clock()
+        service = Service(TOY, clock)
+        await service.open()
+        await scene(service, clock)
+        await service.close()
+
+    asyncio.run(act())
+
+
+def content(service: Service, write: Callable[[list[Answer]], Any] = list) -> Callable[[], Content[Any]]:
+    return lambda: Content(service.encoded([0, 3]), write)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    with TestClient(create_api(Service(TOY, time.perf_counter))) as client:
+        client.encoded = []
+        encode = Toy.encode
+        monkeypatch.setattr(Toy, "encode", lambda toy, inputs: client.encoded.append(inputs) or encode(toy, inputs))
+        yield client
+
+
+@pytest.mark.parametrize("path", ["/predict", "/v2/models/toy/infer"])
+def test_what_waited_for_longer_than_its_deadline_is_refused_before_it_is_read(client: TestClient, path: str) -> None:
+    def ask(waited_s: float) -> Any:
+        came_us = (time.time() - waited_s) * 1e6
+        return client.post(path, content=b"{", headers={"X-Request-Start": f"t={came_us:.0f}", "X-Deadline-Ms": "500"})
+
+    assert ask(0.1).status_code == 400
+    refused = ask(0.6)
+    assert (refused.status_code, "deadline" in refused.json()["error"]) == (503, True)
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert client.encoded == []
+    assert client.get("/stats").json()["requests"]["refused"] == 2
+
+
+def test_an_answer_that_is_ready_too_late_is_none() -> None:
+    async def scene(service: Service, clock: Clock) -> None:
+        def slow(answers: list[Answer]) -> list[Answer]:
+            clock.ahead_s += 1.0
+            return answers
+
+        with service.counted():
+            assert len(await service.answer(service.visit("", 0, {}, 5.0), content(service, slow))) == 1
+        with pytest.raises(RefusedError, match="before the answer was ready") as late, service.counted():
+            await service.answer(service.visit("", 0, {}, 0.9), content(service, slow))
+        assert late.value.status == 504
+        assert (await service.stats())["requests"]["answered"] == 1
+
+    play(scene)
+
+
+def test_time_is_left_for_the_answer_to_be_written() -> None:
+    async def scene(service: Service, clock: Clock) -> None:
+        def slow(answers: list[Answer]) -> list[Answer]:
+            clock.ahead_s += 0.2
+            return answers
+
+        within: list[float] = []
+        answer = service._driver.answer
+
+        async def watched(inputs: Any, within_s: float) -> Any:
+            within.append(within_s)
+            return await answer(inputs, within_s)
+
+        service._driver.answer = watched  # type: ignore[method-assign]
+        for _ in range(2):
+            await service.answer(service.visit("", 0, {}, 2.0), content(service, slow))
+        assert within[0] == pytest.approx(2.0, abs=0.1)
+        assert within[1] == pytest.approx(1.8, abs=0.1)
+        clock.ahead_s += 10.0  # it is forgotten, or nobody would be let in who could show that it is over
+        await service.answer(service.visit("", 0, {}, 2.0), content(service))
+        assert within[2] == pytest.approx(2.0, abs=0.1)
+
+    play(scene)
+
+
+def test_whoever_goes_away_while_waiting_costs_nothing() -> None:
+    async def scene(service: Service, clock: Clock) -> None:
+        read: list[int] = []
+
+        def reading(number: int) -> Callable[[], Content[Any]]:
+            return lambda: read.append(number) or content(service)()  # type: ignore[func-returns-value]
+
+        service._experience("").work_s.learn(0, 1.0)  # one at a turn of the event loop
+        asking = [asyncio.create_task(service.answer(service.visit("", 0, {}, 60.0), reading(n))) for n in range(4)]
+        await asyncio.sleep(0)
+        asking[2].cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        assert read == [0, 1, 3]
+        assert service.burden().inside == 0
+
+    play(scene)

@@ -1,0 +1,153 @@
+"""Who waits to be read: one after the other, no longer than there is time for, and at nobody else's cost."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from deployments.front.answers import RefusedError
+from deployments.front.learned import LONGEST_RETRY_S, Crowd, Trend
+from deployments.front.proxy import LEAST, MOST, USUAL, Burden, Limit
+from deployments.front.turnstile import SLICE_S, Turnstile
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def play(scene: Callable[[Turnstile, Clock], Awaitable[Any]]) -> None:
+    async def act() -> None:
+        clock = Clock()
+        await scene(Turnstile(clock), clock)
+
+    asyncio.run(act())
+
+
+def test_a_turn_of_the_event_loop_lets_in_a_slice_of_work_and_others_run_between() -> None:
+    async def scene(turnstile: Turnstile, clock: Clock) -> None:
+        turns: list[int] = []
+        turn = 0
+
+        async def one() -> None:
+            await turnstile.turn(0.6 * SLICE_S, 200.0)
+            turns.append(turn)
+
+        asking = [asyncio.create_task(one()) for _ in range(10)]
+        while not all(task.done() for task in asking):
+            turn += 1
+            await asyncio.sleep(0)
+        assert max(turns.count(each) for each in turns) == 2, "what is begun within the slice is let in whole"
+        assert turns == sorted(turns)
+
+    play(scene)
+
+
+def test_who_cannot_be_in_time_behind_the_others_is_refused_at_once() -> None:
+    async def scene(turnstile: Turnstile, clock: Clock) -> None:
+        waiting = [asyncio.create_task(turnstile.turn(SLICE_S, 200.0)) for _ in range(11)]
+        await asyncio.sleep(0)
+        turnstile.check(SLICE_S, clock.now_s + 12 * SLICE_S)
+        with pytest.raises(RefusedError) as refused:
+            turnstile.check(SLICE_S, clock.now_s + 10 * SLICE_S)
+        assert refused.value.status == 503
+        with pytest.raises(RefusedError):  # the largest is refused first: it takes longer itself
+            turnstile.check(5 * SLICE_S, clock.now_s + 12 * SLICE_S)
+        await asyncio.gather(*waiting)
+        turnstile.check(SLICE_S, clock.now_s + 2 * SLICE_S)
+
+    play(scene)
+
+
+def test_how_fast_those_ahead_pass_is_seen_not_assumed() -> None:
+    async def scene(turnstile: Turnstile, clock: Clock) -> None:
+        waiting = [asyncio.create_task(turnstile.turn(SLICE_S, 200.0)) for _ in range(20)]
+        for _ in range(8):
+            await asyncio.sleep(0)
+            clock.now_s += 5 * SLICE_S  # of everything else that there is to do
+        assert turnstile.expected_s(SLICE_S) > 4 * turnstile.waiting * SLICE_S
+        await asyncio.gather(*waiting)
+
+    play(scene)
+
+
+def test_who_has_waited_too_long_all_the_same_is_refused_when_its_turn_comes_and_who_has_gone_takes_none() -> None:
+    async def scene(turnstile: Turnstile, clock: Clock) -> None:
+        tasks = [asyncio.create_task(turnstile.turn(2 * SLICE_S, clock.now_s + 1.0)) for _ in range(4)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        clock.now_s += 2.0
+        first, gone, *late = await asyncio.gather(*tasks, return_exceptions=True)
+        assert first is None
+        assert isinstance(gone, asyncio.CancelledError)
+        assert all(isinstance(each, RefusedError) and each.status == 503 for each in late)
+        assert turnstile.waiting == 0
+        assert turnstile.expected_s(0.0) == 0.0
+
+    play(scene)
+
+
+def test_a_request_is_as_old_as_the_turn_of_the_event_loop_that_it_waited_for() -> None:
+    async def scene(turnstile: Turnstile, clock: Clock) -> None:
+        await turnstile.turn(SLICE_S, 200.0)
+        clock.now_s += 0.3
+        await asyncio.sleep(0)
+        assert turnstile.unseen_s() == pytest.approx(0.3)
+        clock.now_s += 10.0
+        assert turnstile.unseen_s() == 0.0
+
+    play(scene)
+
+
+def test_what_was_learned_of_one_size_is_no_line() -> None:
+    trend = Trend(7.0)
+    assert trend.expected(10) == 7.0
+    for _ in range(50):
+        trend.learn(100, 2.0)
+    assert trend.expected(100) == pytest.approx(2.0)
+    assert trend.expected(1000) == pytest.approx(20.0)
+    assert trend.expected(1) == pytest.approx(2.0)
+
+
+def test_the_more_are_refused_the_longer_is_the_time_over_which_they_come_back() -> None:
+    draws = iter([0.0, 0.99, 0.99, 0.99])
+    crowd = Crowd(lambda: next(draws))
+    crowd.refused(1.0)
+    assert crowd.retry_after_s(0.2) == 1.0
+    few = crowd.retry_after_s(0.2)
+    for _ in range(20):
+        crowd.refused(1.0)
+    many = crowd.retry_after_s(0.2)
+    assert 1.0 < few < many <= LONGEST_RETRY_S
+    for _ in range(20):
+        crowd.answered(1.0)
+    assert crowd.retry_after_s(0.2) < many
+
+
+def test_a_front_that_refuses_is_given_less_until_it_refuses_next_to_nothing() -> None:
+    """A front that has room for 40 at once, and a crowd before HAProxy: the front refuses whoever is beyond 40."""
+    limit, refused, answered = Limit(), 0, 0
+    held = []
+    for _ in range(400):
+        refused, answered = refused + max(0, limit.value - 40), answered + 20
+        limit.step(Burden(min(limit.value, 40), refused, answered))
+        held.append(limit.value)
+    assert held[0] < USUAL
+    assert 30 < sum(held[200:]) / 200 < 46
+    before = refused
+    for _ in range(100):  # the crowd has gone
+        limit.step(Burden(2, refused, answered))
+    assert (limit.value, refused) == (USUAL, before)
+
+
+def test_a_front_that_refuses_nobody_gets_more_if_it_needs_more() -> None:
+    limit = Limit()
+    for number in range(1, 1000):
+        limit.step(Burden(limit.value, 0, 100 * number))
+    assert limit.value == MOST
+    for number in range(1000, 1200):
+        limit.step(Burden(0, 100 * number, 100_000))
+    assert limit.value == LEAST
