@@ -4,17 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cluster.serving.serve_file import APPLICATION, ServeFile
+from cluster.serving.serve_file import ServeFile, ours
 
 USUAL = 224  # pixels of an image's side, where a checkpoint does not say
 
 
 def example_body(content: ServeFile) -> str | None:
     """The JSON body for the first isobatch application, or None when its checkpoint is of an unknown kind."""
-    ours = [one for one in content["applications"] if one.get("import_path") == APPLICATION]
-    if not ours:
+    application = next(iter(ours(content)), None)
+    if application is None:
         return None
-    model = (ours[0].get("args") or {}).get("model")
+    model = (application.get("args") or {}).get("model")
     one = _of_checkpoint(Path(model)) if model else _digit()
     return None if one is None else json.dumps({"inputs": [one]}, separators=(",", ":"))
 

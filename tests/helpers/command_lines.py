@@ -59,4 +59,5 @@ def material(folder: Path) -> Path:
         rows = [f"{text},{random.integers(3)}" for text in texts]
         (folder / name).write_text("\n".join(["text,label", *rows]) + "\n")
     (folder / "serve.yaml").write_text(SERVE_FILE)
+    (folder / "bodies.jsonl").write_text('{"inputs": "a good film"}\n{"inputs": ["a dull film", "a bad film"]}\n')
     return folder
