@@ -32,6 +32,7 @@ from deployments.ray_facts import WITHOUT_PROXY, declared, haproxy_socket, nodes
 from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
 from profiles.model import SplitModel
 
+LOOKED_AT_EVERY_S = 1.0  # Serve looks so often whether a process is alive, and starts another for a dead one
 _QUIET = {"enable_access_log": False, "log_level": "WARNING"}  # a line per call costs more than the call
 
 
@@ -75,6 +76,7 @@ def build(config: AppConfig) -> Application:
         # Our own queue refuses with a reason, so Serve's must not refuse before it.
         max_ongoing_requests=2 * config.max_waiting,
         ray_actor_options={"num_cpus": 1, "num_gpus": 1 if config.device.startswith("cuda") and not deployer else 0},
+        health_check_period_s=LOOKED_AT_EVERY_S,
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.1,
         logging_config=_QUIET,
@@ -87,6 +89,7 @@ def _deployer(config: AppConfig) -> Application:
         name=DEPLOYER,
         max_ongoing_requests=1000,  # a lease for each front replica
         ray_actor_options={"num_cpus": 0, "runtime_env": WITHOUT_PROXY},
+        health_check_period_s=LOOKED_AT_EVERY_S,
         graceful_shutdown_timeout_s=2 * config.drain_s,  # it ends after the fronts
         graceful_shutdown_wait_loop_s=0.1,
         logging_config={"enable_access_log": False},  # what was planned is worth a line
@@ -102,7 +105,7 @@ def build_fleet(config: AppConfig, kind: str, replicas: int) -> Application:
         max_ongoing_requests=16,  # fronts ask only where it is: orders do not come through Serve
         ray_actor_options=replica_options(config, kind) | {"resources": declared(kind, nodes())},
         request_router_config=RequestRouterConfig(request_router_class=router.PATH),
-        health_check_period_s=1.0,  # a dead replica is replaced after so long
+        health_check_period_s=LOOKED_AT_EVERY_S,
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.1,

@@ -7,7 +7,9 @@ command line must answer without it.
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,11 @@ SETTINGS = {
     # How long a stopping replica stays reachable: HAProxy, on this machine, forgets it in a fraction of a second.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",
+    # How long Ray waits for its own processes, and how long a try of Serve to start HAProxy may take: on a busy machine
+    # the usual 30 s and 5 s are too short. (What has no setting is waited for by `patient_start`.)
+    "RAY_gcs_server_port_wait_time_s": "120",
+    "RAY_agent_register_timeout_ms": "120000",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # Ray makes its workers yield to every other program (niceness 15): meant for batch jobs, fatal for latencies.
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -193,6 +200,38 @@ def _take(need: Resources, free: Sequence[dict[str, float]]) -> bool:
                 node[name] -= amount
             return True
     return False
+
+
+# How long Ray's start may take
+
+
+RAYLET = "raylet"  # the name of the process that runs the others of a node
+
+
+@contextmanager
+def patient_start(patience_s: float, starts: Callable[[], bool]) -> Iterator[None]:
+    """Let `ray.init` wait so long for the node, while it still starts: the 30 s are a constant in Ray's code."""
+    from ray._private import services
+
+    once = services.get_node
+
+    def often(gcs_address: str, node_id: str) -> Any:
+        until_s = time.monotonic() + patience_s
+        while True:
+            try:
+                return once(gcs_address, node_id)
+            except RuntimeError as unknown:  # not known yet
+                if not starts():
+                    raise ConnectionError("the node has ended while it started") from unknown
+                if time.monotonic() > until_s:
+                    raise
+            time.sleep(0.1)
+
+    services.get_node = often
+    try:
+        yield
+    finally:
+        services.get_node = once
 
 
 # What Serve calls this process

@@ -9,6 +9,7 @@ import signal
 import stat
 import sys
 import threading
+import time
 import urllib.request
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from cluster.serving.local import LocalRay
 
+SAME_S = 0.5  # signals so close together are one: a terminal that closes may tell a process twice
 INLINE = 600  # the longest example that is shown on the command line
 
 
@@ -77,7 +79,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
             check_capacity(complete, ray.resources())
             deploy(ray, complete, patience_s, status.update)
             status.stop()
-            _on_signals(lambda *_: stop.set())
+            _on_signals(partial(_stop_or_hurry, stop))
             console.print(f"[bold green]ready[/] at {base}  (explained at {base}/docs)")
             told = "{}:{}".format(*grpc) if grpc else f"not served ({GRPC_PORT} is taken, or it was switched off)"
             console.print(f"gRPC: {told}")
@@ -86,7 +88,6 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
             stats = _stats_of(base, variable)
             _show_plan(console, stats)
             _watch(console, stats, stop, ray)
-            _on_signals(_hurry)
             status.update("Stopping: what was admitted is answered first (Ctrl-C again: at once)")
             status.start()
     except BaseException as error:
@@ -129,6 +130,17 @@ def _interrupt(*_: object) -> None:
     _interrupted.set()
     _on_signals(_hurry)
     raise KeyboardInterrupt
+
+
+def _stop_or_hurry(stop: threading.Event, *_: object) -> None:
+    """The first signal stops; whatever is being done meanwhile, the second does not wait."""
+    _on_signals(partial(_again, time.monotonic()))
+    stop.set()
+
+
+def _again(first_s: float, *_: object) -> None:
+    if time.monotonic() - first_s > SAME_S:
+        _hurry()
 
 
 def _hurry(*_: object) -> None:

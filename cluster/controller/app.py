@@ -17,6 +17,7 @@ def build(config: ControllerConfig) -> Application:
         num_replicas=1,  # two would change the plan against each other
         max_ongoing_requests=20,
         ray_actor_options={"num_cpus": 0},
+        health_check_period_s=1.0,  # a dead one is noticed after so long
         graceful_shutdown_timeout_s=5.0,
         graceful_shutdown_wait_loop_s=0.1,
         logging_config={"enable_access_log": False, "log_level": "WARNING"},

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from cluster.serving.local import LocalRay
@@ -27,9 +28,9 @@ def deploy(ray: LocalRay, content: ServeFile, patience_s: float, tell: Callable[
     # The splits of what ran here before may fail while they end, which is no failure of this start.
     leaving = _splits_of(names, _applications())
     client.deploy_apps(schema)
+    until_s = time.monotonic() + patience_s
     _wait_until_running(names, leaving, patience_s, tell)
-    ray.serving.result()
-    client.wait_for_proxies_serving(wait_for_applications_running=True)
+    _wait_until_reachable(ray, client, until_s, patience_s)
 
 
 def _client(ray: LocalRay) -> Any:
@@ -68,6 +69,18 @@ def _wait_until_running(
             waiting = ", ".join(f"{name}: {state}" for name, state in zip(names, states, strict=True))
             raise UserError(f"not ready after {patience_s:.0f} s ({waiting}): are there enough CPUs and GPUs for it?")
         time.sleep(0.1)
+
+
+def _wait_until_reachable(ray: LocalRay, client: Any, until_s: float, patience_s: float) -> None:
+    """Wait for HTTP. Serve itself gives up after a minute, which is too short on a busy machine."""
+    with suppress(TimeoutError):
+        ray.serving.result()
+    while True:
+        try:
+            return client.wait_for_proxies_serving(wait_for_applications_running=True)  # type: ignore[no-any-return]
+        except TimeoutError as error:
+            if time.monotonic() > until_s:
+                raise UserError(f"HTTP cannot be reached after {patience_s:.0f} s: {error}") from error
 
 
 def _raise_failure(names: Sequence[str], found: Mapping[str, Any]) -> None:

@@ -14,18 +14,21 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from cluster.serving.haproxy import MAX_CONNECTIONS, guarded, stopping
-from cluster.serving.processes import adopt_orphans, end_descendants
-from deployments.ray_facts import SETTINGS, address_file, haproxy_settings
+from cluster.serving.processes import adopt_orphans, end_descendants, runs_below
+from deployments.ray_facts import RAYLET, SETTINGS, address_file, haproxy_settings, patient_start
 from profiles.errors import UserError
 
 # Characters of a folder for temporary files. HAProxy's sockets have 97, of which Ray and we need 86 below it; Ray's own
 # have 107, of which Ray needs 72.
 SHORT, SHORT_FOR_RAY = 11, 35
+RAY_WITHIN_S = 120.0  # for its processes to start, while they are starting
+RAY_ATTEMPTS = 4
 ROOT = Path(__file__).resolve().parents[2]  # the folder from which isobatch's packages are imported
 
 # These lie between Ray's own ports and those of outgoing connections, which might take a port before we listen.
@@ -182,17 +185,34 @@ def _start(http: dict[str, Any], dashboard: bool, folder: Path) -> LocalRay:
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    ray.init(
-        address="local",
-        include_dashboard=dashboard,
-        dashboard_host="127.0.0.1",
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
+    _start_ray(dashboard)
     # Starting the proxies takes seconds, and so does loading a network: they run at the same time.
     logs = {"log_level": "WARNING", "enable_access_log": False}
     serving = ThreadPoolExecutor(1).submit(serve.start, http_options=http, logging_config=logs)
     return LocalRay(ray.get_runtime_context().gcs_address, folder, serving)
+
+
+def _start_ray(dashboard: bool) -> None:
+    """Start Ray, several times if need be: on a busy machine its processes may give up waiting for each other."""
+    import ray
+
+    for attempt in reversed(range(RAY_ATTEMPTS)):
+        try:
+            with patient_start(RAY_WITHIN_S, starts=partial(runs_below, RAYLET)):
+                ray.init(
+                    address="local",
+                    include_dashboard=dashboard,
+                    dashboard_host="127.0.0.1",
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                )
+            return
+        except Exception as error:
+            end_descendants()
+            if not attempt:
+                where = address_file().with_name("session_latest") / "logs"
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise UserError(f"Ray did not start on this machine ({reason}); its logs are in {where}") from error
 
 
 def _stop() -> None:

@@ -36,6 +36,15 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
+def runs_below(name: str) -> bool:
+    """Whether a process of this name is among those below ours."""
+    for process in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{process}/comm").read_text().strip() == name:
+                return True
+    return False
+
+
 def end_descendants(patience_s: float = 3.0) -> None:
     """Ask every process below ours to end; kill those that have not after `patience_s`."""
     for number in (signal.SIGTERM, signal.SIGKILL):

@@ -24,7 +24,7 @@ from optimizer.plan import Plan
 from profiles.files import Profile, save
 
 NAME = "live"
-NODE_WITHIN_S = 60.0
+NODE_WITHIN_S, NODE_ATTEMPTS = 120.0, 3
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,28 @@ def node(address: str, resources: Mapping[str, float], cpus: float = 3.0) -> Ite
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--address={address}"]
         command += [f"--temp-dir={folder}", f"--num-cpus={cpus:g}", "--num-gpus=0"]
         command += [f"--resources={json.dumps(dict(resources))}"]
-        with subprocess.Popen(
+        process = _joined(command, before)
+        try:
+            yield process.pid
+        finally:
+            kill_node(process.pid)
+            process.wait()
+
+
+def _joined(command: list[str], before: set[str]) -> subprocess.Popen[bytes]:
+    """The node that this starts; tried again if it ends, as on a busy machine its processes give each other up."""
+    for _ in range(NODE_ATTEMPTS):
+        process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        ) as process:
-            try:
-                _until(lambda: _alive() - before, NODE_WITHIN_S, "the node did not join")
-                yield process.pid
-            finally:
-                kill_node(process.pid)
+        )
+        until_s = time.monotonic() + NODE_WITHIN_S
+        while process.poll() is None and time.monotonic() < until_s:
+            if _alive() - before:
+                return process
+            time.sleep(0.1)
+        kill_node(process.pid)
+        process.wait()
+    raise RuntimeError(f"no node joined in {NODE_ATTEMPTS} attempts")
 
 
 def kill_node(process: int) -> None:
@@ -137,11 +151,3 @@ def _alive() -> set[str]:
     import ray
 
     return {each["NodeID"] for each in ray.nodes() if each["Alive"]}
-
-
-def _until(holds: Any, within_s: float, otherwise: str) -> None:
-    until_s = time.monotonic() + within_s
-    while not holds():
-        if time.monotonic() > until_s:
-            raise RuntimeError(f"{otherwise} within {within_s:g} s")
-        time.sleep(0.1)

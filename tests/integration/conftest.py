@@ -1,4 +1,9 @@
-"""One local Ray for the whole session, started and stopped as `isobatch serve` does it."""
+"""One local Ray for the whole session, started and stopped as `isobatch serve` does it.
+
+To start an application takes seconds, so tests share what they can, and those that share run one after the other:
+deployed again, the same file changes nothing and takes no time. Whoever leaves an application broken comes last in its
+file.
+"""
 
 import asyncio
 import os
@@ -9,11 +14,28 @@ from typing import Any
 
 import pytest
 
+from cluster.controller.application import RunningApplication
 from cluster.serving.deploy import deploy
 from cluster.serving.local import LocalRay, free_port, local_ray
 from deployments.replica.virtual import FAULTS
+from optimizer.plan import Plan
+from tests.helpers.toy_graph import application, cut_at
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
+Put = Callable[..., str]
+SHARED = ("graph", "steered", "unplanned", "several", "leisurely", "real")  # applications, in turn
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: SHARED.index(name) if (name := _shared(item)) else len(SHARED))
+
+
+def _shared(item: pytest.Item) -> str | None:
+    """The application that a test shares: the fixture that it asks for, or what it is marked with."""
+    if marker := item.get_closest_marker("beside"):
+        return str(marker.args[0])
+    fixtures = item.fixturenames if isinstance(item, pytest.Function) else []
+    return next((name for name in SHARED if name in fixtures), None)
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +53,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRay, 
 
 
 @pytest.fixture(scope="session")
-def deployed(local: tuple[LocalRay, str]) -> Callable[..., str]:
+def deployed(local: tuple[LocalRay, str]) -> Put:
     """Deploy what a Serve file with these `applications:` says, in place of what was there; returns the address."""
 
     ray, address = local
@@ -43,7 +65,7 @@ def deployed(local: tuple[LocalRay, str]) -> Callable[..., str]:
     return put
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def run() -> Iterator[Run]:
     """Runs on one event loop: Serve's handles stay with the one that they were first used on."""
     loop = asyncio.new_event_loop()
@@ -52,6 +74,59 @@ def run() -> Iterator[Run]:
     yield lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(240)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A small graph of two splits, as a Serve file declares it; `graph` is where it runs."""
+    folder = tmp_path_factory.mktemp("graph") / "toy"
+    folder.mkdir()
+    return application(folder, cut_at(2), model=str(folder), grpc_port=free_port(0))
+
+
+@pytest.fixture
+def lead(run: Run) -> Callable[[Plan], None]:
+    """Leads the application that runs to another plan; it takes no time while as many devices are used."""
+
+    def to(plan: Plan) -> None:
+        running = RunningApplication("toy")
+        if run(running.plan()) != plan:
+            run(running.roll_out(plan))
+
+    return to
+
+
+@pytest.fixture
+def graph(deployed: Put, toy: dict[str, Any], lead: Callable[[Plan], None]) -> str:
+    """The small graph, on the plan that it was declared with."""
+    base = deployed(toy)
+    lead(cut_at(2))
+    return base
+
+
+@pytest.fixture(scope="session")
+def leisurely_toy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same network, which takes its time and keeps all survivors at their replicas, on three devices."""
+    return application(tmp_path_factory.mktemp("leisurely"), cut_at(1, 2), "load_leisurely", by_value_bytes=0)
+
+
+@pytest.fixture
+def leisurely(deployed: Put, leisurely_toy: dict[str, Any]) -> str:
+    return deployed(leisurely_toy)
+
+
+@pytest.fixture(scope="session")
+def controller(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The controller of the small graph, as a Serve file declares it beside that."""
+    arguments = {
+        "application": "toy",
+        "memory": str(tmp_path_factory.mktemp("controller")),
+        "replan_every_s": 3.0,
+        "look_every_s": 0.5,
+        "enough_inputs": 20,
+    }
+    path = "cluster.controller.app:build"
+    return {"name": "controller", "import_path": path, "route_prefix": "/controller", "args": arguments}
 
 
 @pytest.fixture(scope="session")

@@ -4,41 +4,23 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
 from http.client import HTTPException
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.controller.application import RunningApplication
 from tests.helpers.asking import ask, eventually, predict
-from tests.helpers.toy_graph import application, cut_at
-
-Put = Callable[..., str]
+from tests.helpers.toy_graph import cut_at
+from tests.integration.conftest import Put, Run
 
 
 @pytest.fixture(scope="module")
-def base(deployed: Put, tmp_path_factory: pytest.TempPathFactory) -> str:
+def steered(deployed: Put, toy: dict[str, Any], controller: dict[str, Any], run: Run) -> str:
     """A plan that is easy to beat, and a controller beside it."""
-    folder = tmp_path_factory.mktemp("controller")
-    return deployed(application(folder, cut_at(1, 2, 3)), controller(folder))
-
-
-def controller(folder: Path, **told: object) -> dict[str, Any]:
-    arguments = {
-        "application": "toy",
-        "memory": str(folder / "memory"),
-        "replan_every_s": 3.0,
-        "look_every_s": 0.5,
-        "enough_inputs": 20,
-        **told,
-    }
-    return {
-        "name": "controller",
-        "import_path": "cluster.controller.app:build",
-        "route_prefix": "/controller",
-        "args": arguments,
-    }
+    deployed(toy)
+    run(RunningApplication("toy").roll_out(cut_at(3)))
+    return deployed(toy, controller)
 
 
 def status(base: str) -> dict[str, Any]:
@@ -79,27 +61,27 @@ class Load:
         self._thread.join()
 
 
-def test_a_poor_plan_is_replaced_while_requests_are_answered(base: str) -> None:
-    with Load(base) as load:
-        (event, *_) = eventually(lambda: rolled_out(base))
+def test_a_poor_plan_is_replaced_while_requests_are_answered(steered: str) -> None:
+    with Load(steered) as load:
+        (event, *_) = eventually(lambda: rolled_out(steered))
     assert not load.wrong
     assert load.answered
     assert "more goodput is worth it" in event["why"]
-    assert event["after"] == status(base)["plan"]["summary"] != event["before"]
-    assert predict(base, [3, 5])[0]["label"] == 5
+    assert event["after"] == status(steered)["plan"]["summary"] != event["before"]
+    assert predict(steered, [3, 5])[0]["label"] == 5
 
 
-def test_a_controller_that_is_killed_goes_on_where_it_was(base: str) -> None:
+def test_a_controller_that_is_killed_goes_on_where_it_was(steered: str) -> None:
     from ray.serve.context import _get_global_client
 
-    with Load(base):
-        assert eventually(lambda: rolled_out(base))
-        assert ask(base, "POST", "/controller/pause") == (200, {"paused": True})
-        before = status(base)
+    with Load(steered):
+        assert eventually(lambda: rolled_out(steered))
+        assert ask(steered, "POST", "/controller/pause") == (200, {"paused": True})
+        before = status(steered)
         applications = _get_global_client().get_serve_details()["applications"]
         (replica,) = applications["controller"]["deployments"]["controller"]["replicas"]
         os.kill(replica["pid"], signal.SIGKILL)
-        after = eventually(lambda: now if (now := status(base))["paused"] else None)
+        after = eventually(lambda: now if (now := status(steered))["paused"] else None)
     numbers = [event["number"] for event in before["events"]]
     assert [event["number"] for event in after["events"]][: len(numbers)] == numbers
     assert after["plan"]["summary"] == before["plan"]["summary"]

@@ -1,33 +1,50 @@
 """The real front: HTTP through the proxy, batches across requests, answers as the network gives them directly."""
 
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from tests.helpers.asking import ask, predict
+from tests.helpers.asking import ask, eventually, predict
+from tests.helpers.toy_graph import fleets
 from tests.helpers.toy_model import Toy
 from tests.helpers.uncut import uncut
+from tests.integration.conftest import Put
 
-
-@pytest.fixture(scope="module")
-def front(deployed: Callable[..., str]) -> str:
-    arguments = {
+UNPLANNED = {
+    "name": "toy",
+    "import_path": "deployments.app:build",
+    "args": {
         "model": "/models/toy",
         "loader": "tests.helpers.toy_model:load",
         "max_inputs": 50,
         "max_body_bytes": 100_000,
-    }
-    return deployed({"name": "isobatch", "import_path": "deployments.app:build", "args": arguments})
+    },
+}
 
 
-def test_many_clients_get_their_own_answers_in_order(front: str) -> None:
+@pytest.fixture
+def unplanned(deployed: Put) -> str:
+    """The address of a front that computes all by itself."""
+    return deployed(UNPLANNED)
+
+
+@pytest.mark.beside("unplanned")
+def test_without_a_plan_any_more_no_split_is_left(deployed: Put, toy: dict[str, Any]) -> None:
+    deployed(toy)
+    assert fleets()
+    base = deployed(UNPLANNED)
+    assert eventually(lambda: not fleets())
+    assert predict(base, [[3, 7]])[0]["label"] == 7
+
+
+def test_many_clients_get_their_own_answers_in_order(unplanned: str) -> None:
     chance = random.Random(7)
     requests = [[[chance.randrange(5), chance.randrange(10)] for _ in range(chance.randint(1, 9))] for _ in range(300)]
 
     with ThreadPoolExecutor(32) as pool:
-        answers = list(pool.map(lambda inputs: predict(front, inputs), requests))
+        answers = list(pool.map(lambda inputs: predict(unplanned, inputs), requests))
     for inputs, outputs in zip(requests, answers, strict=True):
         assert [(output["label"], output["exit_block"]) for output in outputs] == [
             each[:2] for each in uncut(Toy(), inputs)
@@ -45,21 +62,21 @@ def test_many_clients_get_their_own_answers_in_order(front: str) -> None:
         (b" " * 5_000_000, 413, "5000000 bytes: 100000 are allowed"),
     ],
 )
-def test_what_is_wrong_is_said_through_the_proxy_too(front: str, body: bytes, status: int, sentence: str) -> None:
-    before = ask(front, "GET", "/stats")[1]["exits"]
-    found, reply = ask(front, "POST", "/predict", body)
+def test_what_is_wrong_is_said_through_the_proxy_too(unplanned: str, body: bytes, status: int, sentence: str) -> None:
+    before = ask(unplanned, "GET", "/stats")[1]["exits"]
+    found, reply = ask(unplanned, "POST", "/predict", body)
     assert (found, sentence in reply["error"]) == (status, True), reply
-    assert ask(front, "GET", "/stats")[1]["exits"] == before
+    assert ask(unplanned, "GET", "/stats")[1]["exits"] == before
 
 
-def test_a_failure_inside_is_a_500_and_the_next_request_is_answered(front: str) -> None:
-    status, reply = ask(front, "POST", "/predict", b'{"inputs": [[0, -1]]}')
+def test_a_failure_inside_is_a_500_and_the_next_request_is_answered(unplanned: str) -> None:
+    status, reply = ask(unplanned, "POST", "/predict", b'{"inputs": [[0, -1]]}')
     assert (status, "RuntimeError" in reply["error"]) == (500, True)
-    assert ask(front, "POST", "/predict", b'{"inputs": [[0, 1]]}')[0] == 200
+    assert ask(unplanned, "POST", "/predict", b'{"inputs": [[0, 1]]}')[0] == 200
 
 
-def test_health_and_paths(front: str) -> None:
-    assert ask(front, "GET", "/healthz") == (200, {"status": "ok"})
-    assert ask(front, "GET", "/readyz") == (200, {"status": "ready", "model": "toy"})
-    assert ask(front, "GET", "/predict")[0] == 405
-    assert ask(front, "GET", "/nothing")[0] == 404
+def test_health_and_paths(unplanned: str) -> None:
+    assert ask(unplanned, "GET", "/healthz") == (200, {"status": "ok"})
+    assert ask(unplanned, "GET", "/readyz") == (200, {"status": "ready", "model": "toy"})
+    assert ask(unplanned, "GET", "/predict")[0] == 405
+    assert ask(unplanned, "GET", "/nothing")[0] == 404

@@ -13,24 +13,23 @@ from experiments.fidelity.suite import PLANS, SLO_S, Case, profile
 from experiments.serve.fleet import facts_for, promise_per_s, serve_file
 from optimizer.plan import Plan
 from tests.helpers.asking import ask, predict
-from tests.helpers.toy_graph import application, cut_at
+from tests.helpers.toy_graph import cut_at
 from tests.helpers.toy_model import RAMPS, left_at
+from tests.integration.conftest import Put
 
-Put = Callable[..., str]
 SLOWER = 4.0
 BOUNDS = {"goodput_per_s": 0.1, "p50_ms": 0.25, "p99_ms": 0.4}  # three requests make a p99 here
 LATE = 0.2  # of an answer's time: a load generator that is further behind than this shows itself, not the graph
 
 
-def test_pipelines_side_by_side_answer_as_one(deployed: Put, tmp_path: Path) -> None:
-    plan = Plan(cut_at(2).placements, beside=(cut_at(),))
-    base = deployed(application(tmp_path, plan, "load_leisurely"))
+def test_pipelines_side_by_side_answer_as_one(leisurely: str, lead: Callable[[Plan], None]) -> None:
+    lead(Plan(cut_at(2).placements, beside=(cut_at(),)))
     wanted = [[block, label] for label in range(10) for block in range(4)]
     with ThreadPoolExecutor(40) as pool:
-        replies = list(pool.map(lambda pair: predict(base, [pair]), wanted))
+        replies = list(pool.map(lambda pair: predict(leisurely, [pair]), wanted))
     for (block, label), (output,) in zip(wanted, replies, strict=True):
         assert (output["label"], output["exit_block"]) == (label, left_at(block, RAMPS))
-    splits = ask(base, "GET", "/stats")[1]["splits"]
+    splits = ask(leisurely, "GET", "/stats")[1]["splits"]
     assert [each["blocks"] for each in splits] == [[0, 2], [2, 4], [0, 4]]
     assert len({each["group"] for each in splits}) == 3
     assert all(each["launches"] for each in splits), "every pipeline took its share"

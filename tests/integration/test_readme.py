@@ -1,9 +1,9 @@
 """The lines of the README that need a server, against one; the other lines run in tests/unit/cluster/test_wheel.py."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -13,7 +13,9 @@ from cluster.serving.serve_file import serve_file
 from profiles.errors import UserError
 from tests.helpers.asking import eventually
 from tests.helpers.command_lines import readme_lines
-from tests.helpers.toy_graph import application, cut_at
+from tests.integration.conftest import Put
+
+Application = dict[str, Any]
 
 
 def interrupt(_: float) -> None:
@@ -24,19 +26,12 @@ def ran(line: list[str]) -> Result:
     return CliRunner().invoke(app, line)
 
 
+@pytest.mark.beside("steered")
 def test_load_and_status_of_the_readme_run_against_what_its_serve_line_serves(
-    deployed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deployed: Put, toy: Application, controller: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    controller = {
-        "name": "controller",
-        "import_path": "cluster.controller.app:build",
-        "route_prefix": "/controller",
-        "args": {"application": "toy", "memory": str(tmp_path / "memory"), "look_every_s": 0.5},
-    }
-    Path("serve.yaml").write_text(
-        json.dumps({"applications": [application(tmp_path, cut_at(2), model=str(tmp_path)), controller]})
-    )
+    Path("serve.yaml").write_text(json.dumps({"applications": [toy, controller]}))
     Path("bodies.jsonl").write_text('{"inputs": [[3, 7]]}\n')
     (file,) = (Path(line[1]) for line in readme_lines("") if line[0] == "serve")
     address = deployed(*serve_file(file, {})["applications"])

@@ -1,7 +1,10 @@
-"""Survivors that are fetched, or stay on their device: the answers are the uncut network's, and nothing stays held."""
+"""Survivors that are fetched, or stay on their device: the answers are the uncut network's, and nothing stays held.
+
+At last: what is lost when splits go.
+"""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,10 +12,11 @@ from typing import Any
 import pytest
 
 from optimizer.plan import Placement, Plan, Split
-from tests.helpers.asking import eventually, predict
-from tests.helpers.toy_graph import application, cut_at
+from tests.helpers.asking import ask, eventually, predict
+from tests.helpers.toy_graph import application, cut_at, fleets
 from tests.helpers.toy_model import RAMPS, left_at
 from tests.helpers.uncut import answers_as_uncut
+from tests.integration.conftest import Put
 
 BLOCKS = 4
 
@@ -57,24 +61,31 @@ def nothing_is_held() -> bool:
     return all(held(replica) == 0 for replica in replicas())
 
 
+@pytest.fixture(scope="module")
+def real(deployed: Put, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A network on torch, whose survivors all wait where they were computed."""
+    folder = tmp_path_factory.mktemp("real")
+    return deployed(application(folder, APART, "deployments.models:load", model=str(checkpoint), by_value_bytes=0))
+
+
 @pytest.mark.parametrize("plan", [APART, TOGETHER], ids=["apart", "together"])
 def test_answers_are_those_of_the_uncut_network(
-    deployed: Callable[..., str], checkpoint: Path, tmp_path: Path, plan: Plan
+    real: str, checkpoint: Path, lead: Callable[[Plan], None], plan: Plan
 ) -> None:
-    base = deployed(application(tmp_path, plan, "deployments.models:load", model=str(checkpoint), by_value_bytes=0))
-    answers = answers_as_uncut(base, checkpoint, 300, 64)
+    lead(plan)
+    assert eventually(lambda: len(replicas()) == sum(plan.devices().values()))  # what one keeps that goes begins again
+    answers = answers_as_uncut(real, checkpoint, 300, 64)
     assert max(len(answer["splits"]) for answer in answers) == 3
     assert eventually(nothing_is_held)
 
 
-def test_a_replica_that_is_killed_costs_no_answer(deployed: Callable[..., str], tmp_path: Path) -> None:
+def test_a_replica_that_is_killed_costs_no_answer(leisurely: str, lead: Callable[[Plan], None]) -> None:
     import ray
 
-    plan = Plan(tuple(Placement("cpu", n, each.splits) for n, each in zip((2, 1), cut_at(1).placements, strict=True)))
-    base = deployed(application(tmp_path, plan, "load_leisurely", by_value_bytes=0))
+    lead(Plan(tuple(Placement("cpu", n, each.splits) for n, each in zip((2, 1), cut_at(1).placements, strict=True))))
     wanted = [[block, label] for label in range(10) for block in range(4)] * 2  # for seconds there is something held
     with ThreadPoolExecutor(len(wanted)) as pool:
-        asked = [pool.submit(predict, base, [pair]) for pair in wanted]
+        asked = [pool.submit(predict, leisurely, [pair]) for pair in wanted]
         victims: list[Any] = []
 
         def one_holds_something() -> bool:
@@ -87,3 +98,28 @@ def test_a_replica_that_is_killed_costs_no_answer(deployed: Callable[..., str], 
     for (block, label), (output,) in zip(wanted, replies, strict=True):
         assert (output["label"], output["exit_block"]) == (label, left_at(block, RAMPS))
     assert eventually(nothing_is_held)
+
+
+def test_what_was_admitted_is_answered_before_the_splits_go(leisurely: str) -> None:
+    from ray import serve
+
+    def launches() -> int:
+        return sum(split["launches"] for split in ask(leisurely, "GET", "/stats")[1]["splits"])
+
+    before = launches()
+    with ThreadPoolExecutor(1) as pool:
+        slow: Future[list[dict[str, Any]]] = pool.submit(predict, leisurely, [[3, 7], [0, 3]] * 40)  # takes seconds
+        assert eventually(lambda: launches() > before)
+        serve.delete("toy")
+        assert [output["label"] for output in slow.result()] == [7, 3] * 40
+    assert eventually(lambda: not fleets()), fleets()
+
+
+def test_a_front_is_not_ready_while_a_split_has_no_replica(real: str) -> None:
+    from ray import serve
+
+    assert eventually(lambda: len(fleets()) == 1), fleets()  # those of another application have gone
+    serve.delete(fleets()[0])
+    status, reply = ask(real, "GET", "/readyz")
+    assert (status, "cpu-" in reply["error"]) == (503, True)
+    assert ask(real, "GET", "/healthz")[0] == 200

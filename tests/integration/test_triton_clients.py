@@ -1,26 +1,19 @@
 """Triton's own clients, unchanged, against a graph of two splits: the same answers over HTTP and gRPC."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cluster.serving.local import free_port
-from tests.helpers.toy_graph import application, cut_at
 from tests.helpers.toy_model import RAMPS, left_at
 
 PAIRS = np.array([[block, label] for block in range(4) for label in range(10)], np.int64)
 
 
-@pytest.fixture(scope="module")
-def served(deployed: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+@pytest.fixture
+def served(graph: str, toy: dict[str, Any]) -> tuple[str, str]:
     """Addresses of HTTP and gRPC."""
-    folder: Path = tmp_path_factory.mktemp("triton")
-    toy, port = application(folder, cut_at(2)), free_port(0)
-    toy["args"] |= {"grpc_port": port}
-    return deployed(toy).removeprefix("http://"), f"127.0.0.1:{port}"
+    return graph.removeprefix("http://"), f"127.0.0.1:{toy['args']['grpc_port']}"
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -8,18 +8,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from cluster.serving import local
+from cluster.serving.deploy import _wait_until_reachable
 from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, REQUEST_S, RETRY_S, guarded, stopping
-from cluster.serving.local import SHORT, check_place, free_port, is_free, running_cluster, short_temporary
+from cluster.serving.local import SHORT, LocalRay, check_place, free_port, is_free, running_cluster, short_temporary
 from cluster.serving.processes import descendants
 from deployments.front.headers import waited_s_by
 from deployments.front.proxy import Burden, ProxyLimit
-from deployments.ray_facts import haproxy_settings
+from deployments.ray_facts import haproxy_settings, patient_start
 from profiles.errors import UserError
 
 
@@ -268,3 +270,71 @@ def test_what_is_left_behind_is_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     local.leave_nothing(0.1)
     assert not folder.exists()
     assert not local._folders
+
+
+def test_a_ray_that_does_not_start_is_tried_again_and_then_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    tried = []
+
+    def slow(**_: object) -> None:
+        tried.append(True)
+        if len(tried) != 3:
+            raise Exception("The current node timed out during startup.\nMore of it.")
+
+    monkeypatch.setattr(ray, "init", slow)
+    monkeypatch.setattr(local, "end_descendants", lambda: None)
+    local._start_ray(dashboard=False)
+    assert len(tried) == 3
+    with pytest.raises(UserError) as error:
+        local._start_ray(dashboard=False)
+    assert len(tried) == 3 + local.RAY_ATTEMPTS
+    logs = tmp_path / "ray" / "session_latest" / "logs"
+    reason = "Exception: The current node timed out during startup."
+    assert str(error.value) == f"Ray did not start on this machine ({reason}); its logs are in {logs}"
+
+
+def test_a_node_that_is_slow_to_start_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private import services
+
+    asked = []
+
+    def get_node(address: str, node: str) -> dict[str, str]:
+        asked.append(node)
+        if len(asked) < 4:
+            raise RuntimeError("no such node")
+        return {"node": node}
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    with patient_start(20.0, starts=lambda: True):
+        assert services.get_node("head:1", "ours") == {"node": "ours"}
+    assert services.get_node is get_node
+    asked.clear()
+    with patient_start(0.0, starts=lambda: True), pytest.raises(RuntimeError, match="no such node"):
+        services.get_node("head:1", "ours")
+    with patient_start(20.0, starts=lambda: False), pytest.raises(ConnectionError, match="ended while it started"):
+        services.get_node("head:1", "ours")
+
+
+class SlowProxies:
+    """HTTP that is there at the third time of asking, each of which takes as long as Serve waits."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def wait_for_proxies_serving(self, wait_for_applications_running: bool) -> None:
+        self.asked += 1
+        if self.asked < 3:
+            raise TimeoutError("Proxies not available after 60s.")
+
+
+def test_http_is_waited_for_as_long_as_the_user_says_not_as_serve_does(tmp_path: Path) -> None:
+    late: Future[None] = Future()
+    late.set_exception(TimeoutError("HTTP proxies not available after 60s."))
+    ray = LocalRay("head:1", tmp_path, late)
+    now_s = time.monotonic()
+    _wait_until_reachable(ray, SlowProxies(), now_s + 60, 60)
+    with pytest.raises(UserError, match=r"^HTTP cannot be reached after 0 s: Proxies not available after 60s\.$"):
+        _wait_until_reachable(ray, SlowProxies(), now_s, 0)

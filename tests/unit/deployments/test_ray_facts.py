@@ -39,6 +39,7 @@ def has(module: str, path: str, *parameters: str, used_by: str) -> None:
     ("module", "path", "parameters", "used_by"),
     [
         ("ray._private.state", "available_resources_per_node", (), "ray_facts.free_resources"),
+        ("ray._private.services", "get_node", ("gcs_address", "node_id"), "ray_facts.patient_start"),
         ("ray.util", "get_node_ip_address", (), "ray_facts.node_address"),
         ("ray.serve.context", "_get_global_client", ("raise_if_no_controller_running",), "ray_facts.serve_client"),
         ("ray.serve._private.client", "ServeControllerClient.deploy_apps", (), "cluster.serving.deploy"),
@@ -82,11 +83,16 @@ def test_what_is_called_is_still_there(module: str, path: str, parameters: Seque
         ("serve/_private/replica.py", '"__serve_build_asgi_app__"', "the method of that name of app.Front"),
         ("serve/_private/replica.py", "self._callable.__del__", "ServeReplica, which Serve is to await before its end"),
         ("serve/_private/config.py", 'self.ray_actor_options["num_cpus"] = 1', "ray_facts.DEFAULT_CPUS"),
+        ("_private/node.py", "ray._private.services.get_node(", "ray_facts.patient_start"),
         ("_common/utils.py", '"ray_current_cluster"', "ray_facts.address_file"),
     ],
 )
 def test_what_is_relied_on_is_still_done(file: str, text: str, used_by: str) -> None:
     assert text in (RAY / file).read_text(), f"Ray's {file} does not say {text} any more: look at {used_by}"
+
+
+def test_the_raylet_has_the_name_that_is_looked_for() -> None:
+    assert [*(RAY / "core").rglob(ray_facts.RAYLET)], "mend ray_facts.patient_start"
 
 
 def test_every_setting_is_still_read() -> None:
