@@ -13,7 +13,7 @@ import torch
 from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
 from profiles.model import Batch, Launched, SplitModel
-from profiles.sweep import NOISY, Facts, Rounds, affordable, knee, next_size, tabulate
+from profiles.sweep import NOISY, NetworkFacts, Rounds, affordable, knee, next_size, tabulate
 
 Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # what a call returns, and the seconds it took
 Row = tuple[list[float], list[float], float]  # blocks, ramps, whole
@@ -81,7 +81,7 @@ class Sweep:
         self._clock, self._progress, self._start = clock, progress, clock()
         self._rounds: dict[int, Rounds] = {}
 
-    def run(self, facts: Facts) -> Measured:
+    def run(self, facts: NetworkFacts) -> Measured:
         """Ctrl-C keeps what is there, once there is something."""
         drift, interrupted = None, False
         try:
@@ -154,7 +154,7 @@ def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> Row:
     return blocks, ramps, whole_s
 
 
-def facts_of(model: SplitModel, one: Batch, kind: str, length: int | None, source: str, device: str) -> Facts:
+def facts_of(model: SplitModel, one: Batch, kind: str, length: int | None, source: str, device: str) -> NetworkFacts:
     """What one input weighs on the wire and in memory, block by block, and what the blocks weigh themselves."""
     hidden, memory, activation, here = list[int](), list[int](), list[int](), one
     for block in range(model.num_blocks):
@@ -167,7 +167,7 @@ def facts_of(model: SplitModel, one: Batch, kind: str, length: int | None, sourc
         here = launched.survivors or here
         hidden.append(_bytes(launched))
     known = device.startswith("cuda")
-    return Facts(
+    return NetworkFacts(
         kind, model.ramp_blocks, tuple(hidden), tuple(memory), tuple(activation) if known else (), length, source
     )
 

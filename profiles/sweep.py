@@ -19,7 +19,7 @@ GOOD_ENOUGH = 0.9  # the knee: the smallest batch with this share of the best ra
 
 
 @dataclass(frozen=True)
-class Facts:
+class NetworkFacts:
     """What is known of a network and its device before any clock is started."""
 
     kind: str
@@ -111,7 +111,7 @@ def _bend(whole_s: Mapping[int, float], left: int, at: int, right: int) -> float
     return float(abs(straight - whole_s[at]) / max(whole_s[at], straight))
 
 
-def tabulate(rounds: Mapping[int, Rounds], facts: Facts) -> LatencyTable:
+def tabulate(rounds: Mapping[int, Rounds], facts: NetworkFacts) -> LatencyTable:
     """A table of medians. Blocks are scaled so that launch + blocks is what all of them took together."""
     sizes = sorted(rounds)
     paid = np.concatenate([_launches_s(each) for each in rounds.values()])

@@ -3,7 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.graph import shared_out
+from deployments.graph import Graph, shared_out
+from optimizer import Placement, Plan, Split, problem
+from profiles.devices import Device, links_between
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+from profiles.latency import LatencyTable
 
 replicas = st.sets(st.text("abcdef0123456789", min_size=4, max_size=4), max_size=12)
 wanted = st.dictionaries(st.sampled_from(["v100-0", "v100-1", "v100-2", "v100-3"]), st.integers(1, 6), min_size=1)
@@ -33,3 +38,13 @@ def test_one_that_dies_takes_no_group_below_its_share(alive: set[str], groups: d
     before, after = shared_out(alive, groups), shared_out(alive - {min(alive)}, groups)
     assert sum(len(before[group]) - len(after[group]) for group in groups) == 1
     assert all(len(before[group]) - len(after[group]) in (0, 1) for group in groups)
+
+
+def test_each_group_has_replicas_of_its_own_kind_that_are_alive() -> None:
+    tables = [LatencyTable(kind, (1,), ((1.0,) * 3,), ((0.0,) * 3,), 0.0, (1,) * 3, (1,) * 3, "") for kind in "ab"]
+    devices = [Device(kind, 4, 100, 1.0) for kind in "ab"]
+    facts = problem(Profile("toy", tuple(tables), ExitProfile((1.0,) * 3)), devices, links_between(devices))
+    splits = [Split(block, block + 1, 1) for block in range(3)]
+    plan = Plan((Placement("a", 2, (splits[0],)), Placement("b", 1, (splits[1],)), Placement("a", 1, (splits[2],))))
+    members = Graph(plan, facts, fleet="app").members({"app.a": ["a1", "a2", "a3"]})
+    assert members == {"a-0": ["a1", "a2"], "a-1": ["a3"], "b-0": []}

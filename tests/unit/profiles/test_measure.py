@@ -6,12 +6,12 @@ import pytest
 
 from profiles.measure import Measured, Sweep, count_exits, facts_of, stopwatch_for
 from profiles.model import Batch, Launched
-from profiles.sweep import Facts, knee, next_size, whole_s
+from profiles.sweep import NetworkFacts, knee, next_size, whole_s
 from tests.helpers import timed_model as fake
 from tests.helpers.timed_model import FakeModel
 
 
-def facts(model: FakeModel) -> Facts:
+def facts(model: FakeModel) -> NetworkFacts:
     return facts_of(model, fake.batch_at(0, 1), "cpu", None, "measured: a fake", "cpu")
 
 
