@@ -106,7 +106,7 @@ def _read(path: Path) -> ServeFile:
 def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     """Check an application's fields and its directory before anything starts, and make its paths absolute."""
     given = {name: value for name, value in arguments.items() if value is not None}
-    given |= {name: str((root / given[name]).resolve()) for name in PATHS if isinstance(given.get(name), str)}
+    given |= {name: _absolute(root, name, given[name]) for name in PATHS if isinstance(given.get(name), str)}
     config = parse(given)
     if config.model and not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
@@ -114,3 +114,10 @@ def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
         read_graph(config)  # raises if the plan or its profile is wrong, or if there is no plan
     return given
+
+
+def _absolute(root: Path, name: str, told: str) -> str:
+    try:
+        return str((root / told).resolve())
+    except ValueError as error:  # a null byte
+        raise UserError(f"args: {name} = {told!r} is no path: {error}") from error

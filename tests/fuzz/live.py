@@ -56,12 +56,12 @@ class Live:
             self.honest.heard(status, body, time.perf_counter() - began_s)
             await asyncio.sleep(EVERY_S)
 
-    def memory_mib(self) -> dict[str, float]:
-        """Of each process below the command, by its number and name."""
+    def memory_mib(self) -> dict[int, float]:
+        """Of the command and of each process below it."""
         found = {}
         for process in [self.process, *descendants(self.process)]:
             with suppress(OSError):
-                found[f"{process} {command(process)}"] = rss_mib(process)
+                found[process] = rss_mib(process)
         return found
 
     def replica_ports(self) -> list[tuple[str, int]]:

@@ -53,6 +53,7 @@ def test_applications_of_others_are_left_alone(tmp_path: Path) -> None:
         ("applications: []", "needs a list 'applications:'"),
         (f"applications: [{{import_path: '{APPLICATION}', args: {{max_bach: 3}}}}]", "no field 'max_bach'"),
         (f"applications: [{{import_path: '{APPLICATION}', args: {{model: /nowhere}}}}]", "'/nowhere': no such"),
+        (f"applications: [{{import_path: '{APPLICATION}', args: {{plan: \"a\\0b\"}}}}]", "is no path"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, sentence: str) -> None:
