@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo test fuzz lint format results chaos clean
+.PHONY: help setup serve demo test fuzz lint format results chaos soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -48,6 +48,9 @@ results: setup  ## write the tables of docs/results.md from what the benchmarks 
 
 chaos: setup  ## break a live application 30 times, and see how it recovers
 	$(BIN)/python -m experiments.bench chaos
+
+soak: setup  ## mixed traffic, drift and faults for an hour (make soak MINUTES=8: shorter), and see what grows
+	ISOBATCH_SOAK_MINUTES=$(or $(MINUTES),60) $(BIN)/python -m experiments.bench soak
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .cache *.egg-info build && find . -name __pycache__ -prune -exec rm -rf {} +

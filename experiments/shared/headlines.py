@@ -106,6 +106,17 @@ HEADLINES = {
         Headline("chaos", "lost", "admitted requests without an answer", 0, True),
         Headline("chaos", "worst_recovery_s", "longest way back to 90 % of the reachable goodput (s)"),
     ),
+    "Under attack, and for long": (
+        Headline("fuzz", "cases", "wrong requests and files", 100_000),
+        Headline("fuzz", "minutes", "minutes that they took", 10, True),
+        Headline("fuzz", "honest_wrong", "answers to a client beside them that were wrong", 0, True),
+        Headline("soak", "minutes", "minutes of mixed traffic, drift and faults", 60),
+        Headline("soak", "requests", "requests meanwhile"),
+        Headline("soak", "faults", "faults meanwhile"),
+        Headline("soak", "lost", "requests that were lost", 0, True),
+        Headline("soak", "wrong", "wrong answers", 0, True),
+        Headline("soak", "growing", "processes whose memory grew by more than two standard errors", 0, True),
+    ),
     "Computing, on two cores": (
         Headline("backend", "onnx_over_torch_bert", "BERT-base, ONNX Runtime over torch", 1),
         Headline("backend", "onnx_over_torch_distilbert", "DistilBERT, the same", 1),
@@ -122,7 +133,7 @@ HEADLINES = {
 
 
 def command(claim: str) -> str:
-    return claim if claim == "chaos" else f"bench-{claim}"
+    return claim if claim in ("chaos", "fuzz", "soak") else f"bench-{claim}"
 
 
 def _short(value: float) -> str:

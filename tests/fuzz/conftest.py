@@ -33,7 +33,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield live
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
     if not COUNTS:
         return
     kinds = sorted({kind for kind, _ in COUNTS})
@@ -42,6 +42,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section(f"fuzz: {cases} cases")
     for kind, found in told.items():
         terminalreporter.line(f"{kind}: " + ", ".join(f"{n} {what}" for what, n in found.items()))
-    if KEPT:
+    if KEPT and not exitstatus:
         figures = {f"{kind}_{what}".replace(".", "_"): float(n) for (kind, what), n in sorted(COUNTS.items())}
         write("fuzz", {"cases": float(cases), "minutes": (time.perf_counter() - BEGAN_S) / 60} | figures)

@@ -47,12 +47,14 @@ class Client:
 
     async def stream(self, *requests: Any) -> list[Any]:
         """Messages, or whatever bytes."""
-        call = self._channel.stream_stream(
+        return [reply async for reply in self.open_stream(iter(requests))]
+
+    def open_stream(self, requests: Any = None) -> Any:
+        return self._channel.stream_stream(
             f"/{SERVICE}/ModelStreamInfer",
             request_serializer=lambda each: each if isinstance(each, bytes) else each.SerializeToString(),
             response_deserializer=message("ModelStreamInferResponse").FromString,
-        )
-        return [reply async for reply in call(iter(requests))]
+        )(requests)
 
 
 def play(scene: Callable[[Client], Awaitable[Any]], **config: Any) -> Any:
@@ -152,6 +154,79 @@ def test_limits_hold_here_too() -> None:
         play(lambda client: client.ask("ModelInfer", **pairs()), max_inputs=1)
     with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
         play(lambda client: client.ask("ModelInfer", **pairs()), max_body_bytes=40)
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
+    told = {f"grpc.{name}": value for name, value in limits.items()}
+    assert set(told) <= {name for name, _ in rpc._OPTIONS}, "it has a limit already"
+    monkeypatch.setattr(rpc, "_OPTIONS", list((dict(rpc._OPTIONS) | told).items()))
+
+
+def test_metadata_has_a_limit_and_the_connection_lives_on() -> None:
+    async def scene(client: Client) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await client.ask("ModelInfer", **pairs(), _metadata=(("x-long", "x" * 100_000),))
+        assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len(error.value.details() or "") <= 1024
+        assert labels(await client.ask("ModelInfer", **pairs())) == [7, 3]
+
+    play(scene)
+
+
+def held_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The network answers nothing until this is set."""
+    end, run = threading.Event(), Toy.run
+
+    def held(*args: Any) -> Any:
+        assert end.wait(20)
+        return run(*args)
+
+    monkeypatch.setattr(Toy, "run", held)
+    return end
+
+
+def test_calls_of_one_connection_that_are_worked_on_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, max_concurrent_streams=2)
+    end, seen, infer = held_back(monkeypatch), [], METHODS["ModelInfer"]
+
+    async def counted(*args: Any) -> Any:
+        seen.append(args)
+        return await infer(*args)
+
+    monkeypatch.setitem(METHODS, "ModelInfer", counted)
+
+    async def scene(client: Client) -> None:
+        calls = [asyncio.create_task(client.ask("ModelInfer", **pairs())) for _ in range(5)]
+        while len(seen) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert len(seen) == 2, "the others wait at the client"
+        end.set()
+        assert [labels(await call) for call in calls] == [[7, 3]] * 5
+
+    play(scene, slo_ms=60_000)
+
+
+def test_connections_are_limited_and_those_that_are_there_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, max_allowed_incoming_connections=2)
+
+    async def scene(client: Client) -> None:
+        await client.ask("ServerLive")
+        port = client.service.config.grpc_port
+        found = []
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5))
+            try:
+                found.append((bool(await asyncio.wait_for(reader.read(1), 1)), writer))
+            except OSError:
+                found.append((False, writer))
+        assert [heard for heard, _ in found].count(True) <= 1
+        assert labels(await client.ask("ModelInfer", **pairs())) == [7, 3]
+        for _, writer in found:
+            writer.close()
+
+    play(scene)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,171 @@
+"""Claim: 10 million requests, or an hour of them, lose nothing, get no wrong answer, and let no process grow.
+
+Two fronts, a controller, virtual devices; as many clients as keep two cores busy, over HTTP and gRPC, with one input
+and many, wrong ones among them; inputs that become harder and easier in turns, so that plans change; and the faults of
+`experiments/chaos`. A shorter run, `ISOBATCH_SOAK_MINUTES=8`, says in its figures how long it was.
+"""
+
+import asyncio
+import math
+import os
+import random
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, redirect_stdout, suppress
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.table import Table
+
+from cluster.controller.application import RunningApplication
+from cluster.controller.decide import same
+from cluster.serving.local import free_port
+from experiments.chaos.faults import FAULTS
+from experiments.chaos.suite import DEVICES, START
+from experiments.replan.suite import BATCH, FAST, profile
+from experiments.shared.live import NAME, Live, application, bare, controller
+from experiments.soak.traffic import DEADLINE_MS, OUTCOMES, Traffic
+from experiments.soak.watch import Life, Watch
+from optimizer.plan import Plan
+
+REQUESTS, MINUTES = 10_000_000, 60.0
+CLIENTS = 24
+BLOCK_S = 0.003  # of the virtual devices: so fast that this machine is the limit
+PATIENCE = {"look_every_s": 1.0, "replan_every_s": 20.0}  # of the controller
+LOOK_EVERY_S, TELL_EVERY_S = 2.0, 15.0
+REPAIRED_AFTER_S = 15.0  # then slow processes are fast again
+console = Console(stderr=True, width=140)
+
+
+def measure(requests: int = REQUESTS, minutes: int = 0) -> dict[str, float]:
+    long_s = 60 * (minutes or float(os.environ.get("ISOBATCH_SOAK_MINUTES", MINUTES)))
+    with TemporaryDirectory() as folder, served(Path(folder)) as (here, grpc_port):
+        soak = Soak(here, grpc_port, long_s)
+        with redirect_stdout(StringIO()):  # Ray prints much about processes that died
+            asyncio.run(soak.run(requests))
+        history = _history(Path(folder) / "memory")
+    console.print(_table(soak.watch.lives()))
+    for surprise in soak.traffic.surprises:
+        console.print(surprise, markup=False)
+    return soak.figures() | history
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[Live, int]]:
+    """The application, and the port of its gRPC."""
+    grpc_port = free_port(0)
+    with bare() as here:
+        beside = controller(folder, devices=DEVICES, max_batch=BATCH, slo_ms=DEADLINE_MS, **PATIENCE)
+        told = {"slo_ms": DEADLINE_MS, "front_replicas": 2, "grpc_port": grpc_port, "name": NAME}
+        told |= {"cpus_per_replica": 0.0}  # each front reserves a core
+        here.deploy(application(START, profile({FAST: BLOCK_S}), folder, **told), beside)
+        yield here, grpc_port
+
+
+class Soak:
+    """The traffic, the faults and whoever watches, at once."""
+
+    def __init__(self, here: Live, grpc_port: int, long_s: float) -> None:
+        self._here, self._long_s = here, long_s
+        place = urlsplit(here.base)
+        assert place.hostname
+        assert place.port
+        self.traffic = Traffic((place.hostname, place.port), grpc_port, self._hard_share)
+        self.watch = Watch()
+        self._faults = self._changes = 0
+        self._plan: Plan | None = None
+        self._now_s = 0.0
+
+    async def run(self, requests: int) -> None:
+        """Until so many requests have ended, or the time is up."""
+        self._began_s = asyncio.get_running_loop().time()
+        clients = asyncio.create_task(self.traffic.run(CLIENTS))
+        async with _beside(self._strike(), self._follow()):
+            while self._elapsed_s() < self._long_s and self.traffic.requests < requests and not clients.done():
+                await asyncio.to_thread(self.watch.look, self._elapsed_s())
+                if self._elapsed_s() // TELL_EVERY_S > self._now_s // TELL_EVERY_S:
+                    self._tell()
+                self._now_s = self._elapsed_s()
+                await asyncio.sleep(LOOK_EVERY_S)
+        self.traffic.stop()
+        await clients
+
+    def _elapsed_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._began_s
+
+    def _hard_share(self) -> float:
+        """Four times in the run, at least once in ten minutes, all inputs are hard, and as often nearly none."""
+        period_s = min(600.0, self._long_s / 4)
+        return 0.5 - 0.5 * math.cos(2 * math.pi * self._now_s / period_s)
+
+    async def _strike(self) -> None:
+        """Every fault in turn, then all again in another order."""
+        chance, every_s = random.Random(7), min(120.0, max(25.0, self._long_s / 12))
+        while True:
+            for name in chance.sample(sorted(FAULTS), len(FAULTS)):
+                await asyncio.sleep(every_s - REPAIRED_AFTER_S)
+                console.print(f"{self._elapsed_s():5.0f} s: {name}")
+                await FAULTS[name](self._here, chance)
+                self._faults += 1
+                await asyncio.sleep(REPAIRED_AFTER_S)
+                for slow in self._here.faults.iterdir():
+                    slow.unlink()
+
+    async def _follow(self) -> None:
+        """Count the plans that the application was led to, whoever led it."""
+        running = RunningApplication(NAME)
+        while True:
+            await asyncio.sleep(1.0)
+            with suppress(Exception):  # the deployer is being restarted
+                async with asyncio.timeout(5.0):
+                    plan = await running.plan()
+                self._changes += self._plan is not None and not same(plan, self._plan)
+                self._plan = plan
+
+    def _tell(self) -> None:
+        outcomes = ", ".join(f"{count} {name}" for name, count in self.traffic.outcomes.most_common())
+        console.print(f"{self._elapsed_s():5.0f} s: {outcomes}; {self._changes} changes of plan, {self._faults} faults")
+
+    def figures(self) -> dict[str, float]:
+        traffic, lives = self.traffic, self.watch.lives()
+        found = {"minutes": self._now_s / 60, "requests": traffic.requests, "faults": self._faults}
+        found |= {name: traffic.outcomes[name] for name in OUTCOMES} | {"resent": traffic.resent}
+        found |= {"plan_changes": self._changes, "processes": len(lives)}
+        found |= {f"requests_{kind.replace(' ', '_')}": count for kind, count in traffic.kinds.items()}
+        found["growing"] = sum(life.memory.grows for life in lives)
+        found["handles_growing"] = sum(life.handles.grows for life in lives)
+        found["threads_growing"] = sum(life.threads.grows for life in lives)
+        for name in sorted({life.name for life in lives}):
+            for number, life in enumerate(each for each in lives if each.name == name):
+                found[f"{name}_{number}_mib_per_h"] = life.memory.per_hour
+                found[f"{name}_{number}_mib_per_h_error"] = life.memory.error
+        return {name: float(value) for name, value in found.items()}
+
+
+@asynccontextmanager
+async def _beside(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do these meanwhile; what fails in them fails the run."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work) for work in works]
+        yield
+        for task in tasks:
+            task.cancel()
+
+
+def _history(folder: Path) -> dict[str, float]:
+    """The files in which the controller remembers."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    lines = [path.read_bytes().count(b"\n") for path in files]
+    return {"history_kib": sum(path.stat().st_size for path in files) / 1024, "history_lines_most": float(max(lines))}
+
+
+def _table(lives: list[Life]) -> Table:
+    rows = Table("process", "MiB by quarter", "MiB/h", "handles/h", "threads/h", "samples", title="what grows")
+    for life in lives:
+        slopes = (f"{each.per_hour:+.1f} ± {each.error:.1f}" for each in (life.memory, life.handles, life.threads))
+        quarters = " ".join(f"{each:.0f}" for each in life.quarters_mib)
+        rows.add_row(f"{life.name} {life.process}", quarters, *slopes, str(life.samples))
+    return rows

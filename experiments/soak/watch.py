@@ -1,0 +1,118 @@
+"""What each process takes of the machine while it lives, and whether that grows."""
+
+import os
+import re
+import resource
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.serving.processes import descendants
+
+SETTLING = 1 / 3  # of a process's life: what it needs is set aside meanwhile
+LEAST_SAMPLES = 20  # of what is left, or a slope says nothing
+
+
+@dataclass(frozen=True)
+class Slope:
+    """What is added in an hour, and the standard error of that."""
+
+    per_hour: float
+    error: float
+
+    @property
+    def grows(self) -> bool:
+        return self.per_hour > 2 * self.error
+
+
+def slope_of(times_s: Sequence[float], values: Sequence[float]) -> Slope:
+    """A straight line by least squares. Neighbouring samples are alike: the error counts them as fewer, as AR(1) does.
+
+    >>> slope_of([0.0, 1800.0, 3600.0], [1.0, 2.0, 3.0])
+    Slope(per_hour=2.0, error=0.0)
+    """
+    hours, found = np.array(times_s) / 3600.0, np.array(values, np.float64) - values[0]
+    centred = hours - hours.mean()
+    spread = float((centred**2).sum())
+    per_hour = float((centred * found).sum()) / spread
+    rest = found - found.mean() - per_hour * centred
+    error = float(np.sqrt((rest**2).sum() / max(1, len(rest) - 2) / spread))
+    alike = min(0.99, max(0.0, _lag_1(rest)))
+    return Slope(per_hour, error * float(np.sqrt((1 + alike) / (1 - alike))))
+
+
+def _lag_1(rest: NDArray[np.float64]) -> float:
+    power = float((rest**2).sum())
+    return float((rest[1:] * rest[:-1]).sum()) / power if power > 1e-12 else 0.0
+
+
+@dataclass(frozen=True)
+class Life:
+    """One process, and how its memory, its file handles and its threads grew once it had settled."""
+
+    name: str
+    process: int
+    samples: int
+    quarters_mib: tuple[float, ...]  # the mean of its memory in each quarter of its whole life
+    memory: Slope  # MiB
+    handles: Slope
+    threads: Slope
+
+
+class Watch:
+    """Samples of this process and of all below it."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, list[tuple[float, float, int, int]]] = defaultdict(list)
+        self._names: dict[int, str] = {}
+
+    def look(self, now_s: float) -> None:
+        for process in [os.getpid(), *descendants(os.getpid())]:
+            with suppress(OSError, IndexError):
+                name, sample = _name(process), (now_s, *_taken(process))
+                if self._names.setdefault(process, name) != name:  # Ray's workers wait under another name
+                    self._samples[process].clear()
+                    self._names[process] = name
+                self._samples[process].append(sample)
+
+    def lives(self) -> list[Life]:
+        """Of the processes that lived long enough to tell."""
+        found = [self._life(process, samples) for process, samples in self._samples.items()]
+        return sorted((life for life in found if life), key=lambda life: life.name)
+
+    def _life(self, process: int, samples: list[tuple[float, float, int, int]]) -> Life | None:
+        settled = samples[round(SETTLING * len(samples)) :]
+        if len(settled) < LEAST_SAMPLES:
+            return None
+        times_s, memory, handles, threads = zip(*settled, strict=True)
+        slopes = (slope_of(times_s, each) for each in (memory, handles, threads))
+        quarters = tuple(float(part.mean()) for part in np.array_split([sample[1] for sample in samples], 4))
+        return Life(self._names[process], process, len(settled), quarters, *slopes)
+
+
+def _name(process: int) -> str:
+    """What the process is called in figures.
+
+    Serve's replicas are called after their deployment, other workers of Ray after their class.
+    """
+    words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    line = b" ".join(words).decode(errors="replace")
+    if process == os.getpid():
+        return "load"
+    if found := re.search(r"ray::ServeReplica:[^:]+:(\w+)", line) or re.search(r"ray::(\w+)", line):
+        return found[1].lower()
+    script = next((word for word in words if word.endswith(b".py")), words[0])
+    return re.sub(r"\W", "_", Path(script.decode(errors="replace")).stem)
+
+
+def _taken(process: int) -> tuple[float, int, int]:
+    """Memory in MiB, file handles, threads."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    threads = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[17])
+    handles = sum(1 for _ in Path(f"/proc/{process}/fd").iterdir())
+    return pages * resource.getpagesize() / 2**20, handles, threads
