@@ -46,11 +46,12 @@ s#(return status 50. content-type) text/plain string "([^"]*)"#\1 application/js
     # isobatch\
     timeout http-request {request_s}s\
     timeout client {silent_s}s\
-    stick-table type ipv6 size 100k expire 60s store conn_cur\
+    stick-table type ipv6 size 100k expire 60s store conn_cur,http_req_rate(1s)\
     tcp-request connection track-sc0 src\
     tcp-request connection reject if {{ sc0_conn_cur gt {of_one} }}\
     http-request set-header X-Request-Start t=%[date(0,us)]\
     http-request set-priority-class int(-1) if METH_GET || METH_HEAD\
+    http-request set-priority-offset sc0_http_req_rate,mul(100)\
     acl says_when res.hdr(retry-after) -m found\
     http-after-response set-header Retry-After %[rand({retry_s}),add(1)] if {{ status 503 }} !says_when
 /^ *http-reuse/a\

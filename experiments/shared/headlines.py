@@ -80,6 +80,22 @@ HEADLINES = {
         Headline("serve", "hop_256kib_ms", "256 KiB of survivors to the next split, p50 (ms)", 2.5, True),
         Headline("serve", "hop_3mib_ms", "3 MiB of survivors to the next split, p50 (ms)", 8, True),
     ),
+    "Overload, the demo with real compute": (
+        *(
+            Headline(
+                "overload",
+                f"goodput_share_{flood}_{inputs}_{protocol}",
+                f"goodput at {times} times the load, over its best: {inputs} a request, {name}",
+                0.95,
+            )
+            for protocol, name in (("http", "HTTP"), ("grpc", "gRPC"))
+            for inputs in (1, 64)
+            for flood, times in (("1_5x", "1.5"), ("3x", "3"), ("10x", "10"))
+        ),
+        Headline("overload", "refusal_p99_ms", "a refusal, p99 (ms)", 50, True),
+        Headline("overload", "late", "answers after their deadline", 0, True),
+        Headline("overload", "back_after_s", "from the end of a flood to all in time (s)", 2, True),
+    ),
     "The simulator": (
         Headline("sim", "requests_per_s", "requests simulated in a second, one core", 100_000),
         Headline("sim", "goodput_error_max", "goodput beside the live graph, worst case", 0.05, True),

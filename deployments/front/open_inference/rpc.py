@@ -39,7 +39,7 @@ _AT_ONCE = 64  # requests of one stream
 _OPTIONS = [
     ("grpc.so_reuseport", 1),  # the replicas of a front share the port
     ("grpc.max_allowed_incoming_connections", 1024),
-    ("grpc.max_concurrent_streams", 1024),  # of one connection
+    ("grpc.max_concurrent_streams", 128),  # of one connection: what is beyond waits at the client, which knows how long
     ("grpc.absolute_max_metadata_size", 16_384),  # bytes, of one call
     ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing
     ("grpc.max_connection_idle_ms", 300_000),  # one that asks for nothing: clients connect again by themselves

@@ -16,7 +16,7 @@ import pytest
 
 from cluster.serving import local
 from cluster.serving.deploy import _wait_until_reachable
-from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, REQUEST_S, RETRY_S, guarded, stopping
+from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, QUEUED_MS, REQUEST_S, RETRY_S, guarded, stopping
 from cluster.serving.local import SHORT, LocalRay, check_place, free_port, is_free, running_cluster, short_temporary
 from cluster.serving.processes import descendants
 from deployments.front.headers import waited_s_by
@@ -155,13 +155,18 @@ backend default_backend
 
 @contextmanager
 def haproxy(
-    folder: Path, uses: str = "    use_backend app if is_app", within_s: float | None = None, front: int | None = None
+    folder: Path,
+    uses: str = "    use_backend app if is_app",
+    within_s: float | None = None,
+    front: int | None = None,
+    queued_ms: int = QUEUED_MS,
 ) -> Iterator[int]:
-    """HAProxy itself, with a configuration like Ray's; how long it waits for headers can be made short."""
+    """HAProxy itself, with a configuration like Ray's; how long it waits can be told."""
     port = free_port(0)
     script = guarded(folder, ())
+    edits = folder / "haproxy.sed"
+    edits.write_text(edits.read_text().replace(f"timeout queue {QUEUED_MS}", f"timeout queue {queued_ms}"))
     if within_s:
-        edits = folder / "haproxy.sed"
         edits.write_text(edits.read_text().replace(f"http-request {REQUEST_S}s", f"http-request {within_s}s"))
     config = folder / "haproxy.cfg"
     config.write_text(CONFIGURATION.format(port=port, front=front or free_port(0), uses=uses, folder=folder))
@@ -236,6 +241,31 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
             told.add(reply.partition(b"retry-after: ")[2].split()[0])
         assert told <= {b"%d" % second for second in range(1, RETRY_S + 1)}
         assert len(told) > 1, "not all come back at once"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+def test_a_flood_from_one_address_leaves_the_others_their_share(tmp_path: Path) -> None:
+    """The front has room for one at a time; whoever asks least is next, however many others came before."""
+    with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
+        place = front.getsockname()[1]
+        port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=5000))
+        ProxyLimit(tmp_path / "admin.sock", lambda: Burden(0, 0, 0), lambda: place)._tell(place, 1)
+
+        def ask(source: str) -> None:
+            asking = socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0))
+            stack.enter_context(asking).sendall(f"POST /app/{source} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            time.sleep(0.01)
+
+        for _ in range(30):
+            ask("127.0.0.2")
+        ask("127.0.0.3")
+        served = []
+        for _ in range(20):  # of 31; the first of the flood came when it was none yet
+            connection = stack.enter_context(front.accept()[0])
+            connection.settimeout(5)
+            served.append(connection.recv(4096).split()[1])
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        assert b"/app/127.0.0.3" in served
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
