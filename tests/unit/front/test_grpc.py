@@ -187,13 +187,13 @@ def held_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 def test_calls_of_one_connection_that_are_worked_on_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, max_concurrent_streams=2)
-    end, seen, infer = held_back(monkeypatch), [], METHODS["ModelInfer"]
+    end, seen, answer = held_back(monkeypatch), [], Service.answer
 
     async def counted(*args: Any) -> Any:
         seen.append(args)
-        return await infer(*args)
+        return await answer(*args)
 
-    monkeypatch.setitem(METHODS, "ModelInfer", counted)
+    monkeypatch.setattr(Service, "answer", counted)
 
     async def scene(client: Client) -> None:
         calls = [asyncio.create_task(client.ask("ModelInfer", **pairs())) for _ in range(5)]
