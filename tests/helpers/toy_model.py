@@ -79,6 +79,10 @@ def load_slow(directory: str | Path, device: str, dtype: str) -> Toy:
     return Toy(pause_s=0.5)
 
 
+def load_endless(directory: str | Path, device: str, dtype: str) -> Toy:
+    return Toy(pause_s=60.0)
+
+
 def load_at_the_front_only(directory: str | Path, device: str, dtype: str) -> Toy:
     """What a front does when only the replicas of splits lack something."""
     from ray import serve

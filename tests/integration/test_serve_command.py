@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
 
 from cluster.serving.local import free_port
-from tests.helpers.asking import ask, predict
+from tests.helpers.asking import ask, eventually, predict
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
@@ -75,6 +76,10 @@ def to_the_group(number: int, process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, number)
 
 
+def launches(base: str) -> int:
+    return sum(split["launches"] for split in ask(base, "GET", "/stats")[1]["splits"])
+
+
 def statuses_until_the_end(base: str, process: subprocess.Popen[str]) -> set[int]:
     """Of requests one after the other, none of which waits for another; every answer is JSON."""
     found = []
@@ -82,7 +87,7 @@ def statuses_until_the_end(base: str, process: subprocess.Popen[str]) -> set[int
         while process.poll() is None:
             found.append(pool.submit(ask, base, "POST", "/predict", {"inputs": [[0, 3]]}))
             time.sleep(0.1)
-    replies = [each.result() for each in found if not isinstance(each.exception(), OSError)]
+    replies = [each.result() for each in found if not isinstance(each.exception(), OSError | HTTPException)]
     return {status for status, _ in replies}
 
 
@@ -94,7 +99,7 @@ def test_a_signal_ends_what_was_admitted_and_leaves_no_process(
     with served(tmp_path, "tests.helpers.toy_model:load_slow") as (process, base, mark), ThreadPoolExecutor(1) as pool:
         assert any("haproxy" in line for line in marked(mark))
         slow = pool.submit(predict, base, [[4, 7], [0, 3]])  # four blocks of half a second
-        time.sleep(0.7)
+        assert eventually(lambda: launches(base))
         stop(process)
         statuses = statuses_until_the_end(base, process)
         assert [output["label"] for output in slow.result()] == [7, 3]
@@ -110,15 +115,18 @@ def ours(folder: Path) -> list[Path]:
 
 
 def test_two_signals_end_it_at_once_and_leave_no_folder(tmp_path: Path) -> None:
-    with served(tmp_path, "tests.helpers.toy_model:load_slow") as (process, base, mark), ThreadPoolExecutor(1) as pool:
+    with (
+        served(tmp_path, "tests.helpers.toy_model:load_endless") as (process, base, mark),
+        ThreadPoolExecutor(1) as pool,
+    ):
         assert ours(tmp_path)
-        slow = pool.submit(predict, base, [[4, 7]] * 8)
-        time.sleep(0.7)
+        slow = pool.submit(predict, base, [[4, 7]])
+        assert eventually(lambda: launches(base))
         to_the_group(signal.SIGINT, process)
-        time.sleep(0.7)
+        time.sleep(3.0)  # two that come together are one
         assert not slow.done()
         process.terminate()
-        assert process.wait(5) == 130
+        assert process.wait(15) == 130  # it would have waited for twice as long
         assert slow.exception()
         assert marked(mark) == []
         assert ours(tmp_path) == []
@@ -128,7 +136,7 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = [*SERVE, str(tmp_path), "--port", str(port)]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert f"port {port} of 127.0.0.1 cannot be used" in result.stderr
@@ -137,7 +145,7 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
 def test_a_cluster_that_runs_is_one_sentence(tmp_path: Path) -> None:
     environment = os.environ | {"RAY_ADDRESS": "10.0.0.1:6379"}
     result = subprocess.run(
-        [*SERVE, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30
+        [*SERVE, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 2
     assert "already running at 10.0.0.1:6379" in result.stderr
