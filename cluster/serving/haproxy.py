@@ -5,9 +5,11 @@ program: it edits the configuration, then starts the real one, or rather a copy 
 answered from pages that are built into the program, whatever the configuration says, and the copy's are JSON.
 """
 
+import contextlib
 import json
 import re
 import shlex
+import socket
 from collections.abc import Collection
 from pathlib import Path
 
@@ -18,6 +20,7 @@ MAX_OF_ONE_ADDRESS = MAX_CONNECTIONS // 2  # so that no single client locks out 
 REQUEST_S = 10  # the time that a client has to send its headers
 QUEUED_MS = 25  # how long a request waits here for a front that has as many as it wants at once
 RETRY_S = 4  # who is refused here is told to come back after a number of seconds up to this, drawn for each
+ORDER_S = 2.0  # an order to HAProxy may take so long
 SILENT_S = 60  # how long a client may neither send nor take anything while it should
 
 _STOPPING = "stopping"  # this file exists in the folder once the server stops
@@ -96,11 +99,28 @@ def guarded(folder: Path, ports: Collection[str]) -> str:
 
 
 def stopping(folder: Path) -> None:
-    """Make HAProxy answer 503 where no front is left, from its next configuration on.
+    """Make HAProxy answer 503 where no front is left: now, and by its next configuration.
 
     Without this, it says 404 itself, or asks Serve's own proxy, which says 404 of an application that is being deleted.
     """
     (folder / _STOPPING).touch()
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as haproxy:  # there may be none
+        haproxy.settimeout(ORDER_S)
+        haproxy.connect(str(folder / "admin.sock"))
+        haproxy.sendall(";".join(map("disable server {}".format, _backups(folder))).encode() + b"\n")
+        haproxy.recv(1)  # it is done
+
+
+def _backups(folder: Path) -> list[str]:
+    """The servers by which HAProxy reaches Serve's own proxy."""
+    found, backend = [], ""
+    for line in (folder / "haproxy.cfg").read_text().splitlines():
+        match line.split():
+            case ["backend", backend]:
+                pass
+            case ["server", server, *_, "backup"]:
+                found.append(f"{backend}/{server}")
+    return found
 
 
 def _json(sentence: str) -> str:

@@ -6,10 +6,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, QUEUED_MS, REQUEST_S, RE
 from cluster.serving.local import SHORT, LocalRay, check_place, free_port, is_free, running_cluster, short_temporary
 from cluster.serving.processes import descendants
 from deployments.front.headers import waited_s_by
-from deployments.front.proxy import Burden, ProxyLimit
+from deployments.front.proxy import Burden, ProxyLimit, _said
 from deployments.ray_facts import haproxy_settings, patient_start
 from profiles.errors import UserError
 
@@ -277,6 +279,31 @@ def test_while_it_stops_nobody_is_told_404(tmp_path: Path, uses: str) -> None:
         status, headers, body = asked(port, "/predict")
     assert ("backup" in (tmp_path / "haproxy.cfg").read_text()) == (not uses)
     assert (status, b"retry-after: " in headers, list(json.loads(body))) == (503, True, ["error"])
+
+
+class NotFound(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+def test_when_it_stops_serves_own_proxy_is_asked_no_more(tmp_path: Path) -> None:
+    """Not even by the HAProxy that runs, which gets its next configuration some time after the fronts have gone."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as serve:
+        thread = threading.Thread(target=serve.serve_forever)
+        thread.start()
+        with haproxy(tmp_path, front=serve.server_port) as port:
+            _said(tmp_path / "admin.sock", "disable server app/front")
+            assert asked(port, "/app/predict")[0] == 404
+            stopping(tmp_path)
+            assert asked(port, "/app/predict")[0] == 503
+        serve.shutdown()
+        thread.join()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
