@@ -34,7 +34,7 @@ OUTCOMES = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class SoakRequest:
     """A request, and what must come of it."""
 
     kind: str
@@ -101,21 +101,21 @@ class Traffic:
             self.resent += 1
             await asyncio.sleep(PAUSE_S)
 
-    def _next(self, chance: random.Random) -> Asked:
+    def _next(self, chance: random.Random) -> SoakRequest:
         kinds = (self._one, self._many, self._v2, self._grpc_infer, _wrong, _grpc_wrong)
         (make,) = chance.choices(kinds, (5, 2, 2, 2, 1, 1))
         return make(chance)
 
-    def _one(self, chance: random.Random) -> Asked:
+    def _one(self, chance: random.Random) -> SoakRequest:
         return _predict("one", [self._depth(chance)])
 
-    def _many(self, chance: random.Random) -> Asked:
+    def _many(self, chance: random.Random) -> SoakRequest:
         return _predict("many", [self._depth(chance) for _ in range(chance.randint(2, MANY))])
 
     def _depth(self, chance: random.Random) -> int:
         return chance.choice(HARD if chance.random() < self._hard_share() else EASY)
 
-    def _v2(self, chance: random.Random) -> Asked:
+    def _v2(self, chance: random.Random) -> SoakRequest:
         count = chance.randint(1, MANY)
         tensor = {"name": "inputs", "shape": [count, 1], "datatype": "INT64", "data": [0] * count}
         body = {"inputs": [tensor], "outputs": [{"name": "exit_block"}]}
@@ -124,27 +124,27 @@ class Traffic:
             (output,) = json.loads(answer)["outputs"]
             return output["shape"] == [count] and all(0 <= block < BLOCKS for block in output["data"])
 
-        return Asked("v2", _http(f"/v2/models/{NAME}/infer", body), right=right)
+        return SoakRequest("v2", _http(f"/v2/models/{NAME}/infer", body), right=right)
 
-    def _grpc_infer(self, chance: random.Random) -> Asked:
+    def _grpc_infer(self, chance: random.Random) -> SoakRequest:
         count = chance.randint(1, MANY)
 
         def right(answer: bytes) -> bool:
             reply = message("ModelInferResponse").FromString(answer)
             return list(reply.outputs[0].shape) == [count] and len(reply.raw_output_contents[0]) == 8 * count
 
-        return Asked("grpc", _infer(NAME, count), right=right)
+        return SoakRequest("grpc", _infer(NAME, count), right=right)
 
 
-def _predict(kind: str, depths: list[int]) -> Asked:
+def _predict(kind: str, depths: list[int]) -> SoakRequest:
     def right(answer: bytes) -> bool:
         found = [output["exit_block"] for output in json.loads(answer)["outputs"]]
         return len(found) == len(depths) and all(block >= depth for block, depth in zip(found, depths, strict=True))
 
-    return Asked(kind, _http("/predict", {"inputs": [{"exit_block": depth} for depth in depths]}), right=right)
+    return SoakRequest(kind, _http("/predict", {"inputs": [{"exit_block": depth} for depth in depths]}), right=right)
 
 
-def _wrong(chance: random.Random) -> Asked:
+def _wrong(chance: random.Random) -> SoakRequest:
     expected, path, body = chance.choice(
         [
             (422, "/predict", {"inputs": [{"exit_block": 99}]}),
@@ -155,13 +155,13 @@ def _wrong(chance: random.Random) -> Asked:
             (404, "/nowhere", {}),
         ]
     )
-    return Asked("wrong", _http(path, body), expected, lambda answer: list(json.loads(answer)) == ["error"])
+    return SoakRequest("wrong", _http(path, body), expected, lambda answer: list(json.loads(answer)) == ["error"])
 
 
-def _grpc_wrong(chance: random.Random) -> Asked:
+def _grpc_wrong(chance: random.Random) -> SoakRequest:
     if chance.random() < 0.5:
-        return Asked("grpc wrong", _infer("other", 1), 404)
-    return Asked("grpc wrong", b"\xff\x01\x02", 400)
+        return SoakRequest("grpc wrong", _infer("other", 1), 404)
+    return SoakRequest("grpc wrong", b"\xff\x01\x02", 400)
 
 
 def _http(path: str, body: object) -> bytes:

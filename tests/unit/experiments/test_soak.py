@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from experiments.soak.traffic import Asked, Traffic
+from experiments.soak.traffic import SoakRequest, Traffic
 from experiments.soak.watch import LEAST_SAMPLES, Watch, slope_of
 
 
@@ -51,7 +51,7 @@ def test_this_process_has_memory_handles_and_threads() -> None:
     ],
 )
 def test_an_answer_is_judged(expected: int, status: int, answer: bytes, outcome: str) -> None:
-    assert Asked("one", b"", expected, lambda answer: answer == b"x").outcome(status, answer) == outcome
+    assert SoakRequest("one", b"", expected, lambda answer: answer == b"x").outcome(status, answer) == outcome
 
 
 @pytest.mark.parametrize(("share", "deepest"), [(0.0, 1), (1.0, 7)])
