@@ -93,10 +93,13 @@ def test_the_honest_client_was_right_and_was_not_kept_waiting(served: Served) ->
 
 
 def judged_honest(where: str, honest: Honest) -> None:
-    COUNTS[where, "right"], COUNTS[where, "wrong"] = honest.asked - honest.wrong, honest.wrong
+    refused = len(honest.refusals)
+    COUNTS[where, "right"] = honest.asked - honest.wrong - refused
+    COUNTS[where, "wrong"], COUNTS[where, "refused"] = honest.wrong, refused
     COUNTS[where, "worst_ms"] = round(1e3 * honest.worst_s)
     assert honest.asked
     assert not honest.wrong
+    assert refused < 0.02 * honest.asked, honest.refusals
     assert honest.worst_s < WITHIN_S
 
 
