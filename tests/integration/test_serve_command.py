@@ -49,7 +49,7 @@ def served(folder: Path, loader: str) -> Iterator[tuple[subprocess.Popen[str], s
     mark, port = f"ISOBATCH_TEST={uuid.uuid4().hex}", free_port(0)
     file = folder / "serve.yaml"
     application = {"name": "isobatch", "import_path": "deployments.app:build"}
-    application |= {"args": {"model": str(folder), "loader": loader}}
+    application |= {"args": {"model": str(folder), "loader": loader, "slo_ms": 60_000}}
     file.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
     environment |= dict([mark.split("=")]) | {"TMPDIR": str(temporary(folder)), "RAY_TMPDIR": "/tmp"}
