@@ -57,7 +57,7 @@ def changed(valid: Any, random: Random) -> Any:
         if how == 0 and isinstance(holder, dict):
             del holder[place]
         elif how == 1 and isinstance(holder[place], dict):
-            holder[place][random.choice(PLACES)] = random.choice(STRANGE)
+            holder[place][random.choice(PLACES)] = copy.deepcopy(random.choice(STRANGE))
         elif how == 2:
             holder[place] = [copy.deepcopy(holder[place])] * 2
         else:
