@@ -16,12 +16,15 @@ Reply = tuple[int, dict[bytes, bytes], bytes]  # status, headers in small letter
 
 STATUSES = {200, 400, 401, 403, 404, 405, 408, 413, 415, 422, 503, 504}
 CODES = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
+ENDED = 0  # instead of a status: the connection was reset, so that whatever had been said is lost
 SILENT_S = 0.05  # whoever has said nothing for so long has nothing to say
 
 
 def judged(reply: Reply) -> str:
     """The status; no answer is a 5xx but 503 and 504, and every refusal is one sentence in JSON."""
     status, headers, content = reply
+    if status == ENDED:
+        return "ended"
     assert status in STATUSES, (status, content[:500])
     if status != 200:
         assert len(content) <= 1024, content[:2000]
@@ -59,9 +62,10 @@ async def post(port: int, path: str, headers: Headers, body: bytes) -> Reply:
         with suppress(OSError):  # what is refused at once is not read to its end
             writer.write(f"POST {path} HTTP/1.1\r\n".encode() + lines + b"\r\n" + body)
             await writer.drain()
-        came = b""
-        with suppress(OSError):
+        try:
             came = await _one_reply(reader)
+        except ConnectionResetError:  # HAProxy has refused the headers, and does not read the body
+            return ENDED, {}, b""
     finally:
         writer.close()
     head, _, content = came.partition(b"\r\n\r\n")
@@ -116,7 +120,7 @@ class Honest:
     def heard(self, status: int, body: bytes, took_s: float) -> None:
         self.asked += 1
         self.worst_s = max(self.worst_s, took_s)
-        if status == 503:
+        if status in (503, 504):
             self.refusals.append(json.loads(body)["error"])
         else:
             self.wrong += status != 200 or [each["label"] for each in json.loads(body)["outputs"]] != [7, 3]
