@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-# An array of any library (numpy, torch) whose first axis counts the inputs.
+# An array of any library (numpy, torch) whose first axis counts the inputs, or the tokens of all texts.
 Array = Any
 
 
@@ -20,13 +20,15 @@ class Batch:
     """Inputs that stand before block `cursor`.
 
     `arrays` holds what the next block reads: the encoded inputs at cursor 0, the hidden states afterwards.
+    Texts lie one after another: the arrays have one row per token, and `lengths` tells how many are whose. All others
+    have one row per input.
     `memory` is what a policy remembers of each input (patience counters, votes) and travels with it.
     """
 
     cursor: int
     arrays: Mapping[str, Array]
     memory: Array
-    # Tokens per input when axis 1 of the arrays is padded to the longest, else None. Always on the host.
+    # Tokens per text; None: the inputs are no texts. Always on the host.
     lengths: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -108,7 +110,7 @@ class SplitModel(Protocol):
         ...
 
     def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
-        """The inputs at these positions, with no more padding than they need."""
+        """The inputs at these positions."""
         ...
 
 

@@ -125,7 +125,7 @@ def _invented(model: BackedModel, folder: Path, length: int) -> SampleInputs:
 
 
 def _typical_length(model: BackedModel, recorded: RecordedInputs) -> int:
-    """A long length among the inputs (the 90th percentile), since a batch is padded to its longest input."""
+    """A long length among the inputs (the 90th percentile): a profile for it promises too little, not too much."""
     lengths = model.encode(recorded.values[:INVENTED]).lengths
     return 1 if lengths is None else int(np.quantile(lengths, 0.9))
 

@@ -7,19 +7,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from deployments.models.spans import Spans
+
 
 @dataclass(frozen=True)
 class Anatomy:
     """A network taken apart. Every part is a view of the Hugging Face model: nothing is copied.
 
-    `blocks` are called as `block(hidden, attention_mask)`; `pool(hidden, present)` gives what a ramp reads, one row an
-    input, where `present` marks the tokens that are not padding (None: no padding).
+    Texts come as one row per token, without padding: `embed` is given the tokens with their places in their texts
+    (`position_ids`, from 0), and `spans` tell `block(hidden, spans)` and `pool(hidden, spans)` where texts lie. The
+    head is given the first token of each, as texts x 1 x width. Images have one row each, and `spans` is None. What
+    `pool` gives, one row an input, is what a ramp reads.
     """
 
     embed: Callable[[Mapping[str, Tensor]], Tensor]
-    blocks: Sequence[Callable[[Tensor, Tensor | None], Tensor]]
+    blocks: Sequence[Callable[[Tensor, Spans | None], Tensor]]
     head: Callable[[Tensor], Tensor]
-    pool: Callable[[Tensor, Tensor | None], Tensor]
+    pool: Callable[[Tensor, Spans | None], Tensor]
     pooled_widths: Sequence[int]
 
 
@@ -32,20 +36,22 @@ class Family:
     dissect: Callable[[Any], Anatomy]
 
 
-def pool_tokens(hidden: Tensor, present: Tensor | None) -> Tensor:
+def pool_tokens(hidden: Tensor, spans: Spans | None) -> Tensor:
     """The first token beside the mean of all: heads read the former, early ramps learn more from the latter."""
     hidden = hidden.float()  # in half precision the mean of many tokens would depend on how it is added up
-    if present is None:
+    if spans is None:
         return torch.cat((hidden[:, 0], hidden.mean(dim=1)), dim=1)
-    weights = present.float().unsqueeze(-1)
-    return torch.cat((hidden[:, 0], (hidden * weights).sum(dim=1) / weights.sum(dim=1)), dim=1)
+    return torch.cat((hidden[spans.starts], spans.mean(hidden)), dim=1)
 
 
-def call_transformer_layer(layer: nn.Module) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """Hugging Face's own layers take (hidden, mask) and return the next hidden state."""
+def call_transformer_layer(layer: nn.Module) -> Callable[[Tensor, Spans | None], Tensor]:
+    """Hugging Face's own layers take (hidden, mask) and return the next hidden state.
 
-    def run(hidden: Tensor, mask: Tensor | None) -> Tensor:
-        after: Tensor = layer(hidden, mask)
+    Those of texts are given one long row of tokens, and hand `spans` to our attention in the mask's place.
+    """
+
+    def run(hidden: Tensor, spans: Spans | None) -> Tensor:
+        after: Tensor = layer(hidden, None) if spans is None else layer(hidden.unsqueeze(0), spans).squeeze(0)
         return after
 
     return run

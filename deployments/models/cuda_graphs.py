@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from deployments.models.attention import is_fused
 from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
+from deployments.models.spans import Integers, Room, Spans, in_room
 from deployments.models.torch_model import TorchModel
 from profiles.errors import UserError
 from profiles.model import Batch
@@ -21,7 +22,7 @@ from profiles.model import Batch
 log = logging.getLogger(__name__)
 
 MOST = 64  # recordings kept by one replica: each has buffers of its own
-ROWS, TOKENS = 8, 32  # what many rows, and lengths, are rounded up to multiples of; few rows to a power of two
+INPUTS, TOKENS, LONGEST = 8, 256, 32  # what inputs, their tokens, and the longest are rounded up to multiples of
 WARM_UPS = 3  # before recording, as torch wants it
 
 Again = Callable[[], object]
@@ -29,8 +30,6 @@ Again = Callable[[], object]
 
 class GraphModel(TorchModel):
     """The same network with the same answers, replayed where it is recorded and run as usual where it is not."""
-
-    always_masks = True
 
     def __init__(self, inner: TorchModel, record: "Recorder") -> None:
         super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
@@ -54,14 +53,21 @@ class GraphModel(TorchModel):
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         return self.inner.features(batch)
 
-    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
-        inputs = Inputs(arrays, present)
-        room = inputs.room(self.encoder.longest)  # the network knows no more positions
+    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None) -> Passed:
+        inputs = Inputs(arrays, spans)
+        room = room_for(inputs.rows) if spans is None else spans.room
         key = (stretch, room, inputs.widths)
         if key not in self._recordings:
             self._add(key, stretch, partial(inputs.empty, room))
-        recording = self._recordings.get(key)
-        return recording.run(inputs) if recording else self.inner.through(stretch, arrays, present)
+        count = inputs.rows if spans is None else spans.count
+        if recording := self._recordings.get(key):
+            return recording.run(inputs, count)
+        return self.inner.through(stretch, arrays, None if spans is None else spans.trimmed(inputs.rows))
+
+    def _spans(self, lengths: Integers) -> Spans:
+        """Spans of a recording's shape, whatever the texts."""
+        room = room_for_texts(lengths, self.encoder.longest)
+        return in_room(lengths, self.device, room, is_fused(self.device, self.dtype) and self.inner.backend == "torch")
 
     def _add(self, key: Hashable, stretch: Stretch, buffers: "Callable[[], Inputs]") -> None:
         try:
@@ -76,27 +82,38 @@ class GraphModel(TorchModel):
         self._recordings[key] = made
 
 
-class Room(NamedTuple):
-    """How many inputs fit into a recording's buffers, and for texts how many tokens of each."""
+def room_for(count: int) -> Room:
+    """The next larger number of images that is recorded."""
+    return Room(_rounded(count, INPUTS))
 
-    rows: int
-    tokens: int | None
+
+def room_for_texts(lengths: Integers, longest: int | None) -> Room:
+    """The next larger shape that is recorded. `longest`: the network knows no more positions."""
+    most = int(lengths.max())
+    rounded = -(-most // LONGEST) * LONGEST
+    fitting = max(most, min(rounded, longest or rounded))
+    return Room(_rounded(len(lengths), INPUTS), _rounded(int(lengths.sum()), TOKENS), fitting)
+
+
+def _rounded(number: int, of: int) -> int:
+    """Up to a multiple; few, up to a power of two.
+
+    >>> _rounded(3, 8), _rounded(9, 8)
+    (4, 16)
+    """
+    return 1 << (number - 1).bit_length() if number < of else -(-number // of) * of
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a stretch reads: arrays with one row an input, and for texts which tokens are real."""
+    """What a stretch reads: arrays with one row an input, or for texts one row a token, and where the texts lie."""
 
     arrays: Mapping[str, Tensor]
-    present: Tensor | None
+    spans: Spans | None
 
     @property
     def rows(self) -> int:
         return len(next(iter(self.arrays.values())))
-
-    @property
-    def tokens(self) -> int | None:
-        return None if self.present is None else self.present.shape[1]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -104,38 +121,25 @@ class Inputs:
 
     @property
     def widths(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The dimensions that are never padded: a picture's size, say."""
-        fixed = 1 if self.present is None else 2
-        return tuple((name, shape[fixed:]) for name, shape in self.shapes.items())
-
-    def room(self, longest: int | None) -> Room:
-        """The next larger shape for which a graph is recorded."""
-        rows = 1 << (self.rows - 1).bit_length() if self.rows < ROWS else _up_to_a_multiple(self.rows, ROWS)
-        if self.tokens is None:
-            return Room(rows, None)
-        tokens = _up_to_a_multiple(self.tokens, TOKENS)
-        return Room(rows, max(self.tokens, min(tokens, longest or tokens)))
+        """The dimensions that are never rounded: a picture's size, say."""
+        return tuple((name, shape[1:]) for name, shape in self.shapes.items())
 
     def empty(self, room: Room) -> "Inputs":
         """Buffers of this size."""
-        rows, tokens = room
-        if self.present is None or tokens is None:
-            return Inputs({name: each.new_zeros((rows, *each.shape[1:])) for name, each in self.arrays.items()}, None)
-        arrays = {name: each.new_zeros((rows, tokens, *each.shape[2:])) for name, each in self.arrays.items()}
-        # No row may be padding alone, since attention would then have nothing to attend to.
-        return Inputs(arrays, self.present.new_ones((rows, tokens)))
+        rows = room.tokens or room.inputs
+        arrays = {name: each.new_zeros((rows, *each.shape[1:])) for name, each in self.arrays.items()}
+        if self.spans is None:
+            return Inputs(arrays, None)
+        return Inputs(arrays, self.spans.with_tensors({n: each.clone() for n, each in self.spans.tensors().items()}))
 
     def fill(self, given: "Inputs") -> None:
         """Copy what is given into these buffers. Rows beyond it keep what was there before: nobody reads them."""
         for name, buffer in self.arrays.items():
-            buffer[: given.rows, : given.arrays[name].shape[1]].copy_(given.arrays[name])
-        if self.present is not None and given.present is not None:
-            self.present[: given.rows] = False
-            self.present[: given.rows, : given.tokens].copy_(given.present)
-
-
-def _up_to_a_multiple(number: int, of: int) -> int:
-    return -(-number // of) * of
+            buffer[: given.rows].copy_(given.arrays[name])
+        if self.spans is not None and given.spans is not None:
+            now = given.spans.tensors()
+            for name, buffer in self.spans.tensors().items():
+                buffer.copy_(now[name])
 
 
 @dataclass(frozen=True)
@@ -146,20 +150,16 @@ class Recording:
     gives: Passed
     again: Again
 
-    def run(self, given: Inputs) -> Passed:
+    def run(self, given: Inputs, count: int) -> Passed:
+        """`count`: of the inputs. What is given is a copy: the next replay writes over the buffers."""
         self.reads.fill(given)
         self.again()
         hidden, head = self.gives.hidden, self.gives.head
         return Passed(
-            None if hidden is None else self._without_padding(hidden, given),
-            {block: logits[: given.rows].clone() for block, logits in self.gives.ramps.items()},
-            None if head is None else head[: given.rows].clone(),
+            None if hidden is None else hidden[: given.rows].clone(),
+            {block: logits[:count].clone() for block, logits in self.gives.ramps.items()},
+            None if head is None else head[:count].clone(),
         )
-
-    @staticmethod
-    def _without_padding(hidden: Tensor, given: Inputs) -> Tensor:
-        """The hidden state as a copy, since the next replay overwrites the buffer."""
-        return hidden[: given.rows].clone() if given.tokens is None else hidden[: given.rows, : given.tokens].clone()
 
 
 # Records a stretch on buffers that it makes by the given call. None: not yet, so ask again; an error: it never can.
@@ -176,7 +176,7 @@ class TorchRecorder:
 
     def __call__(self, stretch: Stretch, buffers: Callable[[], Inputs]) -> Recording:
         reads, graph = buffers(), torch.cuda.CUDAGraph()
-        run = partial(self._model.through, stretch, reads.arrays, reads.present)
+        run = partial(self._model.through, stretch, reads.arrays, reads.spans)
         with torch.cuda.device(self._model.device):
             beside, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
             beside.wait_stream(here)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,7 +33,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Texts, or pairs of texts, padded on the right to the longest."""
+    """Texts, or pairs of texts, one token after another."""
 
     tokenizer: Any
     longest: int
@@ -44,13 +45,12 @@ class TextEncoder:
         tokens = self.tokenizer(
             list(first),
             None if second[0] is None else list(second),
-            padding=True,
             truncation=True,
             max_length=self.longest,
-            return_tensors="np",
+            return_attention_mask=False,
         )
-        lengths = tokens["attention_mask"].sum(axis=1).astype(np.int64)
-        return Encoded({name: array for name, array in tokens.items() if name != "attention_mask"}, lengths)
+        arrays = {name: np.fromiter(chain.from_iterable(rows), np.int64) for name, rows in tokens.items()}
+        return Encoded(arrays, np.fromiter(map(len, tokens["input_ids"]), np.int64))
 
     def _text_pair(self, value: Any) -> tuple[str, str | None]:
         """What lies beyond the last token that is read is cut off before it costs anything, not after."""

@@ -73,9 +73,7 @@ def _read_classifier(folder: Path, family: Family, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
     loader = AutoModelForSequenceClassification if family.task == "text" else AutoModelForImageClassification
-    # The padding mask that the blocks are given (True: look here) is what this attention wants, and no other.
-    attention = {"attn_implementation": "sdpa"} if family.task == "text" else {}
-    model, report = loader.from_pretrained(folder, dtype=dtype, output_loading_info=True, **attention)
+    model, report = loader.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
         raise UserError(f"{folder}: has no trained classifier: {', '.join(missing[:3])} missing; fine-tune it first")
     if model.config.num_labels < 2:

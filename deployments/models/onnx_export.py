@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from deployments.models.seam import Passed, Stretch
-from deployments.models.torch_model import MaskOf
+from deployments.models.spans import PLACES, MaskOf, Spans, example, is_of_spans
 
 OPSET = 17
-HIDDEN, PRESENT, AFTER, HEAD = "hidden", "present", "after", "head"
-Compute = Callable[[Stretch, Mapping[str, Tensor], Tensor | None, MaskOf], Passed]
+HIDDEN, AFTER, HEAD = "hidden", "after", "head"
+Compute = Callable[[Stretch, Mapping[str, Tensor], Spans | None, MaskOf], Passed]
 
 
 _one_at_a_time = Lock()  # the exporter keeps its state in globals, and so does the hook that notes modules
@@ -30,14 +30,13 @@ def ramp_name(block: int) -> str:
 
 
 def export(compute: Compute, stretch: Stretch, inputs: Mapping[str, Tensor], path: Path) -> None:
-    """Write the graph. `inputs` are an example of what it reads: batch and length may vary, nothing else."""
+    """Write the graph. `inputs` are an example of what it reads: how many inputs and tokens may vary, nothing else."""
     with _one_at_a_time:
         _export(compute, stretch, inputs, path)
 
 
 def _export(compute: Compute, stretch: Stretch, inputs: Mapping[str, Tensor], path: Path) -> None:
-    # A batch of one must not look special to the tracer.
-    inputs = {name: torch.cat((tensor, tensor)) for name, tensor in inputs.items()}
+    inputs = _unspecial(inputs)
     with torch.no_grad(), _modules() as modules:
         passed = _call(compute, stretch, inputs)
     outputs = flat(passed)
@@ -52,7 +51,7 @@ def _export(compute: Compute, stretch: Stretch, inputs: Mapping[str, Tensor], pa
             opset_version=OPSET,
             input_names=list(inputs),
             output_names=list(outputs),
-            dynamic_axes=_free_axes({**inputs, **outputs}, texts=PRESENT in inputs),
+            dynamic_axes=_free_axes({**inputs, **outputs}, texts=_reads_texts(inputs)),
         )
 
 
@@ -78,8 +77,32 @@ class _Traced(nn.Module):
 
 
 def _call(compute: Compute, stretch: Stretch, inputs: Mapping[str, Tensor]) -> Passed:
-    arrays = {name: tensor for name, tensor in inputs.items() if name != PRESENT}
-    return compute(stretch, arrays, inputs.get(PRESENT), _added)
+    return compute(stretch, *as_given(inputs), _added)
+
+
+def as_read(arrays: Mapping[str, Tensor], spans: Spans | None) -> Mapping[str, Tensor]:
+    """What a graph reads, by name."""
+    return arrays if spans is None else {**arrays, **spans.tensors()}
+
+
+def as_given(inputs: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Spans | None]:
+    """The inverse of `as_read`."""
+    arrays = {name: tensor for name, tensor in inputs.items() if not is_of_spans(name)}
+    return arrays, Spans.of(inputs) if _reads_texts(inputs) else None
+
+
+def _reads_texts(inputs: Mapping[str, Tensor]) -> bool:
+    return any(is_of_spans(name) for name in inputs)
+
+
+def _unspecial(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """An example in which nothing looks special to the tracer: no batch of one, no band of nobody."""
+    if not _reads_texts(inputs):
+        return {name: torch.cat((tensor, tensor)) for name, tensor in inputs.items()}
+    arrays, _ = as_given(inputs)
+    count = sum(name.startswith(PLACES) for name in inputs)
+    spans, tokens = example(next(iter(arrays.values())).device, count)
+    return as_read({name: torch.cat([each[:1]] * tokens) for name, each in arrays.items()}, spans)
 
 
 def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -88,13 +111,14 @@ def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _free_axes(tensors: Mapping[str, Tensor], texts: bool) -> dict[str, dict[int, str]]:
-    """Inputs are counted along axis 0; tokens of texts along axis 1; pictures may have any height and width."""
+    """Axis 0 counts tokens where one row is a token, else inputs; pictures may have any height and width."""
     axes = {}
     for name, tensor in tensors.items():
-        axes[name] = {0: "inputs"}
-        if texts and (name in (HIDDEN, PRESENT, AFTER) or name.endswith("_ids")):
-            axes[name][1] = "tokens"
-        if tensor.ndim == 4:
+        by_token = name in (HIDDEN, AFTER, "positions", "back") or name.endswith("_ids")
+        axes[name] = {0: "tokens" if texts and by_token else "inputs"}
+        if is_of_spans(name) and tensor.ndim == 2:
+            axes[name] = {0: f"inputs{name[-1]}", 1: f"longest{name[-1]}"}
+        elif tensor.ndim == 4:
             axes[name] |= {2: f"{name}_height", 3: f"{name}_width"}
     return axes
 

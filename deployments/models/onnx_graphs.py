@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from deployments.models.cuda_graphs import GraphModel, Inputs, Recording, without_cuda
-from deployments.models.onnx_export import PRESENT
-from deployments.models.onnx_model import OnnxModel, as_passed, as_read, unexportable
+from deployments.models.onnx_export import as_given, as_read
+from deployments.models.onnx_model import OnnxModel, as_passed, unexportable
 from deployments.models.onnx_pieces import UNDISTURBED
 from deployments.models.seam import BackedModel, Fingerprint, Stretch
 from deployments.models.torch_model import TorchModel
@@ -24,11 +24,11 @@ class OnnxRecorder:
             if not session.records:
                 raise RuntimeError("ONNX Runtime cannot record it: part of it runs on the host")
             reads = buffers()
-            fixed = session.fixed(as_read(reads.arrays, reads.present))
+            read = as_read(reads.arrays, reads.spans)
+            fixed = session.fixed(read)
         finally:
             UNDISTURBED.release()
-        arrays = {name: tensor for name, tensor in fixed.reads.items() if name != PRESENT}
-        return Recording(Inputs(arrays, fixed.reads.get(PRESENT)), as_passed(fixed.gives, stretch), fixed.again)
+        return Recording(Inputs(*as_given({**read, **fixed.reads})), as_passed(fixed.gives, stretch), fixed.again)
 
 
 class _OnnxGraphs:

@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 
 from deployments.folders import cache_directory
-from deployments.models.onnx_export import AFTER, HEAD, HIDDEN, PRESENT, ramp_name
+from deployments.models.onnx_export import AFTER, HEAD, HIDDEN, as_read, ramp_name
 from deployments.models.onnx_pieces import Origin, Pieces
 from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
+from deployments.models.spans import Integers, Spans, in_bands
 from deployments.models.torch_model import TorchModel
 from deployments.progress import show
 from profiles.model import Batch
 
 RUNS = (torch.float32, torch.float16)
+BANDS = 2  # in every graph, used or not: a third and fourth cost small launches more than they spare large ones
 
 
 class OnnxModel(TorchModel):
@@ -22,7 +24,6 @@ class OnnxModel(TorchModel):
 
     backend = "onnx"
     exports = True
-    always_masks = True  # one graph serves batches with and without padding
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class OnnxModel(TorchModel):
         super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
         self.inner = inner
         origin = Origin(fingerprint, inner.device, inner.dtype, int8)
+        self._bands = 1 if records else BANDS  # a recording has one shape
         self.pieces = Pieces(inner.compute, origin, cache or cache_directory() / "onnx", records)
 
     @property
@@ -48,45 +50,47 @@ class OnnxModel(TorchModel):
         origin = self.pieces.origin
         return OnnxModel(self.inner, origin.fingerprint, origin.int8, self.pieces.cache)
 
+    def _spans(self, lengths: Integers) -> Spans:
+        """One graph serves texts of any lengths."""
+        return in_bands(lengths, self.device, self._bands)
+
     @torch.inference_mode()
     def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
-        arrays, present = self._enter(example)
+        arrays, spans = self._enter(example)
         at, wanted = 0, sorted(each for each in set(stretches) if not self.pieces.get(each))
         for stretch in show(wanted, "exporting to ONNX"):
             if stretch.start > at:
-                arrays = _hidden(self.inner.through(Stretch(at, stretch.start), arrays, present))
+                arrays = _hidden(self.inner.through(Stretch(at, stretch.start), arrays, spans))
                 at = stretch.start
-            self.pieces.make(stretch, as_read(arrays, present))
+            self.pieces.make(stretch, as_read(arrays, spans))
 
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         """Exports everything first, since ramps that are made from features must not depend on how far exporting is."""
         self.prepare([Stretch(block, block + 1) for block in range(self.num_blocks)], batch)
         return super().features(batch)
 
-    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
-        inputs = as_read(arrays, present)
+    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None) -> Passed:
+        inputs = as_read(arrays, spans)
         if session := self.pieces.get(stretch):
             return as_passed(session.run(inputs), stretch)
         self.pieces.order(stretch, inputs)
-        return self._piecewise(stretch, arrays, present)
+        return self._piecewise(stretch, arrays, spans)
 
-    def _piecewise(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
+    def _piecewise(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None) -> Passed:
         """Run a stretch by the pieces that are ready, and by torch in between."""
         at, logits, head = stretch.start, dict[int, Tensor](), None
         while at < stretch.stop:
-            passed, at = self._next(stretch, at, arrays, present)
+            passed, at = self._next(stretch, at, arrays, spans)
             logits |= {block: each for block, each in passed.ramps.items() if block in stretch.ramps}
             arrays, head = _hidden(passed), passed.head
         return Passed(arrays.get(HIDDEN), logits, head)
 
-    def _next(
-        self, stretch: Stretch, at: int, arrays: Mapping[str, Tensor], present: Tensor | None
-    ) -> tuple[Passed, int]:
+    def _next(self, stretch: Stretch, at: int, arrays: Mapping[str, Tensor], spans: Spans | None) -> tuple[Passed, int]:
         if found := self.pieces.within(stretch, at):
             piece, session = found
-            return as_passed(session.run(as_read(arrays, present)), piece), piece.stop
+            return as_passed(session.run(as_read(arrays, spans)), piece), piece.stop
         one = Stretch(at, at + 1, tuple(ramp for ramp in stretch.ramps if ramp == at))
-        return self.inner.through(one, arrays, present), at + 1
+        return self.inner.through(one, arrays, spans), at + 1
 
 
 class _OnOnnx:
@@ -112,10 +116,6 @@ def unexportable(model: TorchModel, int8: bool) -> str | None:
     if int8 and model.device.type != "cpu":
         return f"dtype int8 is for CPUs, not for {model.device.type}: use float16"
     return None
-
-
-def as_read(arrays: Mapping[str, Tensor], present: Tensor | None) -> Mapping[str, Tensor]:
-    return arrays if present is None else {**arrays, PRESENT: present}
 
 
 def as_passed(given: Mapping[str, Tensor], stretch: Stretch) -> Passed:

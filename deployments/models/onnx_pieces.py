@@ -24,7 +24,7 @@ from deployments.models.torch_model import TorchModel
 
 log = logging.getLogger(__name__)
 
-FORMAT = "2"  # to be raised whenever exporting changes what is made
+FORMAT = "3"  # to be raised whenever exporting changes what is made
 LIMIT_BYTES = 16 << 30
 MOST = 64  # sessions kept by one replica: each holds the weights of its blocks
 GRAPH = "graph.onnx"

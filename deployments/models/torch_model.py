@@ -1,6 +1,6 @@
 """A SplitModel that runs on torch: any family, any device, any precision."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +11,14 @@ from torch import Tensor
 
 from deployments.models import batches
 from deployments.models.anatomy import Anatomy
+from deployments.models.attention import is_fused
 from deployments.models.departures import Departures
 from deployments.models.encode import Encoder
 from deployments.models.ramps import Ramps
 from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
+from deployments.models.spans import MaskOf, Spans, spans_of
 from deployments.models.streams import finish
 from profiles.model import Array, Batch, Launched
-
-# From which keys are visible (batch x heads x queries x keys) to what blocks are given, in the hidden state's dtype.
-MaskOf = Callable[[Tensor, torch.dtype], Tensor]
 
 
 class TorchModel:
@@ -30,7 +29,6 @@ class TorchModel:
 
     backend = "torch"
     exports = False
-    always_masks = False  # whether blocks of texts are told which tokens are real even where all are
 
     def __init__(
         self,
@@ -96,10 +94,10 @@ class TorchModel:
     @torch.inference_mode()
     def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
         self._check(batch, stop, ramps)
-        arrays, present = self._enter(batch)
+        arrays, spans = self._enter(batch)
         departures = Departures(self._on_device(batch.memory), self.num_labels)
         observed = sorted(block for block in self.ramps.observed(ramps) if batch.cursor <= block < stop)
-        passed = self.through(Stretch(batch.cursor, stop, tuple(observed)), arrays, present)
+        passed = self.through(Stretch(batch.cursor, stop, tuple(observed)), arrays, spans)
         for block, logits in passed.ramps.items():
             decision = self.ramps.decide(block, logits, departures.memory)
             departures.note(block, decision, may_leave=block in ramps)
@@ -107,35 +105,34 @@ class TorchModel:
             departures.close(stop - 1, passed.head)
         return self._settle(batch, stop, passed.hidden, departures)
 
-    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
+    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None) -> Passed:
         """Run a stretch without deciding who leaves. Another backend replaces this one method."""
-        return self.compute(stretch, arrays, present, lambda visible, dtype: visible)
+        return self.compute(stretch, arrays, spans, lambda visible, dtype: visible)
 
-    def compute(
-        self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None, mask_of: MaskOf
-    ) -> Passed:
+    def compute(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None, mask_of: MaskOf) -> Passed:
         """Run a stretch on torch, whatever the backend is."""
-        hidden, logits = self._before(stretch.start, arrays), {}
-        mask = None if present is None else mask_of(_over_keys(present), hidden.dtype)
+        hidden, logits = self._before(stretch.start, arrays, spans), {}
+        spans = None if spans is None else spans.masked(mask_of, hidden.dtype)
         for block in range(stretch.start, stretch.stop):
-            hidden = self.anatomy.blocks[block](hidden, mask)
+            hidden = self.anatomy.blocks[block](hidden, spans)
             if block in stretch.ramps:
-                logits[block] = self.ramps.logits(block, self.anatomy.pool(hidden, present))
+                logits[block] = self.ramps.logits(block, self.anatomy.pool(hidden, spans))
         if stretch.stop < self.num_blocks:
             return Passed(hidden, logits, None)
-        return Passed(None, logits, self.anatomy.head(hidden).float() / self.ramps.head_temperature)
+        first = hidden if spans is None else hidden[spans.starts].unsqueeze(1)
+        return Passed(None, logits, self.anatomy.head(first).float() / self.ramps.head_temperature)
 
     @torch.inference_mode()
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         """What ramps are made from: what one after each block but the last reads, and the network's own logits."""
-        arrays, present = self._enter(batch)
+        arrays, spans = self._enter(batch)
         pooled = []
         for block in range(self.num_blocks - 1):
-            hidden = self.through(Stretch(block, block + 1), arrays, present).hidden
+            hidden = self.through(Stretch(block, block + 1), arrays, spans).hidden
             assert hidden is not None, "This is a bug: the network goes on."
-            pooled.append(self.anatomy.pool(hidden, present).float())
+            pooled.append(self.anatomy.pool(hidden, spans).float())
             arrays = {"hidden": hidden}
-        head = self.through(Stretch(self.num_blocks - 1, self.num_blocks), arrays, present).head
+        head = self.through(Stretch(self.num_blocks - 1, self.num_blocks), arrays, spans).head
         assert head is not None, "This is a bug: the network ends here."
         return pooled, head * self.ramps.head_temperature
 
@@ -145,13 +142,18 @@ class TorchModel:
         if unknown := set(ramps) - set(self.ramp_blocks):
             raise ValueError(f"no ramp after block {min(unknown)}; ramps are after {list(self.ramp_blocks)}")
 
-    def _enter(self, batch: Batch) -> tuple[Mapping[str, Tensor], Tensor | None]:
-        """What the next block reads, on the device, and which of its tokens are real (None: all)."""
+    def _enter(self, batch: Batch) -> tuple[Mapping[str, Tensor], Spans | None]:
+        """What the next block reads, on the device, and where its texts lie (None: it reads no texts)."""
         arrays = {name: self._in_precision(self._on_device(array)) for name, array in batch.arrays.items()}
-        return arrays, self._present(batch, next(iter(arrays.values())).shape[1])
+        return arrays, None if batch.lengths is None else self._spans(batch.lengths)
 
-    def _before(self, block: int, arrays: Mapping[str, Tensor]) -> Tensor:
-        return self.anatomy.embed(arrays) if block == 0 else arrays["hidden"]
+    def _spans(self, lengths: NDArray[np.int64]) -> Spans:
+        return spans_of(lengths, self.device, is_fused(self.device, self.dtype))
+
+    def _before(self, block: int, arrays: Mapping[str, Tensor], spans: Spans | None) -> Tensor:
+        if block > 0:
+            return arrays["hidden"]
+        return self.anatomy.embed(arrays if spans is None else {**arrays, "position_ids": spans.positions})
 
     def _moved(self, batch: Batch) -> Batch:
         arrays = {name: self._on_device(array) for name, array in batch.arrays.items()}
@@ -162,15 +164,6 @@ class TorchModel:
 
     def _in_precision(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
-
-    def _present(self, batch: Batch, longest: int) -> Tensor | None:
-        if batch.lengths is None or (not self.always_masks and bool((batch.lengths == longest).all())):
-            return None
-        return self._mask(batch.lengths, longest)
-
-    def _mask(self, of_each: NDArray[np.int64], longest: int) -> Tensor:
-        lengths = torch.from_numpy(of_each).to(self.device, non_blocking=True)
-        return torch.arange(longest, device=self.device) < lengths.unsqueeze(1)
 
     def _settle(self, batch: Batch, stop: int, hidden: Tensor | None, departures: Departures) -> Launched:
         exits, staying = departures.settle()
@@ -195,8 +188,3 @@ class _OnTorch:
 
 
 TORCH = _OnTorch()
-
-
-def _over_keys(present: Tensor) -> Tensor:
-    """The mask as scaled_dot_product_attention takes it: batch x heads x queries x keys."""
-    return present[:, None, None, :]

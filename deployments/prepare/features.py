@@ -18,7 +18,7 @@ from profiles.errors import UserError
 
 LIMIT_BYTES = 16 << 30
 BATCH = 64
-FORMAT = "1"
+FORMAT = "2"
 
 Floats = NDArray[np.float32]
 
@@ -78,7 +78,7 @@ def _compute(model: BackedModel, values: Sequence[Any], folder: Path) -> None:
 
 
 def _batches(values: Sequence[Any]) -> Iterator[NDArray[np.int64]]:
-    """Texts of like length together, so that little is computed for padding."""
+    """Texts of like length together, which attention likes best."""
     order = sorted(range(len(values)), key=lambda index: len(str(values[index])) if _is_text(values[index]) else 0)
     for start in range(0, len(order), BATCH):
         yield np.array(order[start : start + BATCH], np.int64)

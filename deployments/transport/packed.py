@@ -1,4 +1,4 @@
-"""A batch in the form in which it travels: in host memory, with rows one after another and no padding.
+"""A batch in the form in which it travels: in host memory, in numpy's arrays.
 
 torch is imported inside the functions that need it: a replica of a virtual device never calls them, and starts in half
 the processor time.
@@ -44,13 +44,13 @@ class Packed:
 
 
 def pack(batch: Batch) -> Packed:
-    """Pack a batch from any device. Padding is dropped on the device, so that it is not copied."""
-    if batch.lengths is None and _is_plain(batch):  # there is nothing to move or to drop
-        return Packed(batch.cursor, batch.arrays, batch.memory)
+    """Pack a batch from any device."""
+    if _is_plain(batch):  # there is nothing to move
+        return Packed(batch.cursor, batch.arrays, batch.memory, batch.lengths)
     import torch
 
     bits = torch.int16  # numpy has no bfloat16: such arrays travel as their bits
-    tensors = {name: _without_padding(torch.as_tensor(array), batch.lengths) for name, array in batch.arrays.items()}
+    tensors = {name: torch.as_tensor(array) for name, array in batch.arrays.items()}
     brain = frozenset(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16)
     arrays = {name: (t.view(bits) if name in brain else t).cpu().numpy() for name, t in tensors.items()}
     return Packed(batch.cursor, arrays, torch.as_tensor(batch.memory).cpu().numpy(), batch.lengths, brain)
@@ -84,12 +84,11 @@ def _one_after_another(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def unpack(parts: Sequence[Packed]) -> Batch:
-    """One batch of all parts, in order, padded to the longest input among them."""
+    """One batch of all parts, in order."""
     joined = join(parts)
-    arrays: dict[str, Array] = {}
-    for name, rows in joined.arrays.items():
-        padded = rows if joined.lengths is None else _with_padding(rows, joined.lengths)
-        arrays[name] = _brain(padded) if name in joined.bfloat16 else padded
+    arrays: dict[str, Array] = {
+        name: _brain(rows) if name in joined.bfloat16 else rows for name, rows in joined.arrays.items()
+    }
     return Batch(joined.cursor, arrays, joined.memory, joined.lengths)
 
 
@@ -98,7 +97,7 @@ def take(packed: Packed, rows: Integers) -> Packed:
     if is_all(rows, len(packed)):
         return packed
     lengths = None if packed.lengths is None else packed.lengths[rows]
-    where = rows if packed.lengths is None else _tokens_of(packed.lengths, rows)
+    where = rows if packed.lengths is None else rows_of(packed.lengths, rows)
     arrays = {name: array[where] for name, array in packed.arrays.items()}
     return Packed(packed.cursor, arrays, packed.memory[rows], lengths, packed.bfloat16)
 
@@ -114,45 +113,19 @@ def _lengths(part: Packed) -> Integers:
     return part.lengths
 
 
-def _tokens_of(lengths: Integers, rows: Integers) -> Integers:
-    """The positions of these inputs' tokens.
+def rows_of(lengths: Integers, inputs: Integers) -> Integers:
+    """The rows of these inputs' tokens.
 
-    >>> _tokens_of(np.array([2, 1, 3]), np.array([2, 0]))
+    >>> rows_of(np.array([2, 1, 3]), np.array([2, 0]))
     array([3, 4, 5, 0, 1])
     """
-    starts = np.cumsum(lengths) - lengths
-    return _ranges(starts[rows], lengths[rows])
-
-
-def _ranges(starts: Integers, lengths: Integers) -> Integers:
-    """`starts[i] .. starts[i] + lengths[i] - 1`, one after another."""
-    before = np.cumsum(lengths) - lengths
-    ranges: Integers = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
-    return ranges
-
-
-def _places(lengths: Integers, longest: int) -> Integers:
-    """The position of each token in the padded rows, all laid one after another."""
-    return _ranges(np.arange(len(lengths)) * longest, lengths)
+    starts, wanted = (np.cumsum(lengths) - lengths)[inputs], lengths[inputs]
+    before = np.cumsum(wanted) - wanted
+    rows: Integers = np.arange(wanted.sum()) + np.repeat(starts - before, wanted)
+    return rows
 
 
 def _brain(bits: NDArray[Any]) -> Tensor:
     import torch
 
     return torch.from_numpy(bits).view(torch.bfloat16)
-
-
-def _without_padding(tensor: Tensor, lengths: Integers | None) -> Tensor:
-    if lengths is None:
-        return tensor
-    import torch
-
-    places = torch.from_numpy(_places(lengths, tensor.shape[1])).to(tensor.device, non_blocking=True)
-    return tensor.flatten(0, 1).index_select(0, places)
-
-
-def _with_padding(rows: NDArray[Any], lengths: Integers) -> NDArray[Any]:
-    longest = int(lengths.max(initial=0))
-    padded = np.zeros((len(lengths) * longest, *rows.shape[1:]), rows.dtype)
-    padded[_places(lengths, longest)] = rows
-    return padded.reshape(len(lengths), longest, *rows.shape[1:])

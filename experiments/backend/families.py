@@ -56,12 +56,12 @@ def untrained(
     family = family_of(shape.model_type)
     torch.manual_seed(0)
     if family.task == "text":
-        model = AutoModelForSequenceClassification.from_config(shape, attn_implementation="sdpa")
+        model = AutoModelForSequenceClassification.from_config(shape)
     else:
         model = AutoModelForImageClassification.from_config(shape)
     model = model.to(device=device, dtype=dtype).eval()
     place = torch.device(device)
-    return TorchModel(family.dissect(model), _NoEncoder(), Ramps(), [str(k) for k in range(LABELS)], place, dtype)
+    return TorchModel(family.dissect(model), NoEncoder(), Ramps(), [str(k) for k in range(LABELS)], place, dtype)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def batches(name: str, length: int, words: int = 1000) -> Callable[[int], Batch]
     def of(size: int) -> Batch:
         memory = np.zeros((size, 0), np.float32)
         if family_of(shape.model_type).task == "text":
-            tokens = random.integers(5, words, (size, length))
+            tokens = random.integers(5, words, size * length)
             return Batch(0, {"input_ids": tokens}, memory, np.full(size, length))
         pixels = random.normal(size=(size, 3, SIDE, SIDE)).astype(np.float32)
         return Batch(0, {"pixel_values": pixels}, memory)
@@ -87,7 +87,7 @@ def batches(name: str, length: int, words: int = 1000) -> Callable[[int], Batch]
     return of
 
 
-class _NoEncoder:
+class NoEncoder:
     longest = None
 
     def __call__(self, inputs: object) -> Encoded:

@@ -33,7 +33,7 @@ def hop_ms(model: BackedModel, batch: Batch) -> dict[str, float]:
 
 
 def _there(model: BackedModel, wire: bytes) -> object:
-    """The batch as a replica receives it: unpickled, padded, and on the device."""
+    """The batch as a replica receives it: unpickled, and on the device."""
     arrays = unpack([_own(wire)]).arrays
     return [torch.as_tensor(array).to(model.device) for array in arrays.values()]
 

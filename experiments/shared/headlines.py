@@ -144,6 +144,20 @@ HEADLINES = {
         Headline("backend", "minilm_constant_over_stock", "MiniLM on SST-2, constant batch over no exits"),
         Headline("backend", "minilm_int8_constant_over_stock", "the same in 8 bits, over no exits in 8 bits"),
         Headline("backend", "minilm_int8_exits_cost_points", "accuracy that exits cost there (points)", 1, True),
+        Headline("packing", "packed_over_padded_mixed_16", "texts of three tasks, batch 16: packed over padded", 1.6),
+        Headline("packing", "packed_over_padded_mixed_16_onnx", "the same, ONNX Runtime", 1.6),
+        Headline("packing", "packed_over_padded_mixed_16_int8", "the same in 8 bits", 1.6),
+        Headline("packing", "packed_over_padded_sst2_8", "SST-2, batch 8: packed over padded", 1.35),
+        Headline("packing", "packed_over_padded_sst2_8_onnx", "the same, ONNX Runtime", 1.35),
+        Headline("packing", "packed_over_padded_sst2_8_int8", "the same in 8 bits", 1.35),
+        Headline(
+            "packing", "overhead_equal_lengths", "texts of one length: packed over padded time, less 1", 0.03, True
+        ),
+        Headline("packing", "overhead_equal_lengths_onnx", "the same, ONNX Runtime", 0.03, True),
+        Headline("packing", "overhead_equal_lengths_int8", "the same in 8 bits", 0.03, True),
+        Headline("packing", "time_prediction_error", "a launch's time told from its tokens: error", 0.1, True),
+        Headline("packing", "time_prediction_error_onnx", "the same, ONNX Runtime", 0.1, True),
+        Headline("packing", "time_prediction_error_int8", "the same in 8 bits", 0.1, True),
     ),
 }
 

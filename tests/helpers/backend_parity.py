@@ -26,14 +26,6 @@ def assert_same(one: Launched, other: Launched, within: float = 1e-4) -> None:
     assert np.abs(one.exits.logits - other.exits.logits).max(initial=0) < within
     assert (one.survivors is None) == (other.survivors is None)
     if one.survivors and other.survivors:
-        here, there = _tokens(one.survivors), _tokens(other.survivors)
+        here, there = one.survivors.arrays["hidden"], other.survivors.arrays["hidden"]
         assert float((here - there).abs().max()) < within
         assert torch.equal(torch.as_tensor(one.survivors.memory), torch.as_tensor(other.survivors.memory))
-
-
-def _tokens(batch: Batch) -> torch.Tensor:
-    """The hidden states without the padding."""
-    hidden: torch.Tensor = batch.arrays["hidden"]
-    if batch.lengths is None:
-        return hidden
-    return hidden[torch.arange(hidden.shape[1]) < torch.from_numpy(batch.lengths)[:, None]]

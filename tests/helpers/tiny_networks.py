@@ -13,7 +13,7 @@ from deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
 from deployments.models.torch_model import TorchModel
 from profiles.model import Batch
 
-TEXT = ("bert", "roberta", "electra", "distilbert")
+TEXT = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
 IMAGE = ("vit", "resnet", "resnet-bottleneck")
 FAMILIES = TEXT + IMAGE
 NUM_LABELS = 3
@@ -30,6 +30,8 @@ def _config(name: str) -> Any:
             return transformers.BertConfig(num_hidden_layers=4, **text, **wide)
         case "roberta":
             return transformers.RobertaConfig(num_hidden_layers=3, type_vocab_size=1, **text, **wide)
+        case "xlm-roberta":
+            return transformers.XLMRobertaConfig(num_hidden_layers=3, type_vocab_size=1, **text, **wide)
         case "electra":
             return transformers.ElectraConfig(num_hidden_layers=3, embedding_size=8, **text, **wide)
         case "distilbert":
@@ -112,7 +114,7 @@ def random_inputs(name: str, count: int, seed: int, padded: bool = True) -> list
 def _one_input(model: TorchModel, name: str, random: np.random.Generator, length: int) -> Batch:
     memory = np.zeros((1, 0), np.float32)
     if name in TEXT:
-        ids = random.integers(2, VOCABULARY, (1, length))
+        ids = random.integers(2, VOCABULARY, length)
         return Batch(0, {"input_ids": ids}, memory, np.array([length]))
     size = (1, 1, 8, 8) if name == "vit" else (1, 3, 32, 32)
     return Batch(0, {"pixel_values": random.normal(size=size).astype(np.float32)}, memory)
@@ -128,10 +130,15 @@ def reference_logits(name: str, batch: Batch, dtype: torch.dtype = torch.float32
     """The logits of Hugging Face's own forward pass."""
     arrays = {key: torch.as_tensor(value) for key, value in batch.arrays.items()}
     if batch.lengths is not None:
-        longest = arrays["input_ids"].shape[1]
-        present = torch.arange(longest) < torch.as_tensor(batch.lengths)[:, None]
-        arrays["input_ids"] = arrays["input_ids"].masked_fill(~present, 1)
-        arrays["attention_mask"] = present.long()
+        arrays = padded(arrays["input_ids"], batch.lengths)
     if "pixel_values" in arrays:
         arrays["pixel_values"] = arrays["pixel_values"].to(dtype)
     return hugging_face(name, dtype)(**arrays).logits.float().numpy()
+
+
+def padded(ids: torch.Tensor, lengths: np.ndarray) -> dict[str, torch.Tensor]:
+    """The texts of a packed batch as Hugging Face wants them, side by side."""
+    present = torch.arange(int(lengths.max())) < torch.as_tensor(lengths)[:, None]
+    side_by_side = torch.ones(present.shape, dtype=torch.int64)
+    side_by_side[present] = ids
+    return {"input_ids": side_by_side, "attention_mask": present.long()}

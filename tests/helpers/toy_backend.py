@@ -6,6 +6,7 @@ from torch import Tensor
 
 from deployments.models import TorchModel
 from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
+from deployments.models.spans import Spans
 
 
 class ToyModel(TorchModel):
@@ -24,11 +25,11 @@ class ToyModel(TorchModel):
     def twin(self) -> "ToyModel":
         return ToyModel(self.inner)
 
-    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], present: Tensor | None) -> Passed:
+    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None) -> Passed:
         logits = dict[int, Tensor]()
         for block in range(stretch.start, stretch.stop):
             one = Stretch(block, block + 1, tuple(ramp for ramp in stretch.ramps if ramp == block))
-            passed = self.inner.through(one, arrays, present)
+            passed = self.inner.through(one, arrays, spans)
             logits |= passed.ramps
             arrays = {} if passed.hidden is None else {"hidden": passed.hidden}
             self.computed += 1

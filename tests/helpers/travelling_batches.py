@@ -15,14 +15,12 @@ def make(lengths: list[int] | None, count: int, dtype: torch.dtype, seed: int) -
     memory = torch.rand(count, 2).numpy()
     if lengths is None:
         return Batch(3, {"hidden": (torch.randn(count, 2, 3) * 9).to(dtype)}, memory)
-    hidden = (torch.randn(count, max(lengths), 3) * 9).to(dtype)
-    for row, length in enumerate(lengths):
-        hidden[row, length:] = 0
+    hidden = (torch.randn(sum(lengths), 3) * 9).to(dtype)
     return Batch(3, {"hidden": hidden}, memory, np.array(lengths))
 
 
 batches = st.builds(
-    lambda lengths, padded, dtype, seed: make(lengths if padded else None, len(lengths), dtype, seed),
+    lambda lengths, texts, dtype, seed: make(lengths if texts else None, len(lengths), dtype, seed),
     st.lists(st.integers(1, 7), min_size=1, max_size=6),
     st.booleans(),
     st.sampled_from(DTYPES),

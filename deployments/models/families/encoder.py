@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from deployments.models.anatomy import Anatomy, Family, call_transformer_layer, pool_tokens
+from deployments.models.attention import replace_attention
 
 
 def dissect(model: Any) -> Anatomy:
+    replace_attention(model)
     base = model.base_model
     layers = base.transformer.layer if hasattr(base, "transformer") else base.encoder.layer
     return Anatomy(
@@ -22,10 +25,15 @@ def dissect(model: Any) -> Anatomy:
 
 def _embedding(base: Any) -> Callable[[Mapping[str, Tensor]], Tensor]:
     project = getattr(base, "embeddings_project", nn.Identity())  # ELECTRA's embeddings may be narrower
+    first = getattr(base.embeddings, "padding_idx", -1) + 1  # RoBERTa's positions begin behind the padding token's id
+    has_types = hasattr(base.embeddings, "token_type_embeddings")
 
     def embed(arrays: Mapping[str, Tensor]) -> Tensor:
-        hidden: Tensor = project(base.embeddings(**arrays))
-        return hidden
+        told = {**arrays, "position_ids": arrays["position_ids"] + first}
+        if has_types and "token_type_ids" not in told:
+            told["token_type_ids"] = torch.zeros_like(told["input_ids"])
+        hidden: Tensor = project(base.embeddings(**{name: each.unsqueeze(0) for name, each in told.items()}))
+        return hidden.squeeze(0)
 
     return embed
 

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from deployments.models.anatomy import Anatomy, Family
+from deployments.models.spans import Spans
 
 
 def dissect(model: Any) -> Anatomy:
@@ -13,14 +14,14 @@ def dissect(model: Any) -> Anatomy:
     layers = [layer for stage in base.encoder.stages for layer in stage.layers]
     return Anatomy(
         embed=lambda arrays: base.embedder(arrays["pixel_values"]),
-        blocks=[_without_mask(layer) for layer in layers],
+        blocks=[_alone(layer) for layer in layers],
         head=lambda hidden: model.classifier(base.pooler(hidden)),
         pool=lambda hidden, _: hidden.float().mean(dim=(2, 3)),
         pooled_widths=[layer.layer[-1].convolution.out_channels for layer in layers],
     )
 
 
-def _without_mask(layer: nn.Module) -> Callable[[Tensor, Tensor | None], Tensor]:
+def _alone(layer: nn.Module) -> Callable[[Tensor, Spans | None], Tensor]:
     return lambda hidden, _: layer(hidden)
 
 

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.models import cuda_graphs as graphs
-from deployments.models.cuda_graphs import GraphModel, Inputs, Recording, Room
+from deployments.models.cuda_graphs import GraphModel, Inputs, Recording, room_for, room_for_texts
 from deployments.models.onnx_graphs import OnnxRecorder
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.onnx_pieces import UNDISTURBED
 from deployments.models.seam import Passed, Stretch
+from deployments.models.spans import Room
 from deployments.models.torch_model import TorchModel
 from profiles.model import Batch
 from tests.helpers.backend_parity import assert_same, batch_for, cuts
@@ -31,7 +32,8 @@ from tests.helpers.tiny_networks import FAMILIES, network
 def few_tokens() -> Iterator[None]:
     """The tiny networks know 24 positions, and their texts have 11 tokens at most."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "TOKENS", 12)
+        patch.setattr(graphs, "LONGEST", 12)
+        patch.setattr(graphs, "TOKENS", 16)
         yield
 
 
@@ -46,7 +48,7 @@ class Recorder:
     def __call__(self, stretch: Stretch, buffers: Callable[[], Inputs]) -> Recording:
         self.recorded += 1
         reads = buffers()
-        run = partial(self.model.through, stretch, reads.arrays, reads.present)
+        run = partial(self.model.through, stretch, reads.arrays, reads.spans)
         gives = run()
 
         def again() -> None:
@@ -84,14 +86,18 @@ def test_whatever_came_before_a_batch_gets_what_torch_gives(
             assert_same(rest, replayed.run(first.survivors, exact.num_blocks, ramps))
 
 
+def texts(lengths: list[int]) -> Batch:
+    ids = np.arange(sum(lengths)) % 30 + 5
+    return Batch(0, {"input_ids": ids}, np.zeros((len(lengths), 0), np.float32), np.array(lengths))
+
+
 def test_sizes_and_lengths_share_recordings() -> None:
-    """Batches of 5 to 8 inputs of up to 12 tokens: one recording for each stretch."""
+    """Batches of 5 to 8 texts of up to 12 tokens, 33 to 48 together: one recording for each stretch."""
     exact = network("bert")
     recorder = Recorder(exact)
     replayed = GraphModel(exact, recorder)
-    for seed, size in enumerate([5, 6, 7, 8]):
-        batch = batch_for(exact, "bert", size, seed)
-        middle = replayed.run(batch, 2, ()).survivors
+    for lengths in [[12, 9, 5, 4, 3], [8] * 6, [5] * 7, [2, 4, 6, 8, 10, 2, 1, 3]]:
+        middle = replayed.run(texts(lengths), 2, ()).survivors
         assert middle is not None
         replayed.run(middle, 4, ())
     assert (recorder.recorded, recorder.replayed) == (2, 8)
@@ -109,12 +115,12 @@ def test_what_a_batch_was_given_is_its_own() -> None:
 
 def test_no_more_positions_are_asked_for_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding 20 tokens up to 32 would be 8 more than the network knows."""
-    monkeypatch.setattr(graphs, "TOKENS", 32)
+    monkeypatch.setattr(graphs, "LONGEST", 32)
     exact = network("bert")
     recorder = Recorder(exact)
     replayed = GraphModel(exact, recorder)
     replayed.encoder = SimpleNamespace(longest=24)  # type: ignore[assignment]
-    batch = Batch(0, {"input_ids": np.full((3, 20), 5)}, np.zeros((3, 0), np.float32), np.full(3, 20))
+    batch = texts([20, 20, 20])
     assert_same(exact.run(batch, 2, ()), replayed.run(batch, 2, ()))
     assert recorder.replayed == 1
 
@@ -143,10 +149,9 @@ def test_few_graphs_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_many_rows_are_padded_less() -> None:
     """By plan a batch of 46 is no batch of 64: a third of the work would be for nobody."""
-    rooms = [Inputs({"hidden": torch.zeros(rows, 3)}, None).room(None).rows for rows in (1, 3, 5, 8, 9, 46, 64, 65)]
+    rooms = [room_for(rows).inputs for rows in (1, 3, 5, 8, 9, 46, 64, 65)]
     assert rooms == [1, 4, 8, 8, 16, 48, 64, 72]
-    texts = Inputs({"input_ids": torch.zeros(3, 13, dtype=torch.int64)}, torch.ones(3, 13, dtype=torch.bool))
-    assert texts.room(longest=None) == Room(4, 24)
+    assert room_for_texts(np.array([13, 2, 3]), longest=None) == Room(4, 32, 24)
 
 
 def test_pictures_of_another_size_are_another_recording() -> None:

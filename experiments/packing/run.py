@@ -1,0 +1,114 @@
+"""Claim: without padding, launches take the time of their tokens: less than padded ones, and hardly ever more.
+
+The same network on the same batches, packed and padded in turns, on one host thread: torch, ONNX Runtime, and 8 bits.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from deployments.models.onnx_model import OnnxModel
+from deployments.models.seam import Stretch
+from experiments.packing.padded import PaddedModel, on_onnx, on_torch
+from experiments.packing.texts import Integers, batch_of, cut, lengths_of, untrained_minilm
+from profiles.measure import stopwatch_for
+from profiles.model import Batch, SplitModel
+
+console = Console(stderr=True)
+
+BACKENDS = ("torch", "onnx", "int8")
+APART = 1e-4  # how far packed logits may be from padded ones
+EQUAL = (16, 32)  # texts, and tokens of each, where nothing can be gained
+SIZES = (1, 2, 4, 8, 16, 32)  # texts of a launch whose time is predicted
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One network, both ways. In 8 bits answers may differ: padding has a say in the scales."""
+
+    packed: SplitModel
+    padded: SplitModel
+    is_exact: bool
+
+
+def measure(batches: int = 8, rounds: int = 3, layers: int = 6) -> dict[str, float]:
+    torch.set_num_threads(1)
+    console.print("MiniLM's shape with random weights; lengths in words and marks", highlight=False)
+    sst2 = lengths_of("sst2")
+    mixed = np.concatenate([sst2, lengths_of("agnews"), lengths_of("qnli")])
+    figures = {"padded_over_real_mixed_16": stretched(mixed, 16), "padded_over_real_sst2_8": stretched(sst2, 8)}
+    with TemporaryDirectory() as folder:
+        for backend in BACKENDS:
+            console.print(backend)
+            found = _of(pair_on(backend, layers, Path(folder)), sst2, mixed, batches, rounds)
+            figures |= {name if backend == "torch" else f"{name}_{backend}": value for name, value in found.items()}
+    return figures
+
+
+def pair_on(backend: str, layers: int, folder: Path) -> Pair:
+    network, int8 = untrained_minilm(layers), backend == "int8"
+    exact = cut(copy.deepcopy(network))
+    if backend == "torch":
+        return Pair(exact, PaddedModel(exact, on_torch(network)), is_exact=True)
+    served = OnnxModel(exact, f"untrained MiniLM, {layers} layers", int8=int8, cache=folder / "packed")
+    served.prepare([Stretch(0, exact.num_blocks)], batch_of([3], 0))
+    return Pair(served, PaddedModel(exact, on_onnx(network, folder, int8)), is_exact=not int8)
+
+
+def stretched(lengths: Integers, size: int) -> float:
+    """Padded over real tokens of random batches: the most that packing could gain where time follows tokens."""
+    drawn = np.random.default_rng(0).choice(lengths, (2000, size))
+    return float(drawn.max(axis=1).sum() * size / drawn.sum())
+
+
+def _of(pair: Pair, sst2: Integers, mixed: Integers, batches: int, rounds: int) -> dict[str, float]:
+    equal = [batch_of([EQUAL[1]] * EQUAL[0], seed) for seed in range(max(batches // 3, 1))]
+    return {
+        "packed_over_padded_mixed_16": 1 / packed_over_padded(pair, _drawn(mixed, 16, batches), rounds),
+        "packed_over_padded_sst2_8": 1 / packed_over_padded(pair, _drawn(sst2, 8, 2 * batches), rounds),
+        "overhead_equal_lengths": packed_over_padded(pair, equal, 4 * rounds) - 1,
+        "time_prediction_error": prediction_error(pair.packed, mixed, batches, rounds),
+    }
+
+
+def _drawn(lengths: Integers, size: int, batches: int) -> list[Batch]:
+    random = np.random.default_rng(size)
+    return [batch_of(random.choice(lengths, size), seed) for seed in range(batches)]
+
+
+def packed_over_padded(pair: Pair, batches: Sequence[Batch], rounds: int) -> float:
+    """Of the time that all batches take, in turns: of each batch the median."""
+    took_s = np.array([_in_turns(pair, batch, rounds) for batch in batches]).sum(axis=0)
+    return float(took_s[0] / took_s[1])
+
+
+def _in_turns(pair: Pair, batch: Batch, rounds: int) -> tuple[float, float]:
+    found, expected = (_run(model, batch)[0] for model in (pair.packed, pair.padded))
+    if pair.is_exact and not np.abs(found - expected).max() < APART:
+        raise ValueError("packed and padded logits differ: there is nothing to compare")
+    took_s = [(_run(pair.packed, batch)[1], _run(pair.padded, batch)[1]) for _ in range(rounds)]
+    return median(ours for ours, _ in took_s), median(theirs for _, theirs in took_s)
+
+
+def _run(model: SplitModel, batch: Batch) -> tuple["np.typing.NDArray[np.float32]", float]:
+    launched, took_s = stopwatch_for("cpu")(partial(model.run, batch, model.num_blocks, ()))
+    return launched.exits.logits, took_s
+
+
+def prediction_error(model: SplitModel, lengths: Integers, batches: int, rounds: int) -> float:
+    """How far a launch's time is from a straight line through tokens, on average, where the line was not fitted."""
+    drawn = [batch for size in SIZES for batch in _drawn(lengths, size, batches)]
+    took_s = np.array([median(_run(model, batch)[1] for _ in range(rounds)) for batch in drawn])
+    terms = np.stack([np.ones(len(drawn)), [len(batch.arrays["input_ids"]) for batch in drawn]], axis=1)
+    fitted = np.arange(len(drawn)) % 2 == 0
+    weights = 1 / took_s[fitted]  # a tenth counts as a tenth, of short launches as of long ones
+    line, *_ = np.linalg.lstsq(terms[fitted] * weights[:, None], took_s[fitted] * weights, rcond=None)
+    return float(np.abs(terms[~fitted] @ line / took_s[~fitted] - 1).mean())

@@ -1,0 +1,35 @@
+"""The figures of `make bench-packing` have the names that are quoted, and are made from the same answers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.packing import run, texts
+from experiments.packing.padded import PaddedModel
+from experiments.packing.run import BACKENDS, Pair, packed_over_padded, pair_on, stretched
+
+
+def test_every_backend_gets_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "lengths_of", lambda task: np.array([3, 9, 5, 4]))
+    monkeypatch.setattr(run, "SIZES", (1, 2))
+    monkeypatch.setattr(run.torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(texts, "WORDS", 100)
+    figures = run.measure(batches=2, rounds=1, layers=1)
+    names = ("packed_over_padded_mixed_16", "packed_over_padded_sst2_8", "overhead_equal_lengths")
+    for name in (*names, "time_prediction_error"):
+        assert {name, f"{name}_onnx", f"{name}_int8"} <= set(figures)
+    assert len(figures) == 2 + 4 * len(BACKENDS)
+
+
+def test_what_answers_differently_is_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(texts, "WORDS", 100)
+    pair = pair_on("torch", 1, tmp_path)
+    other = PaddedModel(pair.padded, lambda ids, present: present[:, :2].float())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="logits differ"):
+        packed_over_padded(Pair(pair.packed, other, is_exact=True), [texts.batch_of([3, 4], 0)], 1)
+
+
+def test_padding_is_reckoned() -> None:
+    assert stretched(np.array([7]), 4) == 1.0
+    assert 1.2 < stretched(np.array([2, 10]), 2) < 1.5

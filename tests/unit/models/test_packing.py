@@ -1,0 +1,234 @@
+"""Packed, a text gets what it gets alone, whoever keeps it company; and so does one that is padded by Hugging Face."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from deployments.models import attention, batches, spans
+from deployments.models import cuda_graphs as graphs
+from deployments.models.cuda_graphs import GraphModel, Inputs, Recording
+from deployments.models.onnx_model import OnnxModel
+from deployments.models.seam import Stretch
+from deployments.models.spans import Spans, alike, in_bands, spans_of
+from deployments.models.torch_model import TorchModel
+from deployments.transport.packed import pack, take, unpack
+from profiles.model import Batch, Exits
+from tests.helpers.tiny_networks import TEXT, VOCABULARY, network, reference_logits, with_memory
+
+CPU = torch.device("cpu")
+LONGEST = 20
+some_lengths = st.lists(st.integers(1, LONGEST), min_size=1, max_size=9)
+BACKENDS = ("torch", "many bands", "graphs", "onnx")
+
+
+def texts(lengths: list[int], seed: int, model: TorchModel) -> Batch:
+    ids = np.random.default_rng(seed).integers(2, VOCABULARY, sum(lengths))
+    return with_memory(Batch(0, {"input_ids": ids}, np.zeros((len(lengths), 0), np.float32), np.array(lengths)), model)
+
+
+@pytest.fixture
+def cheap_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of tests are so short that a second band would never pay."""
+    monkeypatch.setattr(spans, "PAIRS_A_BAND", 0)
+
+
+def again(model: TorchModel, stretch: Stretch, buffers: "partial[Inputs]") -> Recording:
+    """A recorder as it is on a host: what is replayed reads and writes the memory that was recorded."""
+    reads = buffers()
+    run = partial(model.through, stretch, reads.arrays, reads.spans)
+    gives = run()
+
+    def replay() -> None:
+        now = run()
+        for old, new in zip(
+            (gives.hidden, *gives.ramps.values(), gives.head), (now.hidden, *now.ramps.values(), now.head), strict=True
+        ):
+            if old is not None and new is not None:
+                old.copy_(new)
+
+    return Recording(reads, gives, replay)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, OnnxModel]]:
+    """One network of each family, every block of which is exported once."""
+    made: dict[str, OnnxModel] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spans, "PAIRS_A_BAND", 0)
+        for name in TEXT:
+            exact = network(name, "entropy", [0.8])
+            made[name] = OnnxModel(exact, name, cache=tmp_path_factory.mktemp("onnx"))
+            ramps = exact.ramp_blocks
+            each = [Stretch(b, b + 1, tuple(r for r in ramps if r == b)) for b in range(exact.num_blocks)]
+            made[name].prepare(each, texts([3], 0, exact))
+        yield made
+
+
+def served(exact: TorchModel, name: str, backend: str, exported: dict[str, OnnxModel]) -> TorchModel:
+    if backend == "onnx":
+        return exported[name]
+    return GraphModel(exact, partial(again, exact)) if backend == "graphs" else exact
+
+
+@pytest.mark.usefixtures("cheap_bands")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", TEXT)
+@settings(deadline=None, max_examples=12)
+@given(data=st.data(), lengths=some_lengths, seed=st.integers(0, 99), active=st.booleans())
+def test_in_any_company_a_text_gets_what_it_gets_alone(
+    exported: dict[str, OnnxModel],
+    name: str,
+    backend: str,
+    data: st.DataObject,
+    lengths: list[int],
+    seed: int,
+    active: bool,
+) -> None:
+    """In any order, cut anywhere, with ramps and without: alone means on torch, the text and nobody else."""
+    exact = network(name, "entropy", [0.8])
+    with pytest.MonkeyPatch.context() as patch:
+        if backend == "torch":
+            patch.setattr(spans, "PAIRS_A_BAND", 512)
+        patch.setattr(graphs, "LONGEST", 8)
+        patch.setattr(graphs, "TOKENS", 16)
+        model, batch = served(exact, name, backend, exported), texts(lengths, seed, exact)
+        ramps = exact.ramp_blocks if active else ()
+        alone = [
+            exact.run(batches.select(batch, np.array([row])), exact.num_blocks, ramps).exits
+            for row in range(len(lengths))
+        ]
+        inside: list[int] = data.draw(st.permutations(range(len(lengths))))
+        here: Batch | None = batches.select(batch, np.array(inside))
+        cut = data.draw(st.integers(1, exact.num_blocks))
+        for stop in [*range(cut, exact.num_blocks), exact.num_blocks]:
+            if here is None:
+                break
+            launched = model.run(here, stop, ramps)
+            left = launched.exits
+            for row, block, logits in zip(left.rows, left.blocks, left.logits, strict=True):
+                check(alone[inside[row]], int(block), logits)
+            inside = [who for row, who in enumerate(inside) if row not in left.rows]
+            here = launched.survivors
+        assert not inside
+
+
+def check(alone: Exits, block: int, logits: "np.ndarray") -> None:
+    assert alone.blocks.tolist() == [block]
+    assert np.abs(alone.logits[0] - logits).max() < 1e-5 * max(1.0, np.abs(logits).max())
+
+
+@pytest.mark.usefixtures("cheap_bands")
+@pytest.mark.parametrize("name", TEXT)
+def test_packed_is_what_hugging_face_gives_when_it_pads(name: str) -> None:
+    model = network(name)
+    batch = texts([20, 3, 9, 1, 4, 19, 3, 8], 5, model)
+    found = model.run(batch, model.num_blocks, ()).exits.logits
+    assert np.abs(found - reference_logits(name, batch)).max() < 1e-5
+
+
+@settings(deadline=None)
+@given(st.lists(some_lengths, min_size=1, max_size=4), st.data())
+def test_what_is_merged_can_be_selected_again(parts: list[list[int]], data: st.DataObject) -> None:
+    """On the device as on the way: each text's tokens stay together, in order."""
+    model = network("bert")
+    whole = [texts(lengths, seed, model) for seed, lengths in enumerate(parts)]
+    merged = model.merge(whole)
+    ends = np.cumsum([len(each) for each in whole])
+    for batch, end in zip(whole, ends, strict=True):
+        back = model.select(merged, np.arange(end - len(batch), end))
+        assert np.array_equal(back.arrays["input_ids"], batch.arrays["input_ids"])
+        assert np.array_equal(back.lengths, batch.lengths)  # type: ignore[arg-type]
+    rows = np.array(data.draw(st.lists(st.integers(0, len(merged) - 1), max_size=6)), np.int64)
+    here, there = model.select(merged, rows), unpack([take(pack(merged), rows)])
+    assert np.array_equal(here.arrays["input_ids"], there.arrays["input_ids"])
+    assert np.array_equal(here.lengths, there.lengths)  # type: ignore[arg-type]
+
+
+@settings(deadline=None)
+@given(some_lengths, st.integers(1, 4), st.sampled_from([0, 30, 512]))
+def test_bands_hold_everybody_once_and_cost_the_least(lengths: list[int], most: int, a_band: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spans, "PAIRS_A_BAND", a_band)
+        bands = alike(np.array(lengths), most)
+        assert sorted(np.concatenate(bands)) == list(range(len(lengths)))
+        assert len(bands) <= most
+        ascending = sorted(lengths)
+        assert cost([[lengths[row] for row in band] for band in bands], a_band) == least(ascending, most, a_band)
+
+
+def cost(bands: list[list[int]], a_band: int) -> int:
+    return sum(len(band) * max(band) * (max(band) + spans.PAIRS_A_TOKEN) + a_band for band in bands)
+
+
+def least(ascending: list[int], most: int, a_band: int) -> int:
+    """By trying every way."""
+    together = cost([ascending], a_band)
+    if most == 1 or len(ascending) == 1:
+        return together
+    cuts = range(1, len(ascending))
+    return min([together, *(cost([ascending[:at]], a_band) + least(ascending[at:], most - 1, a_band) for at in cuts)])
+
+
+@settings(deadline=None)
+@given(some_lengths, st.integers(1, 4))
+def test_every_token_finds_its_way_back(lengths: list[int], count: int) -> None:
+    found = in_bands(np.array(lengths), CPU, count)
+    assert len(found.bands) == count
+    rows = torch.cat([band.places.flatten() for band in found.bands])
+    assert found.back is not None
+    assert rows[found.back].tolist() == list(range(sum(lengths)))
+    hidden = torch.rand(sum(lengths), 2)
+    expected = torch.stack([each.mean(dim=0) for each in hidden.split(lengths)])
+    for each in (found, spans_of(np.array(lengths), CPU)):
+        assert torch.allclose(each.mean(hidden), expected, atol=1e-6)
+        assert each.positions.tolist() == [place for length in lengths for place in range(length)]
+
+
+def fake_kernel(tokens: attention.Three, edges: torch.Tensor, longest: int, scaling: float | None) -> torch.Tensor:
+    """Text by text, as torch's kernel on CUDA sees them."""
+    assert edges.dtype == torch.int32
+    assert max(np.diff(edges)) <= longest
+    found = torch.zeros_like(tokens[0])
+    for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        query, key, value = (each[start:stop].transpose(0, 1)[None] for each in tokens)
+        found[start:stop] = functional.scaled_dot_product_attention(query, key, value, scale=scaling)[0].transpose(0, 1)
+    return found
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@settings(deadline=None, max_examples=15)
+@given(some_lengths, st.integers(0, 99))
+def test_with_a_fused_kernel_there_are_the_same_answers(recorded: bool, lengths: list[int], seed: int) -> None:
+    """CUDA's, in half precision: heads are 8 wide here, as the kernel wants them."""
+    with pytest.MonkeyPatch.context() as patch:
+        exact = network("distilbert", "entropy", [0.8])
+        batch = texts(lengths, seed, exact)
+        expected = exact.run(batch, exact.num_blocks, exact.ramp_blocks).exits
+        calls: list[Spans] = []
+        patch.setattr(attention, "varlen", lambda *told: calls.append(told[0]) or fake_kernel(*told))
+        for module in ("torch_model", "cuda_graphs"):
+            patch.setattr(f"deployments.models.{module}.is_fused", lambda device, dtype: True)
+        model = GraphModel(exact, partial(again, exact)) if recorded else exact
+        found = model.run(batch, exact.num_blocks, exact.ramp_blocks).exits
+        assert calls
+        assert found.blocks.tolist() == expected.blocks.tolist()
+        assert np.abs(found.logits - expected.logits).max() < 1e-4
+
+
+def test_the_fused_kernel_is_for_cuda_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda:0")
+    for capability, dtype, expected in [
+        ((8, 0), torch.float16, True),
+        ((9, 0), torch.bfloat16, True),
+        ((7, 0), torch.float16, False),
+        ((9, 0), torch.float32, False),
+    ]:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert attention.is_fused(cuda, dtype) == expected
+    assert not attention.is_fused(CPU, torch.float16)
