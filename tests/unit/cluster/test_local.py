@@ -176,7 +176,7 @@ def haproxy(
     with subprocess.Popen([script, "-db", "-f", config], stderr=subprocess.DEVNULL) as process:
         try:
             deadline_s = time.monotonic() + 10
-            while is_free("127.0.0.1", port):
+            while is_free("127.0.0.1", port) or not (folder / "admin.sock").exists():
                 assert time.monotonic() < deadline_s
                 time.sleep(0.02)
             yield port
@@ -295,15 +295,12 @@ class NotFound(BaseHTTPRequestHandler):
 def test_when_it_stops_serves_own_proxy_is_asked_no_more(tmp_path: Path) -> None:
     """Not even by the HAProxy that runs, which gets its next configuration some time after the fronts have gone."""
     with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as serve:
-        thread = threading.Thread(target=serve.serve_forever)
-        thread.start()
+        threading.Thread(target=serve.serve_forever, daemon=True).start()
         with haproxy(tmp_path, front=serve.server_port) as port:
             _said(tmp_path / "admin.sock", "disable server app/front")
             assert asked(port, "/app/predict")[0] == 404
             stopping(tmp_path)
             assert asked(port, "/app/predict")[0] == 503
-        serve.shutdown()
-        thread.join()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
