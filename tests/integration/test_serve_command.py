@@ -24,6 +24,7 @@ from tests.helpers.asking import ask, eventually, predict
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
+END_S = 60.0  # how long the end may take that a signal asks for
 
 
 def temporary(folder: Path) -> Path:
@@ -61,6 +62,7 @@ def served(folder: Path, loader: str) -> Iterator[tuple[subprocess.Popen[str], s
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_heeds_signals,
     ) as process:
         try:
             assert process.stdout
@@ -69,6 +71,12 @@ def served(folder: Path, loader: str) -> Iterator[tuple[subprocess.Popen[str], s
         finally:
             process.kill()
             shutil.rmtree(temporary(folder), ignore_errors=True)
+
+
+def _heeds_signals() -> None:
+    """Whatever those who run the tests ignore: nohup ignores SIGHUP, and a shell's background jobs SIGINT."""
+    for each in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(each, signal.SIG_DFL)
 
 
 def to_the_group(number: int, process: subprocess.Popen[str]) -> None:
@@ -82,9 +90,9 @@ def launches(base: str) -> int:
 
 def statuses_until_the_end(base: str, process: subprocess.Popen[str]) -> set[int]:
     """Of requests one after the other, none of which waits for another; every answer is JSON."""
-    found = []
+    found, until_s = [], time.monotonic() + END_S
     with ThreadPoolExecutor(64) as pool:
-        while process.poll() is None:
+        while process.poll() is None and time.monotonic() < until_s:
             found.append(pool.submit(ask, base, "POST", "/predict", {"inputs": [[0, 3]]}))
             time.sleep(0.1)
     replies = [each.result() for each in found if not isinstance(each.exception(), OSError | HTTPException)]
