@@ -27,8 +27,8 @@ from deployments.demo.digits import demo_digits
 from deployments.models import TorchModel, checkpoint, load
 from deployments.models.backends import INT8, make_ready, on_backend, planned
 from deployments.models.seam import BackedModel, Stretch
-from deployments.prepare.data import rows
-from deployments.prepare.sample import label_number, sampled
+from deployments.prepare.data import rows, taken
+from deployments.prepare.sample import LabelNames, numbered, sampled
 from optimizer.plan import Plan
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -97,7 +97,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     source = _real(model, recorded) if recorded else _drawn(inputs, exits)
     watch, largest = stopwatch_for(str(model.device)), min(request.largest, table.batch_sizes[-1])
     bench = Bench(model, found, kind, source, watch, largest, make_ready=_ready(model, folder, kind))
-    return PreparedBench(bench, table, notes)
+    return PreparedBench(bench, table, (*notes, *_read_from(request, folder)))
 
 
 def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:
@@ -109,13 +109,12 @@ def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:
     found = sampled(rows(request.data, images=checkpoint.reads_images(folder)), request.max_rows)
     if not found:
         raise UserError(f"{request.data} holds no inputs")
-    if found[0].label is None:
-        return RecordedInputs([row.value for row in found], None)
-    names = checkpoint.label_names(folder)
-    numbers = {name.lower(): number for number, name in enumerate(names)}
-    return RecordedInputs(
-        [row.value for row in found], np.array([label_number(row, request.data, numbers, names) for row in found])
-    )
+    names = LabelNames(checkpoint.label_names(folder))
+    return RecordedInputs([row.value for row in found], numbered(found, request.data, names))
+
+
+def _read_from(request: BenchRequest, folder: Path) -> tuple[str, ...]:
+    return (taken(request.data, images=checkpoint.reads_images(folder)),) if request.data else ()
 
 
 def _invented(model: BackedModel, folder: Path, length: int) -> SampleInputs:

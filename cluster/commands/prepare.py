@@ -5,6 +5,19 @@ from typing import Annotated, Literal
 
 import typer
 
+from cluster.commands.reading import (
+    READS,
+    Delimiter,
+    Encoding,
+    Header,
+    ImageColumn,
+    LabelColumn,
+    Labels,
+    PairColumn,
+    TextColumn,
+    columns_of,
+    label_names,
+)
 from profiles.errors import UserError
 
 Kind = Literal["light", "pooler"]
@@ -13,7 +26,7 @@ Dtype = Literal["float32", "int8"]
 
 def prepare(
     model: Annotated[str, typer.Argument(help="Directory or hub id of a Hugging Face classifier.")],
-    data: Annotated[Path, typer.Option(help="Inputs, labelled or not: csv, tsv, jsonl, or npz for images.")],
+    data: Annotated[Path, typer.Option(help=f"Inputs, labelled or not: {READS}.")],
     out: Annotated[Path, typer.Option(help="Directory to write: the checkpoint, its ramps and exits.json.")],
     ramp: Annotated[
         Kind, typer.Option(help="light (one linear layer) or pooler (DeeBERT's: dense, tanh, linear).")
@@ -22,17 +35,14 @@ def prepare(
         str, typer.Option(help="Who leaves: a name in deployments.exits or module:function.")
     ] = "entropy",
     max_accuracy_loss: Annotated[str, typer.Option(help="What may be lost against the full network.")] = "1%",
-    text_column: Annotated[
-        str | None, typer.Option(help="Column of the texts; found by usual names if not given.")
-    ] = None,
-    text_pair_column: Annotated[str | None, typer.Option(help="Column of the second texts of pairs.")] = None,
-    image_column: Annotated[str | None, typer.Option(help="Column of picture paths or of nested arrays.")] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="Column of the labels. A file without: the network's own predictions.")
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Names for the columns of a file without a header: label,title,text")
-    ] = None,
+    text_column: TextColumn = None,
+    text_pair_column: PairColumn = None,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    columns: Header = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = "utf-8",
+    labels: Labels = None,
     max_rows: Annotated[int, typer.Option(min=50, help="Use a uniform sample of at most so many rows.")] = 20_000,
     device: Annotated[str, typer.Option(help="Where features are computed: auto, cpu, cuda:0.")] = "auto",
     dtype: Annotated[
@@ -50,7 +60,7 @@ def prepare(
     from deployments.models import checkpoint
     from deployments.models.ramps import policy_at
     from deployments.prepare import pipeline
-    from deployments.prepare.data import Columns, rows
+    from deployments.prepare.data import rows, taken
     from deployments.prepare.measuring import PrepareOptions
     from deployments.prepare.report import advice, exit_table
     from deployments.prepare.sample import draw
@@ -61,11 +71,13 @@ def prepare(
     options = PrepareOptions(path, ramp, dtype, share(max_accuracy_loss), seed=seed)
     pipeline.check_free(out, force)
     source = checkpoint.locate(model)
-    header = tuple(columns.split(",")) if columns else None
-    wanted = Columns(text_column, text_pair_column, image_column, label_column, header)
-    found = rows(data, wanted, images=checkpoint.reads_images(source))
-    sample = draw(show(found, f"reading {data.name}"), data, checkpoint.label_names(source), max_rows, seed)
+    checkpoint.check(source)
+    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
+    images, names = checkpoint.reads_images(source), label_names(checkpoint.label_names(source), labels)
     console = Console()
+    console.print(taken(data, wanted, images=images), highlight=False, markup=False, soft_wrap=True)
+    found = rows(data, wanted, images=images)
+    sample = draw(show(found, f"reading {data.name}"), data, names, max_rows, seed)
     if sample.labels is None:
         console.print(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column)"

@@ -5,6 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cluster.commands.reading import (
+    READS,
+    Delimiter,
+    Encoding,
+    Header,
+    ImageColumn,
+    PairColumn,
+    TextColumn,
+    columns_of,
+)
 from deployments.config import known_backend
 from profiles.errors import UserError
 
@@ -28,11 +38,13 @@ def profile(
         str,
         typer.Option(help="As `backend:` of `isobatch serve`, which should be the same. auto: the fastest here."),
     ] = "torch",
-    data: Annotated[Path | None, typer.Option(help="Recorded inputs (csv, tsv, jsonl, npz): counts exits.")] = None,
-    text_column: Annotated[str | None, typer.Option(help="Column of the texts, if not a usual name.")] = None,
-    text_pair_column: Annotated[str | None, typer.Option(help="Column of the second texts of pairs.")] = None,
-    image_column: Annotated[str | None, typer.Option(help="Column of picture paths or of nested arrays.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Names for the columns of a file without a header.")] = None,
+    data: Annotated[Path | None, typer.Option(help=f"Recorded inputs: counts exits. {READS}.")] = None,
+    text_column: TextColumn = None,
+    text_pair_column: PairColumn = None,
+    image_column: ImageColumn = None,
+    columns: Header = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = "utf-8",
     max_rows: Annotated[int, typer.Option(min=1, help="Count exits over a sample of at most so many of them.")] = 2000,
     budget: Annotated[
         float, typer.Option(min=0.1, help="Seconds of timing; the first sizes are measured whatever they cost.")
@@ -64,7 +76,6 @@ def profile(
     )
     from deployments.models import load
     from deployments.models.backends import INT8, make_ready, on_backend
-    from deployments.prepare.data import Columns
     from profiles.files import Profile, save
     from profiles.files import load as load_profile
     from profiles.measure import count_exits, device_name
@@ -84,9 +95,8 @@ def profile(
     here = kind or kind_of(called)
     if warning := uncatalogued(here):
         console.print(warning, highlight=False)
-    header = tuple(columns.split(",")) if columns else None
-    wanted = Columns(text_column, text_pair_column, image_column, header=header)
-    recorded = _recorded(model, data, wanted, max_rows) if data else []
+    wanted = columns_of(text_column, text_pair_column, image_column, None, columns, delimiter, encoding)
+    recorded = _recorded(console, model, data, wanted, max_rows) if data else []
     exits, told = (None, ()) if known and known.exits else _prepared_exits(exact)
     network = on_backend(exact, model, backend, int8=dtype == INT8)
     make_ready(network, model, timed_stretches(network))
@@ -179,14 +189,15 @@ def _prepared_exits(network: "BackedModel") -> "tuple[ExitProfile | None, tuple[
     return None, ("exits: WARNING: not known, so a plan takes it that nobody leaves early; give --data",)
 
 
-def _recorded(model: str, data: Path, columns: "Columns", max_rows: int) -> list[Any]:
+def _recorded(console: "Console", model: str, data: Path, columns: "Columns", max_rows: int) -> list[Any]:
     """A sample of a file's inputs, read before anything is timed, so that a wrong one is found at once."""
     from deployments.models import checkpoint
-    from deployments.prepare.data import rows
+    from deployments.prepare.data import rows, taken
     from deployments.prepare.sample import sampled
 
-    found = rows(data, columns, images=checkpoint.reads_images(checkpoint.locate(model)))
-    values = sampled((row.value for row in found), max_rows)
+    images = checkpoint.reads_images(checkpoint.locate(model))
+    console.print(taken(data, columns, images=images), highlight=False, markup=False)
+    values = sampled((row.value for row in rows(data, columns, images=images)), max_rows)
     if not values:
         raise UserError(f"{data} holds no inputs")
     return values

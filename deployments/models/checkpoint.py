@@ -10,6 +10,9 @@ from deployments.models.ramps import RULES, WEIGHTS
 from profiles.errors import UserError
 
 USUAL_SIDE = 224
+# Any of these holds what a tokenizer knows. Without them Hugging Face makes one that knows no word at all.
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+PROCESSOR = "preprocessor_config.json"
 KEPT = (".json", ".txt", ".safetensors", ".model", ".jinja")
 
 
@@ -21,6 +24,30 @@ def locate(checkpoint: str | Path) -> Path:
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{checkpoint}: has no *.safetensors weights; save it with save_pretrained() first")
     return folder
+
+
+def check(folder: Path) -> None:
+    """Raise UserError if the checkpoint lacks what its inputs are read by, or answers otherwise than we serve."""
+    config = read_config(folder)
+    check_preprocessor(folder, family_of(config.model_type).task)
+    check_head(folder, config)
+
+
+def check_preprocessor(folder: Path, task: str) -> None:
+    if task == "image" and not (folder / PROCESSOR).is_file():
+        raise UserError(f"{folder}: has no {PROCESSOR}: save the image processor there with save_pretrained()")
+    if task == "text" and not any(any(folder.glob(name)) for name in VOCABULARIES):
+        raise UserError(
+            f"{folder}: has no tokenizer ({', '.join(VOCABULARIES)}): save it there with tokenizer.save_pretrained()"
+        )
+
+
+def check_head(folder: Path, config: Any) -> None:
+    """Only one label an input is served: such heads alone say by a softmax how sure they are."""
+    if (kind := getattr(config, "problem_type", None)) not in (None, "single_label_classification"):
+        raise UserError(f"{folder}: its problem_type is {kind}: only heads that give one label an input are served")
+    if config.num_labels < 2:
+        raise UserError(f"{folder}: is no classifier: num_labels = {config.num_labels}, at least 2 needed")
 
 
 def files(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 from deployments.models.anatomy import Anatomy, Family
-from deployments.models.checkpoint import fixed_size, locate, read_config
+from deployments.models.checkpoint import check_head, check_preprocessor, fixed_size, locate, read_config
 from deployments.models.encode import Encoder, ImageEncoder, TextEncoder
 from deployments.models.families import family_of
 from deployments.models.ramps import RULES, WEIGHTS, Ramps, read_ramps
@@ -34,6 +34,8 @@ def load(
     with quietly(), _one_line_errors(folder):
         config = read_config(folder)
         family = family or family_of(config.model_type)
+        check_preprocessor(folder, family.task)
+        check_head(folder, config)
         model = _read_classifier(folder, family, precision).to(place).eval()
         encoder = _read_encoder(folder, family, config)
     anatomy = family.dissect(model)
@@ -76,8 +78,6 @@ def _read_classifier(folder: Path, family: Family, dtype: torch.dtype) -> Any:
     model, report = loader.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
         raise UserError(f"{folder}: has no trained classifier: {', '.join(missing[:3])} missing; fine-tune it first")
-    if model.config.num_labels < 2:
-        raise UserError(f"{folder}: is no classifier: num_labels = {model.config.num_labels}, at least 2 needed")
     return model
 
 

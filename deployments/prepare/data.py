@@ -1,36 +1,32 @@
-"""Read labelled or merely recorded inputs: csv, tsv and jsonl, row by row, whatever their size, and npz for images."""
+"""Labelled or merely recorded inputs: which columns of a file hold them, and what stands in each row."""
 
-import csv
-import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
-from zipfile import BadZipFile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.prepare.records import TABLES, Layout, check_format, one_line_errors, parsed, records
 from profiles.errors import UserError
 
 TEXT_NAMES = ("sentence", "text", "sentence1", "question", "premise", "review", "content", "input")
 PAIR_NAMES = ("sentence2", "text_pair", "hypothesis", "context")
 LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
 IMAGE_NAMES = ("image", "images", "img", "pixels", "image_path", "path")
-FORMATS = (".csv", ".tsv", ".jsonl", ".npz")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns to read; None: found by the usual names. `header` names them where its first row does not."""
+    """Which columns to read (None: found by the usual names), and how the file is laid out."""
 
     text: str | None = None
     pair: str | None = None
     image: str | None = None
     label: str | None = None
-    header: tuple[str, ...] | None = None
+    layout: Layout = field(default_factory=Layout)
 
 
 @dataclass(frozen=True)
@@ -44,18 +40,33 @@ class Row:
 
 def rows(path: Path, columns: Columns = Columns(), *, images: bool = False) -> Iterator[Row]:
     """Every row in order, holding one at a time. Row numbers start at 1 and do not count a header."""
-    if path.suffix not in FORMATS:
-        raise UserError(f"{path}: cannot read {path.suffix or 'a file without a suffix'}; use {', '.join(FORMATS)}")
-    with _one_line_errors(path):
+    check_format(path)
+    with one_line_errors(path, columns.layout):
         if path.suffix == ".npz":
             yield from _arrays(path)
         else:
             yield from _picked(path, columns, images)
 
 
+def taken(path: Path, columns: Columns = Columns(), *, images: bool = False) -> str:
+    """A sentence that says which columns of a file are read, as its first row decides it."""
+    check_format(path)
+    if path.suffix == ".npz":
+        return f"{path.name}: reading the arrays 'images' and, if it is there, 'labels'"
+    with one_line_errors(path, columns.layout):
+        first = next(iter(records(path, columns.layout)), None)
+        if first is None:
+            raise UserError(f"{path} holds no inputs")
+        chosen = _choose(path, list(first), columns, images)
+    named = {name: getattr(chosen, name) for name in ("text", "pair", "image", "label")}
+    read = ", ".join(f"{name} from {column!r}" for name, column in named.items() if column)
+    others = ", ".join(repr(name) for name in first if name not in named.values())
+    return f"{path.name}: {read}" + (f"; not read: {others}" if others else "")
+
+
 def _picked(path: Path, columns: Columns, images: bool) -> Iterator[Row]:
     chosen: Columns | None = None
-    for number, record in enumerate(_records(path, columns.header), start=1):
+    for number, record in enumerate(records(path, columns.layout), start=1):
         chosen = chosen or _choose(path, list(record), columns, images)
         _check(path, number, record, chosen)
         yield Row(
@@ -72,36 +83,6 @@ def _check(path: Path, number: int, record: Mapping[Any, Any], chosen: Columns) 
         raise UserError(f"{path}: row {number} has more cells than the header; {mend}")
     if chosen.label is None and (label := _usual(list(record), LABEL_NAMES)):
         raise UserError(f"{path}: row {number} has a label ({label!r}) but row 1 has none; label all rows or none")
-
-
-def _records(path: Path, header: tuple[str, ...] | None) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        yield from _json_lines(path, file) if path.suffix == ".jsonl" else _table(path, file, header)
-
-
-def _table(path: Path, file: IO[str], header: Sequence[str] | None) -> Iterator[Mapping[str, Any]]:
-    # Tab-separated files by custom quote nothing: a lone quotation mark is text (GLUE's own files have them).
-    csv.field_size_limit(sys.maxsize)
-    if path.suffix == ".tsv":
-        return csv.DictReader(file, header, delimiter="\t", quoting=csv.QUOTE_NONE)
-    return csv.DictReader(file, header)
-
-
-def _json_lines(path: Path, file: IO[str]) -> Iterator[Mapping[str, Any]]:
-    for number, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        record = _parsed(f"{path}: line {number}", line)
-        if not isinstance(record, dict):
-            raise UserError(f"{path}: line {number} is no JSON object but {type(record).__name__}")
-        yield record
-
-
-def _parsed(where: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON: {error.msg} at character {error.pos + 1}") from error
 
 
 def _choose(path: Path, names: list[Any], asked: Columns, images: bool) -> Columns:
@@ -137,8 +118,15 @@ def _usual(names: Sequence[Any], usual: Sequence[str]) -> str | None:
 
 def _no_column(path: Path, what: str, names: Sequence[Any]) -> UserError:
     there = ", ".join(repr(name)[:40] for name in names[:20])
-    hint = ". A file without a header needs --columns" if path.suffix in (".csv", ".tsv") else ""
-    return UserError(f"{path}: {what}; it has: {there or 'nothing'}{hint}")
+    return UserError(f"{path}: {what}; it has: {there or 'nothing'}{_hint(path, names)}")
+
+
+def _hint(path: Path, names: Sequence[Any]) -> str:
+    if path.suffix not in TABLES:
+        return ""
+    if len(names) == 1 and (found := next((each for each in ";|\t," if each in str(names[0])), None)):
+        return f". Are its columns divided by {found!r}? Then give --delimiter {found!r}"
+    return ". A file without a header needs --columns"
 
 
 def _cell(path: Path, number: int, record: Mapping[str, Any], name: str) -> Any:
@@ -160,9 +148,11 @@ def _text(path: Path, number: int, record: Mapping[str, Any], chosen: Columns) -
 def _image(path: Path, number: int, record: Mapping[str, Any], name: str) -> NDArray[Any]:
     """A nested array, as JSON or already parsed, or the path of a picture, relative to the file that names it."""
     where, cell = f"{path}: row {number}", _cell(path, number, record, name)
+    if isinstance(cell, dict) and cell.get("bytes"):  # as `datasets` keeps pictures
+        return _picture(where, BytesIO(cell["bytes"]), "in it")
     if isinstance(cell, str) and not cell.lstrip().startswith("["):
-        return _picture(path, number, cell)
-    nested = _parsed(f"{where}: {name!r}", cell) if isinstance(cell, str) else cell
+        return _picture(where, path.parent / cell, repr(cell))
+    nested = parsed(f"{where}: {name!r}", cell) if isinstance(cell, str) else cell
     try:
         pixels = np.asarray(nested, np.float32)
     except (TypeError, ValueError) as error:
@@ -172,14 +162,14 @@ def _image(path: Path, number: int, record: Mapping[str, Any], name: str) -> NDA
     return pixels
 
 
-def _picture(path: Path, number: int, cell: str) -> NDArray[np.uint8]:
+def _picture(where: str, source: Path | BytesIO, named: str) -> NDArray[np.uint8]:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path.parent / cell) as picture:
+        with Image.open(source) as picture:
             return np.asarray(picture if picture.mode == "L" else picture.convert("RGB"))
     except (OSError, UnidentifiedImageError) as error:
-        raise UserError(f"{path}: row {number}: the picture {cell!r} cannot be read: {error}") from error
+        raise UserError(f"{where}: the picture {named} cannot be read: {error}") from error
 
 
 def _arrays(path: Path) -> Iterator[Row]:
@@ -197,17 +187,3 @@ def _arrays(path: Path) -> Iterator[Row]:
         raise UserError(f"{path}: {len(images)} images but {len(labels)} labels")
     for number, (image, label) in enumerate(zip(images, labels, strict=True), start=1):
         yield Row(number, image, label.item() if isinstance(label, np.generic) else label)
-
-
-@contextmanager
-def _one_line_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text: {error}") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (csv.Error, BadZipFile, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as {path.suffix}: {error}") from error

@@ -1,7 +1,7 @@
 """The inputs that ramps are made from: a uniform sample of a file, in three parts that never mix."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -67,33 +67,60 @@ def sampled(found: Iterable[Item], most: int, seed: int = 0) -> list[Item]:
     return kept
 
 
-def draw(found: Iterable[Row], source: Path, label_names: Sequence[str], most: int, seed: int = 0) -> Sample:
+@dataclass(frozen=True)
+class LabelNames:
+    """What the labels of a file mean: the head's own names and numbers, and other names that the user has given.
+
+    >>> LabelNames(("NEGATIVE", "POSITIVE"), {"bad": "negative"}).number("Bad")
+    0
+    """
+
+    names: Sequence[str]
+    others: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for other, told in self.others.items():
+            if self._own(told) is None:
+                raise UserError(f"--labels {other}={told}: the head knows {self.told}")
+
+    def number(self, label: Any) -> int | None:
+        """The head's number of a label, or None if it has none."""
+        text = str(label).strip()
+        return self._own({name.lower(): told for name, told in self.others.items()}.get(text.lower(), text))
+
+    @property
+    def told(self) -> str:
+        return ", ".join(self.names[:10]) + (" ..." if len(self.names) > 10 else "") + f" or 0..{len(self.names) - 1}"
+
+    def _own(self, text: str) -> int | None:
+        folded = [name.lower() for name in self.names]
+        if text.lower() in folded:
+            return folded.index(text.lower())
+        whole = text.removesuffix(".0")
+        return int(whole) if whole.isdecimal() and int(whole) < len(self.names) else None
+
+
+def draw(found: Iterable[Row], source: Path, names: LabelNames, most: int, seed: int = 0) -> Sample:
     """Keep at most this many rows, each with the same chance, in one pass over a file of any size."""
     kept = sampled(found, most, seed)
-    numbers = {name.lower(): number for number, name in enumerate(label_names)}
     if len(kept) < MIN_ROWS:
         raise UserError(f"{source}: has {len(kept) or 'no'} rows; at least {MIN_ROWS} are needed")
-    labels = _labels(kept, source, numbers, label_names)
+    labels = numbered(kept, source, names)
+    if labels is not None and len(set(labels.tolist())) == 1:
+        raise UserError(f"{source}: every label is {kept[0].label!r}: ramps need at least two classes to tell apart")
     return Sample([row.value for row in kept], labels, Parts.of(len(kept), seed))
 
 
-def _labels(kept: Sequence[Row], source: Path, numbers: Mapping[str, int], names: Sequence[str]) -> Indices | None:
-    if kept[0].label is None:
+def numbered(kept: Sequence[Row], source: Path, names: LabelNames) -> Indices | None:
+    """The labels of these rows as the head numbers them; None where the file has none."""
+    if not kept or kept[0].label is None:
         return None
-    labels = np.array([label_number(row, source, numbers, names) for row in kept], np.int64)
-    if len(set(labels.tolist())) == 1:
-        raise UserError(f"{source}: every label is {kept[0].label!r}: ramps need at least two classes to tell apart")
-    return labels
-
-
-def label_number(row: Row, source: Path, numbers: Mapping[str, int], names: Sequence[str]) -> int:
-    """A label by the head's name for it or by its number."""
-    text = str(row.label).strip()
-    if text.lower() in numbers:
-        return numbers[text.lower()]
-    if text.removesuffix(".0").isdecimal() and (number := int(text.removesuffix(".0"))) < len(names):
-        return number
-    fitting = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
-    raise UserError(
-        f"{source}: row {row.number}: label {text!r} does not fit the head; it knows {fitting} or 0..{len(names) - 1}"
-    )
+    found = [names.number(row.label) for row in kept]
+    for row, number in zip(kept, found, strict=True):
+        if number is None:
+            hint = f"; --labels {row.label}=0 says what another name means"
+            raise UserError(
+                f"{source}: row {row.number}: label {str(row.label).strip()!r} does not fit the head; "
+                f"it knows {names.told}{hint}"
+            )
+    return np.array(found, np.int64)

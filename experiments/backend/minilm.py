@@ -21,7 +21,7 @@ from deployments.models.ramps import RampDtype
 from deployments.prepare.data import Columns, rows
 from deployments.prepare.measuring import PrepareOptions
 from deployments.prepare.pipeline import prepare
-from deployments.prepare.sample import Parts, Sample, draw
+from deployments.prepare.sample import LabelNames, Parts, Sample, draw
 from deployments.progress import show
 from experiments.shared.public_data import data
 from profiles.errors import UserError
@@ -57,7 +57,7 @@ def test_file() -> Path:
 
 def sentences(part: str, most: int) -> tuple[list[str], Labels]:
     path = data(f"text/sst2_glue/{part}.tsv")
-    sample = draw(rows(path, Columns()), path, ["negative", "positive"], most)
+    sample = draw(rows(path, Columns()), path, LabelNames(["negative", "positive"]), most)
     assert sample.labels is not None, "This is a bug: the file has labels."
     return list(sample.values), sample.labels
 

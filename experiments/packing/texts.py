@@ -12,6 +12,7 @@ from deployments.models.families import family_of
 from deployments.models.ramps import Ramps
 from deployments.models.torch_model import TorchModel
 from deployments.prepare.data import Columns, rows
+from deployments.prepare.records import Layout
 from experiments.backend.families import NoEncoder
 from experiments.shared.public_data import data
 from profiles.model import Batch
@@ -20,7 +21,7 @@ ROWS = 800  # of each task, the first ones
 POSITIONS, WORDS = 512, 30522
 FILES = {
     "sst2": ("text/sst2_glue/test.tsv", Columns()),
-    "agnews": ("text/agnews/test.csv", Columns(text="title", pair="text", header=("class", "title", "text"))),
+    "agnews": ("text/agnews/test.csv", Columns(text="title", pair="text", layout=Layout(("class", "title", "text")))),
     "qnli": ("text/qnli/dev.tsv", Columns(text="question", pair="sentence")),
 }
 MARKS = 2  # [CLS] and [SEP]

@@ -17,7 +17,7 @@ from deployments.models import checkpoint, load
 from deployments.prepare.data import rows
 from deployments.prepare.features import features
 from deployments.prepare.measuring import look, targets_of
-from deployments.prepare.sample import Indices, draw
+from deployments.prepare.sample import Indices, LabelNames, draw
 from deployments.prepare.thresholds import Replay, replay, search, tradeoff
 from deployments.prepare.training import train
 
@@ -29,7 +29,7 @@ TRIALS = 50
 
 def recorded(source: Path, data: Path, most: int = 20_000) -> Replay:
     """What the policy would do at calibrated ramps, for every input that these were not trained on."""
-    sample = draw(rows(data), data, checkpoint.label_names(source), most)
+    sample = draw(rows(data), data, LabelNames(checkpoint.label_names(source)), most)
     model = load(source)
     found = features(model, checkpoint.fingerprint(source), sample.values, cache_directory() / "features")
     wanted, truth = targets_of(found, sample)

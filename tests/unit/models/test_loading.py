@@ -121,6 +121,32 @@ def test_a_checkpoint_without_a_trained_head_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("load_or_check", [load, checkpoint.check])
+def test_a_checkpoint_without_what_reads_its_inputs_is_refused(
+    text_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, load_or_check: Any
+) -> None:
+    """Hugging Face makes a tokenizer that knows no word, and the network answers all the same."""
+    (text_checkpoint / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"has no tokenizer \(tokenizer.json, .*save_pretrained"):
+        load_or_check(text_checkpoint)
+    images = tmp_path_factory.mktemp("images")
+    hugging_face("vit").save_pretrained(images)
+    with pytest.raises(UserError, match=r"has no preprocessor_config.json"):
+        load_or_check(images)
+
+
+@pytest.mark.parametrize("load_or_check", [load, checkpoint.check])
+def test_a_head_of_several_labels_or_of_a_number_is_refused(text_checkpoint: Path, load_or_check: Any) -> None:
+    config = text_checkpoint / "config.json"
+    told = json.loads(config.read_text())
+    for kind in ("multi_label_classification", "regression"):
+        config.write_text(json.dumps(told | {"problem_type": kind}))
+        with pytest.raises(UserError, match=f"problem_type is {kind}: only heads that give one label an input"):
+            load_or_check(text_checkpoint)
+    config.write_text(json.dumps(told | {"problem_type": "single_label_classification"}))
+    load_or_check(text_checkpoint)
+
+
 def test_a_family_nobody_knows_lists_those_that_are(text_checkpoint: Path) -> None:
     config = text_checkpoint / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deployments.prepare.data import Columns, rows
+from deployments.prepare.data import Columns, rows, taken
+from deployments.prepare.records import Layout
 from profiles.errors import UserError
 
 
@@ -41,12 +42,66 @@ def test_pairs_are_found_and_may_be_named(tmp_path: Path) -> None:
 
 def test_a_file_without_a_header_is_given_one(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", "0,bad\n1,good\n")
-    assert read(path, Columns(header=("label", "text"))) == [("bad", "0"), ("good", "1")]
+    assert read(path, Columns(layout=Layout(("label", "text")))) == [("bad", "0"), ("good", "1")]
 
 
 def test_json_lines_skip_blank_ones_and_may_have_no_label(tmp_path: Path) -> None:
     path = written(tmp_path, "a.jsonl", '{"text": "a\\u0085b", "n": 1}\n\n{"text": "c", "n": 2}\n')
     assert read(path) == [("a\u0085b", None), ("c", None)]
+
+
+def test_an_empty_text_is_a_text(tmp_path: Path) -> None:
+    """It is answered when it is served, too."""
+    assert read(written(tmp_path, "a.csv", 'text,label\n"",1\ngood,0\n')) == [("", "1"), ("good", "0")]
+
+
+def test_other_delimiters_and_encodings_are_read_when_they_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("text;label\nKäse, gut;1\n".encode("cp1252"))
+    assert read(path, Columns(layout=Layout(delimiter=";", encoding="cp1252"))) == [("Käse, gut", "1")]
+    with pytest.raises(UserError, match=r"not UTF-8 text .* --encoding names another"):
+        read(path, Columns(layout=Layout(delimiter=";")))
+
+
+def test_a_json_array(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.json", '[{"text": "a", "label": 1},\n {"text": "b", "label": 0}]')
+    assert read(path) == [("a", 1), ("b", 0)]
+
+
+def test_parquet_and_the_directories_that_datasets_writes(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import ipc, parquet
+
+    table = arrow.table({"text": ["a", "b"], "label": [1, 0]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    for part in ("saved/train/data-00000-of-00002.arrow", "saved/train/data-00001-of-00002.arrow"):
+        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
+        with ipc.new_stream(tmp_path / part, table.schema) as stream:
+            stream.write_table(table)
+    assert read(tmp_path / "a.parquet") == [("a", 1), ("b", 0)]
+    assert read(tmp_path / "saved" / "train") == [("a", 1), ("b", 0)] * 2
+    with pytest.raises(UserError, match=r"choose one of its splits: .*saved/train$"):
+        read(tmp_path / "saved")
+
+
+def test_pictures_inside_a_table_are_read(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    pixels = np.arange(4, dtype=np.uint8).reshape(2, 2)
+    Image.fromarray(pixels).save(tmp_path / "p.png")
+    cell = {"bytes": (tmp_path / "p.png").read_bytes(), "path": "p.png"}
+    parquet.write_table(arrow.table({"image": [cell], "label": [3]}), tmp_path / "a.parquet")
+    (row,) = rows(tmp_path / "a.parquet", images=True)
+    np.testing.assert_array_equal(row.value, pixels)
+
+
+def test_which_columns_are_read_is_said(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.csv", "text,label,sentence\na,1,b\n")
+    assert taken(path) == "a.csv: text from 'sentence', label from 'label'; not read: 'text'"
+    assert taken(path, Columns(text="text")) == "a.csv: text from 'text', label from 'label'; not read: 'sentence'"
+    with pytest.raises(UserError, match="holds no inputs"):
+        taken(written(tmp_path, "b.csv", "text,label\n"))
 
 
 def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
@@ -67,7 +122,7 @@ def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "columns", "said"),
     [
-        ("a.xml", "", Columns(), "cannot read .xml; use .csv, .tsv, .jsonl, .npz"),
+        ("a.xml", "", Columns(), "cannot read .xml; use .csv, .tsv, .jsonl, .json, .parquet, .arrow, .npz"),
         ("a.csv", "x,y\n1,2\n", Columns(), "no column of texts found .* it has: 'x', 'y'"),
         ("a.csv", "text,y\n1,2\n", Columns(label="lable"), "no column 'lable'; it has: 'text', 'y'"),
         ("a.csv", "text,label\none\n", Columns(), "row 1 has no 'label'"),
@@ -97,6 +152,11 @@ def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
         ),
         ("a.jsonl", '{"image": [[NaN]]}\n', Columns(image="image"), "row 1: 'image' must be .* finite"),
         ("a.jsonl", "[1]\n", Columns(), "line 1 is no JSON object but list"),
+        ("a.json", '{"text": "a"}', Columns(), "is no JSON array but dict; one object per line is .jsonl"),
+        ("a.json", '[{"text": "a"}, 3]', Columns(), "item 2 is no JSON object but int"),
+        ("a.csv", "text;label\na;1\n", Columns(), "Are its columns divided by ';'. Then give --delimiter ';'"),
+        ("a.csv", "text,label\n", Columns(layout=Layout(encoding="klingon")), "unknown encoding: klingon"),
+        ("a.parquet", "no table", Columns(), "cannot be read as .parquet"),
         ("a.npz", "no archive", Columns(), "cannot be read as .npz"),
         ("a.csv", "image,label\nnowhere.png,1\n", Columns(image="image"), "row 1: the picture 'nowhere.png'"),
     ],

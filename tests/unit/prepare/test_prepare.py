@@ -15,7 +15,7 @@ from cluster import cli
 from deployments.models import TorchModel, load
 from deployments.prepare import pipeline
 from deployments.prepare.data import rows
-from deployments.prepare.sample import draw
+from deployments.prepare.sample import LabelNames, draw
 from tests.helpers.tiny_networks import NUM_LABELS, hugging_face
 
 WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
@@ -70,6 +70,30 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return typed
 
 
+@pytest.mark.usefixtures("no_picture")
+def test_which_columns_are_read_is_said_and_labels_may_have_other_names(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = reviews(tmp_path / "a.csv")
+    text = data.read_text().replace("text,label", "text;label")
+    for number, name in enumerate(("bad", "so-so", "good")):
+        text = text.replace(f",{number}\n", f";{name}\n")
+    data.write_text(text)
+    options = ("--data", data, "--out", tmp_path / "out", "--delimiter", ";")
+    assert run(checkpoint, *options, "--labels", "bad=0,so-so=1,good=2") == 0
+    assert "a.csv: text from 'text', label from 'label'" in capsys.readouterr().out
+    assert run(checkpoint, *options, "--force") == 2
+    assert "--labels" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_a_tokenizer_stops_before_the_data_is_read(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint / "tokenizer.json").unlink()
+    assert run(checkpoint, "--data", tmp_path / "nowhere.csv", "--out", tmp_path / "out") == 2
+    assert "has no tokenizer" in capsys.readouterr().err
+
+
 def rules_in(folder: Path) -> dict[str, Any]:
     rules: dict[str, Any] = json.loads((folder / "exits.json").read_text())
     return rules
@@ -82,7 +106,7 @@ def test_what_is_written_is_what_will_be_served(run: Run, checkpoint: Path, tmp_
     data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
     assert run(checkpoint, "--data", data, "--out", out, "--policy", policy, "--max-accuracy-loss", "40%") == 0
     model, rules = load(out), rules_in(out)
-    sample = draw(rows(data), data, model.labels, 20_000)
+    sample = draw(rows(data), data, LabelNames(model.labels), 20_000)
     part = sample.parts.report
     assert sample.labels is not None
     exits = model.run(model.encode([sample.values[row] for row in part]), model.num_blocks, model.ramp_blocks).exits

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.prepare.data import Row
-from deployments.prepare.sample import Parts, draw, label_number
+from deployments.prepare.sample import LabelNames, Parts, draw, numbered
 from profiles.errors import UserError
 
 FILE = Path("reviews.csv")
-NAMES = ["negative", "positive"]
+NAMES = LabelNames(["negative", "positive"])
 
 
 def table(count: int) -> list[Row]:
@@ -51,14 +51,20 @@ def test_labels_stay_with_their_texts() -> None:
     ("label", "number"), [("positive", 1), ("Negative ", 0), (1, 1), ("1", 1), ("0.0", 0), (1.0, 1)]
 )
 def test_labels_by_name_or_number(label: object, number: int) -> None:
-    names = {name: number for number, name in enumerate(NAMES)}
-    assert label_number(Row(1, "", label), FILE, names, NAMES) == number
+    assert NAMES.number(label) == number
+
+
+def test_labels_by_names_that_the_user_has_given() -> None:
+    names = LabelNames(["NEGATIVE", "POSITIVE"], {"bad": "0", "Good": "positive", "1": "0"})
+    assert [names.number(label) for label in ("Bad", "good", "negative", 1, 0)] == [0, 1, 0, 0, 0]
+    with pytest.raises(UserError, match=r"--labels bad=2: the head knows NEGATIVE, POSITIVE or 0..1"):
+        LabelNames(["NEGATIVE", "POSITIVE"], {"bad": "2"})
 
 
 @pytest.mark.parametrize("label", [2, -1, "neutral", "", 0.5])
 def test_labels_that_do_not_fit_the_head(label: object) -> None:
     with pytest.raises(UserError, match=r"row 7: label .* does not fit the head; it knows negative, positive or 0..1"):
-        label_number(Row(7, "", label), FILE, {"negative": 0, "positive": 1}, NAMES)
+        numbered([Row(6, "", "0"), Row(7, "", label)], FILE, NAMES)
 
 
 def test_too_few_rows_none_at_all_and_one_class_only() -> None:

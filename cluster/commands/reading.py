@@ -1,0 +1,66 @@
+"""The options by which several commands read a file of inputs."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from deployments.prepare.data import Columns
+    from deployments.prepare.sample import LabelNames
+
+READS = "csv, tsv, jsonl, json, Parquet, a directory of `datasets`, or npz for images"
+
+TextColumn = Annotated[str | None, typer.Option(help="Column of the texts; found by usual names if not given.")]
+PairColumn = Annotated[str | None, typer.Option(help="Column of the second texts of pairs.")]
+ImageColumn = Annotated[str | None, typer.Option(help="Column of picture paths or of nested arrays.")]
+LabelColumn = Annotated[str | None, typer.Option(help="Column of the labels.")]
+Header = Annotated[
+    str | None, typer.Option("--columns", help="Names for the columns of a file without a header: label,title,text")
+]
+Delimiter = Annotated[str | None, typer.Option(help="What divides the columns; commas in csv, tabs in tsv.")]
+Encoding = Annotated[str, typer.Option(help="Of a file of text, such as cp1252.")]
+Labels = Annotated[
+    str | None, typer.Option(help="What the file's labels are to the head, if it has other names: neg=0,pos=1")
+]
+
+
+def columns_of(
+    text: str | None,
+    pair: str | None,
+    image: str | None,
+    label: str | None,
+    header: str | None,
+    delimiter: str | None,
+    encoding: str,
+) -> "Columns":
+    from deployments.prepare.data import Columns
+    from deployments.prepare.records import UTF8, Layout
+
+    divider = (delimiter or "").replace("\\t", "\t")
+    if len(divider) > 1:
+        raise UserError(f"--delimiter {delimiter!r} must be one character")
+    names = tuple(header.split(",")) if header else None
+    layout = Layout(names, divider or None, UTF8 if encoding.lower() in ("utf-8", "utf8") else encoding)
+    return Columns(text, pair, image, label, layout)
+
+
+def label_names(names: "Sequence[str]", told: str | None) -> "LabelNames":
+    """What labels mean, by the head's names and by what --labels says."""
+    from deployments.prepare.sample import LabelNames
+
+    return LabelNames(names, _pairs(told))
+
+
+def _pairs(told: str | None) -> "Mapping[str, str]":
+    """
+    >>> _pairs("neg=0, pos=1")
+    {'neg': '0', 'pos': '1'}
+    """
+    parts = [part.partition("=") for part in (told or "").split(",") if part.strip()]
+    if wrong := next(("".join(part) for part in parts if not (part[0].strip() and part[2].strip())), None):
+        raise UserError(f"--labels {wrong!r} must be NAME=NUMBER, as in neg=0,pos=1")
+    return {name.strip(): number.strip() for name, _, number in parts}

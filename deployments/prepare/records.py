@@ -1,0 +1,129 @@
+"""Records of a file of inputs, whatever its format: csv, tsv and jsonl row by row, json, Parquet and Arrow."""
+
+import csv
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from zipfile import BadZipFile
+
+from profiles.errors import UserError
+
+TABLES = (".csv", ".tsv")
+ARROW = (".parquet", ".arrow")
+FORMATS = (*TABLES, ".jsonl", ".json", *ARROW, ".npz")
+UTF8 = "utf-8-sig"  # with the mark that some programs put before it, or without
+
+Record = Mapping[Any, Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a file of text is laid out. `header` names its columns where its first row does not."""
+
+    header: tuple[str, ...] | None = None
+    delimiter: str | None = None  # None: commas in csv, tabs in tsv
+    encoding: str = UTF8
+
+
+def records(path: Path, layout: Layout) -> Iterator[Record]:
+    """Every record in order, by the names of its columns. A directory is one that `datasets` has saved."""
+    if path.is_dir():
+        for part in _parts(path):
+            yield from _arrow(part)
+    elif path.suffix in ARROW:
+        yield from _arrow(path)
+    else:
+        with path.open(encoding=layout.encoding, newline="") as file:
+            yield from _of_text(path, file, layout)
+
+
+def check_format(path: Path) -> None:
+    if path.suffix not in FORMATS and not path.is_dir():
+        raise UserError(f"{path}: cannot read {path.suffix or 'a file without a suffix'}; use {', '.join(FORMATS)}")
+
+
+def _of_text(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
+    if path.suffix == ".jsonl":
+        return _json_lines(path, file)
+    return _json_array(path, file) if path.suffix == ".json" else _table(path, file, layout)
+
+
+def _table(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
+    # Tab-separated files by custom quote nothing: a lone quotation mark is text (GLUE's own files have them).
+    csv.field_size_limit(sys.maxsize)
+    if path.suffix == ".tsv":
+        return csv.DictReader(file, layout.header, delimiter=layout.delimiter or "\t", quoting=csv.QUOTE_NONE)
+    return csv.DictReader(file, layout.header, delimiter=layout.delimiter or ",")
+
+
+def _json_lines(path: Path, file: IO[str]) -> Iterator[Record]:
+    for number, line in enumerate(file, start=1):
+        if line.strip():
+            yield _object(f"{path}: line {number}", parsed(f"{path}: line {number}", line))
+
+
+def _json_array(path: Path, file: IO[str]) -> Iterator[Record]:
+    content = parsed(str(path), file.read())
+    if not isinstance(content, list):
+        raise UserError(f"{path} is no JSON array but {type(content).__name__}; one object per line is .jsonl")
+    for number, each in enumerate(content, start=1):
+        yield _object(f"{path}: item {number}", each)
+
+
+def _object(where: str, found: Any) -> Record:
+    if not isinstance(found, dict):
+        raise UserError(f"{where} is no JSON object but {type(found).__name__}")
+    return found
+
+
+def parsed(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON: {error.msg} at character {error.pos + 1}") from error
+
+
+def _parts(folder: Path) -> Sequence[Path]:
+    """The files of a split that `datasets` has saved; of several splits the user chooses one."""
+    if found := sorted(folder.glob("*.arrow")) or sorted(folder.glob("*.parquet")):
+        return found
+    splits = [each.name for each in sorted(folder.iterdir()) if each.is_dir() and any(each.glob("*.arrow"))]
+    hint = f"; choose one of its splits: {', '.join(f'{folder}/{name}' for name in splits)}" if splits else ""
+    raise UserError(f"{folder}: holds no *.arrow or *.parquet{hint}")
+
+
+def _arrow(path: Path) -> Iterator[Record]:
+    try:
+        from pyarrow import ipc, parquet
+    except ImportError as error:
+        raise UserError(f"{path}: reading it needs pyarrow, which is not installed: pip install pyarrow") from error
+    if path.suffix == ".parquet":
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+        return
+    with ipc.open_stream(path) as stream:
+        for batch in stream:
+            yield from batch.to_pylist()
+
+
+@contextmanager
+def one_line_errors(path: Path, layout: Layout) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except UnicodeError as error:
+        told = "UTF-8" if layout.encoding == UTF8 else layout.encoding
+        raise UserError(f"{path}: not {told} text ({error}); --encoding names another, such as cp1252") from error
+    except LookupError as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (csv.Error, BadZipFile, ValueError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"{path}: cannot be read as {path.suffix}: {reason}") from error
