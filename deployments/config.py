@@ -150,6 +150,11 @@ class AppConfig(BaseModel):
         ge=1,
         description="Inputs that may be inside, all fronts together; beyond them a request is refused (503).",
     )
+    too_long: Literal["truncate", "refuse"] = Field(
+        "truncate",
+        description="What becomes of a text that is longer than the network reads: its end is cut off, and the answer "
+        'says "truncated": true, or it is refused (422).',
+    )
     max_inputs: int = Field(256, ge=1, description="Inputs that one request may carry (422 beyond).")
     max_body_bytes: int = Field(
         16 * 2**20, ge=1, description="Size that the body of one request may have (413 beyond)."

@@ -117,7 +117,7 @@ def check_depth(config: AppConfig, num_blocks: int) -> None:
 _OF_PLANS = {"plan", "devices", "rate_per_s", "slo_ms", "max_batch"}
 _OF_THE_FRONT = {
     "name", "front_replicas", "max_waiting", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
-    "grpc_port", "grpc_host",
+    "grpc_port", "grpc_host", "too_long",
 }  # fmt: skip
 
 

@@ -30,6 +30,8 @@ class Batch:
     memory: Array
     # Tokens per text; None: the inputs are no texts. Always on the host.
     lengths: NDArray[np.int64] | None = None
+    # Positions of texts that are longer than the network reads, and were cut; known where they are encoded only.
+    truncated: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.memory)

@@ -24,6 +24,7 @@ class Answer:
     score: float  # the probability of `label`, after calibration
     exit_block: int  # the block it left after
     steps: tuple[Step, ...]
+    truncated: bool = False  # the input was longer than the network reads: its end was cut off
 
     @property
     def queued_ms(self) -> float:

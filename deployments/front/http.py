@@ -33,6 +33,7 @@ class Output(BaseModel):
     queued_ms: float = Field(description="Time spent waiting for batches to form.")
     computed_ms: float = Field(description="Time in launches, until it left.")
     splits: list[Step] = Field(description="The same for each launch it took part in.")
+    truncated: bool = Field(False, description="The text is longer than the network reads: its end was cut off.")
 
 
 class Predictions(BaseModel):

@@ -64,7 +64,7 @@ def _output(answer: Answer, labels: Sequence[str]) -> dict[str, Any]:
         {"block": step.block, "queued_ms": round(step.queued_ms, 3), "computed_ms": round(step.computed_ms, 3)}
         for step in answer.steps
     ]
-    return {
+    output = {
         "label": answer.label,
         "name": labels[answer.label],
         "score": answer.score,
@@ -73,3 +73,4 @@ def _output(answer: Answer, labels: Sequence[str]) -> dict[str, Any]:
         "computed_ms": round(answer.computed_ms, 3),
         "splits": steps,
     }
+    return output | {"truncated": True} if answer.truncated else output

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -167,7 +167,7 @@ class Service:
         deadline_s = min(visit.arrived_s + within_s, visit.until_s)
         answers = await self._driver.answer(content.inputs, deadline_s - self._after_s(deadline_s) - self._clock())
         known_s, began_s = self._clock(), self._work_clock()
-        written = content.write(_finite(answers))
+        written = content.write(_finite(_told(answers, content.inputs)))
         now_s = self._clock()
         self._writing.saw(now_s, now_s - known_s)
         experience.work_s.learn(visit.size, read_s + self._work_clock() - began_s)
@@ -249,12 +249,23 @@ class Service:
         """Encode a list of inputs, each of which may itself be a list."""
         self.sizes.check_count(len(inputs))
         try:
-            return pack(self._model.encode(inputs))
+            packed = pack(self._model.encode(inputs))
         except (ValueError, TypeError, OverflowError) as error:
             raise RefusedError(422, str(error)) from error
         except Exception as error:  # any error of the preprocessor is taken for a fault of the input
             log.warning("inputs could not be encoded", exc_info=True)
             raise RefusedError(422, f"the inputs cannot be read: {type(error).__name__}: {error}") from error
+        if packed.truncated and self.config.too_long == "refuse":
+            longer = f"input {min(packed.truncated)} is longer than the network reads"
+            raise RefusedError(422, f"{longer}: shorten it (too_long: refuse is set here)")
+        return packed
+
+
+def _told(answers: list[Answer], inputs: Packed) -> list[Answer]:
+    """The answers, which say so where an input's end was cut off."""
+    if not inputs.truncated:
+        return answers
+    return [replace(each, truncated=position in inputs.truncated) for position, each in enumerate(answers)]
 
 
 def _finite(answers: list[Answer]) -> list[Answer]:

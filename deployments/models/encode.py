@@ -18,6 +18,7 @@ CHARACTERS_A_TOKEN = 64  # of a text, so many are looked at for each token that 
 class Encoded:
     arrays: Mapping[str, NDArray[Any]]
     lengths: NDArray[np.int64] | None
+    truncated: frozenset[int] = frozenset()  # positions of texts of which the end is missing
 
 
 class Encoder(Protocol):
@@ -50,7 +51,20 @@ class TextEncoder:
             return_attention_mask=False,
         )
         arrays = {name: np.fromiter(chain.from_iterable(rows), np.int64) for name, rows in tokens.items()}
-        return Encoded(arrays, np.fromiter(map(len, tokens["input_ids"]), np.int64))
+        lengths = np.fromiter(map(len, tokens["input_ids"]), np.int64)
+        return Encoded(arrays, lengths, self._truncated(inputs, lengths))
+
+    def _truncated(self, inputs: Sequence[Any], lengths: NDArray[np.int64]) -> frozenset[int]:
+        """Only a text that fills the network, or that is cut off before it is read, is looked at again."""
+        most = CHARACTERS_A_TOKEN * self.longest
+        full = {int(position) for position in np.flatnonzero(lengths >= self.longest)}
+        cut = {position for position, value in enumerate(inputs) if _characters(value) > most}
+        return frozenset(cut | {position for position in full - cut if self._overflows(inputs[position])})
+
+    def _overflows(self, value: Any) -> bool:
+        first, second = self._text_pair(value)
+        tokens = self.tokenizer([first], None if second is None else [second], verbose=False)
+        return len(tokens["input_ids"][0]) > self.longest
 
     def _text_pair(self, value: Any) -> tuple[str, str | None]:
         """What lies beyond the last token that is read is cut off before it costs anything, not after."""
@@ -61,6 +75,11 @@ class TextEncoder:
             case [str() as first, str() as second]:
                 return first[:most], second[:most]
         raise UserError(f"a text input must be a string or a pair of strings, got {type(value).__name__}")
+
+
+def _characters(text: str | Sequence[str]) -> int:
+    """Of a text, or of the longer text of a pair."""
+    return len(text) if isinstance(text, str) else max(map(len, text))
 
 
 @dataclass(frozen=True)

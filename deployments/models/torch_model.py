@@ -81,7 +81,7 @@ class TorchModel:
     def encode(self, inputs: Sequence[Any]) -> Batch:
         encoded = self.encoder(inputs)
         memory = np.zeros((len(inputs), self.ramps.memory_width(self.num_labels)), np.float32)
-        return Batch(0, encoded.arrays, memory, encoded.lengths)
+        return Batch(0, encoded.arrays, memory, encoded.lengths, encoded.truncated)
 
     @torch.inference_mode()
     def merge(self, parts: Sequence[Batch]) -> Batch:

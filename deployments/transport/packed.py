@@ -30,6 +30,7 @@ class Packed:
     memory: NDArray[np.float32]
     lengths: Integers | None = None
     bfloat16: frozenset[str] = field(default_factory=frozenset)  # names of arrays that hold bits
+    truncated: frozenset[int] = frozenset()  # positions of texts that were cut, where a front has encoded them
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -46,7 +47,7 @@ class Packed:
 def pack(batch: Batch) -> Packed:
     """Pack a batch from any device."""
     if _is_plain(batch):  # there is nothing to move
-        return Packed(batch.cursor, batch.arrays, batch.memory, batch.lengths)
+        return Packed(batch.cursor, batch.arrays, batch.memory, batch.lengths, truncated=batch.truncated)
     import torch
 
     bits = torch.int16  # numpy has no bfloat16: such arrays travel as their bits

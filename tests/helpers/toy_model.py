@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,18 @@ class Toy:
         return Batch(batch.cursor, {name: a[rows] for name, a in batch.arrays.items()}, batch.memory[rows])
 
 
+class ReadsTexts(Toy):
+    """The same for texts such as "3 1": all that follows the second word is cut off."""
+
+    reads_text = True
+
+    def encode(self, inputs: Sequence[Any]) -> Batch:
+        words = [one.split() for one in inputs]
+        batch = super().encode([list(map(int, each[:2])) for each in words])
+        cut = frozenset(position for position, each in enumerate(words) if len(each) > 2)
+        return replace(batch, truncated=cut)
+
+
 def left_at(block: int, ramps: Collection[int] = RAMPS) -> int:
     """The block at which an input that wants to leave at `block` does leave."""
     return next((ramp for ramp in sorted(ramps) if ramp >= block), BLOCKS - 1)
@@ -69,6 +82,10 @@ def left_at(block: int, ramps: Collection[int] = RAMPS) -> int:
 
 def load(directory: str | Path, device: str, dtype: str) -> Toy:
     return Toy()
+
+
+def load_texts(directory: str | Path, device: str, dtype: str) -> Toy:
+    return ReadsTexts()
 
 
 def load_leisurely(directory: str | Path, device: str, dtype: str) -> Toy:

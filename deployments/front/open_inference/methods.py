@@ -71,7 +71,7 @@ def content(service: Service, request: Any, response: Callable[..., Written]) ->
         raise RefusedError(400, f"an id has {LONGEST_NAME} characters at most, and a request {MOST_NAMED} outputs")
 
     def written(answers: list[Answer]) -> Written:
-        outputs = protocol.columns(answers, service.labels)
+        outputs = protocol.columns(service, answers)
         wanted = [each.name for each in request.outputs] or list(outputs)
         check_outputs(wanted, outputs)
         return response(

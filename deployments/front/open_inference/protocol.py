@@ -13,6 +13,7 @@ from deployments.front.service import Service
 VERSION = "1"
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
 _OUTPUTS = {"label": "INT64", "score": "FP32", "exit_block": "INT64", "name": BYTES}
+_OF_TEXTS = {"truncated": "BOOL"}  # the text is longer than the network reads: its end was cut off
 
 
 def server() -> dict[str, Any]:
@@ -22,7 +23,7 @@ def server() -> dict[str, Any]:
 def metadata(service: Service) -> dict[str, Any]:
     """One tensor goes in, whose first dimension counts the inputs; what comes out has a row for each."""
     kind, shape = (BYTES, [-1, 1]) if service.reads_text else ("FP32", [-1, -1, -1])
-    outputs = [{"name": output, "datatype": kind, "shape": [-1]} for output, kind in _OUTPUTS.items()]
+    outputs = [{"name": output, "datatype": kind, "shape": [-1]} for output, kind in _outputs(service).items()]
     return {
         "name": service.name,
         "versions": [VERSION],
@@ -39,7 +40,7 @@ def configuration(service: Service) -> dict[str, Any]:
         "platform": "isobatch",
         "max_batch_size": service.config.max_inputs,
         "input": [{"name": "inputs"}],
-        "output": [{"name": name} for name in _OUTPUTS],
+        "output": [{"name": name} for name in _outputs(service)],
     }
 
 
@@ -78,11 +79,18 @@ def check(service: Service, name: str, version: str = VERSION) -> None:
         raise RefusedError(404, f"{asked}: this is {service.name!r}, {VERSION!r}")
 
 
-def columns(answers: Sequence[Answer], labels: Sequence[str]) -> dict[str, Any]:
+def columns(service: Service, answers: Sequence[Answer]) -> dict[str, Any]:
     """The outputs: a row for each answer."""
-    return {
+    found: dict[str, Any] = {
         "label": np.array([answer.label for answer in answers], np.int64),
         "score": np.array([answer.score for answer in answers], np.float32),
         "exit_block": np.array([answer.exit_block for answer in answers], np.int64),
-        "name": [labels[answer.label] for answer in answers],
+        "name": [service.labels[answer.label] for answer in answers],
     }
+    if service.reads_text:
+        found["truncated"] = np.array([answer.truncated for answer in answers], np.bool_)
+    return found
+
+
+def _outputs(service: Service) -> dict[str, str]:
+    return _OUTPUTS | _OF_TEXTS if service.reads_text else _OUTPUTS

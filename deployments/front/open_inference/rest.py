@@ -99,6 +99,6 @@ def _content(service: Service, body: bytes, json_size: str | None) -> Content[tu
     asked = read(body, json_size, service.sizes)
 
     def written(answers: list[Answer]) -> tuple[bytes, int | None]:
-        return write(asked, service.name, protocol.columns(answers, service.labels))
+        return write(asked, service.name, protocol.columns(service, answers))
 
     return Content(service.encoded_each(asked.values), written, asked.within_s)

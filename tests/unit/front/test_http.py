@@ -125,3 +125,25 @@ def test_stats_say_how_it_goes(client: TestClient) -> None:
     (split,) = stats["splits"]
     assert (split["blocks"], split["batch"], split["launches"]) == ([0, 4], 32, 1)
     assert split["fill"] == pytest.approx(3 / 32, abs=1e-3)
+
+
+def texts(**told: str) -> TestClient:
+    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load_texts", **told)
+    return TestClient(create_api(Service(config, time.perf_counter)))
+
+
+def test_an_answer_says_that_its_text_was_cut() -> None:
+    with texts() as client:
+        outputs = client.post("/predict", json={"inputs": ["0 3", "0 4 and more", "3 5"]}).json()["outputs"]
+        assert [each.get("truncated") for each in outputs] == [None, True, None]
+        assert [each["label"] for each in outputs] == [3, 4, 5]
+
+
+def test_a_text_that_is_too_long_is_refused_where_that_is_preferred() -> None:
+    with texts(too_long="refuse") as client:
+        assert client.post("/predict", json={"inputs": ["0 3"]}).status_code == 200
+        reply = client.post("/predict", json={"inputs": ["0 3", "0 4 and more"]})
+        assert reply.status_code == 422
+        assert reply.json()["error"] == (
+            "input 1 is longer than the network reads: shorten it (too_long: refuse is set here)"
+        )

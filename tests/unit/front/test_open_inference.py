@@ -111,3 +111,14 @@ def test_texts_travel_as_bytes_and_come_back(texts: list[str]) -> None:
 def test_no_body_breaks_the_reader(body: bytes, header: str | None) -> None:
     with pytest.raises(RefusedError):
         read(body, header, SIZES)
+
+
+def test_a_text_that_was_cut_is_told_in_an_output_of_its_own() -> None:
+    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load_texts")
+    with TestClient(create_api(Service(config, time.perf_counter))) as client:
+        outputs = client.get("/v2/models/toy").json()["outputs"]
+        assert outputs[-1] == {"name": "truncated", "datatype": "BOOL", "shape": [-1]}
+        assert client.get("/v2/models/toy/config").json()["output"][-1] == {"name": "truncated"}
+        asked = {"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["0 3", "0 4 and more"]}
+        answer = client.post(INFER, json={"inputs": [asked]}).json()["outputs"][-1]
+        assert answer == {"name": "truncated", "shape": [2], "datatype": "BOOL", "data": [False, True]}

@@ -65,6 +65,17 @@ def test_long_texts_are_cut_to_what_the_network_can_read(text_checkpoint: Path) 
     assert len(model.run(batch, model.num_blocks, ()).exits) == 1
 
 
+def test_who_is_cut_is_known(text_checkpoint: Path) -> None:
+    model = load(text_checkpoint)
+    fits, cut, endless = "good " * 22, "good " * 23, " " * 2000 + "bad"
+    batch = model.encode(["good", fits, cut, endless, fits])
+    assert batch.lengths is not None
+    assert batch.lengths.tolist() == [3, 24, 24, 2, 24]
+    assert batch.truncated == {2, 3}
+    assert model.encode([("good " * 10, "bad " * 11), ("good " * 10, "bad " * 12)]).truncated == {1}
+    assert model.encode(["good"]).truncated == frozenset()
+
+
 def test_images_are_encoded_with_the_checkpoints_own_processor(image_checkpoint: Path) -> None:
     model = load(image_checkpoint)
     image = np.arange(64).reshape(8, 8) / 4
