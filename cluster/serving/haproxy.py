@@ -19,6 +19,7 @@ MAX_CONNECTIONS = 4096  # of all clients; HAProxy needs twice as many file handl
 MAX_OF_ONE_ADDRESS = MAX_CONNECTIONS // 2  # so that no single client locks out the others
 REQUEST_S = 10  # the time that a client has to send its headers
 QUEUED_MS = 25  # how long a request waits here for a front that has as many as it wants at once
+QUEUED = 64  # requests wait here for each front; then clients who ask for as many in a second are refused at once
 RETRY_S = 4  # who is refused here is told to come back after a number of seconds up to this, drawn for each
 ORDER_S = 2.0  # an order to HAProxy may take so long
 SILENT_S = 60  # how long a client may neither send nor take anything while it should
@@ -58,7 +59,8 @@ s#(return status 50. content-type) text/plain string "([^"]*)"#\1 application/js
     acl says_when res.hdr(retry-after) -m found\
     http-after-response set-header Retry-After %[rand({retry_s}),add(1)] if {{ status 503 }} !says_when
 /^ *http-reuse/a\
-    timeout queue {queued_ms}
+    timeout queue {queued_ms}\
+    http-request deny deny_status 503 if {{ avg_queue gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
 """
 _PAGE = re.compile(rb"HTTP/1\.1 (\d{3}) ([\w -]+)\r\n(?:[\w-]+: [^\r\n]+\r\n)+\r\n<html>[^\0]+</html>\n(?=\0)")
 _ERRORS = {
@@ -88,6 +90,7 @@ def guarded(folder: Path, ports: Collection[str]) -> str:
         silent_s=SILENT_S,
         of_one=MAX_OF_ONE_ADDRESS,
         queued_ms=QUEUED_MS,
+        queued=QUEUED,
         retry_s=RETRY_S,
     )
     (folder / "haproxy.sed").write_text(edits)

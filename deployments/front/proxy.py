@@ -12,14 +12,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
+from deployments.front.learned import Peak
+
 log = logging.getLogger(__name__)
-EVERY_S = 0.02
+EVERY_S, CALM_EVERY_S = 0.02, 0.1  # while requests are refused; while none are: this takes time from those who answer
 TELL_AGAIN_S = 1.0  # HAProxy forgets the limit when Serve starts it anew
 WITHIN_S = 1.0  # a HAProxy that says nothing for so long is asked again later
-MANY_REFUSED = 0.05  # of those that came
+SEEN_AFTER_S = 0.06  # a lower limit shows its effect: those who came before it have been let in
+MANY_STRAINED = 0.05  # of those that came
 LEAST, USUAL, MOST = 4, 256, 4096  # requests at once
 
 
@@ -27,27 +31,41 @@ class Burden(NamedTuple):
     """What a front has done until now."""
 
     inside: int  # requests that wait for their answers
-    refused: int  # since the start, as there was too much to do
+    strained: int  # requests since the start that were refused, late, or waited long, as there was too much to do
     answered: int
 
 
 class Limit:
-    """How many requests the front may have at once."""
+    """How many requests the front may have at once.
+
+    It is compared with the most that were inside of late: how many are inside in one moment says little.
+    """
 
     def __init__(self) -> None:
         self.value = USUAL
+        self.calm = True  # nothing has to be refused
+        self._inside = Peak()
         self._last = Burden(0, 0, 0)
+        self._lowered_s = -inf
 
-    def step(self, burden: Burden) -> None:
-        """Some time has passed. As long as many are refused it may have fewer than are inside now, then a few more."""
-        refused, answered = burden.refused - self._last.refused, burden.answered - self._last.answered
+    def step(self, now_s: float, burden: Burden) -> None:
+        """Some time has passed. As long as many are refused it may have fewer than were inside, then a few more."""
+        self._inside.saw(now_s, burden.inside)
+        inside = self._inside.at(now_s)
+        strained, answered = burden.strained - self._last.strained, burden.answered - self._last.answered
         self._last = burden
-        if refused > 1 and refused > MANY_REFUSED * (refused + answered):
-            self.value = max(LEAST, int(0.95 * min(self.value, burden.inside)))
-        elif 2 * burden.inside > self.value:
-            self.value = min(MOST, self.value + max(1, self.value // 40))
-        else:
-            self.value = min(max(USUAL, self.value // 2), 2 * self.value)
+        if strained > 1 and strained > MANY_STRAINED * (strained + answered):
+            if now_s - self._lowered_s >= SEEN_AFTER_S:
+                self.value = max(LEAST, int(0.9 * min(self.value, inside)))
+                self._lowered_s = now_s
+        elif 2 * inside > self.value:  # the longer ago it was lowered, the faster
+            share = min(0.1, (now_s - self._lowered_s) / 10.0)
+            self.value = min(MOST, self.value + max(1, int(share * self.value)))
+        elif self.value < USUAL:
+            self.value = min(USUAL, 2 * self.value)
+        elif 4 * inside < self.value:
+            self.value = max(USUAL, self.value // 2)
+        self.calm = not strained and self.value >= USUAL
 
 
 class ProxyLimit(threading.Thread):
@@ -56,25 +74,27 @@ class ProxyLimit(threading.Thread):
     def __init__(self, path: Path, burden: Callable[[], Burden], port: Callable[[], int | None]) -> None:
         super().__init__(name="proxy-limit", daemon=True)
         self._path, self._burden, self._port = path, burden, port
-        self._limit, self._told, self._told_s = Limit(), 0, 0.0
+        self._limit, self._told = Limit(), 0
+        self._servers: list[str] = []  # those at the port: HAProxy may know one under several names
+        self._looked_s = 0.0  # when they were asked for
 
     def run(self) -> None:
         while True:
-            time.sleep(EVERY_S)
-            self._limit.step(self._burden())
-            again = time.monotonic() - self._told_s > TELL_AGAIN_S
+            time.sleep(CALM_EVERY_S if self._limit.calm else EVERY_S)
+            self._limit.step(time.monotonic(), self._burden())
+            again = time.monotonic() - self._looked_s > TELL_AGAIN_S
             if (port := self._port()) and (again or self._limit.value != self._told):
-                self._tell(port, self._limit.value)
+                self._tell(port, self._limit.value, again)
 
-    def _tell(self, port: int, limit: int) -> None:
-        """Every server that is at this port: HAProxy may know one under several names."""
+    def _tell(self, port: int, limit: int, again: bool = True) -> None:
         try:
-            servers = _servers_at(_said(self._path, "show servers state"), port)
-            _said(self._path, ";".join(f"set maxconn server {server} {limit}" for server in servers))
+            if again:
+                self._looked_s = time.monotonic()
+                self._servers = _servers_at(_said(self._path, "show servers state"), port)
+            _said(self._path, ";".join(f"set maxconn server {server} {limit}" for server in self._servers))
             self._told = limit
         except OSError as error:
             log.warning("HAProxy was not told its limit: %s: %s", type(error).__name__, error)
-        self._told_s = time.monotonic()
 
 
 def _said(path: Path, command: str) -> str:

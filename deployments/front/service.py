@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -28,6 +29,8 @@ from profiles.model import SplitModel, label_names, reads_text
 log = logging.getLogger(__name__)
 HAND_OVER_S = 0.002  # of an answer to the operating system, and through it to the client's side
 _TYPICAL_S = 0.0002  # what a request costs, before any has shown it
+_LONG_WAIT_S = 0.05  # to be read: a front that lets requests wait for so long has too many
+_LOOKS_AT_ONE_OF = 8  # requests, to learn what they cost
 Written = TypeVar("Written")
 
 
@@ -58,6 +61,16 @@ class _Experience:
     def __init__(self) -> None:
         self.work_s = Trend(_TYPICAL_S)  # of this process, to read them and to write their answers
         self.inputs = Trend(1.0)
+        self._come = count()
+
+    def looks(self) -> bool:
+        """Whether to look at the next one: to ask for the processor time of all costs more than a small one takes."""
+        return not next(self._come) % _LOOKS_AT_ONE_OF
+
+
+def _unasked() -> float:
+    """Stands for a clock where nobody needs to know the time."""
+    return 0.0
 
 
 def directory_of(config: AppConfig) -> str:
@@ -101,7 +114,7 @@ class Service:
         self._experiences: dict[str, _Experience] = {}  # by the kind of request
         self._writing = Peak()
         self._crowd = Crowd()
-        self._inside = self._overloaded = self._answered = 0  # requests
+        self._inside = self._strained = self._answered = 0  # requests
         self._connect = connect
         self._others = others
         self._plan = plan
@@ -159,18 +172,22 @@ class Service:
     async def _answer(self, visit: Visit, read: Callable[[], Content[Written]]) -> Written:
         experience = self._experience(visit.kind)
         await self._turnstile.turn(visit.work_s, visit.latest_s)
-        began_s = self._work_clock()
+        self._strained += self._clock() - visit.arrived_s > _LONG_WAIT_S
+        learns = experience.looks()
+        work_clock = self._work_clock if learns else _unasked
+        began_s = work_clock()
         content = read()
-        read_s = self._work_clock() - began_s
-        experience.inputs.learn(visit.size, len(content.inputs))
+        read_s = work_clock() - began_s
         within_s = visit.within_s or content.within_s or self.config.slo_ms / 1e3
         deadline_s = min(visit.arrived_s + within_s, visit.until_s)
         answers = await self._driver.answer(content.inputs, deadline_s - self._after_s(deadline_s) - self._clock())
-        known_s, began_s = self._clock(), self._work_clock()
+        known_s, began_s = self._clock(), work_clock()
         written = content.write(_finite(_told(answers, content.inputs)))
         now_s = self._clock()
         self._writing.saw(now_s, now_s - known_s)
-        experience.work_s.learn(visit.size, read_s + self._work_clock() - began_s)
+        if learns:
+            experience.inputs.learn(visit.size, len(content.inputs))
+            experience.work_s.learn(visit.size, read_s + work_clock() - began_s)
         if now_s > deadline_s:
             raise RefusedError(504, "the deadline passed before the answer was ready")
         self._driver.counts.request_answered(answers, now_s - visit.arrived_s)
@@ -197,8 +214,8 @@ class Service:
             self._crowd.answered(self._clock())
         except RefusedError as refused:
             counts.request_ended("failed" if refused.status == 500 else "refused")
+            self._strained += refused.status in (503, 504)
             if refused.status == 503:
-                self._overloaded += 1
                 self._crowd.refused(self._clock())
                 refused.retry_after_s = self._crowd.retry_after_s(refused.retry_after_s or 0.0)
             raise
@@ -213,7 +230,7 @@ class Service:
 
     def burden(self) -> Burden:
         """What the proxy's limit depends on."""
-        return Burden(self._inside, self._overloaded, self._answered)
+        return Burden(self._inside, self._strained, self._answered)
 
     async def everywhere(self) -> list[FrontState]:
         """The states of all fronts, this one first."""

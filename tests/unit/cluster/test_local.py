@@ -18,7 +18,7 @@ import pytest
 
 from cluster.serving import local
 from cluster.serving.deploy import _wait_until_reachable
-from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, QUEUED_MS, REQUEST_S, RETRY_S, guarded, stopping
+from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, QUEUED, QUEUED_MS, REQUEST_S, RETRY_S, guarded, stopping
 from cluster.serving.local import SHORT, LocalRay, check_place, free_port, is_free, running_cluster, short_temporary
 from cluster.serving.processes import descendants
 from deployments.front.headers import waited_s_by
@@ -268,6 +268,27 @@ def test_a_flood_from_one_address_leaves_the_others_their_share(tmp_path: Path) 
             served.append(connection.recv(4096).split()[1])
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         assert b"/app/127.0.0.3" in served
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+def test_where_many_wait_who_asks_much_is_refused_at_once_and_who_asks_little_waits_too(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
+        place = front.getsockname()[1]
+        port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=5000))
+        ProxyLimit(tmp_path / "admin.sock", lambda: Burden(0, 0, 0), lambda: place)._tell(place, 1)
+
+        def ask(source: str) -> socket.socket:
+            asking = socket.create_connection(("127.0.0.1", port), timeout=0.3, source_address=(source, 0))
+            stack.enter_context(asking).sendall(b"POST /app/predict HTTP/1.1\r\nHost: x\r\n\r\n")
+            return asking
+
+        flood = [ask("127.0.0.2") for _ in range(QUEUED + 20)]
+        status = flood[-1].recv(4096).split()[1]
+        assert status == b"503"
+        with pytest.raises(TimeoutError):
+            ask("127.0.0.3").recv(4096)
+        with pytest.raises(TimeoutError):
+            flood[QUEUED // 2].recv(4096)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")

@@ -1,6 +1,7 @@
 """A deadline counts from when a request came; what cannot be in time is refused unread; no answer comes after it."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from fastapi.testclient import TestClient
 from deployments.config import AppConfig
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.http import create_api
-from deployments.front.service import Content, Service
+from deployments.front.service import Content, Service, Visit
 from tests.helpers.toy_model import Toy
 
 TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
@@ -119,5 +120,41 @@ def test_whoever_goes_away_while_waiting_costs_nothing() -> None:
         await asyncio.gather(*asking, return_exceptions=True)
         assert read == [0, 1, 3]
         assert service.burden().inside == 0
+
+    play(scene)
+
+
+def test_who_was_refused_was_late_or_waited_long_to_be_read_shows_the_strain() -> None:
+    async def scene(service: Service, clock: Clock) -> None:
+        def slow(answers: list[Answer]) -> list[Answer]:
+            clock.ahead_s += 1.0
+            return answers
+
+        async def strain(visit: Visit, write: Callable[[list[Answer]], Any] = list) -> int:
+            before = service.burden().strained
+            with contextlib.suppress(RefusedError), service.counted():
+                await service.answer(visit, content(service, write))
+            return service.burden().strained - before
+
+        assert await strain(service.visit("", 0, {}, 5.0)) == 0
+        assert await strain(service.visit("", 0, {}, 0.9), slow) == 1
+        waiting = service.visit("", 0, {}, 5.0)
+        clock.ahead_s += 0.1
+        assert await strain(waiting) == 1
+        with pytest.raises(RefusedError), service.counted():
+            service.visit("", 0, {}, 1e-9)
+        assert service.burden().strained == 3
+
+    play(scene)
+
+
+def test_the_first_request_of_a_kind_is_looked_at_and_few_of_those_that_follow() -> None:
+    async def scene(service: Service, clock: Clock) -> None:
+        asked: list[float] = []
+        service._work_clock = lambda: asked.append(0.0) or 0.0  # type: ignore[func-returns-value]
+        for number in range(17):
+            await service.answer(service.visit("", 0, {}, 5.0), content(service))
+            assert bool(asked) == (number % 8 == 0)
+            asked.clear()
 
     play(scene)

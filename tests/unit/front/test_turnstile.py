@@ -8,7 +8,7 @@ import pytest
 
 from deployments.front.answers import RefusedError
 from deployments.front.learned import LONGEST_RETRY_S, Crowd, Trend
-from deployments.front.proxy import LEAST, MOST, USUAL, Burden, Limit
+from deployments.front.proxy import EVERY_S, LEAST, MOST, SEEN_AFTER_S, USUAL, Burden, Limit
 from deployments.front.turnstile import SLICE_S, Turnstile
 
 
@@ -131,23 +131,44 @@ def test_a_front_that_refuses_is_given_less_until_it_refuses_next_to_nothing() -
     """A front that has room for 40 at once, and a crowd before HAProxy: the front refuses whoever is beyond 40."""
     limit, refused, answered = Limit(), 0, 0
     held = []
-    for _ in range(400):
+    for number in range(400):
         refused, answered = refused + max(0, limit.value - 40), answered + 20
-        limit.step(Burden(min(limit.value, 40), refused, answered))
+        limit.step(number * EVERY_S, Burden(min(limit.value, 40), refused, answered))
         held.append(limit.value)
     assert held[0] < USUAL
-    assert 30 < sum(held[200:]) / 200 < 46
+    assert not limit.calm
+    assert 30 < sum(held[200:]) / 200 < 50
     before = refused
-    for _ in range(100):  # the crowd has gone
-        limit.step(Burden(2, refused, answered))
-    assert (limit.value, refused) == (USUAL, before)
+    for number in range(400, 500):  # the crowd has gone
+        limit.step(number * EVERY_S, Burden(2, refused, answered))
+    assert (limit.value, limit.calm, refused) == (USUAL, True, before)
 
 
 def test_a_front_that_refuses_nobody_gets_more_if_it_needs_more() -> None:
     limit = Limit()
     for number in range(1, 1000):
-        limit.step(Burden(limit.value, 0, 100 * number))
+        limit.step(number * EVERY_S, Burden(limit.value, 0, 100 * number))
     assert limit.value == MOST
-    for number in range(1000, 1200):
-        limit.step(Burden(0, 100 * number, 100_000))
+    for number in range(1000, 1400):
+        limit.step(number * EVERY_S, Burden(0, 100 * number, 100_000))
     assert limit.value == LEAST
+
+
+def test_how_many_are_inside_at_one_moment_does_not_move_the_limit() -> None:
+    """HAProxy is told nothing where nothing changes; and a moment with few inside is not taken for what there is."""
+    limit = Limit()
+    values = set()
+    for number in range(1, 500):
+        limit.step(number * EVERY_S, Burden(200 if number % 5 else 3, 0, 100 * number))
+        if number > 100:
+            values.add(limit.value)
+    assert len(values) == 1
+    limit.step(500 * EVERY_S, Burden(3, 100, 50_000))
+    assert limit.value > 150
+
+
+def test_a_lower_limit_is_given_time_to_show_its_effect() -> None:
+    limit = Limit()
+    for number in range(1, 4):
+        limit.step(100.0 + 0.1 * SEEN_AFTER_S * number, Burden(USUAL, 100 * number, 0))
+    assert limit.value == int(0.9 * USUAL)
