@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cluster.commands.reading import (
+    READS,
+    Delimiter,
+    Encoding,
+    Header,
+    ImageColumn,
+    PairColumn,
+    TextColumn,
+    columns_of,
+)
 from profiles.errors import UserError
 
-DEMO_INPUTS = 256
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from deployments.prepare.data import Columns
+
 MOST_SAID = 300  # bytes that are shown of a reply other than 200
 RATE_OR_CLIENTS = "give either --clients (closed loop), or --rate or --trace or both (open loop)"
 
@@ -27,17 +40,32 @@ def load(
     arrivals: Annotated[str, typer.Option(help="poisson, gamma, uniform, step or daynight.")] = "poisson",
     cv: Annotated[float, typer.Option(help="Variation of the gaps between arrivals (gamma).")] = 3.0,
     trace: Annotated[Path | None, typer.Option(help="A recorded trace to follow, scaled to --rate.")] = None,
+    trace_each_s: Annotated[
+        float | None, typer.Option(help="The seconds that each count of the trace is for, if the file does not say.")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0,
     slo_ms: Annotated[float, typer.Option(help="An answer within this time is a good one.")] = 1000.0,
     deadline: Annotated[bool, typer.Option(help="Send the SLO as X-Deadline-Ms.")] = True,
-    bodies: Annotated[
-        Path | None, typer.Option(help="A JSON body per line, sent in turn; none: the demo's digits.")
+    data: Annotated[
+        Path | None, typer.Option(help=f"Inputs, one a request, sent in turn: {READS}. None: made-up ones.")
     ] = None,
+    bodies: Annotated[Path | None, typer.Option(help="Instead: a JSON body per line, sent in turn.")] = None,
+    max_rows: Annotated[int, typer.Option(min=1, help="A sample of at most so many inputs of --data.")] = 10_000,
+    text_column: TextColumn = None,
+    text_pair_column: PairColumn = None,
+    image_column: ImageColumn = None,
+    columns: Header = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = "utf-8",
     connections: Annotated[int, typer.Option(min=1, help="At most.")] = 512,
     seed: Annotated[int, typer.Option(help="The same seed, the same arrivals.")] = 0,
     out: Annotated[Path, typer.Option(help="Where the figures go; the picture beside it.")] = Path("load.json"),
 ) -> None:
     """Ask at a given rate, whatever the server does, and count latency from when each request was due.
+
+    Without --data or --bodies, the server is asked what its network takes, and sent made-up sentences or the demo's
+    digits. The exit code is 1 if nothing was answered, or anything otherwise than by an answer, a refusal (503) or an
+    expired deadline (504).
 
     Example: [bold]isobatch load http://127.0.0.1:8000/predict --rate 200[/]
     """
@@ -45,17 +73,23 @@ def load(
 
     from cluster.commands import check_writable
     from cluster.load import generator, report, traces, workloads
+    from cluster.load.bodies import predicts_at
 
     if clients is not None and (rate is not None or trace is not None):
         raise UserError(RATE_OR_CLIENTS)
+    if data and bodies:
+        raise UserError("--data and --bodies are two ways to say what is sent: choose one")
     check_writable(out)
+    url, console = predicts_at(url), Console(soft_wrap=True)
     headers = f"X-Deadline-Ms: {slo_ms:g}\r\n" if deadline else ""
-    source = generator.LoadGenerator(url, _bodies(bodies), max(connections, clients or 0), headers)
-    console = Console(soft_wrap=True)
+    wanted = columns_of(text_column, text_pair_column, image_column, None, columns, delimiter, encoding)
+    sent = _bodies(url, data, wanted, max_rows, bodies, console)
+    source = generator.LoadGenerator(url, sent, max(connections, clients or 0), headers)
     if clients:
         asking = source.by_clients(clients, seconds)
     elif trace:
-        asking = source.at(traces.trace(trace, rate, seconds, seed))
+        console.print(traces.understood(trace, trace_each_s), highlight=False, markup=False)
+        asking = source.at(traces.trace(trace, rate, seconds, seed, trace_each_s))
     elif rate is not None:
         asking = source.at(workloads.arrivals(arrivals, rate, seconds, seed, cv))
     else:
@@ -72,17 +106,27 @@ def load(
         if said:
             console.print(f"status {status} said: {said[:MOST_SAID].decode(errors='replace')}", markup=False)
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
+    if found.failed:
+        raise typer.Exit(1)
 
 
-def _bodies(path: Path | None) -> list[bytes]:
-    if path is None:
-        from deployments.demo.digits import demo_inputs
+def _bodies(
+    url: str, data: Path | None, columns: Columns, max_rows: int, bodies: Path | None, console: Console
+) -> list[bytes]:
+    from cluster.load.bodies import bodies_in, bodies_of, made_up, reads_texts
 
-        return [json.dumps({"inputs": [digit.round(1).tolist()]}).encode() for digit in demo_inputs(DEMO_INPUTS)]
-    try:
-        lines = [line.strip() for line in path.read_bytes().splitlines() if line.strip()]
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    if not lines:
-        raise UserError(f"{path} is empty: it needs a JSON body per line")
-    return lines
+    if bodies:
+        return bodies_in(bodies)
+    texts = reads_texts(url)
+    if data is None:
+        sent = made_up(texts)
+        what = "made-up sentences" if texts else "the demo's digits"
+        console.print(
+            f"{url} takes {'texts' if texts else 'images'}: sending {len(sent)} {what}; --data sends your own"
+        )
+        return sent
+    from deployments.prepare.data import rows, taken
+    from deployments.prepare.sample import sampled
+
+    console.print(taken(data, columns, images=not texts), highlight=False, markup=False)
+    return bodies_of(sampled((row.value for row in rows(data, columns, images=not texts)), max_rows))

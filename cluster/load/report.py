@@ -16,6 +16,7 @@ BINS, SHORTEST_S = 60, 0.2  # how many bins the picture has at most, and the sho
 TIMERS_MS = 5.0  # a delay that every generator has now and then
 MUCH = 0.1  # the generator's share of the latency from which on it warns
 QUANTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+HEALTHY = {"answered", "refused", "expired"}  # a server that is asked for too much says no
 _OUTCOMES = {200: "answered", 429: "refused", 503: "refused", 504: "expired", BROKEN: "unanswered"}
 
 
@@ -34,6 +35,11 @@ class Summary:
     refusal_p50_ms: float | None
     sent_late_p99_ms: float  # from when a request was due until it was sent
     lateness: "Lateness"
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing was answered, or anything in a way that no healthy server answers a right request."""
+        return not self.outcomes.get("answered") or bool(self.outcomes.keys() - HEALTHY)
 
 
 @dataclass(frozen=True)
@@ -109,9 +115,13 @@ def _lateness(record: LoadRecord, answered: NDArray[np.bool_], slo_ms: float) ->
 def _counted(record: LoadRecord) -> dict[str, int]:
     counts: dict[str, int] = {}
     for status, count in zip(*np.unique(record.status, return_counts=True), strict=True):
-        name = _OUTCOMES.get(int(status), f"status {status}")
+        name = _outcome(status)
         counts[name] = counts.get(name, 0) + int(count)
     return counts
+
+
+def _outcome(status: int) -> str:
+    return _OUTCOMES.get(int(status), f"status {status}")
 
 
 def _quantiles(values: Floats) -> dict[str, float]:
@@ -174,5 +184,10 @@ def draw(record: LoadRecord, slo_ms: float, path: Path) -> None:
 
 
 def _kinds(record: LoadRecord, latency_ms: Floats, slo_ms: float) -> dict[str, NDArray[np.bool_]]:
+    """Which requests were answered in time, which late, and which otherwise, by what became of them."""
     answered, within = record.status == 200, latency_ms <= slo_ms
-    return {"in time": answered & within, "late": answered & ~within, "no answer": ~answered}
+    kinds = {"in time": answered & within, "late": answered & ~within}
+    for status in np.unique(record.status[~answered]):
+        name = _outcome(status)
+        kinds[name] = kinds.get(name, np.zeros(len(answered), bool)) | (record.status == status)
+    return kinds

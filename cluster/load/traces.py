@@ -1,6 +1,8 @@
 """Recorded arrivals, read from the public traces' own formats, at their own mean rate or at any other."""
 
+import bz2
 import csv
+import re
 import tarfile
 from functools import lru_cache
 from pathlib import Path
@@ -8,34 +10,55 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.load.workloads import Floats, Ints, check, following
+from cluster.load.workloads import Floats, check, following
 from profiles.errors import UserError
 
 FORMATS = (
-    "a CSV with a column TIMESTAMP, with columns minute_1, minute_2, ... or with the columns minute,count; "
-    "or a .tbz2 of counts per second"
+    "times in a column TIMESTAMP; or counts: in columns minute_1, minute_2, ..., in two columns (when, how many), in "
+    "one column or in one line; with commas, tabs or spaces between; as it is, or in a .tbz2 or .bz2"
 )
+UNITS_S = {"second": 1.0, "minute": 60.0, "hour": 3600.0}  # by what a header calls the column of times
 
 
 class CountedArrivals(NamedTuple):
     """Counts of arrivals in stretches of equal length."""
 
-    counts: Ints
+    counts: Floats
     each_s: float
+    certain: bool = True  # whether the file itself says how long a stretch is
 
 
-def trace(path: Path, rate_per_s: float | None, seconds: float, seed: int = 0) -> Floats:
+class RecordedTimes(NamedTuple):
+    """Ascending times of arrivals, in seconds from the first."""
+
+    s: Floats
+
+
+def understood(path: Path, each_s: float | None = None) -> str:
+    """A sentence that says how a trace's file is read."""
+    recorded = _recorded(path, each_s)
+    if isinstance(recorded, RecordedTimes):
+        return f"{path.name}: {len(recorded.s):,} arrival times in {recorded.s[-1]:,.0f} s"
+    mean = recorded.counts.mean() / recorded.each_s
+    hint = "" if recorded.certain else " (the file does not say how long: --trace-each-s does)"
+    counts = f"{len(recorded.counts):,} counts, each of {recorded.each_s:g} s{hint}"
+    return f"{path.name}: {counts}; {mean:,.1f} arrivals a second"
+
+
+def trace(path: Path, rate_per_s: float | None, seconds: float, seed: int = 0, each_s: float | None = None) -> Floats:
     """Arrivals that follow a recorded trace, scaled to a mean rate (None: its own); a trace too short is repeated.
 
     Counts per second or minute keep their shape while the rate is scaled; within one count, arrivals are Poisson.
     Recorded arrival times keep the proportions of their gaps: time is stretched until the mean rate is right.
+    `each_s` is how long a stretch is that is counted, where the file does not say so.
     """
-    recorded = _recorded(path)
+    recorded = _recorded(path, each_s)
     if isinstance(recorded, CountedArrivals):
         return _counted(recorded, path, rate_per_s, seconds, seed)
-    if recorded[-1] == 0:
+    times = recorded.s
+    if times[-1] == 0:
         raise UserError(f"{path} holds a single moment: a trace needs arrivals at two times at least")
-    gaps = np.diff(recorded, prepend=recorded[0] - np.diff(recorded).mean())
+    gaps = np.diff(times, prepend=times[0] - np.diff(times).mean())
     rate = rate_per_s or float(1 / gaps.mean())
     check(rate, seconds)
     stretched = np.cumsum(np.resize(gaps, round(rate * seconds)) * (1 / (rate * gaps.mean())))
@@ -43,7 +66,7 @@ def trace(path: Path, rate_per_s: float | None, seconds: float, seed: int = 0) -
 
 
 def _counted(recorded: CountedArrivals, path: Path, rate_per_s: float | None, seconds: float, seed: int) -> Floats:
-    window = np.resize(recorded.counts, max(1, round(seconds / recorded.each_s))).astype(float)
+    window = np.resize(recorded.counts, max(1, round(seconds / recorded.each_s)))
     if not window.any():
         raise UserError(f"{path} holds no arrival in its first {seconds:g} s")
     rate = rate_per_s or float(window.mean()) / recorded.each_s
@@ -51,38 +74,98 @@ def _counted(recorded: CountedArrivals, path: Path, rate_per_s: float | None, se
     return following(window, rate, seconds, np.random.default_rng(seed))
 
 
-def _recorded(path: Path) -> Floats | CountedArrivals:
+@lru_cache(2)
+def _recorded(path: Path, each_s: float | None) -> RecordedTimes | CountedArrivals:
+    if each_s is not None and not each_s > 0:
+        raise UserError(f"--trace-each-s {each_s:g} must be above 0")
     try:
-        return CountedArrivals(_per_second(path), 1.0) if path.suffix in {".tbz2", ".bz2"} else _table(path)
-    except OSError as error:
-        raise UserError(f"cannot read the trace {path}: {error.strerror or error}") from None
-    except (ValueError, IndexError, tarfile.ReadError) as error:
+        found = _parsed(_text(path))
+    except (ValueError, IndexError, EOFError, tarfile.ReadError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path} is no trace ({reason}): it must be {FORMATS}") from None
+    except OSError as error:
+        if path.suffix == ".bz2" and error.errno is None:  # what bz2 raises of other data
+            raise UserError(f"{path} is no trace ({error}): it must be {FORMATS}") from None
+        raise UserError(f"cannot read the trace {path}: {error.strerror or error}") from None
+    return found._replace(each_s=each_s, certain=True) if isinstance(found, CountedArrivals) and each_s else found
 
 
-def _table(path: Path) -> Floats | CountedArrivals:
-    with path.open(newline="") as file:
-        rows = csv.reader(file)
-        head = next(rows, [])
-        if "TIMESTAMP" in head:
-            column = head.index("TIMESTAMP")
-            stamps = np.array([row[column][:26] for row in rows], "datetime64[ns]")
-            return np.sort((stamps - stamps.min()).astype(float) / 1e9)
-        minutes = [index for index, name in enumerate(head) if name.startswith("minute_")]
-        if minutes:
-            per_function = np.array([[float(row[index] or 0) for index in minutes] for row in rows])
-            return CountedArrivals(per_function.sum(0).astype(np.int64), 60.0)
-        if head == ["minute", "count"]:
-            return CountedArrivals(np.array([int(row[1]) for row in rows], np.int64), 60.0)
-    raise ValueError(f"it begins with {','.join(head)[:40]!r}")
-
-
-@lru_cache(2)
-def _per_second(path: Path) -> Ints:
-    """Arrivals of each second. Seconds without any are dropped as gaps in the record, at the end of every day."""
+def _text(path: Path) -> str:
+    """What a file holds, or the first file inside an archive."""
+    if path.suffix != ".tbz2":
+        content = path.read_bytes()
+        return (bz2.decompress(content) if path.suffix == ".bz2" else content).decode("utf-8-sig")
     with tarfile.open(path) as archive:
         member = next((each for each in archive if each.isfile()), None)
         file = archive.extractfile(member) if member else None
-        counts = np.array(file.read().split() if file else [], np.int64)
-    return counts[counts > 0]
+        return file.read().decode("utf-8-sig") if file else ""
+
+
+def _parsed(text: str) -> RecordedTimes | CountedArrivals:
+    first, _, rest = text.partition("\n")
+    head = next(csv.reader([first]), [])
+    if "TIMESTAMP" in head:
+        return _times(head.index("TIMESTAMP"), rest)
+    if any(name.startswith("minute_") for name in head):
+        return _per_function(head, rest)
+    names = _cells(first)
+    if not names or any(_is_number(name) for name in names):
+        return _table([], text, first)
+    return _table(names, rest, first)
+
+
+def _times(column: int, text: str) -> RecordedTimes:
+    stamps = np.array([row[column][:26] for row in csv.reader(text.splitlines())], "datetime64[ns]")
+    return RecordedTimes(np.sort((stamps - stamps.min()).astype(float) / 1e9))
+
+
+def _per_function(head: list[str], text: str) -> CountedArrivals:
+    minutes = [index for index, name in enumerate(head) if name.startswith("minute_")]
+    counts = np.array([[float(row[index] or 0) for index in minutes] for row in csv.reader(text.splitlines())])
+    return CountedArrivals(counts.sum(0), 60.0)
+
+
+def _table(names: list[str], text: str, first: str) -> CountedArrivals:
+    """Counts in one line, in one column, or beside the times at which they begin."""
+    lines = [_cells(line) for line in text.splitlines() if line.strip()]
+    if len(lines) == 1 and not names:  # as Twitter's is published: seconds without any are gaps in the record
+        counts = np.array(lines[0], float)
+        return CountedArrivals(counts[counts > 0], 1.0, certain=False)
+    if not lines or len(lines[0]) not in (1, 2):
+        raise ValueError(f"it begins with {first[:40]!r}")
+    if any(len(line) != len(lines[0]) for line in lines):
+        raise ValueError("its lines have different numbers of columns")
+    table = np.array(lines, float)
+    if not np.isfinite(table).all() or (table[:, -1] < 0).any():
+        raise ValueError("a count is below 0 or no number")
+    if len(lines[0]) == 1:
+        return CountedArrivals(table[:, 0], 1.0, certain=False)
+    return _beside_times(names, table)
+
+
+def _beside_times(names: list[str], table: Floats) -> CountedArrivals:
+    """The first column counts stretches of the unit that it is named after, or it is in seconds."""
+    steps = np.diff(table[:, 0])
+    if (steps <= 0).any():
+        raise ValueError("its first column does not ascend")
+    unit_s = next((each_s for name, each_s in UNITS_S.items() if names and name in names[0].lower()), None)
+    step = float(np.median(steps)) if len(steps) else 1.0
+    if unit_s is None and step == 1:
+        return CountedArrivals(table[:, 1], 60.0, certain=False)
+    return CountedArrivals(table[:, 1], step * (unit_s or 1.0))
+
+
+def _cells(line: str) -> list[str]:
+    """
+    >>> _cells("0 12"), _cells("0,12"), _cells("0;12")
+    (['0', '12'], ['0', '12'], ['0', '12'])
+    """
+    return [cell for cell in re.split(r"[\s,;]+", line.strip()) if cell]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

@@ -1,5 +1,7 @@
 """Workloads come at the rate that was asked for, in order, the same for the same seed."""
 
+import bz2
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.load.traces import trace
+from cluster.load.traces import trace, understood
 from cluster.load.workloads import PROCESSES, Mix, arrivals, exit_blocks
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -71,11 +73,55 @@ def test_a_trace_may_keep_its_own_rate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("x.csv", b"a,b\n1,2\n", "is no trace (it begins with 'a,b')"),
+        ("a.txt", "0 600\n1 1800\n", "2 counts, each of 60 s (the file does not say how long"),
+        ("a.csv", "600\n1800\n600\n", "3 counts, each of 1 s (the file does not say how long"),
+        ("a.csv", "minute;count\n0;600\n1;1800\n", "2 counts, each of 60 s; 20.0 arrivals a second"),
+        ("a.csv", "second,count\n0,600\n1,1800\n", "2 counts, each of 1 s; 1,200.0 arrivals a second"),
+        ("a.tsv", "0\t600\n300\t1800\n600\t600\n", "3 counts, each of 300 s; 3.3 arrivals a second"),
+        ("a.csv", "TIMESTAMP\n2023-11-16 18:00:00.0\n2023-11-16 18:00:02.0\n", "2 arrival times in 2 s"),
+        ("a.csv", "function,minute_1,minute_2\nf,60,0\ng,0,60\n", "2 counts, each of 60 s; 1.0 arrivals a second"),
+    ],
+)
+def test_traces_as_others_write_them_are_read_and_it_is_said_how(
+    tmp_path: Path, name: str, content: str, says: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert says in understood(tmp_path / name)
+    assert len(trace(tmp_path / name, 100, seconds=1200)) > 100
+
+
+def test_a_published_archive_is_one_line_of_counts_per_second(tmp_path: Path) -> None:
+    inside, path = tmp_path / "workload.txt", tmp_path / "trace.tbz2"
+    inside.write_text("2 4 0 0 6")
+    with tarfile.open(path, "w:bz2") as archive:
+        archive.add(inside, inside.name)
+    assert "3 counts, each of 1 s" in understood(path)  # seconds without any are gaps in the record
+    alone = tmp_path / "trace.txt.bz2"
+    alone.write_bytes(bz2.compress(b"0 600\n1 1800\n"))
+    assert "2 counts, each of 60 s" in understood(alone)
+
+
+def test_the_user_says_how_long_a_count_is(tmp_path: Path) -> None:
+    path = tmp_path / "counts.txt"
+    path.write_text("0 100\n1 300\n")
+    assert understood(path, each_s=1.0).endswith("2 counts, each of 1 s; 200.0 arrivals a second")
+    assert len(trace(path, None, seconds=60, each_s=1.0)) == pytest.approx(12_000, rel=0.1)
+    with pytest.raises(UserError, match="--trace-each-s 0 must be above 0"):
+        understood(path, each_s=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.csv", b"a,b,c\n1,2,3\n", "is no trace (it begins with 'a,b,c')"),
+        ("x.csv", b"a,b\n1,2\n1,3\n", "its first column does not ascend"),
+        ("x.csv", b"1\n2\n-3\n", "a count is below 0"),
+        ("x.csv", b"1 2\n3\n", "its lines have different numbers of columns"),
+        ("x.bz2", b"nothing", "is no trace"),
         ("x.csv", b"TIMESTAMP\nhello\n", "is no trace"),
         ("x.csv", b"TIMESTAMP\n", "is no trace"),
         ("x.csv", b"TIMESTAMP\n2023-11-16 18:00:00.0\n", "a trace needs arrivals at two times"),
-        ("x.csv", b"minute,count\n0\n", "is no trace"),
+        ("x.csv", b"minute,count\n0,1\n1\n", "is no trace"),
         ("x.csv", b"minute,count\n0,0\n", "holds no arrival"),
         ("x.csv", b"minute_1,minute_2\n1,x\n", "is no trace"),
         ("x.png", b"\x89PNG", "is no trace"),

@@ -1,0 +1,83 @@
+"""What is sent to a server: the user's own inputs, or made-up ones of the kind that the server says it takes."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from profiles.errors import UserError
+
+MADE_UP = 256
+PATIENCE_S = 10.0
+BYTES = "BYTES"  # as the Open Inference Protocol calls texts
+SENTENCES = (
+    "It works as it should, and I would buy it again.",
+    "Nothing about this was worth the time or the money.",
+    "A quiet story, told with care, that stays with you for days.",
+    "When does the library open on Sundays?",
+    "The delivery was late twice, but the people on the phone were kind and the second parcel was complete.",
+    "Shares of the company fell by four percent after it had reported its results.",
+    "Not bad.",
+    "I do not know what to make of it: the beginning is slow, the middle is confused, and the end is wonderful.",
+)
+
+
+def predicts_at(url: str) -> str:
+    """The URL that predicts, where only the server was named.
+
+    >>> predicts_at("http://127.0.0.1:8000"), predicts_at("http://127.0.0.1:8000/v1/ask")
+    ('http://127.0.0.1:8000/predict', 'http://127.0.0.1:8000/v1/ask')
+    """
+    return url.rstrip("/") + "/predict" if urlsplit(url).path in ("", "/") else url
+
+
+def bodies_of(values: Iterable[Any]) -> list[bytes]:
+    """A request for each input."""
+    listed = (value.tolist() if hasattr(value, "tolist") else value for value in values)
+    return [json.dumps({"inputs": [value]}).encode() for value in listed]
+
+
+def bodies_in(path: Path) -> list[bytes]:
+    """A request for each line."""
+    try:
+        lines = [line.strip() for line in path.read_bytes().splitlines() if line.strip()]
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    if not lines:
+        raise UserError(f"{path} is empty: it needs a JSON body per line")
+    return lines
+
+
+def reads_texts(url: str) -> bool:
+    """Whether the network behind this URL takes texts, by what its server says of it."""
+    base = url.rpartition("/")[0]
+    try:
+        name = _asked(f"{base}/readyz")["model"]
+        return bool(_asked(f"{base}/v2/models/{name}")["inputs"][0]["datatype"] == BYTES)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(
+            f"{base} does not say what its network takes ({_reason(error)}): give --data FILE or --bodies FILE"
+        ) from error
+
+
+def made_up(texts: bool) -> list[bytes]:
+    """Sentences, or the demo's digits."""
+    if texts:
+        return bodies_of(SENTENCES)
+    from deployments.demo.digits import demo_inputs
+
+    return bodies_of(digit.round(1) for digit in demo_inputs(MADE_UP))
+
+
+def _asked(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
+        return json.load(reply)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"status {error.code}"
+    return str(error.reason) if isinstance(error, urllib.error.URLError) else "it answers otherwise"

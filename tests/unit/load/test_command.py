@@ -1,0 +1,133 @@
+"""`isobatch load` as a user types it: what it sends, what it says, and what its exit code is."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster import cli
+from cluster.load.connection import BROKEN
+from cluster.load.generator import LoadRecord
+from cluster.load.report import _kinds, summary
+
+
+class Served:
+    """A server that takes inputs of one kind and remembers them."""
+
+    def __init__(self, datatype: str) -> None:
+        self.seen: list[Any] = []
+        served = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                metadata = {"inputs": [{"name": "inputs", "datatype": datatype}]}
+                known = {"/readyz": {"status": "ready", "model": "m"}, "/v2/models/m": metadata}
+                self._reply(200 if self.path in known else 404, known.get(self.path, {}))
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                (one,) = body["inputs"]
+                served.seen.append(one)
+                right = self.path == "/predict" and isinstance(one, str) == (datatype == "BYTES")
+                self._reply(200 if right else 422, {"outputs": []})
+
+            def _reply(self, status: int, content: Any) -> None:
+                body = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[str], Served]]:
+    running: list[Served] = []
+
+    def start(datatype: str) -> Served:
+        running.append(Served(datatype))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.server.shutdown()
+        each.server.server_close()
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
+    def typed(*arguments: object) -> int:
+        told = ["--clients", 1, "--seconds", 0.1, "--out", tmp_path / "load.json"]
+        monkeypatch.setattr(sys, "argv", ["isobatch", "load", *map(str, (*arguments, *told))])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return int(stopped.value.code or 0)
+
+    return typed
+
+
+Load, Serve = Callable[..., int], Callable[[str], Served]
+
+
+@pytest.mark.parametrize(("datatype", "kind"), [("BYTES", str), ("FP32", list)])
+def test_a_server_is_sent_what_it_says_it_takes(
+    serve: Serve, load: Load, capsys: pytest.CaptureFixture[str], datatype: str, kind: type
+) -> None:
+    served = serve(datatype)
+    assert load(served.url) == 0  # without /predict
+    assert served.seen
+    assert {type(each) for each in served.seen} == {kind}
+    assert f"takes {'texts' if kind is str else 'images'}: sending" in capsys.readouterr().out
+
+
+def test_inputs_of_ones_own_are_sent(
+    serve: Serve, load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve("BYTES")
+    (tmp_path / "reviews.csv").write_text("text,label\ngood,1\nbad,0\n")
+    assert load(f"{served.url}/predict", "--data", tmp_path / "reviews.csv") == 0
+    assert set(served.seen) == {"good", "bad"}
+    assert "reviews.csv: text from 'text', label from 'label'" in capsys.readouterr().out
+
+
+def test_what_is_answered_otherwise_is_a_failure(serve: Serve, load: Load, tmp_path: Path) -> None:
+    served = serve("BYTES")
+    (tmp_path / "bodies.jsonl").write_text('{"inputs": [3]}\n')
+    assert load(served.url, "--bodies", tmp_path / "bodies.jsonl") == 1
+
+
+def test_a_server_that_does_not_say_what_it_takes(serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    served = serve("BYTES")
+    assert load(f"{served.url}/v1/predict") == 2
+    assert "does not say what its network takes (status 404): give --data" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_picture_names_what_was_answered_otherwise() -> None:
+    status = np.array([200, 200, 404, 422, 503, BROKEN])
+    times = np.arange(6.0)
+    kinds = _kinds(LoadRecord(times, times, times, times + 0.1, status), np.array([1.0, 9, 1, 1, 1, 1]), slo_ms=5)
+    assert {name: chosen.tolist().index(True) for name, chosen in kinds.items()} == {
+        "in time": 0, "late": 1, "status 404": 2, "status 422": 3, "refused": 4, "unanswered": 5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "failed"), [([200, 503, 504], False), ([503], True), ([200, 500], True), ([200, BROKEN], True)]
+)
+def test_refusals_are_no_failure_beside_answers(status: list[int], failed: bool) -> None:
+    times = np.arange(float(len(status)))
+    assert summary(LoadRecord(times, times, times, times + 1, np.array(status)), 10).failed is failed
