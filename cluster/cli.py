@@ -62,8 +62,18 @@ def main() -> None:
     try:
         app()
     except (UserError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(_told(error))}", highlight=False)
         sys.exit(2)
+
+
+def _told(error: Exception) -> str:
+    """
+    >>> _told(OSError(27, "File too large", "weights", None, "copy"))
+    'copy: File too large'
+    """
+    if isinstance(error, OSError) and error.strerror and (place := error.filename2 or error.filename):
+        return f"{place}: {error.strerror}"
+    return str(error)
 
 
 if __name__ == "__main__":

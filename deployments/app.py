@@ -27,7 +27,7 @@ from deployments.front.metrics import export
 from deployments.front.open_inference.rpc import check_port
 from deployments.front.proxy import ProxyLimit
 from deployments.front.service import Service, directory_of
-from deployments.graph import check_depth
+from deployments.graph import check_depth, check_weights
 from deployments.ray_facts import WITHOUT_PROXY, declared, haproxy_socket, nodes, replica_options
 from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
 from profiles.model import SplitModel
@@ -46,6 +46,7 @@ class Front:
             check_port(config.grpc_host, config.grpc_port)
         if config.planned:
             check_depth(config, self._service.num_blocks)
+            check_weights(config)
 
     async def _connect(self, config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:
         driver = await (self._follower.open(clock) if self._follower else in_process(config, model, clock))

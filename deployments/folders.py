@@ -5,17 +5,29 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 from filelock import FileLock
 from platformdirs import user_cache_path
+
+from profiles.errors import UserError
 
 STALE_S = 24 * 3600.0  # a draft older than this belongs to no process that still writes it
 
 
 def cache_directory() -> Path:
     """Where isobatch keeps what it can make again: on Linux ~/.cache/isobatch, or under XDG_CACHE_HOME."""
-    return user_cache_path("isobatch", appauthor=False)
+    folder = user_cache_path("isobatch", appauthor=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".try-", dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"the cache {folder} cannot be written: {error.strerror}: XDG_CACHE_HOME=DIR names another place"
+        ) from error
+    return folder
 
 
 @contextmanager
@@ -45,6 +57,19 @@ def alone(target: Path) -> Iterator[None]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
         yield
+
+
+def weights_of(folder: Path) -> str:
+    """A short hash of the weights of a checkpoint, without its ramps; "" where there are none as Hugging Face has them.
+
+    It is the same wherever the checkpoint lies, and whether or not it was prepared.
+    """
+    digest, found = sha256(), sorted(folder.glob("model*.safetensors"))
+    for path in found:
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+    return digest.hexdigest()[:16] if found else ""
 
 
 def size_bytes(folder: Path) -> int:

@@ -8,14 +8,15 @@ from itertools import count
 from math import inf
 from pathlib import Path
 
-from deployments.config import AppConfig
+from deployments.config import VIRTUAL, AppConfig
 from deployments.dispatch.route import Route, placements_of, route_of
+from deployments.folders import weights_of
 from deployments.planning import first_plan
 from optimizer.plan import Placement, Plan, read_plan
 from optimizer.problem import Problem, problem
 from profiles.devices import Device, links_between
 from profiles.errors import UserError
-from profiles.files import Profile, load
+from profiles.files import Profile, differ, load
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,11 @@ def graph_of(plan: Plan, profile: Profile, config: AppConfig, version: int = 0, 
         profile.table(kind)  # says what it has, if not this one
     if plan.num_blocks != profile.num_blocks:
         raise UserError(f"{config.plan} covers {plan.num_blocks} blocks, {config.profile} has {profile.num_blocks}")
+    if differ(plan.weights, profile.weights):
+        raise UserError(
+            f"{config.plan} is for {plan.model} (weights {plan.weights}), {config.profile} is of {profile.model} "
+            f"(weights {profile.weights}): plan from the profile of the network that is served"
+        )
     return Graph(plan, _facts(plan, profile), version, fleet)
 
 
@@ -111,6 +117,18 @@ def check_depth(config: AppConfig, num_blocks: int) -> None:
     covered = read(Path(path or "")).num_blocks
     if covered != num_blocks:
         raise UserError(f"{path} covers {covered} blocks, the network has {num_blocks}: plan from its own profile")
+
+
+def check_weights(config: AppConfig) -> None:
+    """Refuse the profile of another network of the same depth: its plan would run, and keep nothing it promises."""
+    if not (config.profile and config.model) or config.backend == VIRTUAL:
+        return
+    profile, weights = profile_of(config), weights_of(Path(config.model))
+    if differ(profile.weights, weights):
+        raise UserError(
+            f"{config.profile} is of {profile.model} (weights {profile.weights}), the weights in {config.model} are "
+            f"others ({weights}): profile and plan the network that is served"
+        )
 
 
 # Fields that replicas do not depend on: when only these change, the replicas go on.

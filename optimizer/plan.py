@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,10 @@ class Plan:
     promise: Promise | None = None
     # Further pipelines, on devices of their own, each of which takes a share of the inputs; the promise is for all.
     beside: "tuple[Plan, ...]" = ()
+    # The network that it was made for: its name, and a hash of its weights. "": not known. Two plans are the same
+    # whatever they say of it.
+    model: str = field(default="", compare=False)
+    weights: str = field(default="", compare=False)
 
     __pydantic_config__ = STRICT
 

@@ -129,7 +129,9 @@ def fleet(text: str) -> tuple[Device, ...]:
 
 
 def _device(part: str) -> Device:
-    kind, _, amount = part.partition("=")
+    kind, given, amount = part.partition("=")
+    if not given:
+        raise UserError(f"cannot read {part!r}: write KIND=COUNT or KIND=COUNT@PRICE, as in v100=6")
     count, _, price = amount.partition("@")
     entry = known_kind(kind.strip())
     try:

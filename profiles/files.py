@@ -25,6 +25,7 @@ class Profile:
     exits: ExitProfile | None = None
     # What the measurement says of itself: how steady it was, what went wrong. Each starts with its subject and a colon.
     notes: tuple[str, ...] = ()
+    weights: str = ""  # a hash of the network's weights; "": not known
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
 
@@ -50,7 +51,7 @@ class Profile:
 
         A later note replaces the earlier one on the same subject.
         """
-        self.check_same(other.model, other.num_blocks)
+        self.check_same(other.model, other.num_blocks, other.weights)
         tables = {(table.kind, table.length): table for table in self.tables}
         for table in other.tables:
             key = (table.kind, table.length)
@@ -58,13 +59,24 @@ class Profile:
                 tables.pop(key, None)  # so that what is new stands last
                 tables[key] = table
         notes = {note.partition(": ")[0]: note for note in self.notes + other.notes}
-        return Profile(self.model, tuple(tables.values()), other.exits or self.exits, tuple(notes.values()))
+        return Profile(
+            self.model,
+            tuple(tables.values()),
+            other.exits or self.exits,
+            tuple(notes.values()),
+            other.weights or self.weights,
+        )
 
-    def check_same(self, model: str, num_blocks: int) -> None:
+    def check_same(self, model: str, num_blocks: int, weights: str = "") -> None:
         """Raise UserError if this would be the profile of another network."""
         if (self.model, self.num_blocks) != (model, num_blocks):
             here, there = f"{self.model} ({self.num_blocks} blocks)", f"{model} ({num_blocks} blocks)"
             raise UserError(f"cannot add a profile of {there} to one of {here}: write it to another file")
+        if differ(self.weights, weights):
+            raise UserError(
+                f"cannot add to the profile of another {model}, whose weights were {self.weights} and are {weights} "
+                "now: write it to another file"
+            )
 
     def table(self, kind: str, length: int | None = None) -> LatencyTable:
         """The table for inputs of up to `length` tokens: the shortest that is long enough (None: the longest).
@@ -83,6 +95,15 @@ class Profile:
             raise UserError(f"{self.model} on {kind} was profiled up to {longest} tokens, not {length}: profile longer")
         pick = max if length is None else min
         return pick(fitting, key=lambda table: table.length or 0)
+
+
+def differ(one: str, other: str) -> bool:
+    """Whether two hashes are known and say that weights are not the same.
+
+    >>> differ("a1", "b2"), differ("a1", "a1"), differ("", "b2")
+    (True, False, False)
+    """
+    return bool(one and other and one != other)
 
 
 def save(profile: Profile, path: Path) -> None:

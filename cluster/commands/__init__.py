@@ -6,6 +6,15 @@ from tempfile import TemporaryFile
 from profiles.errors import UserError
 
 
+def above_0(option: str, value: float | None) -> None:
+    """Raise UserError if the value of an option is given and makes no sense.
+
+    >>> above_0("--slo-ms", 5.0)
+    """
+    if value is not None and not value > 0:
+        raise UserError(f"{option} {value:g} must be above 0")
+
+
 def check_writable(out: Path) -> None:
     """Raise UserError now, before the work, if no file can be written at `out` after it."""
     try:

@@ -71,7 +71,7 @@ def load(
     """
     from rich.console import Console
 
-    from cluster.commands import check_writable
+    from cluster.commands import above_0, check_writable
     from cluster.load import generator, report, traces, workloads
     from cluster.load.bodies import predicts_at
 
@@ -79,6 +79,7 @@ def load(
         raise UserError(RATE_OR_CLIENTS)
     if data and bodies:
         raise UserError("--data and --bodies are two ways to say what is sent: choose one")
+    above_0("--slo-ms", slo_ms)
     check_writable(out)
     url, console = predicts_at(url), Console(soft_wrap=True)
     headers = f"X-Deadline-Ms: {slo_ms:g}\r\n" if deadline else ""

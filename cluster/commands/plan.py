@@ -45,11 +45,16 @@ def plan(
 
     Example: [bold]isobatch plan --profile bert.json --devices v100=6,p100=8 --slo-ms 100 --out plan.json[/]
     """
+    from dataclasses import replace
+
     from rich.console import Console
 
-    from cluster.commands import plan_report
+    from cluster.commands import above_0, plan_report
     from cluster.commands.plan_result import plan_result
+    from profiles.files import load
 
+    for option, value in (("--slo-ms", slo_ms), ("--rate", rate), ("--budget", budget), ("--max-batch", max_batch)):
+        above_0(option, value)
     facts, objective = (
         _question(profile, devices, one_machine, margin),
         _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch),
@@ -57,7 +62,9 @@ def plan(
     with Console(stderr=True).status("planning"):
         found = plan_result(facts, objective, alpha, gap, not one_pipeline, evaluate)
     if out:
-        out.write_text(found.plan.to_json() + "\n")
+        known = load(profile)
+        named = replace(found.plan, model=known.model, weights=known.weights)
+        out.write_text(named.to_json() + "\n")
     if picture and picture.name:
         from cluster.commands.plan_picture import draw
 

@@ -74,7 +74,8 @@ def profile(
         timed_stretches,
         uncatalogued,
     )
-    from deployments.models import load
+    from deployments.folders import weights_of
+    from deployments.models import checkpoint, load
     from deployments.models.backends import INT8, make_ready, on_backend
     from profiles.files import Profile, save
     from profiles.files import load as load_profile
@@ -88,8 +89,9 @@ def profile(
     console = Console(soft_wrap=True)
     known = load_profile(out) if out.exists() else None
     exact = load(model, device=device, dtype="float32" if dtype == INT8 else dtype)
+    weights = weights_of(checkpoint.locate(model))
     if known:
-        known.check_same(Path(model).name, exact.num_blocks)
+        known.check_same(Path(model).name, exact.num_blocks, weights)
     where = str(exact.device)
     called = device_name(where)
     here = kind or kind_of(called)
@@ -108,7 +110,7 @@ def profile(
         exits = count_exits(network, in_batches(network, recorded))
         told = (f"exits: counted over {len(recorded)} inputs of {data.name}",)
     notes = (*(str(each) for each in measured), *told)
-    new = Profile(Path(model).name, (*(each.table for each in measured), *derived), exits, notes)
+    new = Profile(Path(model).name, (*(each.table for each in measured), *derived), exits, notes, weights)
     save(known.joined_by(new) if known else new, out)
     draw(new, picture_path(out))
     _tell(console, new, out)

@@ -58,6 +58,8 @@ def reads_texts(url: str) -> bool:
         name = _asked(f"{base}/readyz")["model"]
         return bool(_asked(f"{base}/v2/models/{name}")["inputs"][0]["datatype"] == BYTES)
     except (OSError, ValueError, LookupError, TypeError) as error:
+        if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
+            raise UserError(f"nobody answers at {base}: {error.reason}") from error
         raise UserError(
             f"{base} does not say what its network takes ({_reason(error)}): give --data FILE or --bodies FILE"
         ) from error
@@ -78,6 +80,4 @@ def _asked(url: str) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"status {error.code}"
-    return str(error.reason) if isinstance(error, urllib.error.URLError) else "it answers otherwise"
+    return f"status {error.code}" if isinstance(error, urllib.error.HTTPError) else "it answers otherwise"

@@ -1,13 +1,14 @@
 """The standard Serve file, which says what is served: read from YAML, or made for a model's directory."""
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from cluster.controller.config import ControllerConfig
 from deployments.config import DEMO, checked, function_at, parse
 from deployments.front.headers import key_in
-from deployments.graph import read_graph
+from deployments.graph import check_weights, read_graph
 from profiles.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,18 +22,23 @@ ServeFile = dict[str, Any]
 
 
 def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
-    """The Serve file for a directory, a YAML file, or (None) the built-in demo; `overrides` go into `args:`."""
+    """The Serve file for a directory, a YAML file, or (None) the built-in demo; `overrides` go into `args:`.
+
+    Relative paths in a YAML file are from its folder.
+    """
     if target is not None and not target.exists():
         raise UserError(f"{target}: no such directory or file; give a model's directory or a Serve file (*.yaml)")
     root = Path()
     if target is None and not overrides:
-        content, root = _read(ROOT / "cluster" / "demo.yaml"), ROOT
-    elif target is None or target.is_dir():
+        target = ROOT / "cluster" / "demo.yaml"
+    if target is None or target.is_dir():
         model = {"model": str(target.resolve())} if target else {}
         application = {"name": "isobatch", "import_path": APPLICATION, "args": model}
         content = {"applications": [application]}
     else:
-        content = _read(target)
+        content, root = _read(target), target.resolve().parent
+    for one in content["applications"]:
+        _check_import_path(one.get("import_path"))
     for one in ours(content):
         one["args"] = _checked((one.get("args") or {}) | overrides, root)
     for one in controllers(content):
@@ -103,6 +109,14 @@ def _read(path: Path) -> ServeFile:
     return content  # type: ignore[no-any-return]
 
 
+def _check_import_path(path: Any) -> None:
+    """Refuse a misspelt path of ours at once: Serve would tell it after many seconds, and otherwise."""
+    if path in (APPLICATION, CONTROLLER) or not isinstance(path, str):
+        return
+    if meant := get_close_matches(path, (APPLICATION, CONTROLLER), n=1, cutoff=0.8):
+        raise UserError(f"import_path = {path!r}: there is no such application; is {meant[0]!r} meant?")
+
+
 def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     """Check an application's fields and its directory before anything starts, and make its paths absolute."""
     given = {name: value for name, value in arguments.items() if value is not None}
@@ -110,6 +124,7 @@ def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     config = parse(given)
     if config.model and not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
+    check_weights(config)
     key_in(config.api_key_variable)
     if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
         read_graph(config)  # raises if the plan or its profile is wrong, or if there is no plan

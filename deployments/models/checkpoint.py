@@ -107,8 +107,14 @@ def copy(folder: Path, to: Path) -> None:
 def _download(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
+    if Path(hub_id).is_file():
+        raise UserError(f"{hub_id}: is a file; give the directory of a checkpoint")
+    if hub_id.startswith((".", "~", "/")) or hub_id.count("/") > 1:  # no hub id looks like this
+        raise UserError(f"{hub_id}: no such directory")
     try:
         return Path(snapshot_download(hub_id, allow_patterns=[f"*{suffix}" for suffix in KEPT]))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{hub_id}: neither a directory nor a checkpoint that can be downloaded: {reason}") from error
+        raise UserError(
+            f"{hub_id}: no such directory here, and it cannot be downloaded from the hub by that name: {reason}"
+        ) from error

@@ -30,11 +30,12 @@ def prepare(
 ) -> ExitRules:
     """Write `out`: the checkpoint in `source`, its ramps, their rules, and a picture of what they reach."""
     check_free(out, force)
+    cache = cache_directory()
     model = _served(load(source, device).with_ramps(Ramps()), source, options)
     if model.num_blocks < 2:
         raise UserError(f"{source}: has {model.num_blocks} block; a ramp needs another block after it")
     fingerprint = checkpoint.fingerprint(source)
-    found = features(model, f"{fingerprint} {options.dtype}", sample.values, cache_directory() / "features")
+    found = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
     rules, heads = make_ramps(found, sample, options)
     rules = rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
     with whole(out) as draft:

@@ -1,14 +1,19 @@
 """A directory, a Serve file or nothing becomes one Serve file; what is wrong is said before anything starts."""
 
+import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.controller.config import ControllerConfig
-from cluster.serving.serve_file import APPLICATION, grpc_address, serve_file, with_grpc
+from cluster.serving.serve_file import APPLICATION, ROOT, grpc_address, serve_file, with_grpc
+from deployments.folders import weights_of
 from optimizer.plan import read_plan
 from profiles.errors import UserError
+from profiles.files import load, save
 
 EXAMPLE = Path(__file__).parents[3] / "cluster" / "serve.yaml"
 
@@ -62,6 +67,49 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, sentence: str) -> N
     with pytest.raises(UserError, match=sentence) as error:
         serve_file(file, {})
     assert "\n" not in str(error.value)
+
+
+def test_a_misspelt_import_path_of_ours_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    for misspelt in ("deployments.app:biuld", "deployment.app:build", "deployments.apps:build"):
+        file.write_text(f"applications: [{{name: a, import_path: '{misspelt}'}}]")
+        with pytest.raises(UserError, match=f"import_path = '{misspelt}': .* is '{APPLICATION}' meant"):
+            serve_file(file, {})
+
+
+def test_relative_paths_are_from_the_folder_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here" / "model").mkdir(parents=True)
+    file = tmp_path / "here" / "serve.yaml"
+    file.write_text(f"applications: [{{name: a, import_path: '{APPLICATION}', args: {{model: model}}}}]")
+    for place in (tmp_path, tmp_path / "here" / "model"):
+        monkeypatch.chdir(place)
+        for named in (file, Path(os.path.relpath(file))):
+            (application,) = serve_file(named, {})["applications"]
+            assert application["args"]["model"] == str(tmp_path / "here" / "model")
+
+
+def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refused(tmp_path: Path) -> None:
+    demo = ROOT / "cluster" / "demo"
+    profile, plan = load(demo / "profile.json"), read_plan(demo / "plan.json")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
+    mine = weights_of(tmp_path / "model")
+
+    def served(profile_of: str, plan_of: str) -> None:
+        save(replace(profile, model=f"m{profile_of}", weights=profile_of), tmp_path / "profile.json")
+        named = replace(plan, model=f"m{plan_of}", weights=plan_of)
+        (tmp_path / "plan.json").write_text(named.to_json())
+        arguments = {"model": "model", "profile": "profile.json", "plan": "plan.json"}
+        content = {"applications": [{"name": "a", "import_path": APPLICATION, "args": arguments}]}
+        (tmp_path / "serve.yaml").write_text(json.dumps(content))
+        serve_file(tmp_path / "serve.yaml", {})
+
+    served(mine, mine)
+    served("", "")  # of an earlier version, which did not say
+    with pytest.raises(UserError, match=f"is of mother .*weights in .*/model are others .{mine}"):
+        served("other", mine)
+    with pytest.raises(UserError, match=rf"is for mother \(weights other\), .* is of m{mine}"):
+        served(mine, "other")
 
 
 def test_a_path_that_is_not_there_is_named() -> None:

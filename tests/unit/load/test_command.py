@@ -116,6 +116,13 @@ def test_a_server_that_does_not_say_what_it_takes(serve: Serve, load: Load, caps
     assert "does not say what its network takes (status 404): give --data" in capsys.readouterr().err.replace("\n", " ")
 
 
+def test_nobody_there_is_one_sentence(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    assert load("http://127.0.0.1:1") == 2
+    assert "nobody answers at http://127.0.0.1:1" in capsys.readouterr().err
+    assert load("http://127.0.0.1:1", "--slo-ms", "-5") == 2
+    assert "--slo-ms -5 must be above 0" in capsys.readouterr().err
+
+
 def test_the_picture_names_what_was_answered_otherwise() -> None:
     status = np.array([200, 200, 404, 422, 503, BROKEN])
     times = np.arange(6.0)

@@ -114,8 +114,11 @@ def test_half_precision_is_what_it_says(text_checkpoint: Path) -> None:
 
 
 def test_what_cannot_be_loaded_says_why(text_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere: neither a directory nor a checkpoint that can be downloaded"):
-        load(tmp_path / "nowhere")
+    for nowhere in (tmp_path / "nowhere", "./nowhere", "../a/b"):
+        with pytest.raises(UserError, match=f"{nowhere}: no such directory$"):
+            load(nowhere)
+    with pytest.raises(UserError, match="is a file; give the directory"):
+        load(text_checkpoint / "config.json")
     with pytest.raises(UserError, match="use one of float32, float16, bfloat16"):
         load(text_checkpoint, dtype="int3")
     with pytest.raises(UserError, match="device 'abacus' is not known"):

@@ -19,7 +19,7 @@ from profiles.shapes import distilbert
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("profile") / "profile.json"
     tables = tuple(datasheet_table(distilbert(), kind) for kind in ("v100", "k80"))
-    save(Profile("distilbert", tables, ExitProfile((1.0, 0.9, 0.8, 0.4, 0.3, 0.25))), path)
+    save(Profile("distilbert", tables, ExitProfile((1.0, 0.9, 0.8, 0.4, 0.3, 0.25)), weights="a1b2"), path)
     return path
 
 
@@ -34,7 +34,8 @@ def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
     said = run(profile, "--out", str(tmp_path / "plan.json"), "--picture", str(tmp_path / "plan.png"), "--surprises")
     for word in ("splits", "goodput", "travelling", "no exits", "proved", "if the forecast is wrong", "estimated"):
         assert word in said
-    assert read_plan(tmp_path / "plan.json").num_blocks == 6
+    plan = read_plan(tmp_path / "plan.json")
+    assert (plan.num_blocks, plan.model, plan.weights) == (6, "distilbert", "a1b2")
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -63,6 +64,8 @@ def test_side_by_side_names_every_pipeline(profile: Path, tmp_path: Path) -> Non
         (("--slo-ms", "0.2"), "0.2 ms SLO: the fastest plan needs"),
         (("--rate", "1e9", "--min-cost", "--devices", "k80=2"), "these devices sustain at most"),
         (("--slack", "1.5"), "slack = 1.5"),
+        (("--slo-ms", "-5"), "--slo-ms -5 must be above 0"),
+        (("--rate", "0"), "--rate 0 must be above 0"),
         (("--margin", "2"), "--margin 2"),
         (("--devices", "v100=0"), "holds no device"),
         (("--alpha", "0.01", "--devices", "v100=1"), "per hour"),

@@ -94,6 +94,16 @@ def test_a_checkpoint_without_a_tokenizer_stops_before_the_data_is_read(
     assert "has no tokenizer" in capsys.readouterr().err
 
 
+def test_a_cache_that_cannot_be_written_is_told_before_anything_is_loaded(
+    run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "no-folder").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no-folder"))
+    monkeypatch.setattr(pipeline, "load", None)
+    assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", tmp_path / "out") == 2
+    assert "isobatch cannot be written: Not a directory: XDG_CACHE_HOME=DIR names" in capsys.readouterr().err
+
+
 def rules_in(folder: Path) -> dict[str, Any]:
     rules: dict[str, Any] = json.loads((folder / "exits.json").read_text())
     return rules
@@ -227,7 +237,7 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
     data, out = reviews(tmp_path / "a.csv"), tmp_path / "made" / "out"
     assert run(checkpoint, "--data", data, "--out", out) == 2
     error = capsys.readouterr().err.strip()
-    assert "No space left on device: 'exits.png'" in error
+    assert "exits.png: No space left on device" in error
     assert "\n" not in error
     assert list(out.parent.iterdir()) == []
 

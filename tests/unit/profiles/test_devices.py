@@ -24,6 +24,7 @@ def test_a_price_of_ones_own_beats_the_catalogue() -> None:
         ("v1000=6", "unknown device kind 'v1000': choose among k80, p100"),
         ("v100=six", "cannot read 'v100=six'"),
         ("v100", "write KIND=COUNT"),
+        ("v100:2", "cannot read 'v100:2': write KIND=COUNT"),
         ("v100=-1", "count = -1 must be 0 or more"),
         ("v100=1@free", "cannot read 'v100=1@free'"),
         ("v100=1@nan", "price_per_hour = nan must be finite"),

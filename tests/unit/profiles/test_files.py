@@ -84,6 +84,15 @@ def test_measuring_again_replaces_and_another_device_adds() -> None:
         PROFILE.joined_by(Profile("bert", (V100,)))
 
 
+def test_a_network_trained_anew_is_another_one(tmp_path: Path) -> None:
+    known = replace(PROFILE, weights="a1")
+    save(known, tmp_path / "profile.json")
+    assert load(tmp_path / "profile.json").weights == "a1"
+    assert known.joined_by(PROFILE).weights == PROFILE.joined_by(known).weights == "a1"
+    with pytest.raises(UserError, match="another distilbert, whose weights were a1 and are b2 now"):
+        known.joined_by(replace(PROFILE, weights="b2"))
+
+
 def test_a_datasheet_never_replaces_what_was_measured() -> None:
     here = Profile("m", (replace(V100, source="measured"),))
     assert here.joined_by(Profile("m", (V100, replace(V100, kind="k80")))).kinds == ("v100", "k80")
