@@ -28,6 +28,7 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     """
     if target is not None and not target.exists():
         raise UserError(f"{target}: no such directory or file; give a model's directory or a Serve file (*.yaml)")
+    content: ServeFile
     root = Path()
     if target is None and not overrides:
         target = ROOT / "cluster" / "demo.yaml"
