@@ -3,13 +3,13 @@ checked before anything of that size is made. All protocols use the same limits.
 """
 
 import asyncio
-import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NoReturn
 
+import msgspec
 from starlette.types import Receive
 
 from deployments.front.answers import RefusedError, shown
@@ -19,6 +19,7 @@ ENCODINGS = {b"", b"identity", b"gzip", b"deflate"}
 MOST_DIMENSIONS = 8
 LONGEST_NAME = 1024  # characters, of a name or an id
 MOST_NAMED = 64  # of what a request names several: outputs
+_NEAR = 20  # bytes of a wrong body that are shown
 _LONGEST_NUMBER = 18  # digits: no size has more, and Python refuses to read numbers of thousands
 _GZIP_OR_ZLIB = zlib.MAX_WBITS + 32
 
@@ -112,14 +113,19 @@ def json_in(body: bytes) -> object:
     {'inputs': 'a text'}
     """
     try:
-        return _decode(body.decode())
+        return _decode(body)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"the body is not JSON: {error}") from error
+        raise RefusedError(400, f"the body is not JSON: {error}{_near(body, str(error))}") from error
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number that JSON knows")
+def _near(body: bytes, sentence: str) -> str:
+    """What stands at the byte that the sentence names.
+
+    >>> _near(b'{"inputs": NaN}', "invalid character (byte 11)")
+    ", before 'NaN}'"
+    """
+    found = re.search(r"\(byte (\d+)\)", sentence)
+    return f", before {shown(body[int(found[1]) :][:_NEAR].decode('latin-1'))}" if found else ""
 
 
-# Made once: json.loads makes one for each call that has options.
-_decode = json.JSONDecoder(parse_constant=_no_number).decode
+_decode = msgspec.json.Decoder().decode  # knows no NaN and no Infinity, and takes a quarter of what json takes

@@ -116,9 +116,10 @@ def test_a_body_in_a_header_is_not_believed() -> None:
     assert bodies.number("9" * 5000) is None
 
 
-@pytest.mark.parametrize("text", ['{"id": NaN, "inputs": []}', '{"id": -Infinity, "inputs": []}'])
-def test_what_is_no_json_is_refused_in_the_v2_protocol_too(client: TestClient, text: str) -> None:
-    assert "is not a number that JSON knows" in refused(client, 400, content=text)
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_is_no_json_is_refused_in_the_v2_protocol_too(client: TestClient, number: str) -> None:
+    sentence = refused(client, 400, content=f'{{"id": {number}, "inputs": []}}')
+    assert f"before '{number.lstrip('-')}, \"in" in sentence
 
 
 @pytest.mark.parametrize(
