@@ -111,6 +111,7 @@ class ImageEncoder:
                 raise UserError(f"image {position} is {size[0]} x {size[1]}, it must be {wanted[0]} x {wanted[1]}")
 
     def _image(self, position: int, value: Any) -> NDArray[np.float32]:
+        self._check_pixels(position, _first_sizes(value))  # first, as millions of empty rows would take numpy seconds
         try:
             with np.errstate(over="ignore"):  # what is too large is found below
                 image = np.asarray(value, np.float32)
@@ -118,9 +119,22 @@ class ImageEncoder:
             raise UserError(f"an image must be an array of numbers: {error}") from error
         if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != self.channels):
             raise UserError(f"an image must be height x width or height x width x {self.channels}, got {image.shape}")
-        height, width = image.shape[:2]
-        if not 0 < height * width <= MOST_PIXELS:
-            raise UserError(f"image {position} is {height} x {width}: 1 to {MOST_PIXELS} pixels are allowed")
+        self._check_pixels(position, image.shape)
         if not np.isfinite(image).all():
             raise UserError("an image must hold finite numbers only")
         return image[:, :, None].repeat(self.channels, axis=2) if image.ndim == 2 else image
+
+    def _check_pixels(self, position: int, sizes: Sequence[int]) -> None:
+        if len(sizes) > 1 and not 0 < sizes[0] * sizes[1] <= MOST_PIXELS:
+            raise UserError(f"image {position} is {sizes[0]} x {sizes[1]}: 1 to {MOST_PIXELS} pixels are allowed")
+
+
+def _first_sizes(value: Any) -> Sequence[int]:
+    """Height and width of nested lists, as far as their first row tells.
+
+    >>> _first_sizes([[1, 2, 3], [4, 5, 6]]), _first_sizes([[], []]), _first_sizes("text")
+    ((2, 3), (2, 0), ())
+    """
+    if not isinstance(value, list) or not value or not isinstance(value[0], list):
+        return ()
+    return len(value), len(value[0])

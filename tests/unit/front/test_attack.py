@@ -1,5 +1,7 @@
 """What is meant to do harm: it is refused in one short sentence, before it costs anything, and counted."""
 
+import contextlib
+import gc
 import gzip
 import json
 import time
@@ -120,6 +122,13 @@ def test_a_body_in_a_header_is_not_believed() -> None:
 def test_what_is_no_json_is_refused_in_the_v2_protocol_too(client: TestClient, number: str) -> None:
     sentence = refused(client, 400, content=f'{{"id": {number}, "inputs": []}}')
     assert f"before '{number.lstrip('-')}, \"in" in sentence
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"[", b"[" * 100_000])
+def test_garbage_is_collected_again_whatever_was_read(body: bytes) -> None:
+    with contextlib.suppress(RefusedError):
+        bodies.json_in(body)
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize(
