@@ -1,5 +1,6 @@
 """`isobatch prepare`: a Hugging Face classifier becomes an early-exit one."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,6 +23,7 @@ from profiles.errors import UserError
 
 Kind = Literal["light", "pooler"]
 Dtype = Literal["float32", "int8"]
+Reached = Literal["accuracy", "agreement"]
 
 
 def prepare(
@@ -34,7 +36,13 @@ def prepare(
     policy: Annotated[
         str, typer.Option(help="Who leaves: a name in deployments.exits or module:function.")
     ] = "entropy",
-    max_accuracy_loss: Annotated[str, typer.Option(help="What may be lost against the full network.")] = "1%",
+    max_accuracy_loss: Annotated[str, typer.Option(help="What other inputs may lose against the full network.")] = "1%",
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=0.9999, help="How sure it must be that they lose no more.")
+    ] = 0.95,
+    reach: Annotated[
+        Reached, typer.Option(help="What is lost: accuracy, or agreement with the full network (needs no labels).")
+    ] = "accuracy",
     text_column: TextColumn = None,
     text_pair_column: PairColumn = None,
     image_column: ImageColumn = None,
@@ -53,6 +61,9 @@ def prepare(
 ) -> None:
     """Give a classifier early exits, without touching its weights.
 
+    What is promised of other inputs is tested on three tenths of the rows, which nothing else is made from: thresholds
+    are loosened step by step until the test fails. Too few rows promise nothing, and then nobody leaves early.
+
     Example: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --max-accuracy-loss 1%[/]
     """
     from rich.console import Console
@@ -62,13 +73,13 @@ def prepare(
     from deployments.prepare import pipeline
     from deployments.prepare.data import rows, taken
     from deployments.prepare.measuring import PrepareOptions
-    from deployments.prepare.report import advice, exit_table
+    from deployments.prepare.report import advice, exit_table, promised
     from deployments.prepare.sample import draw
     from deployments.progress import show
 
     path = policy if ":" in policy else f"deployments.exits:{policy}"
     policy_at(path)
-    options = PrepareOptions(path, ramp, dtype, share(max_accuracy_loss), seed=seed)
+    options = PrepareOptions(path, ramp, dtype, share(max_accuracy_loss), confidence, reach, seed)
     pipeline.check_free(out, force)
     source = checkpoint.locate(model)
     checkpoint.check(source)
@@ -80,12 +91,16 @@ def prepare(
     sample = draw(show(found, f"reading {data.name}"), data, names, max_rows, seed)
     if sample.labels is None:
         console.print(
-            f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column)"
+            f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "
+            "and agreement with it is promised"
         )
+        options = replace(options, reach="agreement")
     notes: dict[str, str | int | float] = {"checkpoint": Path(model).name, "data": data.name, "rows": len(sample)}
     rules = pipeline.prepare(source, sample, out, options, notes, device, force)
     console.print(exit_table(rules, len(checkpoint.label_names(source))))
-    if said := advice(rules, options.max_accuracy_loss):
+    if rules.promise:
+        console.print(promised(rules.promise), highlight=False)
+    if said := advice(rules):
         console.print(f"[yellow]{said}[/]")
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
 

@@ -115,6 +115,7 @@ def _now(answer: dict[str, Any]) -> Table:
         "now", f"{_number(window['goodput_per_s'])} in time of {_number(window['arrivals_per_s'])} per second, "
         f"p50 {_number(window['p50_ms'])} ms, p99 {_number(window['p99_ms'])} ms",
     )  # fmt: skip
+    table.add_row("exits", answer["promise"])
     table.add_row("promises kept", f"{plan['kept']:.0%} (it sustains {_number(plan['sustains_per_s'])} per second now)")
     if forecast:
         low, high = _number(forecast["arrivals_low_per_s"]), _number(forecast["arrivals_high_per_s"])

@@ -29,6 +29,7 @@ from deployments.front.headers import NO_KEY, is_shown, key_in
 from deployments.graph import profile_of
 from optimizer import Plan
 from profiles.files import Profile
+from profiles.promise import NOTHING, promise_in
 from profiles.windows import History
 
 RETRY_S = 1.0
@@ -42,7 +43,7 @@ class ControllerService:
     def __init__(self, config: ControllerConfig) -> None:
         self.config, self.name, self.key = config, config.application, key_in(config.api_key_variable)
         self.loop: ControlLoop | None = None
-        self.waits_for = "the application to run"
+        self.waits_for, self.promise = "the application to run", NOTHING
 
     async def run(self) -> None:
         while self.loop is None:
@@ -62,6 +63,7 @@ class ControllerService:
         deployer = serve.get_deployment_handle(DEPLOYER, self.config.application)
         app_config: AppConfig = await deployer.config.remote()
         profile = profile_of(app_config)
+        self.promise = str((app_config.model and promise_in(Path(app_config.model))) or NOTHING)
         running = await RunningApplication(self.config.application).plan()
         inventory = Inventory(allowed(self.config, app_config, profile), partial(replica_needs, app_config))
         application = RunningApplication(self.config.application, inventory)
@@ -114,6 +116,7 @@ class LoopOwner(Protocol):
     key: bytes | None
     loop: ControlLoop | None
     waits_for: str
+    promise: str  # what the network's exits lose at most
 
     async def run(self) -> None: ...
 
@@ -158,7 +161,7 @@ def _routes(service: LoopOwner) -> APIRouter:
     @routes.get("/status")
     async def status() -> dict[str, Any]:
         """The running plan, what it does, the forecast, and the last decisions."""
-        return {"application": service.name, **told(loop(), time.time())}
+        return {"application": service.name, "promise": service.promise, **told(loop(), time.time())}
 
     @routes.post("/pause")
     async def pause() -> dict[str, Any]:

@@ -25,6 +25,7 @@ from deployments.front.turnstile import Turnstile
 from deployments.replica.loading import load_front_model
 from deployments.transport.packed import Packed, pack
 from profiles.model import SplitModel, label_names, reads_text
+from profiles.promise import NOTHING, promise_in
 
 log = logging.getLogger(__name__)
 HAND_OVER_S = 0.002  # of an answer to the operating system, and through it to the client's side
@@ -107,6 +108,7 @@ class Service:
         self.sizes = Sizes(config.max_inputs, config.max_body_bytes)
         self._model = load_front_model(config, directory)
         self.labels = label_names(self._model)
+        self.promised = str(promise_in(Path(directory)) or NOTHING)
         # The parts of every answer that describe the network.
         self.heading: dict[str, Any] = {"model": self.name} | ({"virtual": True} if config.backend == VIRTUAL else {})
         self._clock, self._work_clock = clock, time.thread_time
@@ -242,7 +244,7 @@ class Service:
 
     async def stats(self) -> dict[str, Any]:
         """Since the start: requests by outcome, latencies, batches per split, inputs by the block they left after."""
-        return {"model": self.name, "plan": self._plan()} | stats_of(await self.everywhere())
+        return {"model": self.name, "plan": self._plan(), "promise": self.promised} | stats_of(await self.everywhere())
 
     def encoded(self, inputs: object) -> Packed:
         """Encode the inputs. A list of texts holds many; any other list may be one input (an image, a pair) or many."""

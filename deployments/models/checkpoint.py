@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from deployments.models.families import family_of
-from deployments.models.ramps import RULES, WEIGHTS
+from deployments.models.ramps import WEIGHTS
 from profiles.errors import UserError
+from profiles.promise import RULES
 
 USUAL_SIDE = 224
 # Any of these holds what a tokenizer knows. Without them Hugging Face makes one that knows no word at all.

@@ -13,9 +13,10 @@ from deployments.models.anatomy import Anatomy, Family
 from deployments.models.checkpoint import check_head, check_preprocessor, fixed_size, locate, read_config
 from deployments.models.encode import Encoder, ImageEncoder, TextEncoder
 from deployments.models.families import family_of
-from deployments.models.ramps import RULES, WEIGHTS, Ramps, read_ramps
+from deployments.models.ramps import WEIGHTS, Ramps, read_ramps
 from deployments.models.torch_model import TorchModel
 from profiles.errors import UserError
+from profiles.promise import RULES
 
 log = logging.getLogger(__name__)
 

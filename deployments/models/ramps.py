@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from deployments.exits import USUAL, Decision, Policy, memory_width, reach
 from profiles.errors import UserError, first_wrong, read_text
+from profiles.promise import RULES, Promise
 
 WEIGHTS = "ramps.safetensors"
-RULES = "exits.json"
 
 RampKind = Literal["light", "pooler"]
 RampDtype = Literal["float32", "int8"]
@@ -45,7 +45,7 @@ class ExitRules(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: Literal[1] = 1
+    version: Literal[1, 2] = Field(2, description="Version 1 could promise nothing.")
     kind: RampKind = Field("light", description="The shape of every ramp.")
     policy: str = Field("deployments.exits:entropy", description="Who leaves: a policy's import path.")
     dtype: RampDtype = Field("float32", description="Of the network that the ramps were made for: 8 bits give others.")
@@ -53,7 +53,9 @@ class ExitRules(BaseModel):
     head_temperature: float = Field(1.0, gt=0, description="The same for the network's own head.")
     full_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: of the full network.")
     exit_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: with exits.")
+    agreement: float | None = Field(None, ge=0, le=1, description="Measured: answers that are the full network's.")
     mean_depth_share: float | None = Field(None, ge=0, le=1, description="Measured: blocks run per input, of all.")
+    promise: Promise | None = Field(None, description="What other inputs lose at most; none: nothing is promised.")
     notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="Where all this came from.")
 
     @field_validator("ramps")

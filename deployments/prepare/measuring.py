@@ -1,4 +1,9 @@
-"""From features to ramps that are trained, calibrated, given thresholds, and measured on inputs kept for that alone."""
+"""From features to ramps that are trained, calibrated, given thresholds, and tested on inputs kept for that alone.
+
+The promise (profiles/promise.py) is kept by testing a fixed sequence: how thresholds are loosened, step by step, is
+decided on one part of the inputs. Another part decides how far: the first step that fails the test ends it. So no
+matter how many steps there are, a promise that is too bold passes no more often than its confidence says.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,22 +16,26 @@ from deployments.models.ramps import ExitRules, RampDtype, RampKind, RampRule, p
 from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.features import Features, Floats
 from deployments.prepare.sample import Indices, Sample
-from deployments.prepare.thresholds import Replay, Tradeoff, replay, search, tradeoff
+from deployments.prepare.thresholds import replay
 from deployments.prepare.training import answers, train
+from profiles.confidence import bound, margin_of
+from profiles.exit_table import ExitTable, Outcome, Reach, highest, ladder, outcome
+from profiles.promise import Promise
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """What a user may choose. `margin` is how many standard errors the measured loss must keep from what is allowed.
+    """What a user may choose. `reach` is what may be lost: accuracy, or agreement with the full network.
 
-    `threshold`: this one at every ramp, instead of those that a search finds for what may be lost.
+    `threshold`: this one at every ramp, instead of those that a search finds for what may be lost. It promises nothing.
     """
 
     policy: str = "deployments.exits:entropy"
     ramp: RampKind = "light"
     dtype: RampDtype = "float32"
     max_accuracy_loss: float = 0.01
-    margin: float = 2.0
+    confidence: float = 0.95
+    reach: Reach = "accuracy"
     seed: int = 0
     threshold: float | None = None
 
@@ -51,6 +60,10 @@ class Seen:
     def heads(self) -> list[Tensor]:
         return [*self.ramps, self.head]
 
+    def believed(self) -> Tensor:
+        """The truth, half of it as the head believes it: labels of few inputs alone are a noisy guide."""
+        return (self.truth + self.head.softmax(dim=1)) / 2
+
 
 def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> tuple[ExitRules, Mapping[int, nn.Module]]:
     """Ramps after every block but the last, and the rules by which inputs leave at them."""
@@ -58,14 +71,14 @@ def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> tupl
     heads = train(found.pooled, wanted, sample.parts.train, options.ramp, options.seed)
     calibrate = look(heads, found, truth, sample.parts.calibrate)
     temperatures = calibrate.temperatures()
-    report = look(heads, found, truth, sample.parts.report)
-    calibrated = report.calibrated(temperatures)
-    chosen, reached = _choose(calibrate.calibrated(temperatures), calibrated, options)
+    test = look(heads, found, truth, sample.parts.test)
+    calibrated = test.calibrated(temperatures)
+    reached = _choose(calibrate.calibrated(temperatures), calibrated, options)
     errors = [
-        (calibration_error(before, report.truth), calibration_error(after, report.truth))
-        for before, after in zip(report.heads(), calibrated.heads(), strict=True)
+        (calibration_error(before, test.truth), calibration_error(after, test.truth))
+        for before, after in zip(test.heads(), calibrated.heads(), strict=True)
     ]
-    return _rules(options, temperatures, chosen, reached, errors), dict(enumerate(heads))
+    return _rules(options, temperatures, reached, errors), dict(enumerate(heads))
 
 
 def targets_of(found: Features, sample: Sample) -> tuple[Floats, Tensor]:
@@ -83,33 +96,50 @@ def look(heads: list[nn.Module], found: Features, truth: Tensor, rows: Indices) 
 
 @dataclass(frozen=True)
 class Reached:
-    """What thresholds do to the inputs that are kept for the report."""
+    """What thresholds do to the inputs that are kept for the test, and what they promise for others."""
 
-    table: Replay
-    tradeoff: Tradeoff
+    thresholds: Sequence[float]
+    table: ExitTable
+    outcome: Outcome
+    promise: Promise | None
 
 
-def _choose(calibrate: Seen, report: Seen, options: PrepareOptions) -> tuple[list[float], Reached]:
+def _choose(calibrate: Seen, test: Seen, options: PrepareOptions) -> Reached:
     policy = policy_at(options.policy)
     num_ramps = len(calibrate.ramps)
-    depths = [(block + 1) / (num_ramps + 1) for block in range(num_ramps)]
-    table_there = replay(policy, report.ramps, report.head, report.truth, depths, options.threshold)
+    costs = [(block + 1) / (num_ramps + 1) for block in range(num_ramps)]
+    tested = replay(policy, test.ramps, test.head, test.truth, costs, options.threshold)
     if options.threshold is not None:
         everywhere = np.zeros(num_ramps, np.int64)
-        return [options.threshold] * num_ramps, Reached(table_there, tradeoff(table_there, everywhere))
-    table = replay(policy, calibrate.ramps, calibrate.head, calibrate.truth, depths)
-    chosen = search(table, options.max_accuracy_loss, options.margin)
-    return table.candidates[chosen].tolist(), Reached(table_there, tradeoff(table_there, chosen))
+        return Reached([options.threshold] * num_ramps, tested, outcome(tested, everywhere, options.reach), None)
+    shape = replay(policy, calibrate.ramps, calibrate.head, calibrate.believed(), costs)
+    margin = margin_of(tested.num_inputs, options.max_accuracy_loss, options.confidence, options.reach)
+    rungs = ladder(shape, options.reach)
+    chosen = highest(rungs, tested, options.reach, options.max_accuracy_loss, margin)
+    found = outcome(tested, chosen, options.reach)
+    return Reached(tested.candidates[chosen].tolist(), tested, found, _promise(found, margin, options))
+
+
+def _promise(found: Outcome, margin: float, options: PrepareOptions) -> Promise | None:
+    """What has passed the test; that nothing is lost where nobody leaves needs none."""
+    if found.cost < 1.0 and not found.lost.within(options.max_accuracy_loss, margin):
+        return None
+    most = bound(found.lost, options.confidence, options.reach) if found.cost < 1.0 else 0.0
+    return Promise(
+        reach=options.reach,
+        max_loss=options.max_accuracy_loss,
+        confidence=options.confidence,
+        rows=found.lost.count,
+        lost=found.lost.mean,
+        bound=min(most, options.max_accuracy_loss),
+    )
 
 
 def _rules(
-    options: PrepareOptions,
-    temperatures: list[float],
-    thresholds: list[float],
-    reached: Reached,
-    errors: list[tuple[float, float]],
+    options: PrepareOptions, temperatures: list[float], reached: Reached, errors: list[tuple[float, float]]
 ) -> ExitRules:
-    right, places = reached.table.right, reached.tradeoff.places
+    right, places = reached.table.right, reached.outcome.places
+    everyone = np.arange(len(places))
     ramps = tuple(
         RampRule(
             block=ramp,
@@ -121,7 +151,7 @@ def _rules(
             ece_before=errors[ramp][0],
             ece_after=errors[ramp][1],
         )
-        for ramp, threshold in enumerate(thresholds)
+        for ramp, threshold in enumerate(reached.thresholds)
     )
     return ExitRules(
         kind=options.ramp,
@@ -130,6 +160,8 @@ def _rules(
         ramps=ramps,
         head_temperature=temperatures[-1],
         full_accuracy=float(right[-1].mean()),
-        exit_accuracy=float(right[places, np.arange(len(places))].mean()),
-        mean_depth_share=reached.tradeoff.depth,
+        exit_accuracy=float(right[places, everyone].mean()),
+        agreement=float(reached.table.agrees[places, everyone].mean()),
+        mean_depth_share=reached.outcome.cost,
+        promise=reached.promise,
     )

@@ -8,13 +8,14 @@ from tempfile import TemporaryDirectory
 from deployments.folders import cache_directory, whole
 from deployments.models import TorchModel, checkpoint, load
 from deployments.models.backends import INT8, on_backend
-from deployments.models.ramps import RULES, ExitRules, Ramps, save_ramps
+from deployments.models.ramps import ExitRules, Ramps, save_ramps
 from deployments.models.seam import BackedModel
 from deployments.prepare.features import features
 from deployments.prepare.measuring import PrepareOptions, make_ramps
 from deployments.prepare.report import draw_exits
 from deployments.prepare.sample import Sample
 from profiles.errors import UserError
+from profiles.promise import RULES
 
 PICTURE = "exits.png"
 
@@ -76,13 +77,11 @@ def _check_place(out: Path) -> None:
 
 
 def _provenance(sample: Sample, options: PrepareOptions, fingerprint: str) -> dict[str, str | int | float]:
-    searched: dict[str, str | int | float] = {"max_accuracy_loss": options.max_accuracy_loss, "margin": options.margin}
     return {
         "checkpoint_sha256": fingerprint,
         "targets": "the network's own predictions" if sample.labels is None else "labels",
         "trained_on": len(sample.parts.train),
         "calibrated_on": len(sample.parts.calibrate),
-        "reported_on": len(sample.parts.report),
-        **(searched if options.threshold is None else {}),
+        "tested_on": len(sample.parts.test),
         "seed": options.seed,
     }

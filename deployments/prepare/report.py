@@ -10,6 +10,9 @@ from rich.table import Table
 
 from deployments.exits import reach
 from deployments.models.ramps import ExitRules, RampRule, policy_at
+from deployments.prepare.sample import TEST_SHARE
+from profiles.confidence import least_promise, rows_needed
+from profiles.promise import Promise
 
 INK, EARLY, FULL = "#1f2933", "#2a6fbb", "#d1495b"
 
@@ -34,34 +37,57 @@ def exit_table(rules: ExitRules, num_labels: int) -> Table:
 
 def summary(rules: ExitRules) -> str:
     """Two lines: what is gained and what it costs."""
-    of = "accuracy" if rules.notes.get("targets") == "labels" else "agreement with the full network"
+    full = f"accuracy {_share(rules.exit_accuracy)} with exits, {_share(rules.full_accuracy)} in full"
+    parts = [full] if rules.notes.get("targets") == "labels" else []
+    if rules.agreement is not None:
+        parts.append(f"{_share(rules.agreement)} of the answers are the full network's")
+    return f"{', '.join(parts)}\nan input runs {_share(rules.mean_depth_share)} of the blocks on average"
+
+
+def promised(promise: Promise) -> str:
+    """The promise, and what it takes to make one."""
+    least, needed = (
+        least_promise(promise.rows, promise.confidence),
+        rows_needed(promise.max_loss, promise.confidence),
+    )
     return (
-        f"{of} {_share(rules.exit_accuracy)} with exits, {_share(rules.full_accuracy)} in full\n"
-        f"an input runs {_share(rules.mean_depth_share)} of the blocks on average"
+        f"promised of other inputs of this kind: {promise}\n"
+        f"so sure of at most {_percent(promise.max_loss)} takes {needed:,} inputs to test it on, or more; "
+        f"at best {promise.rows:,} could show {_percent(least)}"
     )
 
 
-def advice(rules: ExitRules, allowed: float) -> str | None:
-    """What to say when the thresholds are not what was hoped for: more was lost than allowed, or nobody leaves early.
+def advice(rules: ExitRules) -> str | None:
+    """What to say when the thresholds are not what was hoped for: nothing can be promised, or nobody leaves early.
 
-    >>> print(advice(ExitRules(full_accuracy=0.95, exit_accuracy=0.92, notes={"calibrated_on": 120}), 0.01))
-    3.0% were lost, not the 1.0% allowed: thresholds were chosen on 120 inputs; give more, or allow less
-    >>> print(advice(ExitRules(mean_depth_share=1.0, notes={"calibrated_on": 120}), 0.01))
-    no input leaves early: of 120 inputs, too few to be sure that no more than 1.0% are lost; give more, or allow more
+    >>> promise = Promise(reach="accuracy", max_loss=0.01, confidence=0.95, rows=120, lost=0.0, bound=0.0)
+    >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise)))
+    no input leaves early: 120 inputs to test it on are too few to promise 1 %; give 997 rows or more, or allow 2.5 %
+    >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise.model_copy(update={"rows": 3000}))))
+    no input leaves early: the ramps err too often to promise 1 %; allow more, or try --ramp pooler
     """
-    lost = (rules.full_accuracy or 0.0) - (rules.exit_accuracy or 0.0)
-    count = rules.notes.get("calibrated_on")
-    if lost > allowed:
-        return (
-            f"{lost:.1%} were lost, not the {allowed:.1%} allowed: thresholds were chosen on {count} inputs; "
-            "give more, or allow less"
-        )
-    if rules.mean_depth_share == 1.0:
-        return (
-            f"no input leaves early: of {count} inputs, too few to be sure that no more than {allowed:.1%} are lost; "
-            "give more, or allow more"
-        )
-    return None
+    if rules.promise is None:
+        return f"nothing is promised: {rules.policy} lets inputs leave at every threshold that was tried"
+    if rules.mean_depth_share != 1.0:
+        return None
+    promise, allowed = rules.promise, _percent(rules.promise.max_loss)
+    needed = rows_needed(promise.max_loss, promise.confidence)
+    if promise.rows >= needed:
+        return f"no input leaves early: the ramps err too often to promise {allowed}; allow more, or try --ramp pooler"
+    return (
+        f"no input leaves early: {promise.rows} inputs to test it on are too few to promise {allowed}; "
+        f"give {math.ceil(needed / TEST_SHARE):,} rows or more, "
+        f"or allow {_percent(least_promise(promise.rows, promise.confidence))}"
+    )
+
+
+def _percent(share: float) -> str:
+    """Rounded up, as less would be refused.
+
+    >>> _percent(0.01), _percent(0.024656)
+    ('1 %', '2.5 %')
+    """
+    return f"{math.ceil(1e3 * share - 1e-9) / 10:g} %" if share >= 0.001 else f"{100 * share:.2g} %"
 
 
 def _cells(rule: RampRule, inside: float) -> tuple[str, ...]:

@@ -17,27 +17,28 @@ Indices = NDArray[np.int64]
 Item = TypeVar("Item")
 
 MIN_ROWS = 50
+TRAIN_SHARE, TEST_SHARE = 0.6, 0.3  # the rest calibrates
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Positions in a sample. Ramps are trained on one part, temperatures and thresholds chosen on the second, and what
-    is reported is measured on the third."""
+    """Positions in a sample. Ramps are trained on one part. Temperatures and the order in which thresholds are tried
+    come from the second. The promise is tested on the third, and all that is reported is measured there."""
 
     train: Indices
     calibrate: Indices
-    report: Indices
+    test: Indices
 
     @classmethod
     def of(cls, count: int, seed: int = 0) -> "Parts":
-        """Six tenths to train, two to calibrate, two to report.
+        """Six tenths to train, one to calibrate, three to test.
 
-        >>> [len(part) for part in (Parts.of(100).train, Parts.of(100).calibrate, Parts.of(100).report)]
-        [60, 20, 20]
+        >>> [len(part) for part in (Parts.of(100).train, Parts.of(100).calibrate, Parts.of(100).test)]
+        [60, 10, 30]
         """
         order = np.random.default_rng(seed).permutation(count)
-        train, calibrate, report = np.split(order, [count * 6 // 10, count * 8 // 10])
-        return cls(train, calibrate, report)
+        train, calibrate, test = np.split(order, [int(count * TRAIN_SHARE), count - int(count * TEST_SHARE)])
+        return cls(train, calibrate, test)
 
 
 @dataclass(frozen=True)

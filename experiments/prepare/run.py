@@ -8,7 +8,8 @@ from pathlib import Path
 from deployments.demo import demo_directory
 from deployments.demo.digits import demo_digits, held_out_digits
 from deployments.models import TorchModel, load
-from deployments.models.ramps import RULES, read_rules
+from deployments.models.ramps import read_rules
+from profiles.promise import RULES
 
 NOISES = (0.0, 0.2, 0.4, 0.8)
 COUNT = 2000

@@ -49,7 +49,7 @@ def routes(
     async def metadata(name: str, version: str = VERSION) -> dict[str, Any]:
         """One tensor goes in, whose first dimension counts the inputs; what comes out has a row for each."""
         check(service, name, version)
-        return protocol.metadata(service)
+        return protocol.metadata(service) | {"properties": {"promise": service.promised}}
 
     @router.get("/models/{name}/ready")
     @router.get("/models/{name}/versions/{version}/ready")

@@ -19,6 +19,7 @@ class Toy:
     """A service whose loop does nothing by itself: what a test does is all that happens."""
 
     name, waits_for = "toy", "the application to run"
+    promise = "at most 1 % of accuracy lost"
 
     def __init__(self) -> None:
         self.begin()
@@ -74,6 +75,7 @@ def test_it_shows_plan_forecast_and_decisions(toy: Toy, url: str) -> None:
     text = asked(url)
     for word in (
         "promises kept",
+        "at most 1 % of accuracy lost",
         "arrivals forecast",
         "rolled out",
         "open",

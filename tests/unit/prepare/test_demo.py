@@ -9,10 +9,11 @@ import torch
 from deployments.demo import demo_directory
 from deployments.demo.digits import PIXEL_MAX, demo_digits, demo_inputs
 from deployments.models import load
-from deployments.models.ramps import RULES, RampDtype, read_rules
+from deployments.models.ramps import RampDtype, read_rules
 from deployments.prepare import demo, pipeline
 from deployments.prepare.demo import Recipe
 from deployments.prepare.demo_quality import NOISES, Estimate, Quality, quality_of
+from profiles.promise import RULES
 
 KIB = 1024
 FILES = {"config.json", "model.safetensors", "preprocessor_config.json", "ramps.safetensors", "exits.json", "exits.png"}
@@ -40,7 +41,7 @@ def test_no_part_of_the_demo_shares_a_digit() -> None:
     origin = np.tile(np.arange(len(sample) // copies), copies)
     train, calibrate, report = (
         {int(number) for number in origin[part]}
-        for part in (sample.parts.train, sample.parts.calibrate, sample.parts.report)
+        for part in (sample.parts.train, sample.parts.calibrate, sample.parts.test)
     )
     assert train | calibrate | report == set(origin.tolist())
     assert not train & calibrate

@@ -13,9 +13,11 @@ import torch
 
 from cluster import cli
 from deployments.models import TorchModel, load
+from deployments.models.ramps import read_rules
 from deployments.prepare import pipeline
 from deployments.prepare.data import rows
 from deployments.prepare.sample import LabelNames, draw
+from profiles.promise import promise_in
 from tests.helpers.tiny_networks import NUM_LABELS, hugging_face
 
 WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
@@ -117,7 +119,7 @@ def test_what_is_written_is_what_will_be_served(run: Run, checkpoint: Path, tmp_
     assert run(checkpoint, "--data", data, "--out", out, "--policy", policy, "--max-accuracy-loss", "40%") == 0
     model, rules = load(out), rules_in(out)
     sample = draw(rows(data), data, LabelNames(model.labels), 20_000)
-    part = sample.parts.report
+    part = sample.parts.test
     assert sample.labels is not None
     exits = model.run(model.encode([sample.values[row] for row in part]), model.num_blocks, model.ramp_blocks).exits
     assert model.ramp_blocks == (0, 1, 2)
@@ -181,6 +183,48 @@ def test_recorded_inputs_without_labels_follow_the_network(
     assert "no column of labels" in " ".join(capsys.readouterr().out.split())
     assert rules_in(out)["full_accuracy"] == 1.0
     assert rules_in(out)["notes"]["targets"] == "the network's own predictions"
+    assert rules_in(out)["promise"]["reach"] == "agreement"
+
+
+@pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize("reach", ["accuracy", "agreement"])
+def test_what_is_promised_is_written_said_and_tested_on_rows_of_its_own(
+    run: Run, checkpoint: Path, tmp_path: Path, reach: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
+    told = ("--max-accuracy-loss", "40%", "--confidence", 0.9, "--reach", reach)
+    assert run(checkpoint, "--data", data, "--out", out, *told) == 0
+    rules = rules_in(out)
+    promise = rules["promise"]
+    assert (promise["reach"], promise["max_loss"], promise["confidence"], promise["rows"]) == (reach, 0.4, 0.9, 36)
+    lost = rules["full_accuracy"] - rules["exit_accuracy"] if reach == "accuracy" else 1 - rules["agreement"]
+    assert promise["lost"] == pytest.approx(lost)
+    assert promise["lost"] < promise["bound"] <= 0.4
+    assert promise_in(out) == read_rules(out / "exits.json").promise is not None
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"at most 40 % of {reach} lost, 90 % sure (36 inputs lost" in said
+    assert "takes 5 inputs to test it on" in said
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_too_few_rows_promise_nothing_and_let_nobody_leave(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
+    assert run(checkpoint, "--data", data, "--out", out, "--max-accuracy-loss", "1%") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no input leaves early: 36 inputs to test it on are too few to promise 1 %; give 997 rows or more" in said
+    model = load(out)
+    images = model.encode(["a good film", "dull"])
+    assert (model.run(images, model.num_blocks, model.ramp_blocks).exits.blocks == model.num_blocks - 1).all()
+
+
+def test_rules_of_before_promises_still_load(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    rules = {"version": 1, "kind": "light", "ramps": [{"block": 0, "threshold": 0.1}], "notes": {"margin": 2.0}}
+    (tmp_path / "exits.json").write_text(json.dumps(rules))
+    assert read_rules(tmp_path / "exits.json").promise is None
+    assert promise_in(tmp_path) is None
+    assert promise_in(tmp_path / "nowhere") is None
 
 
 @pytest.mark.usefixtures("no_picture")

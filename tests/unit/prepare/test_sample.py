@@ -23,7 +23,7 @@ def table(count: int) -> list[Row]:
 @given(count=st.integers(5, 500), seed=st.integers(0, 5))
 def test_parts_cover_everything_once(count: int, seed: int) -> None:
     parts = Parts.of(count, seed)
-    together = np.concatenate((parts.train, parts.calibrate, parts.report))
+    together = np.concatenate((parts.train, parts.calibrate, parts.test))
     assert sorted(together.tolist()) == list(range(count))
 
 

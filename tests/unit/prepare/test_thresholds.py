@@ -1,6 +1,4 @@
-"""Thresholds: against brute force, and what must hold for every policy."""
-
-from itertools import product
+"""The table of who would leave: what must hold for every policy."""
 
 import numpy as np
 import pytest
@@ -10,8 +8,9 @@ from hypothesis import strategies as st
 
 from deployments import exits
 from deployments.exits import Decision
-from deployments.prepare.thresholds import Replay, candidates, replay, search, tradeoff
+from deployments.prepare.thresholds import candidates, replay
 from profiles.errors import UserError
+from profiles.exit_table import ExitTable, outcome
 
 POLICIES = [exits.entropy, exits.confidence, exits.margin, exits.patience, exits.voting]
 
@@ -26,46 +25,9 @@ def recorded(seed: int, ramps: int = 3, count: int = 80, labels: int = 3) -> tup
     return logits[:-1], logits[-1], truth
 
 
-def tabled(policy: exits.Policy, seed: int, ramps: int = 3) -> Replay:
+def tabled(policy: exits.Policy, seed: int, ramps: int = 3) -> ExitTable:
     logits, head, truth = recorded(seed, ramps)
     return replay(policy, logits, head, truth, [(ramp + 1) / (ramps + 1) for ramp in range(ramps)])
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("max_loss", [0.0, 0.05])
-def test_search_keeps_to_the_allowed_loss_and_beats_every_single_threshold(
-    policy: exits.Policy, max_loss: float
-) -> None:
-    for seed in range(5):
-        table = tabled(policy, seed)
-        result = tradeoff(table, search(table, max_loss, margin=0.0))
-        shared = [tradeoff(table, np.full(3, index)) for index in range(len(table.candidates))]
-        assert result.lost <= max_loss
-        assert result.depth <= min(one.depth for one in shared if one.lost <= max_loss) + 1e-12
-
-
-def thinned(table: Replay, kept: int) -> Replay:
-    chosen = np.linspace(0, len(table.candidates) - 1, kept).astype(int)
-    return Replay(table.candidates[chosen], table.leaves[:, chosen], table.right, table.depths)
-
-
-def test_search_comes_close_to_brute_force() -> None:
-    gaps = []
-    for seed in range(20):
-        table = thinned(tabled(exits.confidence, seed), 9)
-        every = [tradeoff(table, np.array(chosen)) for chosen in product(range(9), repeat=3)]
-        best = min(one.depth for one in every if one.lost <= 0.03)
-        gaps.append(tradeoff(table, search(table, 0.03, margin=0.0)).depth - best)
-    assert min(gaps) >= -1e-12
-    assert float(np.mean(gaps)) < 0.01
-    assert max(gaps) < 0.05
-
-
-def test_a_margin_never_makes_inputs_leave_earlier() -> None:
-    for seed in range(10):
-        table = tabled(exits.entropy, seed)
-        depths = [tradeoff(table, search(table, 0.05, margin)).depth for margin in (0.0, 1.0, 2.0)]
-        assert depths == sorted(depths)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -80,7 +42,7 @@ def test_the_table_says_what_the_policy_does_step_by_step(policy: exits.Policy) 
         leaving = decision.leaves.numpy() & inside
         places[leaving], inside = ramp, inside & ~leaving
         memory = decision.memory
-    np.testing.assert_array_equal(tradeoff(table, chosen).places, places)
+    np.testing.assert_array_equal(outcome(table, chosen, "accuracy").places, places)
 
 
 @settings(max_examples=30, deadline=None)
@@ -90,6 +52,38 @@ def test_candidates_hold_one_that_always_and_one_that_never_fires(
 ) -> None:
     reached = {exits.reach(policy, float(value), labels, ramps) for value in candidates(policy, labels, ramps)}
     assert {"always", "never"} <= reached
+    assert exits.reach(policy, float(candidates(policy, labels, ramps)[0]), labels, ramps) == "never"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_first_candidate_lets_nobody_leave_and_the_last_everybody(policy: exits.Policy) -> None:
+    table = tabled(policy, 2)
+    assert outcome(table, table.strictest, "accuracy").cost == 1.0
+    assert (outcome(table, np.full(3, len(table.candidates) - 1), "accuracy").places == 0).all()
+
+
+def test_agreement_is_with_the_full_networks_answer() -> None:
+    logits, head, truth = recorded(4)
+    table = tabled(exits.confidence, 4)
+    np.testing.assert_array_equal(table.agrees[:-1], (logits.argmax(2) == head.argmax(1)).numpy())
+    assert table.agrees[-1].all()
+    np.testing.assert_array_equal(table.right[-1], (head.argmax(1) == truth.argmax(1)).numpy())
+
+
+def test_a_policy_that_declares_no_range_may_leave_below_its_threshold() -> None:
+    def unsure(logits: torch.Tensor, threshold: float, memory: torch.Tensor) -> Decision:
+        return Decision(logits.softmax(dim=1).amin(dim=1) < threshold, logits, memory)
+
+    table = tabled(unsure, 0)
+    assert outcome(table, table.strictest, "accuracy").cost == 1.0
+
+
+def test_a_policy_that_is_not_monotone_is_refused() -> None:
+    def between(logits: torch.Tensor, threshold: float, memory: torch.Tensor) -> Decision:
+        return Decision((logits.softmax(dim=1).amax(dim=1) - threshold).abs() < 0.1, logits, memory)
+
+    with pytest.raises(UserError, match="policy between: who leaves must be more and more"):
+        tabled(between, 0)
 
 
 def test_a_policy_whose_memory_depends_on_its_threshold_is_refused() -> None:

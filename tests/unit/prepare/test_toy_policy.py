@@ -6,7 +6,8 @@ from torch import Tensor
 
 from deployments.exits import Decision, Range, memory_width, reach, remembers, takes
 from deployments.models.ramps import Ramps, policy_at
-from deployments.prepare.thresholds import candidates, replay, search, tradeoff
+from deployments.prepare.thresholds import candidates, replay
+from profiles.exit_table import ladder, outcome
 from tests.helpers.tiny_networks import network, random_inputs, with_memory
 
 LOW, HIGH = 100.0, 300.0
@@ -33,11 +34,10 @@ def test_its_thresholds_are_searched_in_the_range_that_it_declares() -> None:
     assert len(tried) > 50
     assert {reach(trend, float(value), 3, 2) for value in tried} == {"always", "sometimes", "never"}
     assert np.median(tried) == (LOW + HIGH) / 2
-    table = replay(trend, *recorded(ramps=2), depths=[1 / 3, 2 / 3])
-    found = tradeoff(table, search(table, max_loss=0.03, margin=0.0))
-    never = tradeoff(table, np.full(2, len(tried) - 1))
-    assert found.lost <= 0.03
-    assert found.depth < 0.9 * never.depth
+    table = replay(trend, *recorded(ramps=2), costs=[1 / 3, 2 / 3])
+    found = [outcome(table, chosen, "accuracy") for chosen in ladder(table, "accuracy")]
+    assert found[0].cost == 1.0
+    assert min(each.cost for each in found if each.lost.mean <= 0.03) < 0.9
 
 
 def test_it_is_named_by_its_import_path_and_runs_in_a_network() -> None:

@@ -1,0 +1,97 @@
+"""How sure one can be that inputs not seen yet lose no more than is allowed, when so many were seen to lose so much.
+
+Every input wins (-1), loses (1) or neither. The test is the usual one: the mean loss and `margin` standard errors of it
+must be within what is allowed. What is not usual is the margin: it is the least one under which chance passes the test
+in at most 1 - confidence of cases, whatever the shares of those who win and lose, if the true loss is what is allowed.
+That chance is a sum over all outcomes, so it holds for few inputs as for many. Only the share of inputs that win or
+lose is tried at TRIED places between the least and the greatest possible, not at all.
+"""
+
+import math
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from profiles.exit_table import Loss, Reach
+
+TRIED = 48
+WIDEST = 64.0  # standard errors: more is no margin but a refusal
+STEPS = 20
+NEGLIGIBLE = 1e-10
+
+
+@cache
+def margin_of(count: int, max_loss: float, confidence: float, reach: Reach) -> float:
+    """Standard errors that the loss of so many inputs must keep from `max_loss`.
+
+    >>> [round(margin_of(count, 0.01, 0.95, "accuracy"), 2) for count in (1000, 4000)]
+    [2.05, 1.8]
+    """
+    low, high = 0.0, WIDEST
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if chance(count, max_loss, middle, reach) <= 1 - confidence else (middle, high)
+    return high
+
+
+def bound(lost: Loss, confidence: float, reach: Reach) -> float:
+    """What other inputs lose at most, with this confidence.
+
+    >>> round(bound(Loss(0.0, 0.0, 299), 0.95, "agreement"), 4)
+    0.01
+    """
+    low, high = max(lost.mean, 0.0), 1.0
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        margin = float((middle - lost.mean) / lost.error)
+        low, high = (low, middle) if chance(lost.count, middle, margin, reach) <= 1 - confidence else (middle, high)
+    return high
+
+
+def rows_needed(max_loss: float, confidence: float) -> int:
+    """The fewest inputs that can show this, if none of them loses.
+
+    >>> rows_needed(0.01, 0.95)
+    299
+    """
+    return math.ceil(math.log(1 - confidence) / math.log(1 - max_loss)) if max_loss > 0 else 0
+
+
+def least_promise(count: int, confidence: float) -> float:
+    """The least loss that so many inputs can show, if none of them loses.
+
+    >>> round(least_promise(299, 0.95), 5)
+    0.00997
+    """
+    return float(1 - (1 - confidence) ** (1 / count))
+
+
+def chance(count: int, max_loss: float, margin: float, reach: Reach) -> float:
+    """How often so many inputs at most pass the test if the true loss is `max_loss`."""
+    if reach == "agreement":
+        return _passing(count, max_loss, margin, max_loss)
+    least = max(max_loss, 1 / count)
+    return max(_passing(count, max_loss, margin, float(share)) for share in np.geomspace(least, 1.0, TRIED))
+
+
+def _passing(count: int, max_loss: float, margin: float, share: float) -> float:
+    """The same, if this share of all inputs wins or loses."""
+    losing, winning = (share + max_loss) / 2, max(share - max_loss, 0.0) / 2
+    fewest, most = binom.ppf([NEGLIGIBLE, 1 - NEGLIGIBLE], count, winning) if winning else (0, 0)
+    won = np.arange(int(fewest), int(most) + 1)
+    lost = _most_lost(won, count, max_loss, margin)
+    passing = binom.pmf(won, count, winning) * binom.cdf(lost, count - won, min(losing / (1 - winning), 1.0))
+    return float(passing.sum())
+
+
+def _most_lost(won: NDArray[np.int64], count: int, max_loss: float, margin: float) -> NDArray[np.int64]:
+    """How many may lose, for each number of those who win, so that the test is passed; -1: none may."""
+    low, high = np.full(len(won), -1), np.minimum(count - won, won + math.ceil(count * max_loss))
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        mean, square = (middle - won) / count, (middle + won) / count
+        passed = Loss(mean, square, count).within(max_loss, margin)
+        low, high = np.where(passed, middle, low), np.where(passed, high, middle - 1)
+    return low

@@ -1,0 +1,171 @@
+"""Who would leave where: what recorded inputs do under any thresholds, and which thresholds make them leave earliest.
+
+The policy itself was asked who would leave, for every ramp, candidate threshold and input. An input leaves at the first
+ramp that lets it go, so cost and loss of any set of thresholds are sums over that table.
+
+    cost(input) = what was run until it leaves + multiplier * accuracy lost there
+
+For a multiplier (what accuracy is worth), thresholds are improved one ramp at a time until no change helps. The
+multipliers, from high to low, give a ladder from "nobody leaves" to "as early as possible".
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Reach = Literal["accuracy", "agreement"]
+Indices = NDArray[np.int64]
+
+MULTIPLIERS = np.geomspace(5000.0, 0.5, 161)
+MAX_PASSES = 20
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class ExitTable:
+    """What a policy would do with recorded inputs.
+
+    `candidates` are thresholds, the strictest first. `first` is ramps x inputs: the first candidate at which an input
+    leaves there, their number where it leaves at none. `right` is ramps + 1 x inputs, the full network last: how
+    probable it is that the answer is right (0 or 1 where labels are known); `agrees`: whether it is the full network's.
+    `costs` is what was run at each ramp, and at the end, as a share of the whole network.
+    """
+
+    candidates: NDArray[np.float64]
+    first: NDArray[np.uint8]
+    right: NDArray[np.float32]
+    agrees: NDArray[np.bool_]
+    costs: NDArray[np.float64]
+
+    @property
+    def num_ramps(self) -> int:
+        return len(self.first)
+
+    @property
+    def num_inputs(self) -> int:
+        return int(self.first.shape[1])
+
+    @property
+    def strictest(self) -> Indices:
+        """The candidates that let fewest inputs leave: none, where the policy's range has such a threshold."""
+        return np.zeros(self.num_ramps, np.int64)
+
+    def of(self, chosen: Indices) -> "ExitTable":
+        """These inputs only."""
+        return replace(self, first=self.first[:, chosen], right=self.right[:, chosen], agrees=self.agrees[:, chosen])
+
+    def places(self, chosen: Indices) -> Indices:
+        """The ramp where each input leaves with this candidate at each ramp; their number where at none."""
+        leaving = self.first <= chosen[:, None]
+        return np.where(leaving.any(axis=0), leaving.argmax(axis=0), self.num_ramps)
+
+    def losses(self, reach: Reach) -> NDArray[np.float64]:
+        """Ramps + 1 x inputs: 1 where the full network's answer is right and this one wrong, -1 the other way about.
+
+        Agreement cannot be won: any other answer than the full network's is a loss.
+        """
+        judged = (self.right if reach == "accuracy" else self.agrees).astype(np.float64)
+        lost: NDArray[np.float64] = judged[-1] - judged
+        return lost
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What some inputs lose on average by leaving early, what others win taken off; or many such means at once."""
+
+    mean: Any
+    mean_square: Any
+    count: int
+
+    @property
+    def error(self) -> Any:
+        """The standard error. One loss more than was seen is assumed: none in 50 inputs is no proof of none."""
+        return np.sqrt((np.maximum(self.mean_square - self.mean**2, 0.0) + 1 / self.count) / self.count)
+
+    def within(self, max_loss: float, margin: float) -> Any:
+        """Whether the mean and so many standard errors are no more than this."""
+        return self.mean + margin * self.error <= max_loss + ROUNDING
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One choice of thresholds on one table. `places` is the ramp where an input leaves (their number: at the end)."""
+
+    places: Indices
+    cost: float
+    lost: Loss
+
+
+def outcome(table: ExitTable, chosen: Indices, reach: Reach) -> Outcome:
+    """What happens with this candidate at each ramp."""
+    places = table.places(chosen)
+    losses = table.losses(reach)[places, np.arange(table.num_inputs)]
+    lost = Loss(float(losses.mean()), float((losses**2).mean()), table.num_inputs)
+    return Outcome(places, float(table.costs[places].mean()), lost)
+
+
+def ladder(table: ExitTable, reach: Reach, multipliers: NDArray[np.float64] = MULTIPLIERS) -> list[Indices]:
+    """Choices of thresholds, from the one that loses least to the one that costs least.
+
+    Between two that multipliers find lie those that lead from one to the other.
+    """
+    losses = table.losses(reach)
+    rungs, chosen, least = [table.strictest], table.strictest, table.costs[-1]
+    for multiplier in multipliers:
+        values = table.costs[:, None] + multiplier * losses
+        chosen = _descend(table, chosen, values)
+        if (cost := outcome(table, chosen, reach).cost) < least - ROUNDING:
+            least = cost
+            rungs += _between(table, values, rungs[-1], chosen)
+    return rungs
+
+
+def _between(table: ExitTable, values: NDArray[np.float64], low: Indices, high: Indices) -> Iterator[Indices]:
+    """From one choice to another, a candidate at one ramp at a time: always the one after which the mean is least."""
+    everyone, ramps = np.arange(table.num_inputs), np.eye(table.num_ramps, dtype=np.int64)
+
+    def mean(chosen: Indices) -> float:
+        return float(values[table.places(chosen), everyone].mean())
+
+    while (ahead := high - low).any():
+        low = min((low + np.sign(ahead) * ramps[ramp] for ramp in np.flatnonzero(ahead)), key=mean)
+        yield low
+
+
+def highest(rungs: Sequence[Indices], table: ExitTable, reach: Reach, max_loss: float, margin: float) -> Indices:
+    """The last rung before the first whose loss, plus `margin` standard errors of it, is not within `max_loss`.
+
+    The first rung if there is no such one.
+    """
+    kept = rungs[0]
+    for chosen in rungs[1:]:
+        if not outcome(table, chosen, reach).lost.within(max_loss, margin):
+            break
+        kept = chosen
+    return kept
+
+
+def _descend(table: ExitTable, chosen: Indices, values: NDArray[np.float64]) -> Indices:
+    """Improve one ramp at a time, from the last to the first, until a pass changes nothing."""
+    for _ in range(MAX_PASSES):
+        before, chosen = chosen, _pass(table, chosen, values)
+        if np.array_equal(before, chosen):
+            break
+    return chosen
+
+
+def _pass(table: ExitTable, chosen: Indices, values: NDArray[np.float64]) -> Indices:
+    """The best candidate for each ramp, while those before it stay as they are and those after it are the new ones."""
+    left = np.logical_or.accumulate(table.first <= chosen[:, None], axis=0)
+    later, best = values[-1], chosen.copy()
+    for ramp in reversed(range(table.num_ramps)):
+        gains = values[ramp] - later
+        if ramp:
+            gains = np.where(left[ramp - 1], 0.0, gains)
+        sums = np.bincount(table.first[ramp], gains, len(table.candidates) + 1).cumsum()[:-1]
+        best[ramp] = sums.argmin()
+        later = np.where(table.first[ramp] <= best[ramp], values[ramp], later)
+    return best

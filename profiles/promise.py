@@ -1,0 +1,44 @@
+"""What the exits of a network promise, as it stands in exits.json beside the checkpoint."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from profiles.errors import UserError, read_text
+from profiles.exit_table import Reach
+
+RULES = "exits.json"
+NOTHING = "nothing is promised of what exits lose"
+
+
+class Promise(BaseModel):
+    """Other inputs of the same kind lose no more than this, but for a chance of 1 - confidence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reach: Reach = Field(description="What may be lost: accuracy, or agreement with the full network.")
+    max_loss: float = Field(ge=0, lt=1, description="The most that other inputs lose, as a share of all inputs.")
+    confidence: float = Field(gt=0, lt=1, description="How sure that is.")
+    rows: int = Field(ge=1, description="Inputs that it was tested on; nothing else was made from them.")
+    lost: float = Field(description="Measured: what these lost.")
+    bound: float = Field(description="What other inputs lose at most, as far as these tell: no more than max_loss.")
+
+    def __str__(self) -> str:
+        """
+        >>> print(Promise(reach="accuracy", max_loss=0.01, confidence=0.95, rows=4000, lost=0.004, bound=0.009))
+        at most 1 % of accuracy lost, 95 % sure (4,000 inputs lost 0.40 %: a bound of 0.90 %)
+        """
+        seen = f"{self.rows:,} inputs lost {100 * self.lost:.2f} %: a bound of {100 * self.bound:.2f} %"
+        return f"at most {100 * self.max_loss:.4g} % of {self.reach} lost, {100 * self.confidence:.4g} % sure ({seen})"
+
+
+class _OnlyThat(BaseModel):
+    promise: Promise | None = None
+
+
+def promise_in(folder: Path) -> Promise | None:
+    """The promise of the network in this directory; None where none is made, or where there is no such file."""
+    with suppress(UserError, ValueError):
+        return _OnlyThat.model_validate_json(read_text(folder / RULES)).promise
+    return None

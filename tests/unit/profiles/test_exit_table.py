@@ -1,0 +1,100 @@
+"""Thresholds found on a table: against brute force, and what is promised of them against all inputs there are."""
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiles.confidence import margin_of
+from profiles.exit_table import ExitTable, Indices, Reach, highest, ladder, outcome
+
+CANDIDATES = 30
+
+
+def table(seed: int, ramps: int = 3, count: int = 400, noise: float = 1.0) -> ExitTable:
+    """Ramps that are surer of easy inputs, and err on hard ones less the deeper they are."""
+    random = np.random.default_rng(seed)
+    hardness = random.uniform(size=count)
+    sure = 1 - hardness + noise * random.normal(scale=0.15, size=(ramps, count))
+    first = np.clip(((1 - sure) * CANDIDATES).astype(int) + 1, 1, CANDIDATES).astype(np.uint8)
+    knows = np.linspace(0.5, 1.0, ramps + 1)[:, None]
+    wrong = random.uniform(size=(ramps + 1, count)) < hardness * (1.1 - knows)
+    return ExitTable(
+        np.arange(CANDIDATES, dtype=float),
+        first,
+        (~wrong).astype(np.float32),
+        wrong == wrong[-1],
+        np.arange(1, ramps + 2) / (ramps + 1),
+    )
+
+
+def cheapest(found: ExitTable, rungs: list[Indices], max_loss: float, reach: Reach) -> float:
+    outcomes = [outcome(found, chosen, reach) for chosen in rungs]
+    return min(each.cost for each in outcomes if each.lost.mean <= max_loss)
+
+
+@pytest.mark.parametrize("reach", ["accuracy", "agreement"])
+def test_the_ladder_comes_close_to_brute_force(reach: Reach) -> None:
+    gaps = []
+    for seed in range(12):
+        found = table(seed, ramps=2, count=1000)
+        every = [np.array(chosen) for chosen in product(range(CANDIDATES), repeat=2)]
+        for max_loss in (0.02, 0.05):
+            gaps.append(
+                cheapest(found, ladder(found, reach), max_loss, reach) - cheapest(found, every, max_loss, reach)
+            )
+    assert min(gaps) >= -1e-12
+    assert float(np.mean(gaps)) < 0.01
+    assert max(gaps) < 0.05
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), ramps=st.integers(1, 6), reach=st.sampled_from(["accuracy", "agreement"]))
+def test_the_ladder_leads_from_nobody_to_as_early_as_possible(seed: int, ramps: int, reach: Reach) -> None:
+    found = table(seed, ramps, count=100)
+    rungs = ladder(found, reach)
+    assert outcome(found, rungs[0], reach).cost == 1.0
+    outcomes = [outcome(found, chosen, reach) for chosen in rungs]
+    assert outcomes[-1].cost <= 1.05 * min(each.cost for each in outcomes) < 1.0
+    steps = [int(np.abs(later - before).max()) for before, later in pairwise(rungs)]
+    assert all(step == 1 for step in steps)
+
+
+def test_outcome_counts_who_leaves_where_as_the_definition_says() -> None:
+    found, chosen = table(3), np.array([12, 15, 18])
+    leaves = found.first <= chosen[:, None]
+    expected = [next((ramp for ramp in range(3) if leaves[ramp, one]), 3) for one in range(found.num_inputs)]
+    result = outcome(found, chosen, "agreement")
+    assert result.places.tolist() == expected
+    assert result.lost.mean == pytest.approx(np.mean([not found.agrees[p, i] for i, p in enumerate(expected)]))
+
+
+@pytest.mark.parametrize("reach", ["accuracy", "agreement"])
+def test_a_promise_is_broken_no_more_often_than_its_confidence_says(reach: Reach) -> None:
+    """The whole procedure, 200 times: of 5 % that may fail, more than 9.6 % would be three standard errors off."""
+    everything, max_loss, trials = table(7, count=20_000), 0.03, 200
+    random, margin = np.random.default_rng(0), margin_of(600, max_loss, 0.95, reach)
+    broken = 0
+    for _ in range(trials):
+        drawn = random.permutation(everything.num_inputs)[:800]
+        rungs = ladder(everything.of(drawn[:200]), reach)
+        chosen = highest(rungs, everything.of(drawn[200:]), reach, max_loss, margin)
+        broken += outcome(everything, chosen, reach).lost.mean > max_loss
+    assert broken <= 0.096 * trials
+
+
+def test_more_confidence_never_makes_inputs_leave_earlier() -> None:
+    found, test = table(1, count=1000), table(2, count=3000)
+    rungs = ladder(found, "accuracy")
+    margins = [margin_of(3000, 0.03, confidence, "accuracy") for confidence in (0.5, 0.8, 0.95, 0.999)]
+    kept = [highest(rungs, test, "accuracy", 0.03, margin) for margin in margins]
+    costs = [outcome(test, chosen, "accuracy").cost for chosen in kept]
+    assert costs == sorted(costs)
+
+
+def test_too_few_inputs_let_nobody_leave() -> None:
+    found, few = table(1), table(2, count=40)
+    chosen = highest(ladder(found, "accuracy"), few, "accuracy", 0.01, margin_of(40, 0.01, 0.95, "accuracy"))
+    assert outcome(found, chosen, "accuracy").cost == 1.0
