@@ -64,7 +64,7 @@ def sentences(part: str, most: int) -> tuple[list[str], Labels]:
 
 def prepared(dtype: RampDtype = "float32") -> Path:
     """The checkpoint with its ramps: trained at first use, then kept in the cache. In int8 only its ramps differ."""
-    target = cache_directory() / ("minilm-sst2-5" if dtype == "float32" else f"minilm-sst2-5-{dtype}")
+    target = cache_directory() / ("minilm-sst2-6" if dtype == "float32" else f"minilm-sst2-6-{dtype}")
     with alone(target):
         if not target.is_dir():
             with quietly(), TemporaryDirectory() as folder:
