@@ -118,6 +118,11 @@ class AppConfig(BaseModel):
         description="What plans may use, as KIND: COUNT, or auto: what Ray's nodes have. Without a plan's file, the "
         "best plan for them is made at the start, within slo_ms.",
     )
+    replan: bool = Field(
+        False,
+        description="Whether a controller may replace the plan of a file; if not, only while its devices are gone. "
+        "Plans made at the start may be replaced.",
+    )
     rate_per_s: float | None = Field(
         None,
         gt=0,
@@ -193,6 +198,11 @@ class AppConfig(BaseModel):
     def planned(self) -> bool:
         """Splits run on replicas of their own."""
         return bool(self.plan or self.devices)
+
+    @property
+    def pinned(self) -> bool:
+        """The plan is the user's own, and stays."""
+        return bool(self.plan) and not self.replan
 
 
 def parse(arguments: dict[str, Any]) -> AppConfig:

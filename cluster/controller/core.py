@@ -49,11 +49,22 @@ class NextStep:
 
 
 class Controller:
-    """Decides which plan runs. `running` is the plan at the start; `history` and `events` are what it knew before."""
+    """Decides which plan runs. `running` is the plan at the start; `history` and `events` are what it knew before.
+
+    `pinned` is the user's own plan: another one runs only while its devices are not there, or when one is forced.
+    """
 
     def __init__(
-        self, question: Question, patience: Patience, history: History, events: Events, running: Plan, now_s: float
+        self,
+        question: Question,
+        patience: Patience,
+        history: History,
+        events: Events,
+        running: Plan,
+        now_s: float,
+        pinned: Plan | None = None,
     ) -> None:
+        self.pinned = pinned
         self.question, self.patience, self.running = question, patience, running
         self.present = Present(question.fleet)
         self.record = TrackRecord(events, patience)
@@ -109,7 +120,8 @@ class Controller:
         return self._decide(self.seen(), now_s, "")
 
     def force(self, now_s: float) -> NextStep:
-        """Close the window, and take the best plan there is, however little is gained."""
+        """Close the window, and take the best plan there is, however little is gained. From then on none is pinned."""
+        self.pinned = None
         return self._close(now_s, "asked by hand: ", forced=True)
 
     def seen(self) -> Observed:
@@ -132,7 +144,9 @@ class Controller:
         elif event.what != "looked":
             back = event.what == "rolling back"
             self.record.ended(event, "rolled back" if back else "rolled out", took_s, now_s)
-            self._trial = None if back else Trial(event.number, event.before, self.record.kept(event.before))
+            self._trial = (
+                None if back or self.pinned else Trial(event.number, event.before, self.record.kept(event.before))
+            )
             self._start_window(now_s)
 
     def failed(self, step: NextStep, reason: str, now_s: float) -> None:
@@ -212,6 +226,8 @@ class Controller:
         else:
             better = expected_best(best, running, self.record, facts, self.question.objective, self.present.counts)
         verdict = self._verdict(better, running, now_s, forced, seen, asked)
+        if self.pinned and not lacking(self.pinned, self.present.counts):
+            better, verdict = self._as_pinned(self.pinned, verdict, facts)
         event = replace(event, why=because + verdict.why, gain_promised=verdict.gain)
         if self._should_peek(verdict, facts, now_s):
             why = "closed ramps are opened for a moment, to see who leaves there"
@@ -250,6 +266,13 @@ class Controller:
         objection = record.objection(better.plan, self.beliefs.evidence, now_s)
         return replace(verdict, moves=False, why=objection) if objection else verdict
 
+    def _as_pinned(self, pinned: Plan, verdict: Verdict, facts: Problem) -> tuple[Expectation, Verdict]:
+        """The user's own plan, whose devices are all there, instead of the best one."""
+        plan = Expectation(pinned, evaluate(pinned, facts), self.record.kept(pinned))
+        if same(pinned, self.running):
+            return plan, replace(verdict, moves=False, why=f"the plan is pinned (without that: {verdict.why})")
+        return plan, Verdict(not self.record.paused, "the devices of the pinned plan are there", must=True)
+
     def _judged(self, trial: Trial, now_s: float) -> NextStep | None:
         """Return to the plan before, where the new one turned out worse."""
         if trial.seen is None or trial.seen.seconds < self.patience.replan_every_s / 2:
@@ -268,7 +291,7 @@ class Controller:
         return None
 
     def _should_peek(self, verdict: Verdict, facts: Problem, now_s: float) -> bool:
-        if self._trial or self.record.paused or lacking(self.running, self.present.counts):
+        if self._trial or self.pinned or self.record.paused or lacking(self.running, self.present.counts):
             return False
         return self._peeks.is_due(self.running, facts.ramp_blocks, now_s, idle=not verdict.moves)
 

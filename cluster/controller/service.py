@@ -27,6 +27,7 @@ from cluster.controller.status import brief, told
 from deployments.config import AppConfig
 from deployments.front.headers import NO_KEY, is_shown, key_in
 from deployments.graph import profile_of
+from deployments.planning import first_plan
 from optimizer import Plan
 from profiles.files import Profile
 from profiles.promise import NOTHING, promise_in
@@ -81,7 +82,8 @@ def loop_of(
     folder = memory(config, profile)
     history, events = History(folder / "exits.jsonl"), Events(folder / "events.jsonl")
     question = question_of(config, app_config, profile)
-    controller = Controller(question, config, history, events, running, time.time())
+    pinned = first_plan(app_config, profile) if app_config.pinned else None
+    controller = Controller(question, config, history, events, running, time.time(), pinned)
     return ControlLoop(
         application, controller, time.time, time.perf_counter, asyncio.to_thread, partial(_log, config.application)
     )

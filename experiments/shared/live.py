@@ -82,6 +82,7 @@ def application(plan: Plan, facts: Profile, folder: Path, **told: Any) -> dict[s
         "model": str(folder),  # nothing is read from there: virtual devices compute nothing
         "backend": "virtual",
         "plan": str(folder / "plan.json"),
+        "replan": True,
         "profile": str(folder / "profile.json"),
         "drain_s": 10.0,
         **told,

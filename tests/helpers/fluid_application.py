@@ -128,10 +128,10 @@ class Fluid:
         return launches
 
 
-def control_loop(app: Fluid, folder: Path | None = None, **patience: float) -> ControlLoop:
+def control_loop(app: Fluid, folder: Path | None = None, pinned: Plan | None = None, **patience: float) -> ControlLoop:
     """The control loop as it starts, or starts again in the same folder."""
     history, events = History(folder and folder / "exits.jsonl"), Events(folder and folder / "events.jsonl")
-    controller = Controller(app.asked, Patience(**patience), history, events, app.running, app.now_s)
+    controller = Controller(app.asked, Patience(**patience), history, events, app.running, app.now_s, pinned)
     return ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, told=lambda event: None)
 
 

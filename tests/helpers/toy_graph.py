@@ -32,6 +32,7 @@ def application(folder: Path, plan: Plan, loader: str = "load", **told: object) 
         "model": "/models/toy",
         "loader": loader if ":" in loader else f"tests.helpers.toy_model:{loader}",
         "plan": str(folder / "plan.json"),
+        "replan": True,
         "profile": str(folder / "profile.json"),
         "cpus_per_replica": 0.1,
         "slo_ms": 20_000,

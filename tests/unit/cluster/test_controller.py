@@ -1,5 +1,6 @@
 """The controller on an application that behaves as the cost model says: what it decides, and what it never does."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -155,6 +156,37 @@ def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back(
     assert app.running.devices() == {"v100": 3}
     run(app, loop, 660)
     assert app.running.devices() == {"v100": 4}
+
+
+def test_a_pinned_plan_stays_and_the_reason_says_what_would_have_run():
+    asked = question(EASY)
+    app = Fluid(asked, mine := first_plan(asked))
+    app.rate, app.truth = lambda at_s: 700.0, lambda at_s: EASY if at_s < 600 else HARD
+    loop = control_loop(app, pinned=mine)
+    events = run(app, loop, 3600)
+    assert {event.what for event in events} == {"stayed"}  # no look behind closed ramps either
+    assert any("the plan is pinned (without that: " in event.why and "is worth it" in event.why for event in events)
+
+
+def test_a_pinned_plan_runs_again_when_its_devices_are_back():
+    asked = question(MEDIUM, v100=4)
+    app = Fluid(asked, mine := batches(first_plan(asked), 4))
+    app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 1200 else 4}
+    loop = control_loop(app, pinned=mine)
+    lost, back = moves(run(app, loop, 2400))
+    assert ("1 of 4 v100 are gone" in lost.why, "the devices of the pinned plan are there" in back.why) == (True, True)
+    assert app.running == mine
+
+
+def test_another_plan_may_be_forced_and_is_then_free_to_change():
+    asked = question(MEDIUM, v100=4)
+    app = Fluid(asked, mine := batches(first_plan(asked), 1))
+    loop = control_loop(app, pinned=mine)
+    run(app, loop, 600)
+    asyncio.run(loop.force())
+    assert app.running != mine
+    run(app, loop, 600)
+    assert app.running != mine
 
 
 def test_a_device_that_comes_and_goes_does_not_move_the_plan_each_time():
