@@ -157,7 +157,7 @@ class Dispatcher:
             if again:
                 ticket.begin_again()
         given_up = [ticket for ticket in flight.tickets if ticket.attempts() > self.limits.retries]
-        self._end(given_up, Outcome.FAILED, reason)
+        self._end(given_up, Outcome.FAILED, reason, fault)
         self._wait(flight.tickets, flight.lane)
 
     def abandon(self, ticket_id: int) -> None:
@@ -283,7 +283,9 @@ class Dispatcher:
         waiting = (first.deadline_s for queue in self._queues() if (first := queue.first()))
         self._next_deadline_s = min(waiting, default=inf)
 
-    def _end(self, tickets: Iterable[Ticket], outcome: Outcome, reason: str = "") -> None:
+    def _end(
+        self, tickets: Iterable[Ticket], outcome: Outcome, reason: str = "", fault: Fault | None = None
+    ) -> None:
         ended = []
         for ticket in tickets:
             if not ticket.ended:
@@ -294,7 +296,7 @@ class Dispatcher:
                     ticket.queue.forget(ticket)
                     ticket.place = ticket.origin = NOWHERE  # the queue still has it, but its state can be let go
         if ended:
-            self._endings.append(Ending(tuple(ended), outcome, reason))
+            self._endings.append(Ending(tuple(ended), outcome, reason, fault))
 
     def _queues(self) -> Iterator[Queue]:
         for lane in self._lanes:

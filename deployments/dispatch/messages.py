@@ -72,6 +72,7 @@ class Ending(NamedTuple):
     tickets: tuple[int, ...]
     outcome: Outcome
     reason: str = ""
+    fault: Fault | None = None  # why they failed
 
 
 class Launch(NamedTuple):

@@ -222,7 +222,7 @@ class Driver:
                 case Outcome.EXPIRED:
                     waiting.reply.set_exception(RefusedError(504, "the deadline passed before the answer was known"))
                 case Outcome.FAILED:
-                    waiting.reply.set_exception(RuntimeError(ending.reason))
+                    waiting.reply.set_exception(RefusedError(500, _given_up(ending)))
                 case _:
                     waiting.reply.cancel()
 
@@ -239,6 +239,12 @@ class Driver:
     def _wake(self) -> None:
         self._wake_s = inf
         self._pump()
+
+
+def _given_up(ending: Ending) -> str:
+    if ending.fault is Fault.NETWORK:
+        return f"the network failed: {ending.reason.partition(':')[0]}; the replica's log says where"
+    return f"given up, since one replica after the other was lost while it ran this; at last: {ending.reason}"
 
 
 def _fault(error: Exception) -> Fault:

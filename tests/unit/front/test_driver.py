@@ -139,12 +139,12 @@ def test_a_client_that_goes_away_is_not_computed() -> None:
 class Flaky:
     """Workers of which one breaks every launch."""
 
-    def __init__(self, workers: LocalWorkers, broken: str) -> None:
+    def __init__(self, workers: LocalWorkers, *broken: str) -> None:
         self._workers = workers
         self.broken = broken
 
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
-        if replica == self.broken:
+        if replica in self.broken:
             raise ConnectionError("the replica is gone")
         async for reply in self._workers.run(replica, order):
             yield reply
@@ -164,14 +164,25 @@ def test_a_broken_replica_costs_a_retry_not_an_answer() -> None:
     assert [answer.label for (answer,) in answers] == [label % 10 for label in range(60)]
 
 
-def test_what_fails_everywhere_says_why() -> None:
+def test_what_fails_everywhere_says_why(caplog: pytest.LogCaptureFixture) -> None:
     async def scene(rig: Rig) -> None:
-        with pytest.raises(RuntimeError, match="a label of -1 breaks the toy"):
+        with pytest.raises(RefusedError, match="the network failed: RuntimeError; the replica's log") as failed:
             await rig.ask([3, -1])
+        assert failed.value.status == 500
+        assert "a label of -1 breaks the toy" in caplog.text
         (answer,) = await rig.ask([3, 1])
         assert answer.label == 1
 
     play(scene)
+
+
+def test_what_loses_one_replica_after_the_other_is_given_up_and_not_blamed_on_the_network() -> None:
+    async def scene(rig: Rig) -> None:
+        with pytest.raises(RefusedError, match="lost while it ran this; at last: ConnectionError: the replica") as lost:
+            await rig.ask([3, 1])
+        assert lost.value.status == 500
+
+    play(scene, workers=lambda threads: Flaky(threads, "f0", "f1"), limits=Limits(retries=1))
 
 
 def test_splits_that_take_turns_on_one_device_keep_their_survivors_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
