@@ -283,9 +283,7 @@ class Dispatcher:
         waiting = (first.deadline_s for queue in self._queues() if (first := queue.first()))
         self._next_deadline_s = min(waiting, default=inf)
 
-    def _end(
-        self, tickets: Iterable[Ticket], outcome: Outcome, reason: str = "", fault: Fault | None = None
-    ) -> None:
+    def _end(self, tickets: Iterable[Ticket], outcome: Outcome, reason: str = "", fault: Fault | None = None) -> None:
         ended = []
         for ticket in tickets:
             if not ticket.ended:
