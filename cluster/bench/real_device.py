@@ -23,6 +23,7 @@ from profiles.measure import Stopwatch
 from profiles.model import Batch, Exits, Launched, SplitModel
 
 GROUP = DEVICE = "device"
+SCORED_AT_ONCE = 32
 
 
 class Offered(NamedTuple):
@@ -163,6 +164,31 @@ def tried(
     )
     loop.run_until(inf)
     return trial
+
+
+class Scored(NamedTuple):
+    """How well a network answers with some ramps active, whatever the load."""
+
+    accuracy: float | None
+    mean_depth: float  # the share of the blocks that an input runs
+
+
+def scored(model: SplitModel, source: Source, ramps: Sequence[int]) -> Scored:
+    """Of every input of the source, once: trials answer as many as there is time for, so that theirs differ."""
+    blocks, labels = np.zeros((2, len(source.inputs)), np.int64)
+    for start in range(0, len(source.inputs), SCORED_AT_ONCE):
+        some = source.inputs[start : start + SCORED_AT_ONCE]
+        rows, here = start + np.arange(len(some)), model.merge(some)
+        for stop in stops(0, model.num_blocks, ramps):
+            launched = model.run(here, stop, ramps)
+            left = rows[launched.exits.rows]
+            blocks[left], labels[left] = launched.exits.blocks, launched.exits.labels
+            rows = np.delete(rows, launched.exits.rows)
+            if launched.survivors is None:
+                break
+            here = launched.survivors
+    right = None if source.labels is None else float(np.mean(labels == source.labels))
+    return Scored(right, float(np.mean(blocks + 1)) / model.num_blocks)
 
 
 def legs(

@@ -115,17 +115,18 @@ def _number(value: float | None) -> str:
 def draw_exits(rules: ExitRules, path: Path) -> None:
     """Accuracy and survival over depth, one above the other."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
 
     depth = len(rules.ramps) + 1
     figure = Figure(figsize=(7.2, 6.0), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     _draw_accuracy(above, rules)
     _draw_survival(below, rules)
-    below.set_xlabel(f"blocks run, of {depth}")
-    below.set_xticks(range(0, depth + 1, max(1, depth // 12)))
+    below.set_xlabel("block, counted from 0 as in the table")
+    below.set_xticks(range(0, depth, max(1, depth // 12)))
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
-        axes.yaxis.set_major_formatter("{x:.0%}")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))  # with as many digits as tell ticks apart
         axes.grid(axis="y", color="#e4e7eb")
         axes.set_axisbelow(True)
     figure.suptitle(summary(rules), fontsize=11, color=INK, x=0.01, ha="left")
@@ -138,25 +139,24 @@ def _survival(rules: ExitRules) -> list[float]:
 
 
 def _draw_accuracy(axes: Any, rules: ExitRules) -> None:
-    depth = len(rules.ramps) + 1
-    blocks = [rule.block + 1 for rule in rules.ramps]
+    blocks, ends = [rule.block for rule in rules.ramps], [-0.5, len(rules.ramps) + 0.5]
     axes.plot(blocks, [rule.accuracy for rule in rules.ramps], "o-", color=EARLY, label="a ramp, of all inputs")
     leaving = {"color": INK, "alpha": 0.3, "linewidths": 0, "clip_on": False, "zorder": 3}
     right = [math.nan if rule.exit_accuracy is None else rule.exit_accuracy for rule in rules.ramps]
     areas = [20 + 600 * (before - after) for before, after in pairwise(_survival(rules))]
     axes.scatter(blocks, right, s=areas, **leaving)
     axes.scatter([], [], s=60, label="a ramp, of those that leave there (area: how many)", **leaving)
-    axes.plot([0, depth], [rules.full_accuracy] * 2, color=FULL, label="the full network")
-    axes.plot([0, depth], [rules.exit_accuracy] * 2, color=INK, linestyle=":", label="the network with exits")
+    axes.plot(ends, [rules.full_accuracy] * 2, color=FULL, label="the full network")
+    axes.plot(ends, [rules.exit_accuracy] * 2, color=INK, linestyle=":", label="the network with exits")
     axes.set_ylabel("right answers")
     axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="lower left", bbox_to_anchor=(-0.01, 1.0))
 
 
 def _draw_survival(axes: Any, rules: ExitRules) -> None:
     survival = _survival(rules)
-    axes.bar([block + 0.5 for block in range(len(survival))], survival, width=0.96, color=EARLY, alpha=0.85)
+    axes.bar(range(len(survival)), survival, width=0.96, color=EARLY, alpha=0.85)
     if len(survival) <= 24:
         for block, share in enumerate(survival):
-            axes.annotate(f"{share:.0%}", (block + 0.5, share), ha="center", va="bottom", fontsize=9, color=INK)
+            axes.annotate(f"{share:.0%}", (block, share), ha="center", va="bottom", fontsize=9, color=INK)
     axes.set_ylim(0, 1.12)
-    axes.set_ylabel("inputs still inside")
+    axes.set_ylabel("inputs that enter the block")

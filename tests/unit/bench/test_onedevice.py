@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cluster.bench import compare, saturated
 from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, ComparedSystem, alone, plans, sustained
-from cluster.bench.real_device import GROUP, DeviceTrial, Source, tried
+from cluster.bench.real_device import GROUP, DeviceTrial, Source, scored, tried
 from cluster.bench.report import plan_lines, ratios, table, unkept
 from cluster.bench.told_exits import drawn, with_told_exits
 from cluster.cli import app
@@ -81,6 +81,18 @@ def test_every_input_is_answered_rightly_or_not_at_all(profile: Profile, rate: f
     else:
         assert not record.kept
         assert max(toy.sizes) == 16, "under load batches fill up, and no further"
+
+
+def test_systems_are_scored_on_the_same_inputs_whatever_their_load(profile: Profile) -> None:
+    """Each is right about the inputs that leave where it lets them; trials of other lengths change nothing."""
+    toy = Timed()
+    all_right = source(toy, 70)
+    accuracy, depth = scored(toy, all_right, (0, 2))
+    assert (accuracy, depth) == (1.0, pytest.approx((0.5 * 1 + 0.25 * 3 + 0.25 * 4) / BLOCKS, abs=0.1))
+    assert scored(toy, all_right, ()) == (1.0, 1.0)
+    half = Source(all_right.inputs, np.where(np.arange(70) < 35, all_right.labels, 99))
+    rows = list(Bench(toy, profile, "cpu", half, toy.stopwatch).compare([60.0], seconds=0.1, rounds=1))
+    assert {row.accuracy for row in rows} == {0.5}
 
 
 def test_a_launch_begins_when_the_one_before_it_has_ended(profile: Profile) -> None:
