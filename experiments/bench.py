@@ -23,6 +23,7 @@ from rich.table import Table
 
 from experiments.shared import headlines
 from experiments.shared.headlines import EXPERIMENTS, RESULTS
+from profiles.errors import UserError
 
 
 def claims() -> list[str]:
@@ -77,7 +78,11 @@ def main(arguments: list[str]) -> int:
         usage = "python -m experiments.bench NAME [WHAT=SMALLER ...], with NAME one of"
         print(f"usage: {usage}: {', '.join(claims())}", file=sys.stderr)
         return 2
-    figures = import_module(f"experiments.{name}.run").measure(**smaller(told))
+    try:
+        figures = import_module(f"experiments.{name}.run").measure(**smaller(told))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
     console = Console()
     console.print(table(name, figures))
     if told:

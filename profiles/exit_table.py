@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 Reach = Literal["accuracy", "agreement"]
 Indices = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 MULTIPLIERS = np.geomspace(5000.0, 0.5, 161)
 MAX_PASSES = 20
@@ -34,11 +35,11 @@ class ExitTable:
     `costs` is what was run at each ramp, and at the end, as a share of the whole network.
     """
 
-    candidates: NDArray[np.float64]
+    candidates: Floats
     first: NDArray[np.uint8]
     right: NDArray[np.float32]
     agrees: NDArray[np.bool_]
-    costs: NDArray[np.float64]
+    costs: Floats
 
     @property
     def num_ramps(self) -> int:
@@ -62,13 +63,13 @@ class ExitTable:
         leaving = self.first <= chosen[:, None]
         return np.where(leaving.any(axis=0), leaving.argmax(axis=0), self.num_ramps)
 
-    def losses(self, reach: Reach) -> NDArray[np.float64]:
+    def losses(self, reach: Reach) -> Floats:
         """Ramps + 1 x inputs: 1 where the full network's answer is right and this one wrong, -1 the other way about.
 
         Agreement cannot be won: any other answer than the full network's is a loss.
         """
         judged = (self.right if reach == "accuracy" else self.agrees).astype(np.float64)
-        lost: NDArray[np.float64] = judged[-1] - judged
+        lost: Floats = judged[-1] - judged
         return lost
 
 
@@ -107,7 +108,7 @@ def outcome(table: ExitTable, chosen: Indices, reach: Reach) -> Outcome:
     return Outcome(places, float(table.costs[places].mean()), lost)
 
 
-def ladder(table: ExitTable, reach: Reach, multipliers: NDArray[np.float64] = MULTIPLIERS) -> list[Indices]:
+def ladder(table: ExitTable, reach: Reach, multipliers: Floats = MULTIPLIERS) -> list[Indices]:
     """Choices of thresholds, from the one that loses least to the one that costs least.
 
     Between two that multipliers find lie those that lead from one to the other.
@@ -116,23 +117,32 @@ def ladder(table: ExitTable, reach: Reach, multipliers: NDArray[np.float64] = MU
     rungs, chosen, least = [table.strictest], table.strictest, table.costs[-1]
     for multiplier in multipliers:
         values = table.costs[:, None] + multiplier * losses
-        chosen = _descend(table, chosen, values)
+        chosen = improved(table, chosen, values)
         if (cost := outcome(table, chosen, reach).cost) < least - ROUNDING:
             least = cost
             rungs += _between(table, values, rungs[-1], chosen)
     return rungs
 
 
-def _between(table: ExitTable, values: NDArray[np.float64], low: Indices, high: Indices) -> Iterator[Indices]:
+def _between(table: ExitTable, values: Floats, low: Indices, high: Indices) -> Iterator[Indices]:
     """From one choice to another, a candidate at one ramp at a time: always the one after which the mean is least."""
-    everyone, ramps = np.arange(table.num_inputs), np.eye(table.num_ramps, dtype=np.int64)
-
-    def mean(chosen: Indices) -> float:
-        return float(values[table.places(chosen), everyone].mean())
-
-    while (ahead := high - low).any():
-        low = min((low + np.sign(ahead) * ramps[ramp] for ramp in np.flatnonzero(ahead)), key=mean)
+    while (ahead := np.sign(high - low)).any():
+        growths = np.where(ahead != 0, _growths(table, values, low, ahead), np.inf)
+        low = np.where(np.arange(len(low)) == growths.argmin(), low + ahead, low)
         yield low
+
+
+def _growths(table: ExitTable, values: Floats, chosen: Indices, ahead: Indices) -> Floats:
+    """By how much the sum of the values grows with the next candidate (1 ahead) or the one before (-1) at each ramp."""
+    left = np.logical_or.accumulate(table.first <= chosen[:, None], axis=0)
+    later, growths = values[-1], np.zeros(len(chosen))
+    for ramp in reversed(range(len(chosen))):
+        moved = table.first[ramp] == (chosen[ramp] + 1 if ahead[ramp] > 0 else chosen[ramp])
+        if ramp:
+            moved &= ~left[ramp - 1]
+        growths[ramp] = ahead[ramp] * (values[ramp] - later)[moved].sum()
+        later = np.where(table.first[ramp] <= chosen[ramp], values[ramp], later)
+    return growths
 
 
 def highest(rungs: Sequence[Indices], table: ExitTable, reach: Reach, max_loss: float, margin: float) -> Indices:
@@ -148,7 +158,7 @@ def highest(rungs: Sequence[Indices], table: ExitTable, reach: Reach, max_loss: 
     return kept
 
 
-def _descend(table: ExitTable, chosen: Indices, values: NDArray[np.float64]) -> Indices:
+def improved(table: ExitTable, chosen: Indices, values: Floats) -> Indices:
     """Improve one ramp at a time, from the last to the first, until a pass changes nothing."""
     for _ in range(MAX_PASSES):
         before, chosen = chosen, _pass(table, chosen, values)
@@ -157,7 +167,7 @@ def _descend(table: ExitTable, chosen: Indices, values: NDArray[np.float64]) -> 
     return chosen
 
 
-def _pass(table: ExitTable, chosen: Indices, values: NDArray[np.float64]) -> Indices:
+def _pass(table: ExitTable, chosen: Indices, values: Floats) -> Indices:
     """The best candidate for each ramp, while those before it stay as they are and those after it are the new ones."""
     left = np.logical_or.accumulate(table.first <= chosen[:, None], axis=0)
     later, best = values[-1], chosen.copy()

@@ -61,8 +61,8 @@ def prepare(
 ) -> None:
     """Give a classifier early exits, without touching its weights.
 
-    What is promised of other inputs is tested on three tenths of the rows, which nothing else is made from: thresholds
-    are loosened step by step until the test fails. Too few rows promise nothing, and then nobody leaves early.
+    What is promised of other inputs is tested on a third of the rows, which nothing is made from: thresholds are
+    loosened step by step until the test fails. Too few rows promise nothing, and then nobody leaves early.
 
     Example: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --max-accuracy-loss 1%[/]
     """

@@ -1,11 +1,11 @@
 """From features to ramps that are trained, calibrated, given thresholds, and tested on inputs kept for that alone.
 
 The promise (profiles/promise.py) is kept by testing a fixed sequence: how thresholds are loosened, step by step, is
-decided on one part of the inputs. Another part decides how far: the first step that fails the test ends it. So no
+decided on some inputs. Others decide how far: the first step that fails the test ends it. So no
 matter how many steps there are, a promise that is too bold passes no more often than its confidence says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +60,12 @@ class Seen:
     def heads(self) -> list[Tensor]:
         return [*self.ramps, self.head]
 
+    def and_also(self, others: Iterable["Seen"]) -> "Seen":
+        """These inputs and others."""
+        every = [self, *others]
+        ramps = torch.cat([each.ramps for each in every], dim=1)
+        return Seen(ramps, torch.cat([each.head for each in every]), torch.cat([each.truth for each in every]))
+
     def believed(self) -> Tensor:
         """The truth, half of it as the head believes it: labels of few inputs alone are a noisy guide."""
         return (self.truth + self.head.softmax(dim=1)) / 2
@@ -69,11 +75,13 @@ def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> tupl
     """Ramps after every block but the last, and the rules by which inputs leave at them."""
     wanted, truth = targets_of(found, sample)
     heads = train(found.pooled, wanted, sample.parts.train, options.ramp, options.seed)
-    calibrate = look(heads, found, truth, sample.parts.calibrate)
-    temperatures = calibrate.temperatures()
+    shape = look(heads, found, truth, sample.parts.calibrate)
+    if options.threshold is None:
+        shape = shape.and_also(_unlearnt(found, wanted, truth, sample.parts.train, options))
+    temperatures = shape.temperatures()
     test = look(heads, found, truth, sample.parts.test)
     calibrated = test.calibrated(temperatures)
-    reached = _choose(calibrate.calibrated(temperatures), calibrated, options)
+    reached = _choose(shape.calibrated(temperatures), calibrated, options)
     errors = [
         (calibration_error(before, test.truth), calibration_error(after, test.truth))
         for before, after in zip(test.heads(), calibrated.heads(), strict=True)
@@ -104,17 +112,28 @@ class Reached:
     promise: Promise | None
 
 
-def _choose(calibrate: Seen, test: Seen, options: PrepareOptions) -> Reached:
-    policy = policy_at(options.policy)
-    num_ramps = len(calibrate.ramps)
+def _unlearnt(
+    found: Features, wanted: Floats, truth: Tensor, rows: Indices, options: PrepareOptions
+) -> Iterator["Seen"]:
+    """What ramps say of the rows that ramps learn from: of either half, by ramps that learn from the other.
+
+    A ramp is too sure of rows that it has learnt from, and those that no ramp learns from are few.
+    """
+    halves = np.array_split(np.random.default_rng(options.seed).permutation(rows), 2)
+    for learnt, other in (halves, halves[::-1]):
+        yield look(train(found.pooled, wanted, learnt, options.ramp, options.seed), found, truth, other)
+
+
+def _choose(shape: Seen, test: Seen, options: PrepareOptions) -> Reached:
+    """The thresholds of a ladder that cost least of those that pass the test; or the one that was told."""
+    policy, num_ramps = policy_at(options.policy), len(test.ramps)
     costs = [(block + 1) / (num_ramps + 1) for block in range(num_ramps)]
     tested = replay(policy, test.ramps, test.head, test.truth, costs, options.threshold)
     if options.threshold is not None:
-        everywhere = np.zeros(num_ramps, np.int64)
-        return Reached([options.threshold] * num_ramps, tested, outcome(tested, everywhere, options.reach), None)
-    shape = replay(policy, calibrate.ramps, calibrate.head, calibrate.believed(), costs)
+        told = outcome(tested, tested.strictest, options.reach)
+        return Reached([options.threshold] * num_ramps, tested, told, None)
+    rungs = ladder(replay(policy, shape.ramps, shape.head, shape.believed(), costs), options.reach)
     margin = margin_of(tested.num_inputs, options.max_accuracy_loss, options.confidence, options.reach)
-    rungs = ladder(shape, options.reach)
     chosen = highest(rungs, tested, options.reach, options.max_accuracy_loss, margin)
     found = outcome(tested, chosen, options.reach)
     return Reached(tested.candidates[chosen].tolist(), tested, found, _promise(found, margin, options))

@@ -196,13 +196,13 @@ def test_what_is_promised_is_written_said_and_tested_on_rows_of_its_own(
     assert run(checkpoint, "--data", data, "--out", out, *told) == 0
     rules = rules_in(out)
     promise = rules["promise"]
-    assert (promise["reach"], promise["max_loss"], promise["confidence"], promise["rows"]) == (reach, 0.4, 0.9, 36)
+    assert (promise["reach"], promise["max_loss"], promise["confidence"], promise["rows"]) == (reach, 0.4, 0.9, 42)
     lost = rules["full_accuracy"] - rules["exit_accuracy"] if reach == "accuracy" else 1 - rules["agreement"]
     assert promise["lost"] == pytest.approx(lost)
     assert promise["lost"] < promise["bound"] <= 0.4
     assert promise_in(out) == read_rules(out / "exits.json").promise is not None
     said = " ".join(capsys.readouterr().out.split())
-    assert f"at most 40 % of {reach} lost, 90 % sure (36 inputs lost" in said
+    assert f"at most 40 % of {reach} lost, 90 % sure (42 inputs lost" in said
     assert "takes 5 inputs to test it on" in said
 
 
@@ -213,7 +213,7 @@ def test_too_few_rows_promise_nothing_and_let_nobody_leave(
     data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
     assert run(checkpoint, "--data", data, "--out", out, "--max-accuracy-loss", "1%") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "no input leaves early: 36 inputs to test it on are too few to promise 1 %; give 997 rows or more" in said
+    assert "no input leaves early: 42 inputs to test it on are too few to promise 1 %; give 855 rows or more" in said
     model = load(out)
     images = model.encode(["a good film", "dull"])
     assert (model.run(images, model.num_blocks, model.ramp_blocks).exits.blocks == model.num_blocks - 1).all()

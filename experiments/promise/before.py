@@ -1,0 +1,59 @@
+"""How thresholds were chosen before promises were tested: searched and judged on the same inputs, with a fixed margin.
+
+The best single threshold for all ramps, then prices of accuracy from low to high, then what is left of the allowance is
+spent, one ramp at a time.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.exit_table import ROUNDING, ExitTable, Indices, Loss, Reach, improved, outcome
+
+MULTIPLIERS = np.geomspace(0.5, 5000.0, 41)
+MARGIN = 2.0
+
+
+def searched(table: ExitTable, reach: Reach, max_loss: float) -> Indices:
+    """The candidate of each ramp."""
+
+    def judge(chosen: Indices) -> tuple[bool, float]:
+        """Allowed before not allowed, then by cost."""
+        result = outcome(table, chosen, reach)
+        allowed = bool(result.lost.within(max_loss, MARGIN))
+        return not allowed, result.cost if allowed else result.lost.mean
+
+    shared = [np.full(table.num_ramps, candidate) for candidate in range(len(table.candidates))]
+    found = [table.strictest, min(shared, key=judge)]
+    for multiplier in MULTIPLIERS:
+        found.append(improved(table, found[-1], table.costs[:, None] + multiplier * table.losses(reach)))
+    return _spent(table, min(found, key=judge), reach, max_loss)
+
+
+def _spent(table: ExitTable, chosen: Indices, reach: Reach, max_loss: float) -> Indices:
+    """The one change that saves most, until none is allowed."""
+    loss = table.losses(reach)
+    costs, least = np.broadcast_to(table.costs[:, None], loss.shape), outcome(table, chosen, reach).cost
+    while True:
+        moves = []
+        for ramp in range(table.num_ramps):
+            mean, square = _means(table, chosen, ramp, loss), _means(table, chosen, ramp, loss**2)
+            allowed = Loss(mean, square, table.num_inputs).within(max_loss, MARGIN)
+            saved = np.where(allowed, _means(table, chosen, ramp, costs), np.inf)
+            moves.append((float(saved.min()), ramp, int(saved.argmin())))
+        cost, ramp, candidate = min(moves)
+        if cost >= least - ROUNDING:
+            return chosen
+        least, chosen = cost, np.where(np.arange(table.num_ramps) == ramp, candidate, chosen)
+
+
+def _means(table: ExitTable, chosen: Indices, ramp: int, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean of a value (taken where an input leaves) for each candidate at this ramp."""
+    leaving = table.first <= chosen[:, None]
+    leaving[ramp] = False
+    reaches = ~leaving[:ramp].any(axis=0)
+    places = np.where(leaving.any(axis=0), leaving.argmax(axis=0), table.num_ramps)
+    without = values[places, np.arange(table.num_inputs)]
+    gain = np.where(reaches, values[ramp] - without, 0.0)
+    sums = np.bincount(table.first[ramp], gain, len(table.candidates) + 1).cumsum()[:-1]
+    means: NDArray[np.float64] = (without.sum() + sums) / table.num_inputs
+    return means

@@ -1,0 +1,78 @@
+"""Claim: what is promised of accuracy is kept, and how deep inputs must go for that.
+
+The rows of a file are drawn again and again, as `isobatch prepare` would get them. Thresholds are chosen on them, as
+now and as before, and tried on all other rows. Beside it, on the same ladder, a bound by betting (Waudby-Smith and
+Ramdas, 2023), which is as tight as any that asks nothing of the losses but that they are bounded.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from deployments.prepare.sample import TEST_SHARE
+from deployments.progress import show
+from experiments.promise.before import searched
+from experiments.promise.tables import Recorded, recorded
+from profiles.confidence import margin_of
+from profiles.exit_table import Floats, Indices, Outcome, Reach, highest, ladder, outcome
+
+MAX_LOSS, CONFIDENCE, SPLITS = 0.01, 0.95, 200
+ROWS = {"sst2": 10_000, "agnews": 5_000, "demo": 10_000}  # of a file; the demo's are digits, each distorted anew
+BEFORE_SHARE = 0.2  # of the rows, on which thresholds were chosen before
+EXACT, BETTING, BEFORE = "", "betting_", "before_"  # as the names of the figures begin
+
+
+def measure(splits: int = SPLITS) -> dict[str, float]:
+    figures = dict[str, float]()
+    for name, rows in ROWS.items():
+        table = recorded(name)
+        figures |= {f"{figure}_{name}": value for figure, value in _tried(table, rows, "accuracy", splits)}
+    agreement = _tried(table, ROWS["demo"], "agreement", splits)
+    return figures | {f"{figure}_demo_agreement": value for figure, value in agreement}
+
+
+def _tried(table: Recorded, rows: int, reach: Reach, splits: int) -> Iterator[tuple[str, float]]:
+    """How often more than was promised is lost by other rows, and how deep these go on average, for each method."""
+    seen: dict[str, list[Outcome]] = {method: [] for method in (EXACT, BETTING, BEFORE)}
+    for seed in show(range(splits), f"{reach}, {rows} rows"):
+        order = np.random.default_rng(seed).permutation(table.known.num_inputs)
+        others = table.known.of(order[rows:])
+        for method, chosen in _chosen(table.of(order[:rows]), reach).items():
+            seen[method].append(outcome(others, chosen, reach))
+    for method, outcomes in seen.items():
+        yield f"{method}exceeded_share", float(np.mean([each.lost.mean > MAX_LOSS for each in outcomes]))
+        yield f"{method}depth", float(np.mean([each.cost for each in outcomes]))
+        yield f"{method}lost", float(np.mean([each.lost.mean for each in outcomes]))
+
+
+def _chosen(drawn: Recorded, reach: Reach) -> dict[str, Indices]:
+    rows = np.arange(drawn.known.num_inputs)
+    shape, test = np.split(rows, [len(rows) - int(len(rows) * TEST_SHARE)])
+    rungs, tested = ladder(drawn.believed.of(shape), reach), drawn.known.of(test)
+    margin = margin_of(tested.num_inputs, MAX_LOSS, CONFIDENCE, reach)
+    losses, everyone = tested.losses(reach), np.arange(tested.num_inputs)
+    bets = rungs[0]
+    for rung in rungs[1:]:
+        if not wins(losses[tested.places(rung), everyone], MAX_LOSS, 1 - CONFIDENCE):
+            break
+        bets = rung
+    return {
+        EXACT: highest(rungs, tested, reach, MAX_LOSS, margin),
+        BETTING: bets,
+        BEFORE: searched(drawn.known.of(rows[: int(len(rows) * BEFORE_SHARE)]), reach, MAX_LOSS),
+    }
+
+
+def wins(losses: Floats, max_loss: float, doubt: float) -> bool:
+    """Whether a purse that bets on a loss below `max_loss`, input by input, ever grows to 1 / doubt times what it was.
+
+    A bet is as large as the variance seen so far allows, and never more than half of what could be lost.
+    """
+    count = len(losses)
+    seen = np.arange(1, count + 1)
+    means = (max_loss + losses.cumsum()) / (seen + 1)
+    variances = (0.25 + ((losses - means) ** 2).cumsum()) / (seen + 1)
+    before = np.concatenate(([0.25], variances[:-1]))
+    bets = np.minimum(np.sqrt(2 * math.log(1 / doubt) / (count * before)), 0.5 / (1 - max_loss))
+    return bool(np.log1p(bets * (max_loss - losses)).cumsum().max() >= math.log(1 / doubt))

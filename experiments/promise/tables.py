@@ -1,0 +1,124 @@
+"""What three networks' exits would do with thousands of inputs: two made here from public texts, and the demo.
+
+No weights of a large encoder need be at hand. The networks of the texts are cascades that are fitted in seconds:
+block k is a linear classifier over the text's most frequent words, ever more of them from block to block. They are no
+transformers, but what a promise is about is there: easy texts that few words decide, hard ones that early blocks get
+wrong, and labels that are noise in part.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deployments.demo import demo_directory
+from deployments.demo.digits import NOISE, demo_digits
+from deployments.exits import entropy
+from deployments.models import load
+from deployments.prepare.data import Columns, rows
+from deployments.prepare.measuring import Seen
+from deployments.prepare.records import Layout
+from deployments.prepare.thresholds import replay
+from experiments.shared.public_data import data
+from profiles.exit_table import ExitTable
+
+WORDS = (50, 200, 800, 3_000, 12_000, 48_000)  # that each block reads
+CALIBRATE = 2_000  # texts for the temperatures, used for nothing else
+DIGITS, DIGITS_SEED, DIGITS_TOGETHER = 20_000, 21, 500
+
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Public texts, the names of their labels in each file, and how many of them the cascade is fitted to."""
+
+    files: tuple[tuple[str, Columns, tuple[str, ...]], ...]
+    fitted: int
+
+    def read(self) -> tuple[list[str], Labels]:
+        """All texts, shuffled, always in the same way."""
+        found = [
+            (str(row.value), names.index(str(row.label)))
+            for name, columns, names in self.files
+            for row in rows(data(name), columns)
+        ]
+        order = np.random.default_rng(0).permutation(len(found))
+        return [found[place][0] for place in order], np.array([found[place][1] for place in order])
+
+
+_TOPICS = ("World", "Sports", "Business", "Sci/Tech")
+_TITLED = Columns(text="text", layout=Layout(header=("label", "title", "text")))
+SOURCES = {
+    "sst2": Source((("text/sst2_glue/train.tsv", Columns(), ("0", "1")),), fitted=20_000),
+    "agnews": Source(
+        (
+            ("text/agnews/train_10k.tsv", Columns(layout=Layout(header=("text", "label"))), _TOPICS),
+            ("text/agnews/test.csv", _TITLED, ("1", "2", "3", "4")),
+        ),
+        fitted=5_000,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A table by the true labels, and the same by what `isobatch prepare` believes of them when it makes the ladder."""
+
+    known: ExitTable
+    believed: ExitTable
+
+    def of(self, chosen: Labels) -> "Recorded":
+        return Recorded(self.known.of(chosen), self.believed.of(chosen))
+
+
+def recorded(name: str) -> Recorded:
+    return of_demo() if name == "demo" else of_texts(SOURCES[name])
+
+
+def of_texts(source: Source) -> Recorded:
+    texts, labels = source.read()
+    truth = torch.eye(int(labels.max()) + 1)[torch.from_numpy(labels)]
+    logits = torch.stack(list(_cascade(texts, labels, source.fitted)))
+    seen, start = Seen(logits[:-1], logits[-1], truth), source.fitted
+    calibrate, others = _part(seen, start, start + CALIBRATE), _part(seen, start + CALIBRATE, len(labels))
+    return _recorded(others.calibrated(calibrate.temperatures()))
+
+
+def _part(seen: Seen, start: int, stop: int) -> Seen:
+    return Seen(seen.ramps[:, start:stop], seen.head[start:stop], seen.truth[start:stop])
+
+
+def _cascade(texts: Sequence[str], labels: Labels, fitted: int) -> Iterator[Tensor]:
+    """The logits of each block for all texts."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    for words in WORDS:
+        reads = TfidfVectorizer(max_features=words, token_pattern=r"\w+|[^\w\s]", ngram_range=(1, 2), sublinear_tf=True)
+        features = reads.fit(texts[:fitted]).transform(texts)
+        classifier = LogisticRegression(C=4.0, max_iter=200).fit(features[:fitted], labels[:fitted])
+        yield torch.from_numpy(classifier.predict_log_proba(features)).float()
+
+
+@torch.inference_mode()
+def of_demo() -> Recorded:
+    """The network as it is shipped, with its temperatures; digits that it was not made from, each distorted anew."""
+    model = load(demo_directory())
+    images, labels = demo_digits(DIGITS, NOISE, DIGITS_SEED)
+    ramps, heads = [], []
+    for start in range(0, DIGITS, DIGITS_TOGETHER):
+        pooled, logits = model.features(model.encode(list(images[start : start + DIGITS_TOGETHER])))
+        ramps.append(torch.stack([model.ramps.logits(block, each) for block, each in enumerate(pooled)]))
+        heads.append(logits.float() / model.ramps.head_temperature)
+    return _recorded(Seen(torch.cat(ramps, dim=1), torch.cat(heads), torch.eye(10)[torch.from_numpy(labels)]))
+
+
+def _recorded(seen: Seen) -> Recorded:
+    depths = [(block + 1) / (len(seen.ramps) + 1) for block in range(len(seen.ramps))]
+    known = replay(entropy, seen.ramps, seen.head, seen.truth, depths)
+    believed = replay(entropy, seen.ramps, seen.head, seen.believed(), depths)
+    return Recorded(known, believed)

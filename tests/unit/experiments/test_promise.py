@@ -1,0 +1,46 @@
+"""What `make bench-promise` compares: the method of before, the bound by betting, and the data that it needs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import bench
+from experiments.promise.before import MARGIN, searched
+from experiments.promise.run import wins
+from profiles.exit_table import ExitTable, outcome
+
+
+def table(count: int = 800, ramps: int = 2) -> ExitTable:
+    random = np.random.default_rng(0)
+    hardness = random.uniform(size=count)
+    wrong = random.uniform(size=(ramps + 1, count)) < hardness * np.linspace(0.5, 0.2, ramps + 1)[:, None]
+    first = np.tile(1 + (9 * hardness).astype(np.uint8), (ramps, 1))
+    costs = np.arange(1, ramps + 2) / (ramps + 1)
+    return ExitTable(np.arange(10.0), first, (~wrong).astype(np.float32), wrong == wrong[-1], costs)
+
+
+def test_the_method_of_before_keeps_to_its_own_margin_where_it_chose() -> None:
+    found = table()
+    result = outcome(found, searched(found, "accuracy", 0.03), "accuracy")
+    assert result.lost.within(0.03, MARGIN)
+    assert result.cost < 1.0
+
+
+def test_betting_shows_little_loss_and_no_more_than_the_doubt_of_as_much_as_is_allowed() -> None:
+    random = np.random.default_rng(0)
+
+    def shown(loss: float) -> float:
+        draws = (random.uniform(size=(400, 2000)) < loss).astype(float)
+        return float(np.mean([wins(losses, 0.02, 0.05) for losses in draws]))
+
+    assert shown(0.02) <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
+    assert shown(0.005) > 0.95
+
+
+def test_without_the_public_texts_it_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ISOBATCH_DATA", str(tmp_path))
+    assert bench.main(["promise", "splits=1"]) == 2
+    assert capsys.readouterr().err.endswith("set ISOBATCH_DATA to the folder that holds text/sst2_glue/train.tsv\n")
