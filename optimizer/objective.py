@@ -24,6 +24,7 @@ class Objective:
     cost_per_hour: float | None = None  # at most this
     max_batch: int = 64
     fixed_batch: int | None = None  # every split launches exactly so many inputs, as in E3's figures
+    cuts: tuple[int, ...] | None = None  # the network is cut before these blocks, and nowhere else; None: where it pays
 
     def __post_init__(self) -> None:
         if self.goal not in GOALS:
@@ -40,6 +41,8 @@ class Objective:
             raise ValueError(f"max_batch = {self.max_batch} must be at least 1")
         if self.fixed_batch is not None and self.fixed_batch < 1:
             raise ValueError(f"fixed_batch = {self.fixed_batch} must be at least 1")
+        if self.cuts is not None and list(self.cuts) != sorted({cut for cut in self.cuts if cut > 0}):
+            raise ValueError(f"cuts = {self.cuts} must ascend, from 1 up")
 
     @property
     def aim(self) -> Goal:

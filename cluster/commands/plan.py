@@ -30,6 +30,10 @@ def plan(
     slack: Annotated[float, typer.Option(help="The share of the SLO that is kept for bursts.")] = 0.2,
     margin: Annotated[float, typer.Option(help="Hold also when this share fewer inputs leave than expected.")] = 0.0,
     max_batch: Annotated[int, typer.Option(help="No larger batches than this.")] = 64,
+    cut: Annotated[str | None, typer.Option(help="Cut before exactly these blocks: 2,4. None: where it pays.")] = None,
+    max_splits: Annotated[
+        int | None, typer.Option(min=1, help="No more splits than this, cut alike in all pipelines.")
+    ] = None,
     one_machine: Annotated[bool, typer.Option("--one-machine", help="Devices share a host, not a network.")] = False,
     one_pipeline: Annotated[
         bool, typer.Option("--one-pipeline", help="Chain all kinds of devices: no pipelines side by side.")
@@ -53,14 +57,16 @@ def plan(
     from cluster.commands.plan_result import plan_result
     from profiles.files import load
 
+    if cut and max_splits:
+        raise UserError("--cut and --max-splits are two ways to say where to cut: choose one")
     for option, value in (("--slo-ms", slo_ms), ("--rate", rate), ("--budget", budget), ("--max-batch", max_batch)):
         above_0(option, value)
     facts, objective = (
         _question(profile, devices, one_machine, margin),
-        _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch),
+        _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch, _cuts(cut)),
     )
     with Console(stderr=True).status("planning"):
-        found = plan_result(facts, objective, alpha, gap, not one_pipeline, evaluate)
+        found = plan_result(facts, objective, alpha, gap, not one_pipeline, evaluate, max_splits)
     if out:
         known = load(profile)
         named = replace(found.plan, model=known.model, weights=known.weights)
@@ -96,7 +102,7 @@ def _question(profile: Path, devices: str, one_machine: bool, margin: float) -> 
 
 def _objective(
     slo_ms: float | None, rate: float | None, min_cost: bool, per_dollar: bool, budget: float | None, slack: float,
-    max_batch: int,
+    max_batch: int, cuts: tuple[int, ...] | None,
 ) -> "Objective":  # fmt: skip
     from optimizer import Objective
 
@@ -113,6 +119,20 @@ def _objective(
             arrivals_per_s=rate,
             cost_per_hour=budget,
             max_batch=max_batch,
+            cuts=cuts,
         )
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def _cuts(text: str | None) -> tuple[int, ...] | None:
+    """
+    >>> _cuts("4, 2"), _cuts(None)
+    ((2, 4), None)
+    """
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise UserError(f"--cut {text!r} must be numbers of blocks above 0, as in 2,4")
+    return tuple(sorted({int(part) for part in parts}))

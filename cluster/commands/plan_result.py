@@ -7,6 +7,7 @@ from pathlib import Path
 from optimizer import Objective, Plan, Problem, Score, evaluate, read_plan
 from optimizer.infeasible import reason
 from optimizer.pipelines.baselines import Baseline, baselines, constrained
+from optimizer.pipelines.few_splits import few_splits
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.search.exact import search
 from profiles.errors import UserError
@@ -50,14 +51,28 @@ class PlanResult:
 
 
 def plan_result(
-    facts: Problem, objective: Objective, alpha: float | None, gap: float, apart: bool, file: Path | None
+    facts: Problem,
+    objective: Objective,
+    alpha: float | None,
+    gap: float,
+    apart: bool,
+    file: Path | None,
+    max_splits: int | None = None,
 ) -> PlanResult:
     """The best plan, or the one in `file`, beside the baselines. The error says why when no plan fits."""
+    if objective.cuts and objective.cuts[-1] >= facts.num_blocks:
+        last = facts.num_blocks - 1
+        raise UserError(
+            f"--cut {objective.cuts[-1]}: the network has {facts.num_blocks} blocks: cut before 1 to {last}"
+        )
     others = baselines(facts, objective)
     if alpha is not None:
         objective = constrained(objective, others[0], alpha)
     find = side_by_side if apart else search
-    found = read_plan(file) if file else find(facts, objective, gap)
+    if file:
+        found: Plan | None = read_plan(file)
+    else:
+        found = few_splits(facts, objective, gap, max_splits, find) if max_splits else find(facts, objective, gap)
     if found is None:
         raise UserError(reason(facts, objective))
     return PlanResult(facts, objective, found, evaluate(found, facts, objective), others)

@@ -59,7 +59,8 @@ def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) 
     """One pipeline, or kinds side by side that are used up one after the other; never worse than a baseline."""
     one = search(facts, objective, gap, effort=effort)
     several = spread(facts, objective, partial(search, gap=gap, effort=effort), effort)
-    best = best_of([one, several, *(each.plan for each in baselines(facts, objective))], facts, objective)
+    others = baselines(facts, objective) if objective.cuts is None else ()  # those are cut as they want
+    best = best_of([one, several, *(each.plan for each in others)], facts, objective)
     if best is None or best is one:
         return best
     bound = Ceiling(facts, objective, np.zeros(len(facts.devices)), effort).bound(gap)

@@ -62,6 +62,7 @@ class Builder:
     budget_s: float
     timed: bool = True  # whether latency matters
     pruned: bool = True  # leave out options that another one beats
+    cuts: tuple[int, ...] | None = None  # the only blocks before which the network is cut; None: any
 
     def options(self) -> list[Options]:
         """One `Options` per block, in order."""
@@ -126,6 +127,16 @@ class Builder:
     def _turn_s(self) -> Floats:
         return np.array([self.facts.turn_s(device.kind) for device in self.facts.devices])[:, None, None]
 
+    def _allowed(self, start: int) -> Bools:
+        """By stop, whether a split may run from this block to there."""
+        stops = np.arange(start + 1, self.facts.num_blocks + 1)
+        if self.cuts is None:
+            return np.ones(len(stops), bool)
+        edges = (0, *self.cuts, self.facts.num_blocks)
+        behind = next((edge for edge in edges if edge > start), 0)
+        allowed: Bools = (stops == behind) & (start in edges)
+        return allowed
+
     def _dense(self, method: str) -> Floats:
         """Kinds x batch sizes 0.. x blocks; tables are linear between whole batch sizes, so this loses nothing."""
         rows = [np.minimum(np.arange(self._batches[-1] + 1), largest) for largest in self._largest]
@@ -161,7 +172,7 @@ class Builder:
         """Loads (kinds x batches x stops) when the batch keeps its size and nothing travels, and arrivals by batch."""
         quiet, shares = self._quiet_s(start) + self._turn_s, self._survival[:, start]
         allowed = (self._batches <= self._largest[:, None]) & (self._batches >= self.batches[0])
-        possible = np.isfinite(quiet) & allowed[..., None]
+        possible = np.isfinite(quiet) & allowed[..., None] & self._allowed(start)
         occupied_s, size = np.where(possible, quiet, 0.0), self._batches[:, None]
         load = np.max([cost.load_s(reach, occupied_s, size) for reach in shares], axis=0) + self._tie_break_s
         arrivals = np.max([cost.wait_arrivals(reach, self._batches) for reach in shares], axis=0)
@@ -223,7 +234,7 @@ class Builder:
             (memory <= self.memory.capacity[:, None]) & (batch <= self._largest[:, None]) & (batch >= self.batches[0])
         )
         load = np.where(fits, load, np.inf)
-        keep = np.isfinite(load.min(0)) & (work.min(0) <= self.budget_s)
+        keep = np.isfinite(load.min(0)) & (work.min(0) <= self.budget_s) & self._allowed(start)[:, None, None]
         if self.pruned:
             keep &= ~self._beaten(load, work, memory)
         stop, kind, size = np.nonzero(keep)

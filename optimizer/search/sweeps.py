@@ -32,7 +32,7 @@ class Search:
     def __init__(self, facts: Problem, objective: Objective, effort: Effort = EFFORT) -> None:
         self.facts, self.objective, self.goal, self.effort = facts, objective, objective.aim, effort
         self.timed = objective.slo_s is not None or self.goal.needs_latency
-        self.builder = builder = Builder(facts, objective.batches, objective.budget_s, self.timed)
+        self.builder = builder = Builder(facts, objective.batches, objective.budget_s, self.timed, cuts=objective.cuts)
         self.columns = _columns(builder, effort.placements_per_kind)
         self.valuation = Valuation(facts, objective, tuple(int(kind) for kind in self.columns.kind))
         self.options: Sequence[Options] = builder.options()

@@ -57,6 +57,17 @@ def test_side_by_side_names_every_pipeline(profile: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("options", "starts"),
+    [(("--cut", "4,2"), [[0, 2, 4]]), (("--max-splits", "1"), [[0]]), (("--max-splits", "2"), [[0], [0, 3]])],
+)
+def test_the_user_may_say_where_to_cut(profile: Path, options: tuple[str, ...], starts: list[list[int]]) -> None:
+    plan = json.loads(run(profile, "--json", "--picture", "", *options))["plan"]
+    for pipeline in (plan, *plan["beside"]):
+        splits = [split for placement in pipeline["placements"] for split in placement["splits"]]
+        assert sorted(split["start"] for split in splits) in starts
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         (("--min-cost",), "--min-cost needs --rate"),
@@ -66,6 +77,9 @@ def test_side_by_side_names_every_pipeline(profile: Path, tmp_path: Path) -> Non
         (("--slack", "1.5"), "slack = 1.5"),
         (("--slo-ms", "-5"), "--slo-ms -5 must be above 0"),
         (("--rate", "0"), "--rate 0 must be above 0"),
+        (("--cut", "2,x"), "--cut '2,x' must be numbers"),
+        (("--cut", "6"), "--cut 6: the network has 6 blocks: cut before 1 to 5"),
+        (("--cut", "2", "--max-splits", "2"), "choose one"),
         (("--margin", "2"), "--margin 2"),
         (("--devices", "v100=0"), "holds no device"),
         (("--alpha", "0.01", "--devices", "v100=1"), "per hour"),

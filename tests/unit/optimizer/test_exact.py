@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from experiments.planner.random_problems import random_objective, random_problem
 from optimizer.effort import Effort
 from optimizer.model.evaluate import Score, evaluate
 from optimizer.objective import Objective
+from optimizer.pipelines.few_splits import few_splits
 from optimizer.problem import Problem
 from optimizer.search.exact import search
 from optimizer.search.labels import undominated
@@ -95,6 +97,30 @@ def test_among_equals_the_fewest_splits() -> None:
     plan = search(small().without_exits, Objective())
     assert plan
     assert len(plan.splits) == 1
+
+
+@many
+@given(SEEDS, st.data())
+def test_cuts_that_are_given_are_kept_and_the_plan_is_the_best_with_them(seed: int, data: st.DataObject) -> None:
+    facts = random_problem(seed)
+    inside = st.integers(1, facts.num_blocks - 1) if facts.num_blocks > 1 else st.nothing()
+    cuts = tuple(sorted(data.draw(st.sets(inside, max_size=3) if facts.num_blocks > 1 else st.just(set()))))
+    objective = replace(random_objective(seed, facts), cuts=cuts)
+    assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
+    if plan := search(facts, objective):
+        assert [split.start for split in plan.splits] == [0, *cuts]
+
+
+@few
+@given(SEEDS, st.integers(1, 2))
+def test_the_best_of_a_few_splits(seed: int, most: int) -> None:
+    facts = random_problem(seed)
+    objective = random_objective(seed, facts)
+    plan = few_splits(facts, objective, 0.0, most, search)
+    ways = [cuts for count in range(most) for cuts in combinations(range(1, facts.num_blocks), count)]
+    best = min(best_value(facts, replace(objective, cuts=cuts)) for cuts in ways)
+    assert (worth(evaluate(plan, facts, objective), objective) if plan else np.inf) == pytest.approx(best, rel=1e-8)
+    assert plan is None or len(plan.splits) <= most
 
 
 @few
