@@ -155,4 +155,4 @@ def origin_of(config: AppConfig) -> str:
 def _facts(plan: Plan, profile: Profile) -> Problem:
     """The problem with just the plan's devices; their price and memory mattered only to the planner."""
     devices = [Device(kind, count, memory_bytes=1, price_per_hour=0.0) for kind, count in plan.devices().items()]
-    return problem(profile, devices, links_between(devices))
+    return problem(profile, devices, links_between(devices), length=plan.length)

@@ -53,7 +53,8 @@ def summary(plan: Plan) -> str:
         for placement in placements
     ]
     promised = f"; {plan.promise.goodput_per_s:.0f}/s in {1e3 * plan.promise.latency_s:.0f} ms" if plan.promise else ""
-    return f"blocks {'; '.join(parts)}{promised}"
+    counted = f"; an input is {plan.length} tokens" if plan.length else ""
+    return f"blocks {'; '.join(parts)}{promised}{counted}"
 
 
 def usable(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] | None = None) -> list[Device]:

@@ -31,6 +31,7 @@ The package, in the order in which a plan comes about:
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from optimizer.infeasible import reason
 from optimizer.model.evaluate import Score, evaluate
@@ -73,10 +74,11 @@ def optimize(
 
     `survival` replaces the profile's own, for a forecast. With `pessimistic`, the plan keeps its promise when that many
     survive as well. `gap` lets the search stop when no plan can be better by more than this share. Kinds of devices may
-    serve in pipelines of their own (`Plan.beside`) where that is better, unless `side_by_side` is False.
+    serve in pipelines of their own (`Plan.beside`) where that is better, unless `side_by_side` is False. Where the
+    profile knows how long texts are, the plan counts tokens (`Plan.length`).
     """
-    facts = problem(profile, devices, links, survival, pessimistic)
+    facts = problem(profile, devices, links, survival, pessimistic, profile.length)
     plan = best_pipelines(facts, objective, gap) if side_by_side else search(facts, objective, gap)
     if plan is None:
         raise UserError(reason(facts, objective))
-    return plan
+    return replace(plan, length=facts.length)

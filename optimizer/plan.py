@@ -77,6 +77,9 @@ class Promise:
 class Plan:
     """Placements whose splits cover every block once.
 
+    `length`: an input is so many tokens, and a launch of a batch has room for as many as the batch's inputs have, in
+    texts of any length. None: whatever inputs, all alike.
+
     >>> plan = Plan((Placement("v100", 2, (Split(0, 6, 8, ramps=(5,)), Split(6, 12, 8))),))
     >>> plan.num_blocks, plan.ramps, [split.start for split in plan.splits]
     (12, (5,), [0, 6])
@@ -88,6 +91,7 @@ class Plan:
     promise: Promise | None = None
     # Further pipelines, on devices of their own, each of which takes a share of the inputs; the promise is for all.
     beside: "tuple[Plan, ...]" = ()
+    length: int | None = None
     # The network that it was made for: its name, and a hash of its weights. "": not known. Two plans are the same
     # whatever they say of it.
     model: str = field(default="", compare=False)
@@ -100,6 +104,8 @@ class Plan:
         for stop, start in list(pairwise(edges))[::2]:
             if stop != start:
                 raise ValueError(f"the splits must cover every block once, but {start} follows {stop}")
+        if self.length is not None and self.length < 1:
+            raise ValueError(f"length = {self.length} must be at least 1 token")
         if any(each.num_blocks != self.num_blocks or each.beside for each in self.beside):
             raise ValueError(f"every pipeline beside must cover {self.num_blocks} blocks, and have none beside itself")
 

@@ -20,6 +20,7 @@ class Problem:
     devices: tuple[Device, ...]
     links: dict[tuple[str, str], Link]
     pessimistic: tuple[float, ...] | None = None  # a survival at which the plan must hold as well
+    length: int | None = None  # tokens of an input, where all is counted in tokens; None: inputs are all alike
 
     def __post_init__(self) -> None:
         for table in self.tables:
@@ -93,14 +94,18 @@ def problem(
     links: Sequence[Link],
     survival: Sequence[float] | None = None,
     pessimistic: Sequence[float] | None = None,
+    length: int | None = None,
 ) -> Problem:
-    """Kinds that have no devices are left out; without exits in the profile, all inputs stay to the end."""
+    """Kinds that have no devices are left out; without exits in the profile, all inputs stay to the end.
+
+    With a `length` all is counted in tokens, and an input is a text of so many.
+    """
     here = tuple(device for device in devices if device.count)
     if not here:
         raise UserError("the fleet holds no device: give at least one, as in v100=1")
-    tables = tuple(profile.table(device.kind) for device in here)
+    tables = tuple(profile.table_of(device.kind, length) for device in here)
     if survival is None:
-        survival = profile.exits.survival if profile.exits else (1.0,) * tables[0].num_blocks
+        survival = profile.survival(length)
     ways = {(link.source, link.target): link for link in links}
     worse = None if pessimistic is None else ExitProfile(tuple(pessimistic)).survival
-    return Problem(ExitProfile(tuple(survival)).survival, tables, here, ways, worse)
+    return Problem(ExitProfile(tuple(survival)).survival, tables, here, ways, worse, length)

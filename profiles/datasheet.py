@@ -51,7 +51,7 @@ class Shape:
     embedding: float = 0.0  # numbers in memory beside the blocks' weights
 
 
-def kernel_s(kernel: Kernel, batch: int, device: DeviceKind, dtype: str) -> float:
+def kernel_s(kernel: Kernel, batch: float, device: DeviceKind, dtype: str) -> float:
     """
     >>> from profiles.devices import CATALOGUE
     >>> round(kernel_s(Kernel(0, 0), 1, CATALOGUE["v100"], "float16"), 9) == KERNEL_S
@@ -66,7 +66,7 @@ def kernel_s(kernel: Kernel, batch: int, device: DeviceKind, dtype: str) -> floa
 
 
 def datasheet_table(
-    shape: Shape, kind: str, *, dtype: str | None = None, batch_sizes: Iterable[int] = BATCH_SIZES
+    shape: Shape, kind: str, *, dtype: str | None = None, batch_sizes: Iterable[float] = BATCH_SIZES
 ) -> LatencyTable:
     """What the datasheet of `kind` promises for `shape`, in the dtype that suits the device unless one is given."""
     device = known_kind(kind)
@@ -75,7 +75,7 @@ def datasheet_table(
         raise UserError(f"unknown dtype {dtype!r}: choose among {', '.join(BYTES)}")
     sizes = tuple(batch_sizes)
 
-    def seconds(kernels: tuple[Kernel, ...], batch: int) -> float:
+    def seconds(kernels: tuple[Kernel, ...], batch: float) -> float:
         return sum(kernel_s(kernel, batch, device, dtype) for kernel in kernels)
 
     embeddings = [shape.embedding, *(0.0 for _ in shape.blocks[1:])]

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from profiles.errors import UserError, first_wrong, read_text
 from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
+from profiles.lengths import Lengths, at_length
 
 SCHEMA_VERSION = 1
 REASONS = {"missing": "this field is missing", "unexpected_keyword_argument": "there is no such field"}
@@ -18,7 +19,11 @@ REASONS = {"missing": "this field is missing", "unexpected_keyword_argument": "t
 
 @dataclass(frozen=True)
 class Profile:
-    """All that is known of one network: a table per kind of device and length, and who leaves where."""
+    """All that is known of one network: a table per kind of device and length, and who leaves where.
+
+    Where the `lengths` of its texts are known, plans are made in tokens: an input is a text of their mean length, and
+    `token_exits` are the exits when each text counts as much as it has tokens.
+    """
 
     model: str
     tables: tuple[LatencyTable, ...]
@@ -26,6 +31,8 @@ class Profile:
     # What the measurement says of itself: how steady it was, what went wrong. Each starts with its subject and a colon.
     notes: tuple[str, ...] = ()
     weights: str = ""  # a hash of the network's weights; "": not known
+    lengths: Lengths | None = None
+    token_exits: ExitProfile | None = None
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
 
@@ -35,12 +42,19 @@ class Profile:
         counts = {f"{table.kind} ({table.source})": table.num_blocks for table in self.tables}
         if self.exits:
             counts["exits"] = self.exits.num_blocks
+        if self.token_exits:
+            counts["token_exits"] = self.token_exits.num_blocks
         if len(set(counts.values())) > 1:
             raise ValueError(f"all parts must have the same number of blocks, got {counts}")
 
     @property
     def num_blocks(self) -> int:
         return self.tables[0].num_blocks
+
+    @property
+    def length(self) -> int | None:
+        """The tokens of an input, where plans are made in tokens; None: inputs are all alike."""
+        return self.lengths.mean if self.lengths else None
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -59,12 +73,15 @@ class Profile:
                 tables.pop(key, None)  # so that what is new stands last
                 tables[key] = table
         notes = {note.partition(": ")[0]: note for note in self.notes + other.notes}
+        counted = other if other.exits else self
         return Profile(
             self.model,
             tuple(tables.values()),
-            other.exits or self.exits,
+            counted.exits,
             tuple(notes.values()),
             other.weights or self.weights,
+            other.lengths or self.lengths,
+            counted.token_exits,
         )
 
     def check_same(self, model: str, num_blocks: int, weights: str = "") -> None:
@@ -83,18 +100,30 @@ class Profile:
 
         Where there are both, a measured table beats a datasheet.
         """
-        here = [table for table in self.tables if table.kind == kind]
-        if not here:
-            raise UserError(
-                f"no table for device kind {kind!r} in the profile of {self.model}: {', '.join(self.kinds)}"
-            )
-        measured = [table for table in here if not table.from_datasheet] or here
+        measured = self._tables(kind)
         fitting = [table for table in measured if length is None or table.length is None or table.length >= length]
         if not fitting:
             longest = max(table.length or 0 for table in measured)
             raise UserError(f"{self.model} on {kind} was profiled up to {longest} tokens, not {length}: profile longer")
         pick = max if length is None else min
         return pick(fitting, key=lambda table: table.length or 0)
+
+    def table_of(self, kind: str, length: int | None) -> LatencyTable:
+        """The table for texts of `length` tokens on average, counted in tokens (None: that for the longest inputs)."""
+        return self.table(kind) if length is None else at_length(self._tables(kind), length)
+
+    def survival(self, length: int | None) -> tuple[float, ...]:
+        """Who goes on behind each block, weighed by tokens where an input has a length; all, where nobody counted."""
+        counted = (self.token_exits if length else None) or self.exits
+        return counted.survival if counted else (1.0,) * self.num_blocks
+
+    def _tables(self, kind: str) -> list[LatencyTable]:
+        here = [table for table in self.tables if table.kind == kind]
+        if not here:
+            raise UserError(
+                f"no table for device kind {kind!r} in the profile of {self.model}: {', '.join(self.kinds)}"
+            )
+        return [table for table in here if not table.from_datasheet] or here
 
 
 def differ(one: str, other: str) -> bool:

@@ -20,18 +20,20 @@ class ExtrapolationWarning(UserWarning):
 class LatencyTable:
     """Seconds on one device of `kind`. Rows are batch sizes, columns are blocks.
 
+    Where texts differ in length, a batch size counts tokens: as many as so many texts of `length` tokens have.
+
     `ramp_s[i][k]` is what an active ramp after block k adds; 0 where block k may carry none.
     `launch_s` is what every launch adds, whatever it runs.
     `hidden_bytes[k]` is what one input weighs on the wire when it leaves block k for another device.
     `memory_bytes[k]` is what block k holds on the device (weights and, in block 0, the embedding).
     `activation_bytes[k]` is what one input needs on the device while block k runs it; empty where nobody measured.
-    `length` is the number of tokens per input that was measured; None where inputs have one size.
+    `length` is the number of tokens per input that was measured, on average; None where inputs have one size.
     `backend` is what computed while it was measured; None where nothing did, or nobody noted it.
     The p95 of a block is kept beside its median; empty where the source has none.
     """
 
     kind: str
-    batch_sizes: tuple[int, ...]
+    batch_sizes: tuple[int | float, ...]
     block_s: Rows
     ramp_s: Rows
     launch_s: float
@@ -62,6 +64,11 @@ class LatencyTable:
     @property
     def num_blocks(self) -> int:
         return len(self.block_s[0])
+
+    @property
+    def largest(self) -> int:
+        """The largest batch to plan with: of the sizes that were measured, and at least one input."""
+        return max(1, int(self.batch_sizes[-1]))
 
     @property
     def from_datasheet(self) -> bool:
@@ -108,8 +115,9 @@ class LatencyTable:
         return interpolate(self._sizes, rows, at)
 
     def _check_batch_sizes(self) -> None:
-        if not self.batch_sizes or self.batch_sizes[0] < 1:
-            raise ValueError(f"batch_sizes = {self.batch_sizes} must hold at least one size, from 1 upwards")
+        least = 1 if self.length is None else 0
+        if not self.batch_sizes or not max(least, 1e-9) <= self.batch_sizes[0] <= self.batch_sizes[-1] < np.inf:
+            raise ValueError(f"batch_sizes = {self.batch_sizes} must hold at least one size, from {least} upwards")
         for before, after in zip(self.batch_sizes, self.batch_sizes[1:], strict=False):
             if after <= before:
                 raise ValueError(f"batch_sizes must ascend, but {after} follows {before}")

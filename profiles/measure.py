@@ -68,18 +68,19 @@ class Sweep:
     def __init__(
         self,
         model: SplitModel,
-        make_batch: Callable[[int], Batch],
+        make_batch: Callable[[float], Batch],
         stopwatch: Stopwatch,
         *,
         budget_s: float,
         largest: int = 64,
+        least: float = 1,
         clock: Callable[[], float] = time.perf_counter,
         progress: Progress = lambda share, what: None,
     ) -> None:
         self._model, self._make_batch, self._stopwatch = model, make_batch, stopwatch
-        self._budget_s, self._largest = budget_s, largest
+        self._budget_s, self._largest, self._least = budget_s, largest, least
         self._clock, self._progress, self._start = clock, progress, clock()
-        self._rounds: dict[int, Rounds] = {}
+        self._rounds: dict[float, Rounds] = {}
 
     def run(self, facts: NetworkFacts) -> Measured:
         """Ctrl-C keeps what is there, once there is something."""
@@ -94,7 +95,11 @@ class Sweep:
                 raise
             interrupted = True
         spread = float(np.median([rounds.spread for rounds in self._rounds.values()]))
-        return Measured(tabulate(self._rounds, facts), spread, drift, interrupted)
+        return Measured(tabulate(self._counted(facts.length), facts), spread, drift, interrupted)
+
+    def _counted(self, length: int | None) -> dict[float, Rounds]:
+        """The rounds by the size of their batch; that of texts is their tokens, in texts of this length."""
+        return {_size(self._make_batch(size), length): rounds for size, rounds in self._rounds.items()}
 
     @property
     def _left_s(self) -> float:
@@ -104,19 +109,21 @@ class Sweep:
         for size in (1, 1, min(8, self._largest)):
             one_round(self._model, self._make_batch(size), self._stopwatch)
 
-    def _sizes(self) -> Iterator[int]:
+    def _sizes(self) -> Iterator[float]:
         """Both ends and the middle whatever they cost, then more until half of the budget is spent."""
+        if self._least < 1:
+            yield self._least
         while (size := next_size(self._whole_s, self._largest)) is not None:
-            if len(self._rounds) >= 3 and self._left_s < self._budget_s / 2:
+            if len(self._whole_s) >= 3 and self._left_s < self._budget_s / 2:
                 return
             yield size
-            if len(self._rounds) == 2:
+            if len(self._whole_s) == 2:
                 pass_s = DEAREST_SHARE * self._budget_s / LEAST_ROUNDS / PASSES_PER_ROUND
                 self._largest = affordable(self._whole_s, self._largest, pass_s)
 
-    def _visit(self, size: int) -> Rounds:
+    def _visit(self, size: float) -> Rounds:
         """At least a few rounds; more, up to a point, while this visit's share of the budget lasts."""
-        self._progress(1 - max(self._left_s, 0.0) / self._budget_s, f"batch {size}")
+        self._progress(1 - max(self._left_s, 0.0) / self._budget_s, f"batch {size:g}")
         batch, rows = self._make_batch(size), list[Row]()
         until = self._clock() + min(VISIT_SHARE * self._budget_s, self._left_s)
         while len(rows) < LEAST_ROUNDS or (len(rows) < MOST_ROUNDS and self._clock() < until):
@@ -137,7 +144,8 @@ class Sweep:
 
     @property
     def _whole_s(self) -> dict[int, float]:
-        return {size: rounds.median_s for size, rounds in self._rounds.items()}
+        """Of whole inputs."""
+        return {int(size): rounds.median_s for size, rounds in self._rounds.items() if size >= 1}
 
 
 def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> Row:
@@ -174,15 +182,30 @@ def facts_of(model: SplitModel, one: Batch, kind: str, length: int | None, sourc
 
 def count_exits(model: SplitModel, batches: Iterable[Batch]) -> ExitProfile:
     """Where inputs leave when every ramp is active. Ctrl-C keeps what is counted, once there is something."""
-    left = np.zeros(model.num_blocks, np.int64)
+    return count_exits_and_tokens(model, batches)[0]
+
+
+def count_exits_and_tokens(model: SplitModel, batches: Iterable[Batch]) -> tuple[ExitProfile, ExitProfile | None]:
+    """The same, and, of texts, when each counts as much as it has tokens."""
+    left, tokens = np.zeros(model.num_blocks, np.int64), np.zeros(model.num_blocks, np.int64)
     try:
         for batch in batches:
-            launched = model.run(batch, model.num_blocks, model.ramp_blocks)
-            left += np.bincount(launched.exits.blocks, minlength=model.num_blocks)
+            exits = model.run(batch, model.num_blocks, model.ramp_blocks).exits
+            left += np.bincount(exits.blocks, minlength=model.num_blocks)
+            if batch.lengths is not None:
+                np.add.at(tokens, exits.blocks, batch.lengths[exits.rows])
     except KeyboardInterrupt:
         if not left.any():
             raise
-    return ExitProfile.from_counts(left.tolist())
+    by_tokens = ExitProfile.from_counts(tokens.tolist()) if tokens.any() else None
+    return ExitProfile.from_counts(left.tolist()), by_tokens
+
+
+def _size(batch: Batch, length: int | None) -> float:
+    if batch.lengths is None or not length:
+        return len(batch)
+    size = float(f"{batch.lengths.sum() / length:.6g}")
+    return int(size) if size == int(size) else size
 
 
 def stopwatch_for(device: str) -> Stopwatch:

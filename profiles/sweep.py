@@ -111,7 +111,7 @@ def _bend(whole_s: Mapping[int, float], left: int, at: int, right: int) -> float
     return float(abs(straight - whole_s[at]) / max(whole_s[at], straight))
 
 
-def tabulate(rounds: Mapping[int, Rounds], facts: NetworkFacts) -> LatencyTable:
+def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTable:
     """A table of medians. Blocks are scaled so that launch + blocks is what all of them took together."""
     sizes = sorted(rounds)
     paid = np.concatenate([_launches_s(each) for each in rounds.values()])
@@ -171,7 +171,7 @@ def whole_s(table: LatencyTable) -> Floats:
 
 def knee(table: LatencyTable) -> int:
     """The smallest batch that reaches nearly the best rate of all that were measured."""
-    batches = np.arange(table.batch_sizes[0], table.batch_sizes[-1] + 1)
+    batches = np.arange(1, table.largest + 1)
     seconds = interpolate(np.asarray(table.batch_sizes, float), whole_s(table)[:, None], batches.astype(float))[:, 0]
     rates = batches / seconds
     return int(batches[np.argmax(rates >= GOOD_ENOUGH * rates.max())])

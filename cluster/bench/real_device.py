@@ -159,7 +159,7 @@ def tried(
     numbers = (number % len(source.inputs) for number in range(len(due_s)))
     times_s = due_s.tolist()
     loop.arrive(
-        (due, Place(Offered(source.inputs[number], due, number), 0))
+        (due, Place(Offered(source.inputs[number], due, number), 0), 1)
         for due, number in zip(times_s, numbers, strict=True)
     )
     loop.run_until(inf)

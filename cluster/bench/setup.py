@@ -95,7 +95,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     exits = _counted(model, folder, recorded) if recorded else _told_before(request, exact)
     found = Profile(folder.name, (table,), exits)
     source = _real(model, recorded) if recorded else _drawn(inputs, exits)
-    watch, largest = stopwatch_for(str(model.device)), min(request.largest, table.batch_sizes[-1])
+    watch, largest = stopwatch_for(str(model.device)), min(request.largest, table.largest)
     bench = Bench(model, found, kind, source, watch, largest, make_ready=_ready(model, folder, kind))
     return PreparedBench(bench, table, (*notes, *_read_from(request, folder)))
 
@@ -138,7 +138,8 @@ def _table(
     request: BenchRequest, model: BackedModel, inputs: SampleInputs, kind: str
 ) -> tuple[LatencyTable, tuple[str, ...]]:
     if request.profile:
-        table = request.profile.table(kind, inputs.length)
+        known, length = request.profile, inputs.length
+        table = known.table_of(kind, length) if known.lengths else known.table(kind, length)
         if table.backend and table.backend != model.backend:
             return table, (f"WARNING: the profile was measured on {table.backend}, not on {model.backend}",)
         return table, ()

@@ -19,12 +19,14 @@ from cluster.commands.reading import (
     columns_of,
 )
 from profiles.errors import UserError
+from profiles.lengths import read_lengths, text_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from deployments.prepare.data import Columns
 
+MOST_TEXTS = 20_000
 MOST_SAID = 300  # bytes that are shown of a reply other than 200
 RATE_OR_CLIENTS = "give either --clients (closed loop), or --rate or --trace or both (open loop)"
 
@@ -50,6 +52,9 @@ def load(
         Path | None, typer.Option(help=f"Inputs, one a request, sent in turn: {READS}. None: made-up ones.")
     ] = None,
     bodies: Annotated[Path | None, typer.Option(help="Instead: a JSON body per line, sent in turn.")] = None,
+    lengths: Annotated[
+        Path | None, typer.Option(help="Instead: made-up texts of so many tokens, a number per line, sent in turn.")
+    ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="A sample of at most so many inputs of --data.")] = 10_000,
     text_column: TextColumn = None,
     text_pair_column: PairColumn = None,
@@ -73,18 +78,19 @@ def load(
 
     from cluster.commands import above_0, check_writable
     from cluster.load import generator, report, traces, workloads
-    from cluster.load.bodies import predicts_at
+    from cluster.load.bodies import bodies_of, predicts_at
 
     if clients is not None and (rate is not None or trace is not None):
         raise UserError(RATE_OR_CLIENTS)
-    if data and bodies:
-        raise UserError("--data and --bodies are two ways to say what is sent: choose one")
+    if sum(each is not None for each in (data, bodies, lengths)) > 1:
+        raise UserError("--data, --bodies and --lengths are ways to say what is sent: choose one")
     above_0("--slo-ms", slo_ms)
     check_writable(out)
     url, console = predicts_at(url), Console(soft_wrap=True)
     headers = f"X-Deadline-Ms: {slo_ms:g}\r\n" if deadline else ""
+    tokens = _tokens(lengths) if lengths else None
     wanted = columns_of(text_column, text_pair_column, image_column, None, columns, delimiter, encoding)
-    sent = _bodies(url, data, wanted, max_rows, bodies, console)
+    sent = bodies_of(map(text_of, tokens)) if tokens else _bodies(url, data, wanted, max_rows, bodies, console)
     source = generator.LoadGenerator(url, sent, max(connections, clients or 0), headers)
     if clients:
         asking = source.by_clients(clients, seconds)
@@ -97,7 +103,7 @@ def load(
         raise UserError(RATE_OR_CLIENTS)
     with console.status(f"asking {url} for {seconds:g} s"):
         record = asyncio.run(asking)
-    found = report.summary(record, slo_ms)
+    found = report.summary(record, slo_ms, tokens)
     report.write(found, out)
     report.draw(record, slo_ms, out.with_suffix(".png"))
     console.print(report.table(found, slo_ms))
@@ -109,6 +115,13 @@ def load(
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
     if found.failed:
         raise typer.Exit(1)
+
+
+def _tokens(path: Path) -> tuple[int, ...]:
+    found = read_lengths(path)
+    if len(found) > MOST_TEXTS:
+        raise UserError(f"{path} has {len(found)} lines, of which {MOST_TEXTS} are held at most: give a sample of them")
+    return found
 
 
 def _bodies(

@@ -62,7 +62,7 @@ def plan(
     for option, value in (("--slo-ms", slo_ms), ("--rate", rate), ("--budget", budget), ("--max-batch", max_batch)):
         above_0(option, value)
     facts, objective = (
-        _question(profile, devices, one_machine, margin),
+        _question(profile, devices, one_machine, margin, evaluate),
         _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch, _cuts(cut)),
     )
     with Console(stderr=True).status("planning"):
@@ -87,8 +87,8 @@ def plan(
         console.print(f"drawn in {picture}")
 
 
-def _question(profile: Path, devices: str, one_machine: bool, margin: float) -> "Problem":
-    from optimizer import problem
+def _question(profile: Path, devices: str, one_machine: bool, margin: float, scored: Path | None) -> "Problem":
+    from optimizer import problem, read_plan
     from optimizer.sensitivity import surprised
     from profiles.devices import fleet, links_between
     from profiles.files import load
@@ -96,8 +96,10 @@ def _question(profile: Path, devices: str, one_machine: bool, margin: float) -> 
     known, kinds = load(profile), fleet(devices)
     if not 0 <= margin <= 1:
         raise UserError(f"--margin {margin} must be between 0 and 1: the share of leavers that may stay")
-    worse = surprised(known.exits.survival, margin) if known.exits and margin else None
-    return problem(known, kinds, links_between(kinds, one_machine=one_machine), pessimistic=worse)
+    length = read_plan(scored).length if scored else known.length
+    worse = surprised(known.survival(length), margin) if known.exits and margin else None
+    links = links_between(kinds, one_machine=one_machine)
+    return problem(known, kinds, links, pessimistic=worse, length=length)
 
 
 def _objective(

@@ -1,7 +1,7 @@
 """The result of `isobatch plan`, from which its report, its picture and its JSON are made."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optimizer import Objective, Plan, Problem, Score, evaluate, read_plan
@@ -75,4 +75,5 @@ def plan_result(
         found = few_splits(facts, objective, gap, max_splits, find) if max_splits else find(facts, objective, gap)
     if found is None:
         raise UserError(reason(facts, objective))
-    return PlanResult(facts, objective, found, evaluate(found, facts, objective), others)
+    plan = replace(found, length=facts.length)
+    return PlanResult(facts, objective, plan, evaluate(plan, facts, objective), others)

@@ -18,6 +18,8 @@ from cluster.commands.reading import (
 from deployments.config import known_backend
 from profiles.errors import UserError
 
+LENGTHS = [32, 128]  # that are measured where nothing says how long texts are
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from profiles.exits import ExitProfile
     from profiles.files import Profile
     from profiles.latency import LatencyTable
+    from profiles.lengths import Lengths
 
 
 def profile(
@@ -49,7 +52,10 @@ def profile(
     budget: Annotated[
         float, typer.Option(min=0.1, help="Seconds of timing; the first sizes are measured whatever they cost.")
     ] = 60.0,
-    lengths: Annotated[str, typer.Option(help="Tokens per text to measure at; images have one size.")] = "32,128",
+    lengths: Annotated[
+        str | None,
+        typer.Option(help="Tokens per text to measure at; none: texts as long as those of --data, else 32,128."),
+    ] = None,
     largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 64,
     threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one per CPU it asks for.")] = 1,
     kind: Annotated[str | None, typer.Option(help="Name of this kind of device, if not the catalogue's.")] = None,
@@ -79,11 +85,11 @@ def profile(
     from deployments.models.backends import INT8, make_ready, on_backend
     from profiles.files import Profile, save
     from profiles.files import load as load_profile
-    from profiles.measure import count_exits, device_name
+    from profiles.measure import count_exits_and_tokens, device_name
     from profiles.picture import draw
 
     known_backend(backend)
-    tokens, others = _lengths(lengths), _kinds(devices)
+    tokens, others = _lengths(lengths) if lengths else [], _kinds(devices)
     check_writable(out)
     torch.set_num_threads(threads)
     console = Console(soft_wrap=True)
@@ -102,15 +108,18 @@ def profile(
     exits, told = (None, ()) if known and known.exits else _prepared_exits(exact)
     network = on_backend(exact, model, backend, int8=dtype == INT8)
     make_ready(network, model, timed_stretches(network))
-    inputs = _inputs(network, model, tokens)
+    found = _lengths_of(network, recorded)
+    inputs = _inputs(network, model, tokens, found)
     derived = _derived(network, model, [each for each in others if each != here], inputs, dtype)
     measured = timed(network, inputs, here, source_of(called, network.backend, dtype, threads), where, budget, largest)
     interrupted = any(each.interrupted for each in measured)
+    by_tokens = None
     if data and not interrupted:
-        exits = count_exits(network, in_batches(network, recorded))
-        told = (f"exits: counted over {len(recorded)} inputs of {data.name}",)
+        exits, by_tokens = count_exits_and_tokens(network, in_batches(network, recorded))
+        told = (f"exits: counted over {len(recorded)} inputs of {data.name}", *_told(found, data))
     notes = (*(str(each) for each in measured), *told)
-    new = Profile(Path(model).name, (*(each.table for each in measured), *derived), exits, notes, weights)
+    tables = (*(each.table for each in measured), *derived)
+    new = Profile(Path(model).name, tables, exits, notes, weights, found, by_tokens)
     save(known.joined_by(new) if known else new, out)
     draw(new, picture_path(out))
     _tell(console, new, out)
@@ -154,13 +163,29 @@ def _kinds(text: str) -> list[str]:
     return kinds
 
 
-def _inputs(network: "BackedModel", model: str, lengths: list[int]) -> "list[SampleInputs]":
-    from cluster.profiling.checkpoint import images, texts
+def _lengths_of(network: "BackedModel", recorded: list[Any]) -> "Lengths | None":
+    """How long the recorded texts are; None where there are none."""
+    from profiles.lengths import Lengths
+
+    lengths = network.encode(recorded).lengths if recorded and network.exact.reads_text else None
+    return None if lengths is None else Lengths.of(lengths.tolist())
+
+
+def _told(lengths: "Lengths | None", data: Path) -> tuple[str, ...]:
+    if lengths is None:
+        return ()
+    shortest, longest = lengths.tokens[0], lengths.tokens[-1]
+    return (f"lengths: {lengths.mean} tokens on average in {data.name}, {shortest} to {longest}: plans count tokens",)
+
+
+def _inputs(network: "BackedModel", model: str, lengths: list[int], found: "Lengths | None") -> "list[SampleInputs]":
+    """Texts of each of these lengths; where none are asked for, as long as those that were recorded."""
+    from cluster.profiling.checkpoint import images, texts, texts_like
     from deployments.models import checkpoint
 
     folder = checkpoint.locate(model)
     if not checkpoint.reads_images(folder):
-        return list(texts(network, lengths))
+        return [texts_like(network, found)] if found and not lengths else list(texts(network, lengths or LENGTHS))
     side, channels = checkpoint.image_size(folder)
     return [images(network, side, channels)]
 

@@ -37,6 +37,12 @@ def simulate(
     exits: Annotated[
         Path | None, typer.Option(help="Recorded exits instead: one block number per line, in order of arrival.")
     ] = None,
+    lengths: Annotated[
+        Path | None,
+        typer.Option(
+            help="How long texts are: tokens, one number per line, again and again. None: as the profile says."
+        ),
+    ] = None,
     jitter: Annotated[float, typer.Option(help="How much launches vary: 0.1 is about 10 %.")] = 0.0,
     slow: Annotated[
         list[str] | None, typer.Option(help="A straggler, as REPLICA=TIMES: v100/3=2 takes twice as long. Repeatable.")
@@ -78,7 +84,7 @@ def simulate(
     troubles = Troubles(jitter, options.slow_of(slow or ()), failures, options.outages_of(gone or ()))
     app_config = parse(applications[0]["args"])
     world = command.world_of(app_config, troubles, read_host(host) if host else None)
-    load = command.Workload(rate, hours * 3600, arrivals, cv, trace, seed, mix, drift, exits)
+    load = command.Workload(rate, hours * 3600, arrivals, cv, trace, seed, mix, drift, exits, lengths)
     console, changes = Console(soft_wrap=True), tuple["Event", ...]()
     if replan:
         world, asked = command.controlled_world(app_config, _controller(content), world)

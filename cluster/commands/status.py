@@ -116,6 +116,9 @@ def _now(answer: dict[str, Any]) -> Table:
         f"p50 {_number(window['p50_ms'])} ms, p99 {_number(window['p99_ms'])} ms",
     )  # fmt: skip
     table.add_row("exits", answer["promise"])
+    if window.get("length"):
+        texts = f"texts have {_number(window['tokens_per_text'])} on average now"
+        table.add_row("counted in tokens", f"an input is {window['length']} tokens; {texts}")
     table.add_row("promises kept", f"{plan['kept']:.0%} (it sustains {_number(plan['sustains_per_s'])} per second now)")
     if forecast:
         low, high = _number(forecast["arrivals_low_per_s"]), _number(forecast["arrivals_high_per_s"])

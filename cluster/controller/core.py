@@ -65,10 +65,11 @@ class Controller:
         pinned: Plan | None = None,
     ) -> None:
         self.pinned = pinned
-        self.question, self.patience, self.running = question, patience, running
+        self.question = question = question.counted_as(running)
+        self.patience, self.running = patience, running
         self.present = Present(question.fleet)
         self.record = TrackRecord(events, patience)
-        prior = question.profile.exits or ExitProfile((1.0,) * question.profile.num_blocks)
+        prior = ExitProfile(question.profile.survival(question.profile.length))
         self.corrections = events.last.corrections if events.last else Corrections()
         self.beliefs = Beliefs(history, prior, question.facts(prior.survival, self.corrections).ramp_blocks)
         self.began_s = now_s  # the window
@@ -94,7 +95,7 @@ class Controller:
 
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""
-        self._note(observed)
+        observed = self._note(observed)
         if self._peek:
             return self._peeked(self._peek, observed, now_s)
         if self._trial and (step := self._judged(self._trial, now_s)):
@@ -133,7 +134,7 @@ class Controller:
     def follow(self, plan: Plan, now_s: float) -> None:
         """This plan runs; if it is another one than was thought, somebody else has rolled it out."""
         if not same(plan, self.running):
-            self.running, self._trial = plan, None
+            self.running, self._trial, self.question = plan, None, self.question.counted_as(plan)
             self._tell("began", "another plan was found running", now_s)
 
     def rolled_out(self, step: NextStep, took_s: float, now_s: float) -> None:
@@ -178,11 +179,14 @@ class Controller:
         """The goodput by the cost model, per second."""
         return evaluate(plan, self.facts()).goodput_per_s
 
-    def _note(self, observed: Observed) -> None:
+    def _note(self, observed: Observed) -> Observed:
+        """Remember what was observed; returns it as plans count it."""
+        observed = observed.counted_in(self.running.length)
         self._looks.append(observed)
         self._devices_changed = self.present.look(observed.devices) or self._devices_changed
         if self._trial:
             self._trial.add(observed)
+        return observed
 
     def _early(self, now_s: float) -> bool:
         return now_s - self.began_s >= self.patience.replan_every_s / EARLY

@@ -13,6 +13,7 @@ from optimizer import Objective, Plan, Problem, optimize, problem, read_plan
 from profiles.devices import Device, links_between
 from profiles.errors import UserError
 from profiles.files import Profile
+from profiles.lengths import Lengths
 
 LEAST_SHARE = 1e-3  # of the inputs that must reach a block to be planned for
 
@@ -32,6 +33,11 @@ class Question:
     gap: float = 0.01
     cheapest: bool = False
 
+    def counted_as(self, plan: Plan) -> "Question":
+        """The same question, for plans that count as this one does: inputs, or tokens in texts of its length."""
+        lengths = None if plan.length is None else Lengths((plan.length,))
+        return replace(self, profile=replace(self.profile, lengths=lengths))
+
     def here(self, counts: Mapping[str, int]) -> tuple[Device, ...]:
         """The devices of the fleet that are there; of a kind that nobody counted, all of them."""
         return tuple(replace(each, count=min(each.count, counts.get(each.kind, each.count))) for each in self.fleet)
@@ -39,7 +45,8 @@ class Question:
     def facts(self, survival: Sequence[float], corrections: Corrections) -> Problem:
         """The cost model by which any plan for the whole fleet can be judged, whatever is there just now."""
         links = links_between(self.fleet, one_machine=self.one_machine)
-        return problem(corrections.applied(self.profile), self.fleet, links, _worth_planning(survival))
+        profile, length = corrections.applied(self.profile), self.profile.length
+        return problem(profile, self.fleet, links, _worth_planning(survival), length=length)
 
     def best(
         self,

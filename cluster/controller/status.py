@@ -65,6 +65,8 @@ def _window(controller: Controller, now_s: float) -> dict[str, Any]:
         "seconds": seen.seconds,
         "ends_in_s": max(0.0, controller.began_s + controller.patience.replan_every_s - now_s),
         "arrivals_per_s": seen.arrivals_per_s,
+        "length": controller.running.length,
+        "tokens_per_text": seen.tokens_per_text,
         "goodput_per_s": seen.goodput_per_s,
         "p50_ms": None if quantiles_s[0.5] is None else 1e3 * quantiles_s[0.5],
         "p99_ms": None if quantiles_s[0.99] is None else 1e3 * quantiles_s[0.99],

@@ -1,7 +1,7 @@
 """The report of a load run: counts by outcome, goodput, percentiles, a picture."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,6 +35,8 @@ class Summary:
     refusal_p50_ms: float | None
     sent_late_p99_ms: float  # from when a request was due until it was sent
     lateness: "Lateness"
+    offered_tokens_per_s: float | None = None  # where texts of known lengths were sent
+    good_tokens_per_s: float | None = None
 
     @property
     def failed(self) -> bool:
@@ -71,7 +73,8 @@ class Lateness:
         )
 
 
-def summary(record: LoadRecord, slo_ms: float) -> Summary:
+def summary(record: LoadRecord, slo_ms: float, tokens: Sequence[int] | None = None) -> Summary:
+    """`tokens`: of the texts that were sent in turn."""
     answered = record.status == 200
     latency_ms = 1e3 * (record.ended_s - record.due_s)
     refused = np.isin(record.status, (429, 503))
@@ -79,6 +82,7 @@ def summary(record: LoadRecord, slo_ms: float) -> Summary:
     inside = answered & (record.ended_s <= seconds)  # answered while the load lasted
     good = answered & (latency_ms <= slo_ms)
     late_ms = 1e3 * (record.sent_s - record.due_s)
+    weights = None if tokens is None else np.resize(tokens, len(good))
     return Summary(
         requests=len(record.status),
         seconds=seconds,
@@ -91,6 +95,8 @@ def summary(record: LoadRecord, slo_ms: float) -> Summary:
         refusal_p50_ms=float(np.median(latency_ms[refused])) if refused.any() else None,
         sent_late_p99_ms=float(np.nanpercentile(late_ms, 99)) if np.isfinite(late_ms).any() else 0.0,
         lateness=_lateness(record, answered, slo_ms),
+        offered_tokens_per_s=None if weights is None else float(weights.sum()) / seconds,
+        good_tokens_per_s=None if weights is None else float(weights[good].sum()) / seconds,
     )
 
 
@@ -135,6 +141,9 @@ def table(found: Summary, slo_ms: float) -> Table:
     rows.add_row("offered", f"{found.offered_per_s:,.1f}/s")
     rows.add_row("answered", f"{found.answered_per_s:,.1f}/s")
     rows.add_row(f"within {slo_ms:g} ms", f"{found.goodput_per_s:,.1f}/s ({found.good_share:.1%} of all)")
+    if found.offered_tokens_per_s is not None and found.good_tokens_per_s is not None:
+        offered, good = found.offered_tokens_per_s, found.good_tokens_per_s
+        rows.add_row("tokens", f"{offered:,.0f}/s offered, {good:,.0f}/s within the SLO")
     for name, count in found.outcomes.items():
         rows.add_row(name, f"{count:,}")
     for name, value in found.latency_ms.items():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,23 @@ from profiles.devices import CATALOGUE, GB
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile
+from profiles.lengths import WORD, Lengths
 from profiles.measure import Measured, Sweep, facts_of, stopwatch_for
 from profiles.model import Batch, SplitModel
 from profiles.picture import name
 from profiles.sweep import whole_s
 
-WORD = "the"  # one token to every tokenizer of English
 COUNTED_AT_ONCE = 32
+SHORT = 0.25  # of the mean length: the shortest text that is timed alone, where texts have many lengths
 
 
 @dataclass(frozen=True)
 class SampleInputs:
-    """Batches of one length to measure with."""
+    """Batches to measure with: inputs of one length, or of many, whose mean it is. Less than 1 is one short text."""
 
     length: int | None
-    batch: Callable[[int], Batch]
+    batch: Callable[[float], Batch]
+    least: float = 1
 
 
 def texts(model: SplitModel, lengths: Sequence[int]) -> Iterator[SampleInputs]:
@@ -42,6 +44,17 @@ def texts(model: SplitModel, lengths: Sequence[int]) -> Iterator[SampleInputs]:
     found = {_length(one): one for one in (_text(model, length) for length in lengths)}
     for length, one in sorted(found.items()):
         yield SampleInputs(length, partial(_repeated, model, one))
+
+
+def texts_like(model: SplitModel, lengths: Lengths) -> SampleInputs:
+    """Made-up texts whose lengths are spread as these are."""
+    text = cache(partial(_text, model))
+
+    def batch(size: float) -> Batch:
+        wanted = lengths.spread(round(size)).tolist() if size > 1 else [max(1, round(size * lengths.mean))]
+        return model.merge([text(length) for length in wanted])
+
+    return SampleInputs(lengths.mean, batch, least=SHORT)
 
 
 def _text(model: SplitModel, length: int) -> Batch:
@@ -59,8 +72,8 @@ def images(model: SplitModel, side: int, channels: int) -> SampleInputs:
     return SampleInputs(None, partial(_repeated, model, model.encode([np.zeros((side, side, channels), np.float32)])))
 
 
-def _repeated(model: SplitModel, one: Batch, size: int) -> Batch:
-    return model.select(one, np.zeros(size, np.int64))
+def _repeated(model: SplitModel, one: Batch, size: float) -> Batch:
+    return model.select(one, np.zeros(round(size), np.int64))
 
 
 def _length(batch: Batch) -> int:
@@ -100,6 +113,7 @@ def timed(
                 stopwatch,
                 budget_s=budget_s / len(inputs),
                 largest=largest,
+                least=each.least,
                 progress=partial(_advance, advance, index, len(inputs)),
             )
             found.append(sweep.run(facts))
@@ -194,7 +208,7 @@ def report(profile: Profile) -> Table:
         ramps_s = table.ramp_times_s(table.batch_sizes).sum(axis=-1)
         for size, seconds, slow_s, ramp_s in zip(table.batch_sizes, whole_s(table), p95_s, ramps_s, strict=True):
             cells = (f"{1000 * value:.3g}" for value in (seconds, slow_s, seconds / size))
-            rows.add_row(name(table), str(size), *cells, f"{size / seconds:,.0f}", f"{1000 * ramp_s:.3g}")
+            rows.add_row(name(table), f"{size:g}", *cells, f"{size / seconds:,.0f}", f"{1000 * ramp_s:.3g}")
         rows.add_section()
     return rows
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,14 @@ from cluster.simulator.host import HostCosts
 from cluster.simulator.options import read_exits, shares_of
 from cluster.simulator.replanning import Replanned, replan
 from cluster.simulator.report import Report
-from cluster.simulator.simulation import World, simulate
+from cluster.simulator.simulation import Chunk, World, simulate
 from cluster.simulator.troubles import Troubles
 from deployments.config import AppConfig
 from deployments.dispatch.messages import EARLY_S, Limits
 from deployments.graph import profile_of, read_graph
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
+from profiles.lengths import read_lengths
 
 DEPTHS = 2  # the number of the random stream that exits are drawn from
 
@@ -41,6 +43,7 @@ class Workload:
     mix: str = ""  # share of easy inputs over time, as SECONDS:SHARE,...
     drifts: bool = False
     exits: Path | None = None  # recorded: after which block each input was sure
+    lengths: Path | None = None  # the tokens of each text, in order
 
     def times_s(self) -> Floats:
         if self.trace:
@@ -55,13 +58,14 @@ def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = Non
         raise UserError("args: a simulation needs profile (of isobatch profile), and plan or devices: KIND: COUNT")
     graph = read_graph(config)
     limits = Limits(backlog=config.max_waiting, early_s=EARLY_S if host else 0.0)
-    return World(graph.plan, graph.facts, config.slo_ms / 1e3, limits, troubles, host, config.front_replicas)
+    lengths, slo_s = profile_of(config).lengths, config.slo_ms / 1e3
+    return World(graph.plan, graph.facts, slo_s, limits, troubles, host, config.front_replicas, lengths)
 
 
 def controlled_world(config: AppConfig, controller: ControllerConfig, here: World) -> tuple[World, Question]:
     """The same world with all devices that the controller may use, and the question that it asks the planner."""
     asked = question_of(controller, config, profile_of(config))
-    return replace(here, facts=asked.facts(here.facts.survival, Corrections())), asked
+    return replace(here, facts=asked.counted_as(here.plan).facts(here.facts.survival, Corrections())), asked
 
 
 def run_controlled(here: World, asked: Question, workload: Workload) -> Replanned:
@@ -85,7 +89,21 @@ def run(here: World, workload: Workload) -> Report:
         )
 
 
-def _inputs(here: World, workload: Workload) -> Iterator[tuple[Floats, Ints]]:
+def _inputs(here: World, workload: Workload) -> Iterator[Chunk]:
+    """Chunks of arrivals, and the tokens of each where a file tells them."""
+    if not workload.lengths:
+        return _arrivals(here, workload)
+    if here.facts.length is None:
+        why = "the plan counts inputs, not tokens: profile with --data, and plan again"
+        raise UserError(f"--lengths {workload.lengths}: {why}")
+    tokens = cycle(read_lengths(workload.lengths))
+    return (
+        (times_s, blocks, np.fromiter(islice(tokens, len(times_s)), np.int64))
+        for times_s, blocks in _arrivals(here, workload)
+    )
+
+
+def _arrivals(here: World, workload: Workload) -> Iterator[tuple[Floats, Ints]]:
     """Chunks of arrivals, with exits as recorded, else as drawn from the mix, else as drawn from the profile."""
     times_s, profile = workload.times_s(), ExitProfile(here.facts.survival)
     if workload.exits:

@@ -11,7 +11,7 @@ from cluster.simulator.event_loop import Departure, Flight
 from cluster.simulator.host import HostCosts
 from cluster.simulator.troubles import Troubles
 from deployments.dispatch.messages import Launch
-from deployments.dispatch.route import placements_of, stops
+from deployments.dispatch.route import placements_of, seconds_at, stops
 from optimizer.plan import Placement, Plan
 from optimizer.problem import Problem
 from profiles.errors import UserError
@@ -20,6 +20,7 @@ from profiles.errors import UserError
 class Leg(NamedTuple):
     """A part of a launch at whose end inputs may leave. `seconds[n]` is how long it takes with n inputs inside.
 
+    `seconds[0]`: with hardly any tokens, where inputs are texts.
     A replica calls its model once per leg (deployments/replica/split.py), so each leg costs the launch time.
     """
 
@@ -89,7 +90,7 @@ class TableDevices:
         inside: Sequence[int] = range(len(places))
         departures = []
         for stop, lets_go, seconds in post.legs.get(launch.cursor) or self._new_legs(post, launch):
-            ends_s += seconds[len(inside)] * slower
+            ends_s += (seconds[len(inside)] if launch.length is None else _of_texts(seconds, launch, inside)) * slower
             if lets_go and (leaving := [row for row in inside if places[row].row <= stop]):
                 departures.append(Departure(ends_s, stop, leaving))
                 if len(leaving) == len(inside):
@@ -114,7 +115,11 @@ class TableDevices:
             post.transfers_s[launch.cursor] = self._transfers_s(post, launch.cursor)
         if not (transfers_s := post.transfers_s[launch.cursor]):
             return now_s
-        received_s = max(now_s, self._received_s.get(launch.replica, 0.0)) + transfers_s[len(launch.places)]
+        texts = launch.length is not None
+        taken_s = (
+            _of_texts(transfers_s, launch, range(len(launch.places))) if texts else transfers_s[len(launch.places)]
+        )
+        received_s = max(now_s, self._received_s.get(launch.replica, 0.0)) + taken_s
         self._received_s[launch.replica] = received_s
         return received_s
 
@@ -131,13 +136,21 @@ class TableDevices:
 
     def _new_legs(self, post: _Post, launch: Launch) -> tuple[Leg, ...]:
         """The legs of launches from this block on, kept because they stay the same until the plan changes."""
-        table, sizes = self.facts.table(post.placement.kind), np.arange(1, self._largest + 1)
+        table = self.facts.table(post.placement.kind)
+        sizes = np.array([min(1, table.batch_sizes[0]), *range(1, self._largest + 1)], float)
         blocks_s, ramps_s = table.block_times_s(sizes), table.ramp_times_s(sizes)
         legs, start = [], launch.cursor
         for stop in stops(launch.cursor, launch.stop, launch.ramps):
             has_ramp = stop - 1 in launch.ramps
             seconds = table.launch_s + blocks_s[:, start:stop].sum(1) + (ramps_s[:, stop - 1] if has_ramp else 0.0)
-            legs.append(Leg(stop, has_ramp or stop == self.facts.num_blocks, (0.0, *seconds.tolist())))
+            legs.append(Leg(stop, has_ramp or stop == self.facts.num_blocks, tuple(seconds.tolist())))
             start = stop
         post.legs[launch.cursor] = found = tuple(legs)
         return found
+
+
+def _of_texts(seconds: Sequence[float], launch: Launch, inside: Sequence[int]) -> float:
+    """By their tokens."""
+    assert launch.length, "This is a bug: texts are told apart only where an input has a length."
+    weight = launch.weight if len(inside) == len(launch.weights) else sum([launch.weights[row] for row in inside])
+    return seconds_at(weight / launch.length, seconds[0], seconds[1:])

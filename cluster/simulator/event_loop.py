@@ -85,16 +85,16 @@ class EventLoop:
         """Schedule any other action."""
         heapq.heappush(self._events, (time_s, next(self._order), action, arguments))
 
-    def arrive(self, arrivals: Iterable[tuple[float, Place]]) -> None:
-        """Let inputs arrive at ascending times, and run all events up to the last arrival."""
+    def arrive(self, arrivals: Iterable[tuple[float, Place, int]]) -> None:
+        """Let inputs of some weight arrive at ascending times, and run all events up to the last arrival."""
         if self._fronts:
             return self._queue_at_front(arrivals)
         events, dispatcher, slo_s = self._events, self.dispatcher, self._slo_s
         admit, tick = dispatcher.admit, dispatcher.tick
-        for at_s, place in arrivals:
+        for at_s, place, weight in arrivals:
             if (events and events[0][0] <= at_s) or dispatcher.wake_s < at_s:
                 self.run_until(at_s)
-            if isinstance(admit(at_s, at_s + slo_s, place), Refusal):
+            if isinstance(admit(at_s, at_s + slo_s, place, weight), Refusal):
                 self._tally.refuse(at_s)
             for launch in tick(at_s):
                 self._begin(launch, at_s)
@@ -127,15 +127,15 @@ class EventLoop:
         for launch in [each for each in self._flying.values() if each.replica == replica]:
             self._fail(launch, "the simulated replica has gone", lost=True)
 
-    def _queue_at_front(self, arrivals: Iterable[tuple[float, Place]]) -> None:
+    def _queue_at_front(self, arrivals: Iterable[tuple[float, Place, int]]) -> None:
         """Let inputs arrive, each admitted once a front has done its work for it."""
-        for at_s, place in arrivals:
+        for at_s, place, weight in arrivals:
             self.run_until(at_s)
             self.now_s = at_s
-            self._work(self._host.request_s / 2, self._admit, place)
+            self._work(self._host.request_s / 2, self._admit, place, weight)
 
-    def _admit(self, place: Place) -> None:
-        if isinstance(self.dispatcher.admit(self.now_s, self.now_s + self._slo_s, place), Refusal):
+    def _admit(self, place: Place, weight: int) -> None:
+        if isinstance(self.dispatcher.admit(self.now_s, self.now_s + self._slo_s, place, weight), Refusal):
             self._tally.refuse(self.now_s)
 
     def _work(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:

@@ -104,6 +104,8 @@ def _summary(report: Report, slo_s: float) -> Table:
     arrived = max(1, report.arrived)
     table.add_row("arrived", f"{report.arrived:,} ({report.arrived / report.tally.seconds:,.1f} per second)")
     table.add_row(f"goodput (within {slo_s * 1e3:g} ms)", f"{report.goodput_per_s:,.1f} per second")
+    if length := report.facts.length:
+        table.add_row("tokens", _tokens(report, length))
     for name in ("good", "refused", "expired", "failed"):
         count = getattr(report, name)
         table.add_row(name, f"{count:,} ({count / arrived:.2%})")
@@ -113,6 +115,13 @@ def _summary(report: Report, slo_s: float) -> Table:
     if promise := report.plan.promise:
         table.add_row("cost", _cost(promise.cost_per_hour, report.goodput_per_s))
     return table
+
+
+def _tokens(report: Report, length: int) -> str:
+    tally = report.tally
+    arrived, good = tally.arrived_weight / tally.seconds, tally.good_weight / tally.seconds
+    each = tally.arrived_weight / max(1, report.arrived)
+    return f"{arrived:,.0f} per second came, {good:,.0f} in time; {each:.1f} a text (planned: {length})"
 
 
 def _cost(dollars_per_hour: float, goodput_per_s: float) -> str:

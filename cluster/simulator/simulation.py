@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +20,15 @@ from deployments.dispatch.route import Route, route_of
 from deployments.front.observed import Observed
 from optimizer.plan import Plan
 from optimizer.problem import Problem
+from profiles.lengths import Lengths
 
-# Arrivals in seconds, and the block after which each is sure. A long run comes in many chunks.
-Inputs = Iterable[tuple[Floats, Ints]]
+# Arrivals in seconds, and the block after which each is sure; texts of many lengths also have tokens, others as many as
+# plans are made of. A long run comes in many chunks.
+Chunk = tuple[Floats, Ints] | tuple[Floats, Ints, Ints]
+Inputs = Iterable[Chunk]
 CHUNK = 1 << 16
-NO_INPUTS: tuple[Floats, Ints] = np.empty(0), np.empty(0, np.int64)
-TROUBLES_SEED = 1  # the random stream of troubles, as inputs may be drawn from the same seed
+NO_INPUTS = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
+TROUBLES_SEED, LENGTHS_SEED = 1, 3  # the random streams of troubles and lengths, as inputs are drawn from the seed too
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class World:
     troubles: Troubles = field(default_factory=Troubles)
     host: HostCosts | None = None  # None: serving costs nothing beside the devices, and links take their latency
     fronts: int = 1  # how many fronts share the host's work; they all use one dispatcher
+    lengths: Lengths | None = None  # of texts that come without tokens, where plans count tokens
 
 
 def simulate(
@@ -64,8 +69,8 @@ class Simulation:
         self._devices = TableDevices(world.plan, world.facts, world.troubles, random, world.host)
         dispatcher = Dispatcher(self._route(), self._devices.groups(), world.limits)
         self._loop = EventLoop(dispatcher, self._devices, self.tally, world.slo_s, world.host, world.fronts)
-        self._chunks = _chunks(inputs)
-        self._times_s, self._needs = NO_INPUTS
+        self._chunks, self._lengths = _chunks(inputs), np.random.default_rng([seed, LENGTHS_SEED])
+        self._times_s, self._needs, self._weights = NO_INPUTS
         self._absent: set[str] = set()
         for outage in world.troubles.outages:
             self._loop.at(outage.from_s, self._leave, outage)
@@ -79,8 +84,9 @@ class Simulation:
         """Let inputs arrive and events happen up to this time."""
         while len(self._times_s) or self._next_chunk():
             first_later = int(np.searchsorted(self._times_s, time_s))
-            self._arrive(self._times_s[:first_later], self._needs[:first_later])
+            self._arrive(first_later)
             self._times_s, self._needs = self._times_s[first_later:], self._needs[first_later:]
+            self._weights = self._weights[first_later:]
             if len(self._times_s):
                 break
         self._loop.run_until(time_s)
@@ -109,15 +115,22 @@ class Simulation:
 
     def _next_chunk(self) -> bool:
         """Take the next chunk of inputs; returns whether there was one."""
-        self._times_s, sure_after = next(self._chunks, NO_INPUTS)
-        self._needs = sure_after + 1
+        self._times_s, sure_after, *tokens = next(self._chunks, NO_INPUTS)
+        self._needs, self._weights = sure_after + 1, self._weights_of(len(sure_after), tokens)
         return len(self._times_s) > 0
 
-    def _arrive(self, times_s: Floats, needs: Ints) -> None:
+    def _weights_of(self, count: int, tokens: list[Ints]) -> Ints:
+        length, lengths = self.world.facts.length, self.world.lengths
+        if length and tokens:
+            return tokens[0]
+        return lengths.drawn(count, self._lengths) if length and lengths else np.full(count, length or 1)
+
+    def _arrive(self, count: int) -> None:
         """Let inputs arrive. Each one's place holds its arrival time, and as its row the number of blocks it needs."""
-        self.tally.arrive(times_s)
-        arrivals = times_s.tolist()
-        self._loop.arrive(zip(arrivals, map(Place, arrivals, needs.tolist()), strict=True))
+        times_s, weights = self._times_s[:count], self._weights[:count]
+        self.tally.arrive(times_s, int(weights.sum()))
+        arrivals, needs = times_s.tolist(), self._needs[:count].tolist()
+        self._loop.arrive(zip(arrivals, map(Place, arrivals, needs), weights.tolist(), strict=True))
 
     def _leave(self, outage: Outage) -> None:
         """Take the replica out of the dispatcher's groups, and lose the launches that it ran."""
@@ -136,7 +149,7 @@ class Simulation:
         return route_of(self.plan, self.world.facts, list(self._devices.groups()))
 
 
-def _chunks(inputs: Inputs) -> Iterator[tuple[Floats, Ints]]:
-    for times_s, sure_after in inputs:
-        for start in range(0, len(times_s), CHUNK):
-            yield times_s[start : start + CHUNK], sure_after[start : start + CHUNK]
+def _chunks(inputs: Inputs) -> Iterator[tuple[Any, ...]]:
+    for arrays in inputs:
+        for start in range(0, len(arrays[0]), CHUNK):
+            yield tuple(array[start : start + CHUNK] for array in arrays)

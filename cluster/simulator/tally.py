@@ -1,6 +1,7 @@
 """Counts of a simulated run, in memory that does not grow with it: histograms by window of time."""
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ class Tally:
         )
         self.launched: dict[tuple[str, str, int, int, int], list[float]] = {}  # group, kind, blocks, size: how many, s
         self._exits = [0] * num_blocks
+        self.arrived_weight, self.good_weight, self._exit_weights = 0, 0, [0] * num_blocks
         self._bins = np.zeros((WINDOWS, BINS), np.int32)
         self._observed_bins = np.zeros(BINS, np.int64)
         self._ends_s: list[float] = []
@@ -37,7 +39,8 @@ class Tally:
         """The window of this time; all that happens after the last arrival belongs to the last window."""
         return min(int(at_s / self.seconds * WINDOWS), WINDOWS - 1)
 
-    def arrive(self, times_s: Floats) -> None:
+    def arrive(self, times_s: Floats, weight: int) -> None:
+        self.arrived_weight += weight
         self.arrived += np.bincount(self._windows(times_s), minlength=WINDOWS)
 
     def refuse(self, at_s: float) -> None:
@@ -47,7 +50,7 @@ class Tally:
         (self.expired if outcome is Outcome.EXPIRED else self.failed)[self.window(at_s)] += inputs
 
     def launch(self, launch: Launch, kind: str, took_s: float) -> None:
-        key = (launch.group, kind, launch.cursor, launch.stop, len(launch.tickets))
+        key = (launch.group, kind, launch.cursor, launch.stop, launch.size)
         if (found := self.launched.get(key)) is None:
             found = self.launched[key] = [0, 0.0]
         found[0] += 1
@@ -58,9 +61,14 @@ class Tally:
         places, rows = launch.places, departure.rows
         self._exits[departure.stop - 1] += len(rows)
         if ends_s is None:
-            self._latencies_s += [now_s - places[row].payload for row in rows]
+            latencies_s = [now_s - places[row].payload for row in rows]
         else:
-            self._latencies_s += [end_s - places[row].payload for row, end_s in zip(rows, ends_s, strict=True)]
+            latencies_s = [end_s - places[row].payload for row, end_s in zip(rows, ends_s, strict=True)]
+        self._latencies_s += latencies_s
+        if launch.weights:
+            weights = [launch.weights[row] for row in rows]
+            self._exit_weights[departure.stop - 1] += sum(weights)
+            self.good_weight += sum(compress(weights, [each <= self.slo_s * (1 + 1e-9) for each in latencies_s]))
         self._ends_s += [now_s] * len(rows)
         if len(self._latencies_s) >= FLUSH:
             self.flush()
@@ -90,7 +98,10 @@ class Tally:
         filled = np.flatnonzero(self._observed_bins)
         latencies = dict(zip(filled.tolist(), self._observed_bins[filled].tolist(), strict=True))
         arrived, good = int(self.arrived.sum()), int(self.good.sum())
-        return Observed(0.0, now_s, arrived, good, tuple(self._exits), launches, devices, latencies)
+        return Observed(
+            0.0, now_s, arrived, good, tuple(self._exits), launches, devices, latencies, self.arrived_weight,
+            self.good_weight, tuple(self._exit_weights),
+        )  # fmt: skip
 
     def quantile_s(self, share: float) -> float:
         """This quantile of all answers' latencies; NaN when there are none."""

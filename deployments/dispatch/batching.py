@@ -41,19 +41,19 @@ def choose(lane: Lane, group: Group, stages: Sequence[StageQueues], now_s: float
 
 
 def form_batch(queue: Queue, now_s: float) -> tuple[list[Ticket], list[Ticket]]:
-    """Take a batch, the earliest deadlines first, and those that even a launch of one would answer too late."""
+    """Take a batch, the earliest deadlines first, and those that a launch of their own would answer too late."""
     stage = queue.stage
-    late = queue.take_late(now_s + stage.launch_s[0])
-    return queue.take(stage.batch), late
+    late = queue.take_late(now_s)
+    return queue.take(stage.room), late
 
 
 def _replica_for(queue: Queue, group: Group, stages: Sequence[StageQueues], now_s: float) -> Replica | None:
     if idle := group.idle(now_s):
         return idle
-    if queue.size >= queue.stage.batch:
+    if queue.weight >= queue.stage.room:
         return group.soonest()
     soon = group.nearly_idle(now_s)
-    return soon if soon and sum(stage.waiting for stage in stages) < queue.stage.batch else None
+    return soon if soon and sum(stage.waiting for stage in stages) < queue.stage.room else None
 
 
 def _add_kept(choices: list[Choice], lane: Lane, group: Group, now_s: float) -> None:
@@ -61,7 +61,7 @@ def _add_kept(choices: list[Choice], lane: Lane, group: Group, now_s: float) -> 
     still = set()
     for replica in group.may_run_kept:
         for queue in lane.kept.get(replica, {}).values():
-            if queue.size and (not replica.pending_s or (queue.size >= queue.stage.batch and group.has_room(replica))):
+            if queue.size and (not replica.pending_s or (queue.weight >= queue.stage.room and group.has_room(replica))):
                 choices.append((_rank(queue, now_s), len(choices), queue, replica))
                 still.add(replica)
     group.may_run_kept = still
@@ -69,6 +69,6 @@ def _add_kept(choices: list[Choice], lane: Lane, group: Group, now_s: float) -> 
 
 def _rank(queue: Queue, now_s: float) -> tuple[bool, float]:
     """The rank of a queue: the lowest is launched first."""
-    first, cursor, batch = queue.first(), queue.cursor, queue.stage.batch
-    presses = queue.size >= batch or (first is not None and first.deadline_s - now_s <= URGENT * queue.remaining_s)
-    return not presses, -cursor if presses else -queue.size / batch
+    first, cursor, room = queue.first(), queue.cursor, queue.stage.room
+    presses = queue.weight >= room or (first is not None and first.deadline_s - now_s <= URGENT * queue.remaining_s)
+    return not presses, -cursor if presses else -queue.weight / room

@@ -52,27 +52,34 @@ class Dispatcher:
 
     # From the door to the answer
 
-    def admit(self, now_s: float, deadline_s: float, place: Place) -> int | Refusal:
+    def admit(self, now_s: float, deadline_s: float, place: Place, weight: int = 1) -> int | Refusal:
         """A ticket's number, or why there is none."""
-        lane = fastest(self._open, now_s)
-        if refused := refusal(lane, now_s, deadline_s, len(self._tickets), self.limits):
+        lane = fastest(self._open, now_s, weight)
+        if refused := refusal(lane, now_s, deadline_s, len(self._tickets), self.limits, weight):
             return refused
-        return self._let_in(lane, deadline_s, place)
+        return self._let_in(lane, deadline_s, place, weight)
 
-    def admit_all(self, now_s: float, deadline_s: float, places: Sequence[Place]) -> list[int] | Refusal:
+    def admit_all(
+        self, now_s: float, deadline_s: float, places: Sequence[Place], weights: Sequence[int] = ()
+    ) -> list[int] | Refusal:
         """The tickets of inputs that come together, or why there are none: it is decided once, by the last of them.
 
-        Where there are several lanes, they are taken to spread over them.
+        Where there are several lanes, they are taken to spread over them. Without `weights` each weighs 1.
         """
-        more = (len(places) - 1) // len(self._open)
-        lane = fastest(self._open, now_s)
-        if refused := refusal(lane, now_s, deadline_s, len(self._tickets), self.limits, more):
+        weights, lanes, others = weights or (1,) * len(places), len(self._open), len(places) - 1
+        last, more = weights[-1], sum(weights[:-1]) // lanes
+        lane = fastest(self._open, now_s, last)
+        inside = len(self._tickets)
+        if refused := refusal(lane, now_s, deadline_s, inside, self.limits, last, more, others // lanes):
             return refused
-        return [self._let_in(fastest(self._open, now_s), deadline_s, place) for place in places]
+        return [
+            self._let_in(fastest(self._open, now_s, weight), deadline_s, place, weight)
+            for place, weight in zip(places, weights, strict=True)
+        ]
 
-    def _let_in(self, lane: Lane, deadline_s: float, place: Place) -> int:
+    def _let_in(self, lane: Lane, deadline_s: float, place: Place, weight: int) -> int:
         number = next(self._ticket_ids)
-        ticket = self._tickets[number] = Ticket(number, deadline_s, place)
+        ticket = self._tickets[number] = Ticket(number, deadline_s, place, weight)
         lane.entry.add(ticket)
         self._nothing_to_launch = self._nothing_to_launch and not lane.may_launch_newcomer
         if deadline_s < self._next_deadline_s:
@@ -101,15 +108,18 @@ class Dispatcher:
         return launches
 
     def _launch(self, lane: Lane, queue: Queue, replica: Replica, tickets: list[Ticket], now_s: float) -> Launch:
-        stage, size, number = queue.stage, len(tickets), next(self._launch_ids)
+        stage, number = queue.stage, next(self._launch_ids)
+        weights = () if stage.length is None else tuple([ticket.weight for ticket in tickets])
+        weight = len(tickets) if stage.length is None else sum(weights)
         ids, places = tuple([ticket.id for ticket in tickets]), tuple([ticket.place for ticket in tickets])
         keep, ramps = queue.owner.keep, lane.route.ramps
         launch = Launch(
-            number, replica.name, queue.cursor, stage.stop, ramps, ids, places, keep, stage.batch, stage.group
-        )
-        planned_s = stage.launch_s[size - 1]
+            number, replica.name, queue.cursor, stage.stop, ramps, ids, places, keep, stage.room, stage.group,
+            weight, stage.length, weights,
+        )  # fmt: skip
+        planned_s = stage.seconds(weight)
         ends_s = queue.owner.group.begin(replica, planned_s, now_s)
-        queue.launched(size)
+        queue.launched(weight)
         self._flights[number] = _Flight(launch, lane, queue, replica, tickets, now_s, planned_s, ends_s)
         return launch
 
@@ -179,7 +189,7 @@ class Dispatcher:
         """
         if missing := set(route.groups) - set(groups):
             raise ValueError(f"no replicas were named for group {min(missing)!r}")
-        waiting = [(lane, queue.take(queue.size)) for lane in self._lanes for queue in list(lane.queues())]
+        waiting = [(lane, queue.take_first(queue.size)) for lane in self._lanes for queue in list(lane.queues())]
         self._groups = {name: self._groups.get(name) or Group(name, self.limits) for name in groups}
         for name, group in self._groups.items():
             group.follow(groups[name])
@@ -228,13 +238,14 @@ class Dispatcher:
         """How many replicas each group has. Inputs that need a group without any wait."""
         return {name: len(group.members) for name, group in self._groups.items()}
 
-    def expected_s(self, now_s: float, inputs: int = 1) -> float:
-        """How long inputs that are admitted now take to the very end, in the lane where they are done first.
+    def expected_s(self, now_s: float, weight: int = 1) -> float:
+        """How long inputs of this weight take to the very end, if admitted now, in the lane where they are done first.
 
         Where there are several lanes, they are taken to spread over them.
         """
-        more = (inputs - 1) // len(self._open)
-        return min(expected_s(lane, now_s, more) for lane in self._open)
+        last = min(weight, self.route.length or 1)
+        more = (weight - last) // len(self._open)
+        return min(expected_s(lane, now_s, last, more) for lane in self._open)
 
     def timeout_s(self, launch_id: int) -> float:
         """How long a launch may take before it counts as failed; for ever, where nothing is known of its time."""
@@ -250,7 +261,7 @@ class Dispatcher:
     def _land(self, launch_id: int, now_s: float) -> _Flight:
         self._nothing_to_launch = False
         flight = self._flights.pop(launch_id)
-        flight.queue.launched(-len(flight.tickets))
+        flight.queue.launched(-flight.launch.weight)
         flight.queue.owner.group.end(flight.replica, now_s)
         return flight
 
@@ -278,7 +289,7 @@ class Dispatcher:
         for queue in list(self._queues()):
             late = []
             while (first := queue.first()) and first.deadline_s <= now_s:
-                late += queue.take(1)
+                late += queue.take_first(1)
             self._end(late, Outcome.EXPIRED)
         waiting = (first.deadline_s for queue in self._queues() if (first := queue.first()))
         self._next_deadline_s = min(waiting, default=inf)

@@ -22,12 +22,15 @@ class Lane:
             group.forget_kept()
             group.transfer_s = max(stage.transfer_s for stage in route.stages if stage.group == group.name)
         self.entry = self._queue(0, None)
-        self.alone_s = sum(stage.launch_s[0] for stage in route.stages)  # of an input that meets nobody, as planned
 
     @property
     def open(self) -> bool:
         """Whether an input can get to its end here: every group has a replica."""
         return all(group.members for group in self.groups)
+
+    def alone_s(self, weight: int) -> float:
+        """What an input takes that meets nobody, as planned."""
+        return sum(stage.seconds(weight) for stage in self.route.stages)
 
     @property
     def may_launch_newcomer(self) -> bool:
@@ -36,7 +39,7 @@ class Lane:
         A replica is idle, or the batch is full; or the newcomer is the first who waits, and a replica is nearly idle.
         """
         entry, group = self.entry, self.entry.owner.group
-        return entry.size >= entry.stage.batch or group.has_idle or (entry.size == 1 and group.early_s > 0)
+        return entry.weight >= entry.stage.room or group.has_idle or (entry.size == 1 and group.early_s > 0)
 
     def wait(self, tickets: list[Ticket], cursor: int, kept_by: str | None) -> None:
         """Let inputs wait before one block; either one replica keeps them all, or none keeps any."""

@@ -78,8 +78,9 @@ class Ending(NamedTuple):
 class Launch(NamedTuple):
     """One batch for one replica: merge these places, then run the blocks `cursor..stop` with these ramps.
 
-    `keep`: survivors go on on this very replica, so they should stay there. `capacity`: how many inputs the batch could
-    have held.
+    `keep`: survivors go on on this very replica, so they should stay there. Its inputs weigh `weight` together, and
+    there was `room` for so much. `length`: what an input weighs of which plans are made, and `weights` are those of
+    these inputs. None: each weighs 1.
     """
 
     id: int
@@ -90,5 +91,13 @@ class Launch(NamedTuple):
     tickets: tuple[int, ...]
     places: tuple[Place, ...]
     keep: bool = False
-    capacity: int = 0
+    room: int = 0
     group: str = ""
+    weight: int = 0
+    length: int | None = None
+    weights: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Its inputs; where texts are told apart, so many as plans are made of."""
+        return len(self.tickets) if self.length is None else max(1, round(self.weight / self.length))

@@ -21,8 +21,9 @@ class Ticket:
     kept_by: str | None = None  # the replica that keeps its state; None: any replica can have it
     queue: "Queue | None" = None  # where it waits; None: in a launch
 
-    def __init__(self, id: int, deadline_s: float, place: Place) -> None:
+    def __init__(self, id: int, deadline_s: float, place: Place, weight: int = 1) -> None:
         self.id = id
+        self.weight = weight  # of a text its tokens
         self.deadline_s = deadline_s
         self.place = place
         self.origin = place  # where it came in: it begins again from there if its state is lost with a replica
@@ -43,13 +44,13 @@ class StageQueues:
 
     def __init__(self, route: Route, stage: Stage, groups: Mapping[str, Group]) -> None:
         self.route, self.stage, self.group = route, stage, groups[stage.group]
-        self.waiting = 0  # inputs in all queues of this stage
+        self.waiting = 0  # what the inputs in all queues of this stage weigh
         self.keep = route.keeps(stage)
         self.shared: dict[int, Queue] = {}  # of inputs that any replica can have, by the block they stand before
         self._groups = groups
 
     def costs(self, cursor: int) -> tuple[Costs, Costs]:
-        """What one input that stands before this block will cost each group; and what of it after its next launch."""
+        """What a weight of 1 before this block will cost each group; and what of it after its next launch."""
         here, *after = onward = self.route.onward(cursor)
         return self._costs(onward, here), self._costs(after, here)
 
@@ -57,7 +58,7 @@ class StageQueues:
         seconds: dict[Group, float] = {}
         for stage in stages:
             group = self._groups[stage.group]
-            seconds[group] = seconds.get(group, 0.0) + _reach(stage, here) * stage.seconds_per_input
+            seconds[group] = seconds.get(group, 0.0) + _reach(stage, here) * stage.seconds_per_weight
         return tuple(seconds.items())
 
 
@@ -67,6 +68,7 @@ def _reach(stage: Stage, here: Stage) -> float:
 
 
 _DEADLINE = attrgetter("deadline_s")
+PASSED = 64  # inputs that are passed over, as they do not fit, before a launch is taken as it is
 
 
 class Queue:
@@ -74,14 +76,14 @@ class Queue:
 
     def __init__(self, owner: StageQueues, cursor: int, keeper: Replica | None = None) -> None:
         self.owner, self.stage, self.cursor, self.keeper = owner, owner.stage, cursor, keeper
-        self.size = 0  # tickets that have not ended
+        self.size = self.weight = 0  # of the tickets that have not ended: how many, and what they weigh
         self.remaining_s = owner.route.remaining_s(cursor)
         self._tickets: list[Ticket] = []
         self._costs, self._costs_after_launch = owner.costs(cursor)
 
-    def costs_s(self, inputs: int) -> dict[Group, float]:
-        """What so many inputs that wait here will cost each group."""
-        return {group: inputs * seconds for group, seconds in self._costs}
+    def costs_s(self, weight: int) -> dict[Group, float]:
+        """What inputs of this weight that wait here will cost each group."""
+        return {group: weight * seconds for group, seconds in self._costs}
 
     def add(self, ticket: Ticket) -> None:
         tickets = self._tickets
@@ -89,10 +91,12 @@ class Queue:
         if self.size and tickets[-2].deadline_s > ticket.deadline_s:
             tickets.sort(key=_DEADLINE)  # takes one pass: all but the last are in order
         ticket.queue = self
+        weight = 1 if self.stage.length is None else ticket.weight
         self.size += 1
-        self.owner.waiting += 1
+        self.weight += weight
+        self.owner.waiting += weight
         for group, seconds in self._costs:
-            group.owed_s += seconds
+            group.owed_s += weight * seconds
 
     def add_all(self, tickets: list[Ticket]) -> None:
         """Add the survivors of one launch."""
@@ -100,12 +104,12 @@ class Queue:
         self._tickets.sort(key=_DEADLINE)
         for ticket in tickets:
             ticket.queue = self
-        self._count(len(tickets))
+        self._count(len(tickets), self._weight(tickets))
 
     def forget(self, ticket: Ticket) -> None:
         """A ticket ended while it waited. It stays in the list until it comes up, but no longer counts."""
         ticket.queue = None
-        self._count(-1)
+        self._count(-1, -self._weight([ticket]))
 
     def first(self) -> Ticket | None:
         """The ticket with the earliest deadline."""
@@ -113,33 +117,64 @@ class Queue:
             del self._tickets[0]
         return self._tickets[0] if self._tickets else None
 
-    def take(self, most: int) -> list[Ticket]:
+    def take(self, room: int) -> list[Ticket]:
+        """Remove what fits into a launch: the earliest deadline whatever it weighs, then whoever fits, by deadline.
+
+        So nobody starves, and one that is too heavy for any launch goes alone.
+        """
+        if self.stage.length is None:
+            return self.take_first(room)
+        taken, passed = list[Ticket](), list[Ticket]()
+        for ticket in self._waiting():
+            if not taken or ticket.weight <= room:
+                taken.append(ticket)
+                room -= ticket.weight
+            else:
+                passed.append(ticket)
+            if room <= 0 or len(passed) == PASSED:
+                break
+        self._tickets[: len(taken) + len(passed)] = passed
+        return self._gone(taken)
+
+    def take_first(self, most: int) -> list[Ticket]:
         """Remove up to so many tickets, those with the earliest deadlines."""
-        tickets = self._tickets
-        if self.size < len(tickets):
-            tickets[:] = [ticket for ticket in tickets if not ticket.ended]
+        tickets = self._waiting()
         taken = tickets[:most]
         del tickets[:most]
-        for ticket in taken:
-            ticket.queue = None
-        self._count(-len(taken))
-        return taken
+        return self._gone(taken)
 
-    def take_late(self, earliest_end_s: float) -> list[Ticket]:
-        """Remove the tickets whose deadlines pass before then."""
+    def take_late(self, now_s: float) -> list[Ticket]:
+        """Remove the tickets whose deadlines pass before a launch of their own could end."""
         late = []
-        while (first := self.first()) and first.deadline_s < earliest_end_s:
-            late += self.take(1)
+        while (first := self.first()) and first.deadline_s < now_s + self.stage.seconds(first.weight):
+            late += self.take_first(1)
         return late
 
-    def launched(self, inputs: int) -> None:
-        """So many have gone into a launch (a negative number: have come back): the stages after it still owe them."""
+    def launched(self, weight: int) -> None:
+        """So much has gone into a launch (a negative number: has come back): the stages after it still owe it."""
         for group, seconds in self._costs_after_launch:
-            group.owed_s += inputs * seconds
+            group.owed_s += weight * seconds
 
-    def _count(self, step: int) -> None:
+    def _waiting(self) -> list[Ticket]:
+        """The tickets, without those that have ended."""
+        if self.size < len(self._tickets):
+            self._tickets[:] = [ticket for ticket in self._tickets if not ticket.ended]
+        return self._tickets
+
+    def _gone(self, tickets: list[Ticket]) -> list[Ticket]:
+        for ticket in tickets:
+            ticket.queue = None
+        self._count(-len(tickets), -self._weight(tickets))
+        return tickets
+
+    def _count(self, inputs: int, weight: int) -> None:
         """So many more wait, and every group on their way owes them its work."""
-        self.size += step
-        self.owner.waiting += step
+        self.size += inputs
+        self.weight += weight
+        self.owner.waiting += weight
         for group, seconds in self._costs:
-            group.owed_s += step * seconds
+            group.owed_s += weight * seconds
+
+    def _weight(self, tickets: Sequence[Ticket]) -> int:
+        """Tickets of another plan's time may weigh tokens where none are counted now."""
+        return len(tickets) if self.stage.length is None else sum([ticket.weight for ticket in tickets])

@@ -17,6 +17,9 @@ class Stage:
     `launch_s[n - 1]` is what a launch of n inputs is expected to take; `survival` is the share of all inputs that are
     expected to get here; `transfer_s` is what a full batch takes to get here over the link. `local`: inputs that come
     from an earlier stage of the same group are run by the very replica that ran them there, which has kept them.
+
+    `length`: the tokens of the inputs that all this speaks of; an input then weighs its tokens, and a launch has room
+    for those of a batch. One of hardly any takes `least_s`. None: inputs are all alike, and weigh 1.
     """
 
     start: int
@@ -28,6 +31,8 @@ class Stage:
     ramps: frozenset[int] = frozenset()
     local: bool = False
     transfer_s: float = 0.0
+    length: int | None = None
+    least_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
@@ -35,17 +40,41 @@ class Stage:
         if self.batch < 1 or len(self.launch_s) != self.batch:
             raise ValueError(f"launch_s must have one time per size 1..{self.batch}, got {len(self.launch_s)}")
 
-    def seconds(self, size: int) -> float:
-        """
+    @cached_property
+    def room(self) -> int:
+        """What a launch may weigh."""
+        return self.batch * (self.length or 1)
+
+    def seconds(self, weight: int) -> float:
+        """What a launch of this weight takes; where inputs have lengths, linear in between, and beyond a full batch.
+
         >>> Stage(0, 4, batch=2, group="a", launch_s=(0.01, 0.012)).seconds(1)
         0.01
+        >>> texts = Stage(0, 4, batch=2, group="a", launch_s=(0.01, 0.012), length=10, least_s=0.006)
+        >>> [round(texts.seconds(tokens), 4) for tokens in (5, 10, 15, 20, 30)]
+        [0.008, 0.01, 0.011, 0.012, 0.018]
         """
-        return self.launch_s[size - 1 if size < self.batch else -1]
+        if self.length is None:
+            return self.launch_s[weight - 1 if weight < self.batch else -1]
+        return seconds_at(weight / self.length, self.least_s, self.launch_s)
 
-    @property
-    def seconds_per_input(self) -> float:
-        """What one input costs in a full batch."""
-        return self.launch_s[-1] / self.batch
+    @cached_property
+    def seconds_per_weight(self) -> float:
+        """What a weight of 1 costs in a full batch."""
+        return self.launch_s[-1] / self.room
+
+
+def seconds_at(size: float, least_s: float, launch_s: Sequence[float]) -> float:
+    """What a launch of any size takes, if one of n inputs takes `launch_s[n - 1]`, and one of hardly any `least_s`.
+
+    >>> [round(seconds_at(size, 1.0, (2.0, 4.0)), 3) for size in (0.5, 1.0, 1.25, 2.0, 3.0)]
+    [1.5, 2.0, 2.5, 4.0, 6.0]
+    """
+    if size >= len(launch_s):
+        return launch_s[-1] * size / len(launch_s)
+    whole = int(size)
+    before_s = launch_s[whole - 1] if whole else least_s
+    return before_s + (size - whole) * (launch_s[whole] - before_s)
 
 
 @dataclass(frozen=True)
@@ -83,6 +112,11 @@ class Route:
     def groups(self) -> tuple[str, ...]:
         """The names that its stages mention, each once."""
         return tuple(dict.fromkeys(stage.group for stage in self.all_stages))
+
+    @property
+    def length(self) -> int | None:
+        """What an input weighs of which its stages speak; None: each weighs 1."""
+        return self.stages[0].length
 
     @cached_property
     def ramps(self) -> frozenset[int]:
@@ -158,10 +192,8 @@ def _stages(pipeline: Plan, facts: Problem, groups: Sequence[str]) -> Iterator[S
 
 
 def _stage(split: Split, here: Placement, group: str, facts: Problem, source: str | None, reach: float) -> Stage:
-    works = [
-        work(replace(split, batch_size=size), facts, here.kind, source, reach)
-        for size in range(1, split.batch_size + 1)
-    ]
+    works = [work(split, facts, here.kind, source, reach, size) for size in range(1, split.batch_size + 1)]
+    least = min(1, facts.table(here.kind).batch_sizes[0])
     return Stage(
         split.start,
         split.stop,
@@ -172,4 +204,6 @@ def _stage(split: Split, here: Placement, group: str, facts: Problem, source: st
         frozenset(split.ramps),
         here.local,
         works[-1].transfer_s,
+        facts.length,
+        0.0 if facts.length is None else work(split, facts, here.kind, source, reach, least).launch_s,
     )

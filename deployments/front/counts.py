@@ -19,24 +19,26 @@ BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 @dataclass
 class Launches:
-    """The launches of one group from one block on, their inputs, and the inputs that full batches would have had."""
+    """The launches of one group from one block on: their inputs, what these weigh, and the room that there was."""
 
     count: int = 0
     inputs: int = 0
-    capacity: int = 0
+    weight: int = 0
+    room: int = 0
 
     def add(self, other: "Launches") -> None:
         self.count += other.count
         self.inputs += other.inputs
-        self.capacity += other.capacity
+        self.weight += other.weight
+        self.room += other.room
 
     @property
     def fill(self) -> float:
         """
-        >>> Launches(2, inputs=24, capacity=32).fill
+        >>> Launches(2, inputs=24, weight=24, room=32).fill
         0.75
         """
-        return self.inputs / self.capacity if self.capacity else 0.0
+        return self.weight / self.room if self.room else 0.0
 
 
 class Counts:
@@ -64,6 +66,9 @@ class Counts:
         self.arrivals = 0
         self.in_time = 0
         self.exits: Counter[int] = Counter()  # by the block they left after
+        # What they weigh: texts their tokens, where the plan counts them; all others 1.
+        self.arrived_weight = self.in_time_weight = 0
+        self.exit_weights: Counter[int] = Counter()
         self._latencies: Counter[int] = Counter()  # by `latency_bin`
         # Launches
         self.launches: dict[tuple[str, int], Launches] = defaultdict(Launches)  # by group and first block
@@ -84,18 +89,21 @@ class Counts:
         self.buckets[bisect_left(BOUNDS_MS, 1e3 * took_s)] += 1
         self._latest_s.append(took_s)
 
-    def inputs_arrived(self, inputs: int) -> None:
+    def inputs_arrived(self, inputs: int, weight: int) -> None:
         """So many inputs asked, whether they are admitted or not."""
         self.arrivals += inputs
+        self.arrived_weight += weight
 
-    def input_left(self, block: int, took_s: float, in_time: bool) -> None:
+    def input_left(self, block: int, took_s: float, in_time: bool, weight: int = 1) -> None:
         """One input was answered after this block."""
         self.exits[block] += 1
+        self.exit_weights[block] += weight
         self._latencies[latency_bin(took_s)] += 1
         self.in_time += in_time
+        self.in_time_weight += weight if in_time else 0
 
-    def launch_began(self, group: str, block: int, inputs: int, capacity: int) -> None:
-        self.launches[group, block].add(Launches(1, inputs, capacity))
+    def launch_began(self, group: str, block: int, inputs: int, weight: int, room: int) -> None:
+        self.launches[group, block].add(Launches(1, inputs, weight, room))
 
     def launch_ended(self, replica: str, start: int, stop: int, size: int, seconds: float) -> None:
         """A launch came back, for which the replica computed for `seconds`."""
@@ -115,6 +123,9 @@ class Counts:
             tuple(self.exits[block] for block in range(num_blocks)),
             {shape: Took(times, self._launch_seconds[shape]) for shape, times in self._launch_times.items()},
             latencies=Counter(self._latencies),
+            arrived_weight=self.arrived_weight,
+            in_time_weight=self.in_time_weight,
+            exit_weights=tuple(self.exit_weights[block] for block in range(num_blocks)),
         )
 
     def latency_ms(self) -> dict[str, float]:
@@ -124,24 +135,13 @@ class Counts:
         values = 1e3 * np.percentile(self._latest_s, QUANTILES)
         return {f"p{quantile}": round(float(value), 2) for quantile, value in zip(QUANTILES, values, strict=True)}
 
-    def survival(self, num_blocks: int) -> list[float]:
-        """The share of answered inputs that entered each block.
-
-        >>> counts = Counts()
-        >>> counts.exits.update({0: 1, 2: 3})
-        >>> counts.survival(3)
-        [1.0, 0.75, 0.75]
-        """
-        total = self.exits.total()
-        if not total:
-            return []
-        left = np.cumsum([0, *(self.exits[block] for block in range(num_blocks - 1))])
-        return [round(float(share), 4) for share in (total - left) / total]
-
     def add(self, other: "Counts") -> None:
         """Add what another front has counted."""
         self.outcomes.update(other.outcomes)
         self.exits.update(other.exits)
+        self.exit_weights.update(other.exit_weights)
+        self.arrived_weight += other.arrived_weight
+        self.in_time_weight += other.in_time_weight
         self.survivor_bytes.update(other.survivor_bytes)
         self.arrivals += other.arrivals
         self.in_time += other.in_time
@@ -157,7 +157,7 @@ def together(parts: Iterable[Counts]) -> Counts:
     """The counts of several fronts as if they were one: all that `/stats` reads. (Observations have `merged`.)
 
     >>> one, other = Counts(), Counts()
-    >>> one.launch_began("gpu", 0, 4, 8), other.launch_began("gpu", 0, 8, 8)
+    >>> one.launch_began("gpu", 0, 4, 4, 8), other.launch_began("gpu", 0, 8, 8, 8)
     (None, None)
     >>> together([one, other]).launches["gpu", 0].fill
     0.75
@@ -166,3 +166,15 @@ def together(parts: Iterable[Counts]) -> Counts:
     for part in parts:
         whole.add(part)
     return whole
+
+
+def survival(left: Mapping[int, int], num_blocks: int) -> list[float]:
+    """The share of what was answered that entered each block, by how much left after each.
+
+    >>> survival(Counter({0: 1, 2: 3}), 3)
+    [1.0, 0.75, 0.75]
+    """
+    if not (total := sum(left.values())):
+        return []
+    gone = np.cumsum([0, *(left.get(block, 0) for block in range(num_blocks - 1))])
+    return [round(float(share), 4) for share in (total - gone) / total]

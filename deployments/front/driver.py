@@ -53,6 +53,7 @@ class _Waiting:
     admitted_s: float
     since_s: float  # when it was admitted, or its last step ended
     deadline_s: float
+    weight: int
     steps: list[Step] = field(default_factory=list)
 
     def step(self, block: int, started_s: float, computed_s: float, now_s: float) -> None:
@@ -108,7 +109,8 @@ class Driver:
         self._pumping = False
         now_s = self._clock()
         for launch in self.dispatcher.tick(now_s):
-            self.counts.launch_began(launch.group, launch.cursor, len(launch.tickets), launch.capacity)
+            inputs, weight = len(launch.tickets), launch.weight
+            self.counts.launch_began(launch.group, launch.cursor, inputs, weight, launch.room)
             flight = asyncio.get_running_loop().create_task(self._fly(launch, now_s))
             self._flights.add(flight)
             flight.add_done_callback(self._flights.discard)
@@ -126,15 +128,24 @@ class Driver:
         await self._workers.close()
 
     def _admit(self, inputs: Packed, deadline_s: float) -> list[int]:
-        now_s = self._clock()
-        self.counts.inputs_arrived(len(inputs))
-        tickets = self.dispatcher.admit_all(now_s, deadline_s, [Place(inputs, row) for row in range(len(inputs))])
+        now_s, weights = self._clock(), self.weights(inputs)
+        self.counts.inputs_arrived(len(inputs), sum(weights))
+        places = [Place(inputs, row) for row in range(len(inputs))]
+        tickets = self.dispatcher.admit_all(now_s, deadline_s, places, weights)
         if isinstance(tickets, Refusal):
             raise RefusedError(503, f"refused: {tickets.reason}", retry_after_s=tickets.retry_after_s)
         loop = asyncio.get_running_loop()
-        for ticket in tickets:
-            self._waiting[ticket] = _Waiting(loop.create_future(), now_s, now_s, deadline_s)
+        for ticket, weight in zip(tickets, weights, strict=True):
+            self._waiting[ticket] = _Waiting(loop.create_future(), now_s, now_s, deadline_s, weight)
         return tickets
+
+    def weights(self, inputs: Packed) -> Sequence[int]:
+        """What each input weighs: its tokens where the plan counts them, else 1."""
+        length = self.dispatcher.route.length
+        if length is None or inputs.lengths is None:
+            return (length or 1,) * len(inputs)
+        tokens: list[int] = inputs.lengths.tolist()
+        return tokens
 
     async def _fly(self, launch: Launch, started_s: float) -> None:
         try:
@@ -191,13 +202,14 @@ class Driver:
             waiting = self._waiting.get(launch.tickets[row])
             if waiting and not waiting.reply.done():
                 waiting.step(launch.cursor, started_s, departed.computed_s, now_s)
-                self.counts.input_left(block, now_s - waiting.admitted_s, now_s <= waiting.deadline_s)
+                in_time = now_s <= waiting.deadline_s
+                self.counts.input_left(block, now_s - waiting.admitted_s, in_time, waiting.weight)
                 waiting.reply.set_result(Answer(label, score, block, tuple(waiting.steps)))
         self.dispatcher.released(launch.id, rows)
 
     def _stay(self, launch: Launch, stayed: Stayed, started_s: float) -> None:
         now_s, rows = self._clock(), stayed.rows.tolist()
-        self.counts.launch_ended(launch.replica, launch.cursor, launch.stop, len(launch.tickets), stayed.computed_s)
+        self.counts.launch_ended(launch.replica, launch.cursor, launch.stop, launch.size, stayed.computed_s)
         for row in rows:
             if waiting := self._waiting.get(launch.tickets[row]):
                 waiting.step(launch.cursor, started_s, stayed.computed_s, now_s)

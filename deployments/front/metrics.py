@@ -28,6 +28,10 @@ class _Series:
         self._exits = metrics.Counter("isobatch_exits", "Inputs by the block they left after.", ("block",))
         self._launches = metrics.Counter("isobatch_launches", "Batches by the block they began at.", _WHERE)
         self._inputs = metrics.Counter("isobatch_launched_inputs", "Inputs in those batches.", _WHERE)
+        self._weight = metrics.Counter("isobatch_launched_weight", "What they weigh: tokens, or 1 each.", _WHERE)
+        self._arrived = metrics.Counter(
+            "isobatch_arrived_weight", "What inputs that asked weigh: tokens, or 1 each.", ()
+        )
         self._waiting = metrics.Gauge("isobatch_waiting_inputs", "Inputs that wait before a block.", _WHERE)
         self._fill = metrics.Gauge("isobatch_batch_fill", "How full batches are, of 1.", _WHERE)
         # The histogram is counted by the front, as Ray's own would cost a request more than the rest of our handler.
@@ -51,6 +55,7 @@ class _Series:
             where = {"group": group, "block": str(block)}
             self._count(self._launches, where, launches.count)
             self._count(self._inputs, where, launches.inputs)
+            self._count(self._weight, where, launches.weight)
             self._fill.set(launches.fill, where)
         waiting = driver.dispatcher.waiting()
         for stage in driver.dispatcher.route.all_stages:
@@ -58,6 +63,7 @@ class _Series:
             self._waiting.set(size, {"group": stage.group, "block": str(stage.start)})
         for bound, count in zip((*map(str, BOUNDS_MS), "+Inf"), accumulate(counts.buckets), strict=True):
             self._count(self._buckets, {"le": bound}, count)
+        self._count(self._arrived, {}, counts.arrived_weight)
         self._count(self._sum, {}, 1e3 * counts.seconds["all"])
         self._count(self._answers, {}, counts.outcomes["answered"])
 

@@ -31,7 +31,8 @@ class Observed:
     """Counts of one stretch of time, by one front or by several.
 
     `arrivals` are inputs that asked, admitted or not. `exits[k]` inputs were answered after block k; `in_time` of them
-    within their deadline. `devices` are all that the plan could have now, those it uses among them.
+    within their deadline. `devices` are all that the plan could have now, those it uses among them. `arrived_weight`,
+    `in_time_weight` and `exit_weights` are what these inputs weigh: texts their tokens, where plans count them.
     """
 
     started_s: float
@@ -42,6 +43,10 @@ class Observed:
     launches: Mapping[LaunchShape, Took] = field(default_factory=dict)
     devices: Mapping[str, int] = field(default_factory=dict)
     latencies: Mapping[int, int] = field(default_factory=dict)  # answers by `latency_bin`
+    arrived_weight: int = 0
+    in_time_weight: int = 0
+    exit_weights: tuple[int, ...] = ()
+    texts: int = 0  # that arrived, where all that is counted above is inputs of one length (`counted_in`)
 
     @property
     def ended_s(self) -> float:
@@ -58,6 +63,28 @@ class Observed:
     @property
     def arrivals_per_s(self) -> float:
         return self.arrivals / self.seconds if self.seconds else 0.0
+
+    def counted_in(self, length: int | None) -> "Observed":
+        """The same as plans count it: texts that weigh `length` tokens together are an input.
+
+        >>> texts = Observed(0, 1, 2, 1, (1, 1), arrived_weight=90, in_time_weight=30, exit_weights=(30, 60))
+        >>> inputs = texts.counted_in(30)
+        >>> inputs.arrivals, inputs.in_time, inputs.exits, inputs.tokens_per_text
+        (3, 1, (1, 2), 45.0)
+        """
+        if length is None:
+            return self
+        return replace(
+            self,
+            arrivals=round(self.arrived_weight / length),
+            in_time=round(self.in_time_weight / length),
+            exits=tuple(round(weight / length) for weight in self.exit_weights),
+            texts=self.arrivals,
+        )
+
+    @property
+    def tokens_per_text(self) -> float | None:
+        return self.arrived_weight / self.texts if self.texts else None
 
     def quantile_s(self, share: float) -> float | None:
         """The latency that this share of the answers kept, to 5 %; None where there is no answer.
@@ -102,6 +129,10 @@ def merged(observations: Iterable[Observed]) -> Observed:
         _launches(parts),
         next((part.devices for part in reversed(parts) if part.devices), {}),
         sum((Counter(part.latencies) for part in parts), Counter()),
+        sum(part.arrived_weight for part in parts),
+        sum(part.in_time_weight for part in parts),
+        tuple(sum(weights) for weights in zip_longest(*(part.exit_weights for part in parts), fillvalue=0)),
+        sum(part.texts for part in parts),
     )
 
 
@@ -118,8 +149,9 @@ def since(now: Observed, before: Observed | None) -> Observed:
     """What one front counted between two times of asking.
 
     >>> first, second = Observed(0, 5, 10, 8, (6, 3)), Observed(0, 7, 14, 11, (7, 6))
-    >>> since(second, first)
-    Observed(started_s=5, seconds=2, arrivals=4, in_time=3, exits=(1, 3), launches={}, devices={}, latencies={})
+    >>> between = since(second, first)
+    >>> between.started_s, between.seconds, between.arrivals, between.in_time, between.exits
+    (5, 2, 4, 3, (1, 3))
     """
     if before is None:
         return now
@@ -132,6 +164,11 @@ def since(now: Observed, before: Observed | None) -> Observed:
         exits=tuple(late - early for late, early in zip(now.exits, before.exits, strict=True)),
         launches=_new_launches(now.launches, before.launches),
         latencies=dict(Counter(now.latencies) - Counter(before.latencies)),  # which leaves out what did not grow
+        arrived_weight=now.arrived_weight - before.arrived_weight,
+        in_time_weight=now.in_time_weight - before.in_time_weight,
+        exit_weights=tuple(
+            late - early for late, early in zip_longest(now.exit_weights, before.exit_weights, fillvalue=0)
+        ),
     )
 
 

@@ -61,7 +61,7 @@ class _Experience:
 
     def __init__(self) -> None:
         self.work_s = Trend(_TYPICAL_S)  # of this process, to read them and to write their answers
-        self.inputs = Trend(1.0)
+        self.weight = Trend(1.0)  # of their inputs
         self._come = count()
 
     def looks(self) -> bool:
@@ -154,9 +154,9 @@ class Service:
         deadline_s = min(arrived_s + (within_s or self.config.slo_ms / 1e3), until_s)
         experience = self._experience(kind)
         work_s = experience.work_s.expected(size)
-        inputs = max(1, round(experience.inputs.expected(size)))
+        weight = max(1, round(experience.weight.expected(size)))
         # What is left to be done when it has been read: by the network, and with the answer.
-        rest_s = dispatcher.expected_s(now_s, inputs) * (1 + dispatcher.limits.slack) + self._after_s(deadline_s)
+        rest_s = dispatcher.expected_s(now_s, weight) * (1 + dispatcher.limits.slack) + self._after_s(deadline_s)
         if dispatcher.inside or not turnstile.idle:
             turnstile.check(work_s, deadline_s - rest_s)
         else:  # nobody is hurt if what was learned is right, and if it is wrong, this is how that shows
@@ -188,7 +188,7 @@ class Service:
         now_s = self._clock()
         self._writing.saw(now_s, now_s - known_s)
         if learns:
-            experience.inputs.learn(visit.size, len(content.inputs))
+            experience.weight.learn(visit.size, sum(self._driver.weights(content.inputs)))
             experience.work_s.learn(visit.size, read_s + work_clock() - began_s)
         if now_s > deadline_s:
             raise RefusedError(504, "the deadline passed before the answer was ready")

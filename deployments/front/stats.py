@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from deployments.dispatch.route import Stage
-from deployments.front.counts import OUTCOMES, Counts, together
+from deployments.dispatch.route import Route, Stage
+from deployments.front.counts import OUTCOMES, Counts, survival, together
 from deployments.front.driver import Driver
 from deployments.front.messages import FrontState, Usage
 
@@ -26,16 +26,28 @@ def stats_of(fronts: Sequence[FrontState]) -> dict[str, Any]:
     """Sum the fronts' states; the first is the front that was asked. All fronts change plans within milliseconds."""
     counts, route = together([each.counts for each in fronts]), fronts[0].route
     splits = [_split(stage, counts, fronts) for stage in route.all_stages]
-    return {
+    found = {
         "requests": {name: counts.outcomes[name] for name in OUTCOMES},
         "latency_ms": counts.latency_ms(),
         "inside": sum(each.inside for each in fronts),
         "waiting": sum(sum(each.waiting.values()) for each in fronts),
         "splits": splits,
         "exits": {str(block): counts.exits[block] for block in range(route.num_blocks)},
-        "survival": counts.survival(route.num_blocks),
+        "survival": survival(counts.exits, route.num_blocks),
         "survivor_bytes": dict(counts.survivor_bytes),
         "fronts": [asdict(each.usage) for each in fronts],
+    }
+    return found if route.length is None else found | {"tokens": _tokens(counts, route)}
+
+
+def _tokens(counts: Counts, route: Route) -> dict[str, Any]:
+    """The same counts in tokens, where the plan counts them; `length`: of the inputs that the plan is made of."""
+    return {
+        "length": route.length,
+        "arrived": counts.arrived_weight,
+        "per_input": round(counts.arrived_weight / counts.arrivals, 1) if counts.arrivals else None,
+        "answered": counts.exit_weights.total(),
+        "survival": survival(counts.exit_weights, route.num_blocks),
     }
 
 
@@ -44,6 +56,7 @@ def _split(stage: Stage, counts: Counts, fronts: Sequence[FrontState]) -> dict[s
     return {
         "blocks": [stage.start, stage.stop],
         "batch": stage.batch,
+        "room": stage.room,
         "ramps": sorted(stage.ramps),
         "group": stage.group,
         "replicas": fronts[0].replicas.get(stage.group, 0),

@@ -56,4 +56,5 @@ def _virtual(config: AppConfig, kind: str | None) -> SplitModel:
     profile = load(Path(config.profile))
     if profile.exits is None:
         raise UserError(f"{config.profile} says nothing of exits: profile it with --data")
-    return VirtualModel(profile.table(kind or profile.kinds[0]), profile.exits)
+    length = profile.length
+    return VirtualModel(profile.table_of(kind or profile.kinds[0], length), profile.exits, length=length)

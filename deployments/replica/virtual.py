@@ -3,21 +3,25 @@
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.transport.packed import rows_of
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
+from profiles.lengths import AROUND
 from profiles.model import Batch, Exits, Launched
 
 Blocks = NDArray[np.int64]
 # Tests set this to a folder, in which a file that is named after a process holds its slowdown.
 FAULTS = "ISOBATCH_VIRTUAL_FAULTS"
+MOST_KEPT = 1 << 14  # kinds of launches
+MOST_TOKENS = 4096  # of one text
 
 
 def told_slowdown() -> float:
@@ -32,6 +36,9 @@ class VirtualModel:
 
     An input may say after which block it is sure, as in `{"exit_block": 3}`; for other inputs the block is drawn from
     the profile. It leaves at the first active ramp from there on. Inputs carry as many bytes as the table says.
+
+    With a `length`, inputs are texts: of a string each word is a token, and two surround it; others say `"tokens": 17`,
+    or have that length. Launches then take what the table says of so many tokens.
     """
 
     def __init__(
@@ -43,17 +50,18 @@ class VirtualModel:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.perf_counter,
         slower: Callable[[], float] = told_slowdown,
+        length: int | None = None,
     ) -> None:
         if table.num_blocks != exits.num_blocks:
             raise UserError(f"the table has {table.num_blocks} blocks, the exit profile {exits.num_blocks}")
         self.labels = tuple(str(label) for label in range(num_labels))
-        self._table = table
+        self._table, self._length = table, length
         self._survival = np.append(exits.survival, 0.0)
         self._random = np.random.default_rng(seed)
         self._sleep, self._clock, self._slower = sleep, clock, slower
         self._late_s = 0.0
         # A core may run hundreds of launches a second, so the data of each kind of launch is looked up only once.
-        self._seconds, self._ways_out = cache(self._look_up), cache(self._find_ways_out)
+        self._seconds, self._ways_out = lru_cache(MOST_KEPT)(self._look_up), lru_cache(MOST_KEPT)(self._find_ways_out)
 
     @property
     def num_blocks(self) -> int:
@@ -67,13 +75,22 @@ class VirtualModel:
     def ramp_blocks(self) -> tuple[int, ...]:
         return tuple(range(self.num_blocks - 1))
 
+    @property
+    def reads_text(self) -> bool:
+        return self._length is not None
+
     def encode(self, inputs: Sequence[Any]) -> Batch:
         sure_after = np.array([self._sure_after(each) for each in inputs], np.int64)
-        return _batch(0, sure_after, None)
+        if self._length is None:
+            return _batch(0, sure_after, None)
+        lengths = np.array([_tokens(each, self._length) for each in inputs], np.int64)
+        return _batch(0, np.repeat(sure_after, lengths), None, lengths)
 
     def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
         """Sleep for the table's time. Where a sleep was too long, the next is shorter, so that the sum is right."""
-        ends_s = self._clock() + self._slower() * self.seconds(batch.cursor, stop, len(batch), ramps) - self._late_s
+        ends_s = (
+            self._clock() + self._slower() * self.seconds(batch.cursor, stop, self._size(batch), ramps) - self._late_s
+        )
         launched = self._launched(batch, stop, ramps)
         self._sleep(max(0.0, ends_s - self._clock()))
         self._late_s = max(0.0, self._clock() - ends_s)
@@ -81,7 +98,10 @@ class VirtualModel:
 
     def _launched(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
         ways_out, after = self._ways_out(batch.cursor, stop, frozenset(ramps))
-        left_at = after[np.searchsorted(ways_out, batch.arrays["sure_after"])]
+        sure_after = batch.arrays["sure_after"]
+        if batch.lengths is not None:
+            sure_after = sure_after[np.cumsum(batch.lengths) - batch.lengths]
+        left_at = after[np.searchsorted(ways_out, sure_after)]
         leaving, staying = np.flatnonzero(left_at >= 0), np.flatnonzero(left_at < 0)
         logits = np.zeros((len(leaving), self.num_labels), np.float32)
         exits = Exits(leaving, left_at[leaving], logits)
@@ -89,16 +109,27 @@ class VirtualModel:
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
         sure_after = np.concatenate([batch.arrays["sure_after"] for batch in batches])
-        return _batch(batches[0].cursor, sure_after, batches[0].arrays.get("hidden"))
+        known = [batch.lengths for batch in batches if batch.lengths is not None]
+        lengths = np.concatenate(known) if known else None
+        return _batch(batches[0].cursor, sure_after, batches[0].arrays.get("hidden"), lengths)
 
     def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
-        return _batch(batch.cursor, batch.arrays["sure_after"][rows], batch.arrays.get("hidden"))
+        sure_after, hidden = batch.arrays["sure_after"], batch.arrays.get("hidden")
+        if batch.lengths is None:
+            return _batch(batch.cursor, sure_after[rows], hidden)
+        return _batch(batch.cursor, sure_after[rows_of(batch.lengths, rows)], hidden, batch.lengths[rows])
 
-    def seconds(self, start: int, stop: int, size: int, ramps: Collection[int]) -> float:
+    def _size(self, batch: Batch) -> float:
+        """Of a launch, as the table counts it."""
+        if self._length is None or batch.lengths is None:
+            return len(batch)
+        return float(batch.lengths.sum()) / self._length
+
+    def seconds(self, start: int, stop: int, size: float, ramps: Collection[int]) -> float:
         """The seconds that a launch takes on the simulated device."""
         return self._seconds(start, stop, size, frozenset(ramps))
 
-    def _look_up(self, start: int, stop: int, size: int, ramps: frozenset[int]) -> float:
+    def _look_up(self, start: int, stop: int, size: float, ramps: frozenset[int]) -> float:
         blocks = self._table.block_times_s(size)[start:stop].sum()
         heads = sum(self._table.ramp_times_s(size)[ramp] for ramp in ramps if start <= ramp < stop)
         return float(self._table.launch_s + blocks + heads)
@@ -120,12 +151,25 @@ class VirtualModel:
         return np.array(ways_out, np.int64), np.array([*ways_out, beyond], np.int64)
 
     def _survivors(self, batch: Batch, stop: int, staying: Blocks) -> Batch:
-        hidden = np.zeros((1, self._table.hidden_bytes[stop - 1]), np.uint8)
-        return _batch(stop, np.asarray(batch.arrays["sure_after"])[staying], hidden)
+        hidden = np.zeros((1, self._table.hidden_bytes[stop - 1] // (self._length or 1)), np.uint8)
+        left = self.select(batch, staying)
+        return _batch(stop, left.arrays["sure_after"], hidden, left.lengths)
 
 
-def _batch(cursor: int, sure_after: Blocks, hidden: NDArray[np.uint8] | None) -> Batch:
+def _tokens(given: Any, length: int) -> int:
+    if isinstance(given, str):
+        return min(len(given.split()) + AROUND, MOST_TOKENS)
+    told = given.get("tokens", length) if isinstance(given, dict) else length
+    if not isinstance(told, int) or not 1 <= told <= MOST_TOKENS:
+        raise UserError(f"tokens = {told!r} must be a number from 1 to {MOST_TOKENS}")
+    return told
+
+
+def _batch(
+    cursor: int, sure_after: Blocks, hidden: NDArray[np.uint8] | None, lengths: NDArray[np.int64] | None = None
+) -> Batch:
     """A batch whose hidden states are one row repeated: they take memory only when they are packed to travel."""
-    count = len(sure_after)
-    weight = {} if hidden is None else {"hidden": np.broadcast_to(hidden[0], (count, hidden.shape[1]))}
-    return Batch(cursor, {"sure_after": sure_after} | weight, np.zeros((count, 0), np.float32))
+    rows = len(sure_after)  # one per input, or per token
+    weight = {} if hidden is None else {"hidden": np.broadcast_to(hidden[0], (rows, hidden.shape[1]))}
+    count = rows if lengths is None else len(lengths)
+    return Batch(cursor, {"sure_after": sure_after} | weight, np.zeros((count, 0), np.float32), lengths)

@@ -31,7 +31,7 @@ def bench(name: str, table: LatencyTable, survival: str, setting: TableSetting) 
     source = Source([drawn(each.batch(1), leaving, random) for _ in range(DRAWN)])
     facts = Profile(name, (table,), leaving)
     least = 200 if setting.layers is None else 20
-    watch, largest = stopwatch_for(setting.device), table.batch_sizes[-1]
+    watch, largest = stopwatch_for(setting.device), table.largest
 
     def ready(plan: Plan) -> None:
         model.prepare(planned(model, plan, table.kind), each.batch(1))

@@ -55,10 +55,10 @@ def lengths_of(name: str, setting: TableSetting) -> tuple[int | None, ...]:
 def inputs(model: BackedModel, name: str, length: int | None) -> SampleInputs:
     of = batches(name, length or 0)
 
-    def staying(size: int) -> Batch:
+    def staying(size: float) -> Batch:
         """A batch whose inputs leave only at the end, so that every block is timed at the full size."""
-        batch = of(size)
-        return replace(batch, memory=torch.full((size, 1), float(model.num_blocks)).numpy())
+        batch = of(round(size))
+        return replace(batch, memory=torch.full((len(batch), 1), float(model.num_blocks)).numpy())
 
     return SampleInputs(length, staying)
 
@@ -90,5 +90,5 @@ def roofline_shares(name: str, table: LatencyTable, setting: TableSetting) -> di
     peak = device.fp32_flops if setting.dtype == "float32" else device.fp16_flops
     shape = shape_of(config(name, setting.layers), table.length, SIDE)
     flops = sum(kernel.flops for block in shape.blocks for kernel in block.kernels)
-    pairs = zip(table.batch_sizes, whole_s(table), strict=True)
+    pairs = zip(map(int, table.batch_sizes), whole_s(table), strict=True)
     return {size: float(size * flops / peak / seconds) for size, seconds in pairs}

@@ -74,9 +74,7 @@ def _parts(
     end = () if stop == facts.num_blocks or f[stop] == f[start] else (stop - 1,)
     ramps = {inside} | ({end} if not end or stop - 1 in facts.ramp_blocks else set())
     rows = []
-    for batch, here in product(
-        range(objective.batches[0], min(objective.batches[1], table.batch_sizes[-1]) + 1), ramps
-    ):
+    for batch, here in product(range(objective.batches[0], min(objective.batches[1], table.largest) + 1), ramps):
         split = Split(start, stop, batch, here)
         done = work(split, facts, names[kind], came, f[start])
         memory, quiet = memory_bytes(split, facts, names[kind]), all(ramp == stop - 1 for ramp in here)

@@ -83,13 +83,14 @@ def _runs(works: list[Work]) -> Iterator[list[Work]]:
             yield works[start:stop]
 
 
-def work(split: Split, facts: Problem, kind: str, source: str | None, reach: float) -> Work:
+def work(split: Split, facts: Problem, kind: str, source: str | None, reach: float, size: float | None = None) -> Work:
     """A split on `kind` that the share `reach` of all inputs enters, coming from `source`.
 
-    Without a source nothing travels: the inputs come from outside, or stay where they are.
+    Without a source nothing travels: the inputs come from outside, or stay where they are. `size`: of the launch, where
+    it is not full; below 1 it is one input that is shorter than others.
     """
     inside = _inside(split, facts.survival, reach)
-    launch_s, felt_s = _launch(split, facts, kind, inside)
+    launch_s, felt_s = _launch(split, facts, kind, inside, split.batch_size if size is None else size)
     transfer_s = _transfer_s(split, facts, source, kind) if source else 0.0
     if reach == 0:  # no input comes here, so none waits
         felt_s = 0.0
@@ -105,11 +106,15 @@ def _inside(split: Split, survival: tuple[float, ...], reach: float) -> list[flo
     return shares
 
 
-def _launch(split: Split, facts: Problem, kind: str, inside: list[float]) -> tuple[float, float]:
+def _launch(split: Split, facts: Problem, kind: str, inside: list[float], size: float) -> tuple[float, float]:
     """Seconds that a launch takes on average, and that an input sees which stays to the end."""
-    table, size = facts.table(kind), split.batch_size
+    table = facts.table(kind)
     staying = np.array(inside[:-1]) / inside[0] if inside[0] > 0 else np.zeros(len(inside) - 1)
-    some, mean, felt = cost.occupancy(size, staying), cost.mean_size(size, staying), cost.felt_size(size, staying)
+    some, mean, felt = (
+        cost.occupancy(max(size, 1), staying),
+        cost.mean_size(size, staying),
+        cost.felt_size(size, staying),
+    )
     row, block = np.arange(len(staying)), np.arange(split.start, split.stop)
     ramps = np.array([k in split.ramps for k in range(split.start, split.stop)])
     again_s = np.where(np.append(False, ramps[:-1]), table.launch_s, 0.0)  # to shrink, a batch stops at its ramps

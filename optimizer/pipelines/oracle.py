@@ -27,7 +27,7 @@ def oracle_per_s(facts: Problem, slo_s: float, max_batch: int) -> float:
 
 def _each_s(facts: Problem, kind: int, slo_s: float, max_batch: int) -> Iterator[float]:
     """By block: what one input costs in the best batch that ends within the SLO after the fastest way there."""
-    sizes = np.arange(1, min(max_batch, facts.tables[kind].batch_sizes[-1]) + 1)
+    sizes = np.arange(1, min(max_batch, facts.tables[kind].largest) + 1)
     times_s = facts.tables[kind].block_times_s(sizes)
     fastest_s = np.min([table.block_times_s(1) for table in facts.tables], axis=0)
     for block in range(facts.num_blocks):

@@ -58,6 +58,6 @@ def least_without_exits(facts: Problem, objective: Objective, at: Cut) -> float:
     """A bound on plans without exits at these multipliers: every block by itself, where and as it is cheapest."""
     cheapest = []
     for mu, table in zip(at.mu, facts.tables, strict=True):
-        batches = np.arange(1, min(objective.batches[1], table.batch_sizes[-1]) + 1)
+        batches = np.arange(1, min(objective.batches[1], table.largest) + 1)
         cheapest.append(mu * (table.block_times_s(batches) / batches[:, None]).min(axis=0))
     return float(np.min(cheapest, axis=0).sum()) - at.offset

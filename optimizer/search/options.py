@@ -80,7 +80,7 @@ class Builder:
     @cached_property
     def _largest(self) -> Ints:
         """The largest batch of each kind, as nothing was measured beyond the largest batch of its table."""
-        return np.array([min(self.batches[1], table.batch_sizes[-1]) for table in self.facts.tables])
+        return np.array([min(self.batches[1], table.largest) for table in self.facts.tables])
 
     @cached_property
     def _batches(self) -> Ints:

@@ -19,6 +19,7 @@ class Input:
     at_s: float
     depth: int
     slack_s: float
+    weight: int = 1
 
 
 @dataclass
@@ -35,6 +36,7 @@ class World:
         self.now_s = 0.0
         self.depths: dict[int, int] = {}
         self.deadlines: dict[int, float] = {}
+        self.weights: dict[int, int] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.ended_s: dict[int, float] = {}
         self.admitted_s: dict[int, float] = {}
@@ -74,14 +76,15 @@ class World:
 
     def _admit(self, each: Input) -> None:
         number = len(self.depths)
-        ticket = self.dispatcher.admit(self.now_s, self.now_s + each.slack_s, Place(("input", number), 0))
+        place = Place(("input", number), 0)
+        ticket = self.dispatcher.admit(self.now_s, self.now_s + each.slack_s, place, each.weight)
         if isinstance(ticket, Refusal):
             self.refusals.append(ticket)
             return
         assert ticket == number
         self.places[ticket] = Place(("input", ticket), 0)
         self.depths[ticket], self.deadlines[ticket] = each.depth, self.now_s + each.slack_s
-        self.admitted_s[ticket] = self.now_s
+        self.admitted_s[ticket], self.weights[ticket] = self.now_s, each.weight
 
     def reroute(self, route: Route, groups: dict[str, list[str]]) -> None:
         """Switch to another plan or other replicas. Launches on a replica that has gone are lost."""
@@ -100,7 +103,11 @@ class World:
     def _check(self, launch: Launch) -> None:
         """Check what must hold for every launch in any circumstances."""
         stage = self.stage_of(launch)
-        assert 1 <= len(launch.tickets) <= stage.batch == launch.capacity
+        weights = [self.weights[ticket] if stage.length else 1 for ticket in launch.tickets]
+        assert launch.weight == sum(weights)
+        assert launch.room == stage.room
+        assert launch.tickets
+        assert launch.weight <= launch.room or len(launch.tickets) == 1
         assert launch.stop == stage.stop
         assert launch.replica in self.groups[stage.group]
         assert len(set(launch.tickets)) == len(launch.tickets)
@@ -130,7 +137,7 @@ class World:
         self.launches.append(launch)
         stage = self.stage_of(launch)
         starts_s = max(self.now_s, self.free_s.get(launch.replica, 0.0))
-        ends_s = starts_s + stage.seconds(len(launch.tickets)) * self.slow.get(launch.replica, 1.0)
+        ends_s = starts_s + stage.seconds(launch.weight) * self.slow.get(launch.replica, 1.0)
         self.free_s[launch.replica] = ends_s
         self.at(ends_s, lambda: self._return(launch))
 
@@ -160,7 +167,8 @@ def linear(
     survival: float = 1.0,
     *,
     local: bool = False,
+    length: int | None = None,
 ) -> Stage:
     """A stage whose launches cost half of their full time at size 1, and grow from there."""
     times = tuple(launch_s * (0.5 + 0.5 * size / batch) for size in range(1, batch + 1))
-    return Stage(start, stop, batch, group, times, survival, local=local)
+    return Stage(start, stop, batch, group, times, survival, local=local, length=length, least_s=0.4 * launch_s)

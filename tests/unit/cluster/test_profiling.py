@@ -16,6 +16,7 @@ from deployments.prepare.sample import sampled
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import load as load_profile
+from profiles.lengths import Lengths
 from tests.helpers.tiny_networks import hugging_face
 
 RUNNER = CliRunner()
@@ -83,7 +84,12 @@ def test_profile_writes_a_table_per_length_a_picture_and_says_how_steady_it_was(
     assert profile.tables[0].memory_bytes[0] > profile.tables[0].memory_bytes[1] > 0  # the embedding is in block 0
     assert out.with_suffix(".png").exists()
     assert "rounds spread by" in output
-    assert [note.partition(": ")[0] for note in profile.notes] == ["cpu, 6 tokens", "cpu, 12 tokens", "exits"]
+    assert [note.partition(": ")[0] for note in profile.notes] == [
+        "cpu, 6 tokens",
+        "cpu, 12 tokens",
+        "exits",
+        "lengths",
+    ]
     assert report(profile).row_count == sum(len(table.batch_sizes) for table in profile.tables)
 
 
@@ -120,7 +126,7 @@ def test_columns_are_named_as_for_prepare(checkpoint: Path, tmp_path: Path) -> N
     (tmp_path / "odd.csv").write_text("id,words\n1,the film\n2,the\n")
     command = ("--lengths", "6", "--data", str(tmp_path / "odd.csv"), "--text-column", "words")
     profiled(checkpoint, tmp_path / "p.json", *command)
-    assert "counted over 2 inputs of odd.csv" in load_profile(tmp_path / "p.json").notes[-1]
+    assert "counted over 2 inputs of odd.csv" in load_profile(tmp_path / "p.json").notes[-2]
 
 
 def test_a_sorted_file_is_sampled_all_over() -> None:
@@ -216,3 +222,18 @@ def test_a_backend_of_the_users_own_is_found_where_the_command_is_run(
 def test_a_backend_that_is_not_known_is_refused_before_anything_is_loaded(command: str) -> None:
     result = RUNNER.invoke(app, [command, "no-such-checkpoint", "--backend", "onyx"])
     assert str(result.exception).startswith("backend 'onyx' is not known; known are: auto, torch, graphs, onnx,")
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_texts_are_measured_as_long_as_they_are(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{"film " * words}"}}\n' for words in (1, 2, 9, 16)))
+    output = profiled(prepared, tmp_path / "p.json", "--data", str(tmp_path / "texts.jsonl"))
+    profile = load_profile(tmp_path / "p.json")
+    assert profile.lengths == Lengths((3, 4, 11, 18))
+    (table,) = profile.tables
+    assert table.length == profile.length == 9
+    assert table.batch_sizes[0] == pytest.approx(3 / 9, rel=1e-5)  # no text of this tokenizer has fewer tokens
+    assert 1 in table.batch_sizes
+    assert table.batch_sizes[-1] <= 4
+    assert profile.token_exits is not None
+    assert "lengths: 9 tokens on average in texts.jsonl, 3 to 18: plans count tokens" in output

@@ -7,7 +7,7 @@ from deployments.front.observed import LaunchShape, Took, since
 def test_what_is_counted_is_told() -> None:
     times = iter([100.0, 103.0])
     counts = Counts({"r1": "v100"}, lambda: next(times))
-    counts.inputs_arrived(3)
+    counts.inputs_arrived(3, 3)
     counts.input_left(block=0, took_s=0.1, in_time=True)
     counts.input_left(block=2, took_s=0.9, in_time=False)
     counts.launch_ended("r1", 0, 2, 8, 0.05)

@@ -6,13 +6,21 @@ import time
 import pytest
 
 from deployments.config import AppConfig
+from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.route import Route, Stage
 from deployments.front.answers import Answer, Step
 from deployments.front.counts import Counts, together
+from deployments.front.driver import Driver
 from deployments.front.messages import FrontState, Usage
 from deployments.front.open_inference.protocol import statistics
 from deployments.front.service import Content, Service
-from deployments.front.stats import stats_of
+from deployments.front.stats import state_of, stats_of
+from deployments.replica.local_workers import LocalWorkers
+from deployments.replica.split import SplitReplica
+from deployments.replica.virtual import VirtualModel
+from deployments.transport.packed import pack
+from profiles.exits import ExitProfile
+from tests.helpers.virtual_device import SURVIVAL, table
 
 ROUTE = Route((Stage(0, 2, 4, "front", (0.001,) * 4), Stage(2, 4, 4, "back", (0.001,) * 4)))
 
@@ -21,7 +29,7 @@ def front(blocks: list[int], took_s: list[float], inside: int = 0, back: int = 1
     """It answered inputs that left after these blocks in that time, each in a launch of its own."""
     counts = Counts()
     for block, seconds in zip(blocks, took_s, strict=True):
-        counts.launch_began("front", 0, 1, 4)
+        counts.launch_began("front", 0, 1, 1, 4)
         counts.input_left(block, seconds, in_time=True)
         counts.request_answered([Answer(0, 1.0, block, (Step(0, 1.0, 2.0),))], seconds)
     return FrontState(counts, ROUTE, inside, {("back", 2): inside}, {"front": 2, "back": back}, Usage(1.0, 50.0))
@@ -63,3 +71,27 @@ def test_the_service_tells_of_all_fronts_and_misses_what_any_of_them_misses() ->
 def test_limits_are_shared_out_among_the_fronts() -> None:
     limits = AppConfig(profile="p.json", devices={"v100": 2}, front_replicas=3, max_waiting=100).limits(3)
     assert (limits.backlog, limits.share) == (34, pytest.approx(1 / 3))
+
+
+def test_a_front_that_counts_tokens_tells_both() -> None:
+    model = VirtualModel(table(), ExitProfile(SURVIVAL), sleep=lambda _: None, length=10)
+    route = Route((Stage(0, 4, 2, "all", (0.001, 0.002), ramps=frozenset({1}), length=10),))
+
+    async def scene() -> None:
+        workers = LocalWorkers({"r": SplitReplica(model)})
+        driver = Driver(Dispatcher(route, {"all": ["r"]}), workers, time.perf_counter)
+        texts = [{"exit_block": 0, "tokens": 8}, {"exit_block": 3, "tokens": 12}, {"exit_block": 3}, {"exit_block": 0}]
+        await driver.answer(pack(model.encode(texts)), 5.0)
+        stats = stats_of([state_of(driver)])
+        assert stats["tokens"] == {
+            "length": 10, "arrived": 40, "per_input": 10.0, "answered": 40, "survival": [1.0, 1.0, 0.55, 0.55],
+        }  # fmt: skip
+        assert stats["survival"] == [1.0, 1.0, 0.5, 0.5]
+        (split,) = stats["splits"]
+        assert (split["batch"], split["room"], split["launches"], split["fill"]) == (2, 20, 2, 1.0)
+        seen = driver.counts.observed(4).counted_in(10)
+        assert (seen.arrivals, seen.in_time, seen.exits, seen.tokens_per_text) == (4, 4, (0, 2, 0, 2), 10.0)
+        assert {shape.size for shape in seen.launches} == {2}
+        await driver.close()
+
+    asyncio.run(scene())

@@ -169,3 +169,11 @@ def test_nobody_there_is_one_sentence() -> None:
         asyncio.run(LoadGenerator("http://127.0.0.1:9/", [b"{}"]).at(np.zeros(1)))
     with pytest.raises(UserError, match="must look like http://HOST:PORT"):
         LoadGenerator("localhost:8000", [b"{}"])
+
+
+def test_texts_of_known_lengths_are_counted_in_tokens_too() -> None:
+    times = np.arange(4.0)
+    record = LoadRecord(times, times, times, times + 0.01, np.array([200, 200, 503, 200]))
+    found = summary(record, 100, tokens=(10, 40))
+    assert (found.offered_tokens_per_s, found.good_tokens_per_s) == (100 / 3, 90 / 3)
+    assert summary(record, 100).offered_tokens_per_s is None

@@ -1,12 +1,21 @@
 """Plans as values and as files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from deployments.dispatch.route import placements_of, route_of
+from optimizer import Objective, evaluate, optimize, problem
 from optimizer.plan import Placement, Plan, Promise, Split, read_plan
+from profiles.datasheet import datasheet_table
+from profiles.devices import fleet, links_between
 from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+from profiles.lengths import Lengths
+from profiles.shapes import distilbert
 
 PLAN = Plan(
     (
@@ -83,3 +92,36 @@ def test_pipelines_side_by_side_survive_their_file_and_share_nothing_but_the_net
     assert [pipeline.num_blocks for pipeline in plan.pipelines] == [12, 12]
     with pytest.raises(ValueError, match="must cover 12 blocks"):
         Plan(PLAN.placements, None, (Plan((Placement("p100", 8, (Split(0, 11, 32),)),)),))
+
+
+def test_a_plan_that_counts_tokens_says_so_and_older_files_count_inputs(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(replace(PLAN, length=24).to_json())
+    assert read_plan(path).length == 24
+    fields = json.loads(PLAN.to_json())
+    del fields["length"]
+    assert Plan.from_json(json.dumps(fields)) == PLAN
+    with pytest.raises(UserError, match="length = 0 must be at least 1 token"):
+        Plan.from_json(json.dumps(fields | {"length": 0}))
+
+
+def test_where_lengths_are_known_the_planner_counts_tokens() -> None:
+    sheet = datasheet_table(distilbert(), "v100", batch_sizes=(1, 8, 32))
+    exits, by_tokens = ExitProfile((1.0, 0.9, 0.6, 0.5, 0.4, 0.3)), ExitProfile((1.0, 0.95, 0.7, 0.6, 0.5, 0.4))
+    known = Profile("net", (sheet,), exits, lengths=Lengths((20, 40, 60)), token_exits=by_tokens)
+    devices = fleet("v100=2")
+    links, goal = links_between(devices), Objective(slo_s=0.1)
+    plan = optimize(known, devices, links, goal)
+    assert plan.length == 40
+    facts = problem(known, devices, links, length=plan.length)
+    assert (facts.length, facts.survival) == (40, by_tokens.survival)
+    assert plan.promise is not None
+    assert evaluate(plan, facts, goal).goodput_per_s == plan.promise.goodput_per_s
+    inputs = optimize(replace(known, lengths=None), devices, links, goal)
+    assert inputs.length is None
+    assert inputs == optimize(Profile("net", (sheet,), exits), devices, links, goal)
+    route = route_of(plan, facts, [f"g{number}" for number, _ in enumerate(placements_of(plan))])
+    stage = route.stages[0]
+    assert (route.length, stage.room) == (40, 40 * stage.batch)
+    assert stage.seconds(stage.room) == stage.launch_s[-1]
+    assert 0 < stage.seconds(1) <= stage.launch_s[0]

@@ -1,10 +1,11 @@
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from profiles.measure import Measured, Sweep, count_exits, facts_of, stopwatch_for
+from profiles.measure import Measured, Sweep, count_exits, count_exits_and_tokens, facts_of, stopwatch_for
 from profiles.model import Batch, Launched
 from profiles.sweep import NetworkFacts, knee, next_size, whole_s
 from tests.helpers import timed_model as fake
@@ -182,3 +183,12 @@ def test_on_a_gpu_events_are_the_clock_and_the_allocator_knows_the_peak(monkeypa
     assert seconds == 0.0125
     known = facts_of(model, fake.batch_at(0, 1), "h100", None, "measured: a fake", "cuda:0")
     assert known.activation_bytes == (64, 64, 64)
+
+
+def test_exits_are_counted_by_inputs_and_by_tokens() -> None:
+    batch = replace(fake.batch_at(0, 4), lengths=np.array([1, 5, 2, 12]))
+    by_inputs, by_tokens = count_exits_and_tokens(FakeModel(), [batch])
+    assert by_inputs.survival == (1.0, 1.0, 0.5)
+    assert by_tokens is not None
+    assert by_tokens.survival == (1.0, 1.0, 0.85)
+    assert count_exits_and_tokens(FakeModel(), [fake.batch_at(0, 4)])[1] is None

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.replica.virtual import VirtualModel
+from deployments.transport.packed import pack, take, unpack
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from tests.helpers.virtual_device import BLOCKS, SURVIVAL, table
@@ -90,3 +91,40 @@ def test_what_does_not_fit_is_named() -> None:
         device().encode([[{"exit_block": 1}, {"exit_block": 2}]])
     with pytest.raises(UserError, match="the table has 4 blocks, the exit profile 2"):
         VirtualModel(table(), ExitProfile((1.0, 0.5)))
+
+
+def reader(machine: Machine) -> VirtualModel:
+    """Of texts, for which the table was made at 10 tokens."""
+    return VirtualModel(table(), ExitProfile(SURVIVAL), sleep=machine.sleep, clock=lambda: machine.now_s, length=10)
+
+
+def test_texts_take_what_the_table_says_of_their_tokens() -> None:
+    machine = Machine()
+    model = reader(machine)
+    batch = model.encode(["a text of five words", {"exit_block": 3, "tokens": 23}, None])
+    assert batch.lengths is not None
+    assert batch.lengths.tolist() == [7, 23, 10]
+    model.run(batch, 3, ramps=(1, 3))
+    assert machine.now_s == pytest.approx(LAUNCH_S)
+    with pytest.raises(UserError, match="tokens = 0"):
+        model.encode([{"tokens": 0}])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=8), st.data())
+def test_texts_keep_their_tokens_wherever_they_travel(texts: list[tuple[int, int]], data: st.DataObject) -> None:
+    model = reader(Machine())
+    parts = [model.encode([{"exit_block": block, "tokens": tokens}]) for block, tokens in texts]
+    merged = model.merge([unpack([pack(part)]) for part in parts])
+    launched = model.run(merged, 2, ramps=(0, 1))
+    staying = [number for number, (block, _) in enumerate(texts) if block > 1]
+    assert sorted(launched.exits.rows.tolist()) == [number for number in range(len(texts)) if number not in staying]
+    if launched.survivors is None:
+        assert not staying
+        return
+    assert launched.survivors.lengths is not None
+    assert launched.survivors.lengths.tolist() == [texts[number][1] for number in staying]
+    rows = np.array(data.draw(st.permutations(range(len(staying)))))
+    taken = unpack([take(pack(launched.survivors), rows)])
+    exits = model.run(taken, 4, ramps=()).exits
+    assert taken.arrays["hidden"].shape[0] == sum(texts[number][1] for number in staying)
+    assert len(exits) == len(staying)

@@ -1,5 +1,6 @@
 """`isobatch simulate` without the command line's own parsing: files in, tables and a picture out."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from optimizer.plan import Placement, Plan, Promise, Split
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile, save
+from profiles.lengths import Lengths
 from tests.helpers.simulated_fleet import table
 
 PLAN = Plan(
@@ -122,3 +124,23 @@ def test_inputs_may_be_recorded_or_mixed_and_replicas_slow_or_gone(config: AppCo
     shifting = run(here, Workload(rate_per_s=100.0, seconds=10.0, mix="0:1,5:0"))
     first, second = (fill.inputs for fill in shifting.fills[0].values())
     assert second / first == pytest.approx(0.5, rel=0.15), "nobody who is easy gets there, then all do"
+
+
+def test_lengths_come_from_a_file_or_from_the_profile(tmp_path: Path) -> None:
+    texts = replace(table("v100"), length=20)
+    profile = Profile("toy", (texts,), ExitProfile((1.0, 1.0, 0.5, 0.5)), lengths=Lengths((10, 30)))
+    save(profile, tmp_path / "profile.json")
+    (tmp_path / "plan.json").write_text(replace(PLAN, length=20).to_json())
+    (tmp_path / "lengths.txt").write_text("40\n80\n")
+    config = AppConfig(plan=str(tmp_path / "plan.json"), profile=str(tmp_path / "profile.json"), slo_ms=200.0)
+    world = world_of(config, Troubles())
+    drawn = run(world, Workload(200.0, 2.0)).tally
+    assert drawn.arrived_weight / drawn.arrived.sum() == pytest.approx(20, abs=2)  # four standard errors
+    told = run(world, Workload(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
+    assert told.tally.arrived_weight / told.arrived == pytest.approx(60, abs=0.1)
+    assert any("60.0 a text (planned: 20)" in cell for cell in cells(tables(told, 0.2)[0], 1))
+
+
+def test_lengths_for_a_plan_that_counts_inputs_are_refused(config: AppConfig, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the plan counts inputs, not tokens"):
+        run(world_of(config, Troubles()), Workload(200.0, 2.0, lengths=tmp_path / "lengths.txt"))

@@ -18,6 +18,7 @@ from optimizer.pipelines.oracle import oracle_per_s
 from optimizer.plan import Placement, Plan, Split
 from profiles.devices import Link
 from profiles.errors import UserError
+from profiles.lengths import Lengths
 from tests.helpers.simulated_fleet import BLOCKS, FAST, SLO_S, TWO, facts, one_by_one
 
 
@@ -161,3 +162,35 @@ def test_the_oracle_is_what_can_be_worked_out_by_hand() -> None:
 def test_what_the_planner_promises_is_sustained() -> None:
     found = sustained(baseline_plan(NO_EXITS, FAST, Objective(fixed_batch=8)), FAST, SLO_S, inputs=4000)
     assert found.goodput_per_s == pytest.approx(found.promised_per_s, rel=0.1)
+
+
+TEXTS = replace(FAST, length=10)
+
+
+def test_a_text_takes_what_the_table_says_of_its_tokens() -> None:
+    """A batch of 8 takes twice as long as one of 1, so every 10 tokens more take a seventh of that."""
+    times_s, tokens = np.arange(3.0), np.array([10, 80, 45])
+    for number in range(3):
+        one = (times_s[:1], np.array([0]), tokens[[number]])
+        report = simulate(World(TWO, TEXTS, SLO_S), [one], seconds=1.0)
+        seconds = 0.0005 + 0.001 * (1 + (tokens[number] / 10 - 1) / 7) + 0.0001
+        assert report.tally.quantile_s(0.5) == pytest.approx(seconds, rel=0.01)
+        assert (report.tally.arrived_weight, report.tally.good_weight) == (tokens[number], tokens[number])
+
+
+def test_texts_of_unknown_length_are_like_inputs_without_any() -> None:
+    rate = 0.9 * evaluate(TWO, FAST).goodput_per_s
+    alike, texts = run(World(TWO, FAST, SLO_S), rate, 3000, 1), run(World(TWO, TEXTS, SLO_S), rate, 3000, 1)
+    assert texts.good == pytest.approx(alike.good, rel=0.01)
+    assert texts.tally.quantile_s(0.99) == pytest.approx(alike.tally.quantile_s(0.99), rel=0.05)
+    assert [fill.launches for fills in texts.fills for fill in fills.values()] == pytest.approx(
+        [fill.launches for fills in alike.fills for fill in fills.values()], rel=0.02
+    )
+
+
+def test_texts_of_many_lengths_fill_their_launches_and_promises_to_them_are_kept() -> None:
+    rate, lengths = 1.6 * evaluate(TWO, TEXTS).goodput_per_s, Lengths((2, 4, 6, 8, 30))
+    tokens = run(World(TWO, TEXTS, SLO_S, lengths=lengths), rate, 6000, 1)
+    assert tokens.arrived == tokens.answered + tokens.refused + tokens.expired
+    assert tokens.expired <= 0.005 * tokens.arrived
+    assert all(0.5 < fill.share <= 1.1 for fills in tokens.fills for fill in fills.values() if fill.launches > 50)

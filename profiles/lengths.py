@@ -1,0 +1,163 @@
+"""How long texts are, and how long blocks take for texts of a length that nobody measured."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.errors import UserError, read_text
+from profiles.latency import LatencyTable, interpolate
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+KEPT = 100  # quantiles
+LONGEST = 10**6  # tokens of one text: more is taken for a slip
+WORD = "the"  # one token to every tokenizer of English
+AROUND = 2  # tokens that surround a text
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The lengths of texts in tokens, shortest first: all of them, or quantiles at even distances.
+
+    >>> Lengths.of([4, 12, 8]), Lengths.of([4, 12, 8]).mean
+    (Lengths(tokens=(4, 8, 12)), 8)
+    """
+
+    tokens: tuple[int, ...]
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
+
+    def __post_init__(self) -> None:
+        if not self.tokens or not 1 <= self.tokens[0] <= self.tokens[-1] <= LONGEST:
+            raise ValueError(f"lengths must be 1 to {LONGEST} tokens, got {self.tokens[:1]} to {self.tokens[-1:]}")
+        if list(self.tokens) != sorted(self.tokens):
+            raise ValueError("lengths must ascend")
+
+    @classmethod
+    def of(cls, lengths: Iterable[int]) -> "Lengths":
+        """Of texts in any order; of many texts only quantiles are kept."""
+        ordered = sorted(lengths)
+        if len(ordered) <= KEPT:
+            return cls(tuple(ordered))
+        return cls(tuple(int(each) for each in np.array(ordered)[_even(len(ordered), KEPT)]))
+
+    @cached_property
+    def mean(self) -> int:
+        """In whole tokens: what one input is, where plans are made in tokens."""
+        return max(1, round(sum(self.tokens) / len(self.tokens)))
+
+    def spread(self, count: int) -> Ints:
+        """So many lengths that stand for all.
+
+        >>> Lengths((2, 4, 6, 8)).spread(2).tolist()
+        [4, 8]
+        """
+        return np.array(self.tokens)[_even(len(self.tokens), count)]
+
+    def drawn(self, count: int, random: np.random.Generator) -> Ints:
+        """So many lengths by chance."""
+        return random.choice(np.array(self.tokens), count)
+
+
+def _even(among: int, count: int) -> Ints:
+    return np.asarray((np.arange(count) + 0.5) * among / count, np.int64)
+
+
+def read_lengths(path: Path) -> tuple[int, ...]:
+    """A number of tokens per line, in order."""
+    found = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if line.strip():
+            if not line.strip().isdigit() or not 1 <= int(line) <= LONGEST:
+                raise UserError(f"{path}, line {number}: {line.strip()[:40]!r} must be a number of tokens, 1 or more")
+            found.append(int(line))
+    if not found:
+        raise UserError(f"{path} is empty: it needs a number of tokens per line")
+    return tuple(found)
+
+
+def text_of(tokens: int) -> str:
+    """A text that has so many tokens to most tokenizers of English, and one word at least.
+
+    >>> text_of(4)
+    'the the'
+    """
+    return " ".join([WORD] * max(1, tokens - AROUND))
+
+
+def at_length(tables: Sequence[LatencyTable], length: int) -> LatencyTable:
+    """The table for texts of `length` tokens on average, of one device's tables for other lengths.
+
+    As many tokens take as long in texts of another length, but for attention, whose part grows with the length: between
+    the nearest two lengths that were measured, times are linear in the length.
+    """
+    known = sorted((table for table in tables if table.length), key=lambda table: table.length or 0)
+    if not known:
+        return tables[-1]
+    shorter = [table for table in known if (table.length or 0) <= length][-1:]
+    longer = [table for table in known if (table.length or 0) >= length][:1]
+    if shorter and longer and shorter != longer:
+        return _between(shorter[0], longer[0], length)
+    return _rescaled((shorter or longer)[0], length)
+
+
+def _rescaled(table: LatencyTable, length: int) -> LatencyTable:
+    """The same times for the same tokens."""
+    if table.length == length or not table.length:
+        return table
+    by = table.length / length
+    return replace(
+        table,
+        batch_sizes=tuple(float(f"{size * by:.6g}") for size in table.batch_sizes),
+        hidden_bytes=tuple(round(each / by) for each in table.hidden_bytes),
+        activation_bytes=tuple(round(each / by) for each in table.activation_bytes),
+        length=length,
+        source=f"{table.source}; measured at {table.length} tokens, for the same tokens in texts of {length}",
+    )
+
+
+def _between(short: LatencyTable, long: LatencyTable, length: int) -> LatencyTable:
+    """Where only one of the two knows so few or so many tokens, the other is taken to keep its distance."""
+    first, second = short.length or 1, long.length or 1
+    one, other = _rescaled(short, length), _rescaled(long, length)
+    share = (length - first) / (second - first)
+    low, high = other.batch_sizes[0], one.batch_sizes[-1]
+    if low > high:
+        return one if share < 0.5 else other
+    sizes = np.array(sorted({*one.batch_sizes, *other.batch_sizes}), float)
+
+    def mixed(rows: tuple[tuple[float, ...], ...], others: tuple[tuple[float, ...], ...]) -> Floats:
+        def here(at: Floats) -> Floats:
+            return interpolate(np.array(one.batch_sizes, float), np.array(rows), at)
+
+        def there(at: Floats) -> Floats:
+            return interpolate(np.array(other.batch_sizes, float), np.array(others), at)
+
+        inside = np.clip(sizes, low, high)
+        both: Floats = (1 - share) * here(inside) + share * there(inside)
+        few, many = _ratio(here(sizes), here(inside)), _ratio(there(sizes), there(inside))
+        return np.asarray(both * np.where((sizes < low)[:, None], few, 1) * np.where((sizes > high)[:, None], many, 1))
+
+    p95 = mixed(short.block_p95_s or short.block_s, long.block_p95_s or long.block_s)
+    return replace(
+        other,
+        batch_sizes=tuple(sizes.tolist()),
+        block_s=_rows(mixed(short.block_s, long.block_s)),
+        ramp_s=_rows(mixed(short.ramp_s, long.ramp_s)),
+        launch_s=(1 - share) * short.launch_s + share * long.launch_s,
+        block_p95_s=_rows(p95) if short.block_p95_s or long.block_p95_s else (),
+        source=f"{short.source}; for texts of {length} tokens, between those of {first} and {second}",
+    )
+
+
+def _ratio(above: Floats, below: Floats) -> Floats:
+    return np.divide(above, below, out=np.ones_like(above), where=below > 0)
+
+
+def _rows(values: Floats) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(row) for row in values.tolist())

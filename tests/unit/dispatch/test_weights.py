@@ -1,0 +1,176 @@
+"""What inputs weigh: launches have room for so much; where all weigh 1, everything is as before they had weights."""
+
+import random
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.groups import Group
+from deployments.dispatch.lanes import Lane
+from deployments.dispatch.messages import Limits, Place, Refusal
+from deployments.dispatch.queues import Queue, Ticket
+from deployments.dispatch.route import Route
+from tests.helpers.dispatcher_world import Input, World, linear
+
+TWO = Route((linear(0, 4, 8, "a", survival=1.0), linear(4, 8, 8, "b", survival=0.5)))
+LOCAL = Route((linear(0, 4, 8, "a"), linear(4, 8, 8, "a", survival=0.5, local=True)))
+BESIDE = Route(TWO.stages, beside=(Route((linear(0, 8, 6, "c", launch_s=0.05),)),))
+GROUPS = {"a": ["a0", "a1"], "b": ["b0"], "c": ["c0", "c1"]}
+
+
+def launches_of(route: Route, seed: int, limits: Limits) -> str:
+    """A digest of all launches, promises and endings of images under a load that is too much now and then."""
+    chance, at_s = random.Random(seed), 0.0
+    inputs = []
+    for number in range(3000):
+        at_s += chance.expovariate(1500 if number // 500 % 2 else 800)
+        inputs.append(Input(at_s, chance.choice((2, 4, 8)), chance.uniform(0.03, 0.3)))
+    world = World(
+        route, {group: GROUPS[group] for group in route.groups}, limits, {"a1": 1.3},
+        fails=lambda launch: launch.id % 97 == 13,
+    )  # fmt: skip
+    world.arrive(*inputs)
+    world.run()
+    digest = sha256()
+    for launch in world.launches:
+        digest.update(repr((launch.id, launch.replica, launch.cursor, launch.stop, launch.tickets)).encode())
+    digest.update(repr([(each.reason, each.retry_after_s) for each in world.refusals]).encode())
+    digest.update(repr(sorted((ticket, each.value) for ticket, each in world.outcomes.items())).encode())
+    return digest.hexdigest()[:16]
+
+
+# Recorded before inputs had weights.
+BEFORE = {
+    "two": "3d532ed4e586218a",
+    "local": "3198b6791105af59",
+    "beside": "73d78c651b7717bf",
+    "early": "749b95b908cd7955",
+}
+
+
+@pytest.mark.parametrize("name", ["two", "local", "beside", "early"])
+def test_images_are_launched_and_promised_as_before_inputs_had_weights(name: str) -> None:
+    route = {"two": TWO, "local": LOCAL, "beside": BESIDE, "early": TWO}[name]
+    limits = Limits(early_s=0.002 if name == "early" else 0.0, backlog=300)
+    assert launches_of(route, 7, limits) == BEFORE[name]
+
+
+LENGTH = 10
+TEXTS = Route((linear(0, 4, 4, "a", length=LENGTH), linear(4, 8, 4, "b", survival=0.5, length=LENGTH)))
+weights = st.lists(st.integers(1, 70), min_size=1, max_size=40)  # a launch has room for 40
+
+
+def queue_of(tickets: list[Ticket], route: Route = TEXTS) -> Queue:
+    lane = Lane(route, {name: Group(name, Limits()) for name in route.groups})
+    for ticket in tickets:
+        lane.entry.add(ticket)
+    return lane.entry
+
+
+@given(weights, st.randoms(use_true_random=False))
+def test_a_launch_takes_the_earliest_deadline_then_whoever_fits_by_deadline(
+    heavy: list[int], chance: random.Random
+) -> None:
+    tickets = [Ticket(number, chance.random(), Place(None, 0), weight) for number, weight in enumerate(heavy)]
+    queue, waiting = queue_of(tickets), sorted(tickets, key=lambda ticket: ticket.deadline_s)
+    while waiting:
+        assert (queue.size, queue.weight) == (len(waiting), sum(ticket.weight for ticket in waiting))
+        first, *others = waiting
+        left, expected = 40 - first.weight, [first]
+        for ticket in others:
+            if ticket.weight <= left:
+                expected.append(ticket)
+                left -= ticket.weight
+        assert queue.take(40) == expected
+        waiting = [ticket for ticket in waiting if ticket not in expected]
+    group = queue.owner.group
+    assert (queue.size, queue.weight, queue.owner.waiting) == (0, 0, 0)
+    assert group.owed_s == pytest.approx(0.0, abs=1e-12)
+
+
+def test_one_that_is_too_heavy_for_any_launch_goes_alone() -> None:
+    giant, light = Ticket(0, 1.0, Place(None, 0), 50), Ticket(1, 2.0, Place(None, 0), 1)
+    queue = queue_of([giant, light])
+    assert queue.take(40) == [giant]
+    assert queue.take(40) == [light]
+
+
+def texts(seed: int, count: int, rate: float, heavy: int = 70) -> list[Input]:
+    chance, at_s, found = random.Random(seed), 0.0, []
+    for _ in range(count):
+        at_s += chance.expovariate(rate)
+        found.append(Input(at_s, chance.choice((4, 8)), chance.uniform(0.05, 0.5), chance.randint(1, heavy)))
+    return found
+
+
+@given(st.integers(0, 10_000), st.floats(20, 2000))
+@settings(max_examples=25, deadline=None)
+def test_no_launch_is_above_its_room_and_everyone_ends_whatever_they_weigh(seed: int, rate: float) -> None:
+    """`World` checks every launch."""
+    world = World(TEXTS, {"a": ["a0", "a1"], "b": ["b0"]}, fails=lambda launch: launch.id % 31 == 7)
+    world.arrive(*texts(seed, 300, rate))
+    world.run()
+    assert len(world.outcomes) + len(world.refusals) == 300
+    assert world.dispatcher.inside == 0
+    assert all(group.owed_s == pytest.approx(0.0, abs=1e-9) for group in world.dispatcher._groups.values())
+
+
+def test_who_is_admitted_is_in_time_at_twice_the_load() -> None:
+    world = World(TEXTS, {"a": ["a0"], "b": ["b0"]})
+    world.arrive(*texts(3, 2000, 2 * 4 * LENGTH / 0.01 / 20, heavy=40))
+    world.run()
+    in_time = [world.ended_s[ticket] <= world.deadlines[ticket] for ticket in world.outcomes]
+    assert len(in_time) >= 700
+    assert sum(in_time) >= 0.99 * len(in_time)
+
+
+def test_nobody_starves_in_a_flood_of_lighter_ones() -> None:
+    """Whoever has waited longest goes next, however badly it fits."""
+    world = World(TEXTS, {"a": ["a0"], "b": ["b0"]})
+    light = [Input(0.001 * number, 4, 2.0, 3) for number in range(800)]
+    world.arrive(*light, *(Input(0.01 * number, 4, 2.0, 39) for number in range(30)))
+    world.run()
+    assert not world.refusals
+    waits_s = {ticket: world.ended_s[ticket] - world.admitted_s[ticket] for ticket in world.outcomes}
+    heavy = max(seconds for ticket, seconds in waits_s.items() if world.weights[ticket] == 39)
+    assert heavy <= 1.5 * max(seconds for ticket, seconds in waits_s.items() if world.weights[ticket] == 3)
+
+
+def test_texts_of_one_length_are_launched_as_inputs_that_are_all_alike() -> None:
+    alike = Route(tuple(replace(stage, length=None) for stage in TEXTS.stages))
+    found = []
+    for route, weight in ((TEXTS, LENGTH), (alike, 1)):
+        world = World(route, {"a": ["a0", "a1"], "b": ["b0"]})
+        world.arrive(*(replace(each, weight=weight) for each in texts(5, 1000, 900)))
+        world.run()
+        found.append([launch.tickets for launch in world.launches])
+    assert found[0] == found[1]
+
+
+def test_a_request_is_weighed_as_a_whole() -> None:
+    dispatcher = Dispatcher(TEXTS, {"a": ["a0"], "b": ["b0"]})
+    assert dispatcher.expected_s(0.0, 400) > 3 * dispatcher.expected_s(0.0, 40)
+    places = [Place(None, row) for row in range(10)]
+    needed_s = dispatcher.expected_s(0.0, 400) * 1.2
+    dispatcher.admit(0.0, 10.0, places[0], 5)
+    assert isinstance(dispatcher.admit_all(0.0, 0.8 * needed_s, places, [40] * 10), Refusal)
+    assert dispatcher.admit_all(0.0, 0.8 * needed_s, places, [4] * 10) == list(range(1, 11))
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=10, deadline=None)
+def test_a_plan_that_counts_otherwise_can_take_over(seed: int) -> None:
+    alike = Route(tuple(replace(stage, length=None) for stage in TEXTS.stages))
+    groups = {"a": ["a0"], "b": ["b0"]}
+    for first, second in ((TEXTS, alike), (alike, TEXTS)):
+        world = World(first, groups)
+        world.arrive(*(replace(each, weight=each.weight if first is TEXTS else 1) for each in texts(seed, 200, 900)))
+        world.at(0.05, lambda world=world, second=second: world.reroute(second, groups))
+        world.at(0.15, lambda world=world, first=first: world.reroute(first, groups))
+        world.run()
+        assert len(world.outcomes) + len(world.refusals) == 200
+        assert all(group.owed_s == pytest.approx(0.0, abs=1e-9) for group in world.dispatcher._groups.values())

@@ -1,0 +1,100 @@
+"""Lengths of texts, and times for lengths that nobody measured."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile, load, save
+from profiles.latency import LatencyTable
+from profiles.lengths import Lengths, at_length, read_lengths
+
+LAUNCH_S, EACH_S, ATTENTION_S = 0.002, 1e-4, 1e-6
+
+
+def seconds(tokens: float, length: float) -> float:
+    """Of one block: every token costs the same, and attention as much as its text is long."""
+    return LAUNCH_S + tokens * (EACH_S + ATTENTION_S * length)
+
+
+def table(length: int, sizes: tuple[int, ...] = (1, 8, 64), source: str = "measured: a formula") -> LatencyTable:
+    rows = tuple(tuple(seconds(size * length, length) * (block + 1) for block in range(2)) for size in sizes)
+    return LatencyTable(
+        "cpu", sizes, rows, ((1e-5, 0.0),) * len(sizes), 0.001, (100 * length,) * 2, (7, 7), source, length
+    )
+
+
+@given(st.integers(20, 300), st.floats(0.2, 60))
+def test_times_in_between_are_those_of_the_tokens_and_of_their_texts_length(length: int, size: float) -> None:
+    found = at_length([table(300), table(20), table(100)], length)
+    tokens = size * length
+    low, high = (20, 100) if length <= 100 else (100, 300)
+    assert found.length == length
+    if high <= tokens <= 64 * low:  # where both are measured
+        assert found.block_times_s(size) == pytest.approx(
+            [seconds(tokens, length), 2 * seconds(tokens, length)], rel=1e-3
+        )
+
+
+@given(st.sampled_from([10, 20, 60, 100, 400]), st.floats(0.05, 60), st.floats(1.0, 1.5))
+def test_more_tokens_never_take_less(length: int, size: float, more: float) -> None:
+    found = at_length([table(20), table(100)], length)
+    size, larger = min(size, found.largest), min(size * more, found.largest)
+    assert (found.block_times_s(larger) >= found.block_times_s(size) * (1 - 1e-9)).all()
+
+
+def test_a_length_that_was_measured_is_taken_as_it_is_and_others_keep_their_tokens() -> None:
+    assert at_length([table(20), table(100)], 100) == table(100)
+    alone = at_length([table(100)], 25)
+    assert alone.batch_sizes == (4, 32, 256)
+    assert alone.hidden_bytes == (2500, 2500)
+    assert "measured at 100 tokens" in alone.source
+    assert at_length([table(100, sizes=(1, 2))], 1000).largest == 1
+
+
+def test_the_profile_gives_the_table_that_plans_count_by() -> None:
+    profile = Profile("net", (table(20), table(100)))
+    assert profile.table_of("cpu", None) == profile.table("cpu") == table(100)
+    assert profile.table_of("cpu", 60).length == 60
+    guessed = table(60, source="datasheet: net in float32")
+    assert Profile("net", (table(20), guessed)).table_of("cpu", 60).batch_sizes[0] == pytest.approx(1 / 3, rel=1e-5)
+
+
+def test_of_many_lengths_quantiles_are_kept() -> None:
+    lengths = np.random.default_rng(0).integers(3, 200, 5000)
+    found = Lengths.of(lengths.tolist())
+    assert len(found.tokens) == 100
+    assert found.mean == pytest.approx(lengths.mean(), rel=0.02)
+    assert found.spread(16).mean() == pytest.approx(lengths.mean(), rel=0.05)
+    assert set(found.drawn(1000, np.random.default_rng(1)).tolist()) <= set(found.tokens)
+    for wrong in ((), (0, 4), (5, 4)):
+        with pytest.raises(ValueError, match="lengths must"):
+            Lengths(wrong)
+
+
+def test_lengths_and_exits_by_tokens_are_kept_in_the_file(tmp_path: Path) -> None:
+    exits, by_tokens = ExitProfile((1.0, 0.5)), ExitProfile((1.0, 0.7))
+    profile = Profile("net", (table(20),), exits, lengths=Lengths((4, 20, 36)), token_exits=by_tokens)
+    save(profile, tmp_path / "p.json")
+    assert load(tmp_path / "p.json") == profile
+    assert profile.length == 20
+    assert (profile.survival(20), profile.survival(None)) == ((1.0, 0.7), (1.0, 0.5))
+    again = Profile("net", (table(100),), ExitProfile((1.0, 0.4)))
+    joined = profile.joined_by(again)
+    assert (joined.lengths, joined.exits, joined.token_exits) == (profile.lengths, again.exits, None)
+    assert joined.survival(20) == (1.0, 0.4)
+    assert profile.joined_by(Profile("net", (table(100),))).token_exits == by_tokens
+
+
+def test_a_file_of_lengths_is_read_in_order_and_says_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text("12\n\n7\n")
+    assert read_lengths(path) == (12, 7)
+    for content, says in (("12\nmany\n", "line 2: 'many'"), ("0", "line 1: '0'"), ("\n", "is empty")):
+        path.write_text(content)
+        with pytest.raises(UserError, match=says):
+            read_lengths(path)
