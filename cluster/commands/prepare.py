@@ -71,6 +71,7 @@ def prepare(
     from deployments.models import checkpoint
     from deployments.models.ramps import policy_at
     from deployments.prepare import pipeline
+    from deployments.prepare.classes import class_table, warnings
     from deployments.prepare.data import rows, taken
     from deployments.prepare.measuring import PrepareOptions
     from deployments.prepare.report import advice, exit_table, promised
@@ -100,8 +101,11 @@ def prepare(
     console.print(exit_table(rules, len(checkpoint.label_names(source))))
     if rules.promise:
         console.print(promised(rules.promise), highlight=False)
-    if said := advice(rules):
-        console.print(f"[yellow]{said}[/]")
+    if sample.labels is not None:
+        console.print(class_table(rules.classes, names.names))
+    told = [advice(rules), *warnings(rules.classes, names.names, labelled=sample.labels is not None)]
+    for said in filter(None, told):
+        console.print(said, style="yellow", markup=False, highlight=False)
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
 
 

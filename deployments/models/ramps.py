@@ -40,6 +40,21 @@ class RampRule(BaseModel):
     ece_after: float | None = Field(None, ge=0, description="Measured: calibration error after its temperature.")
 
 
+class ClassFigures(BaseModel):
+    """What exits do to the inputs of one class. `recall`: of these inputs, how many are answered so."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    label: int = Field(ge=0, description="The class, as the head numbers it.")
+    inputs: int = Field(ge=0, description="So many were looked at.")
+    full_recall: float = Field(ge=0, le=1, description="Of the full network.")
+    recall: float = Field(ge=0, le=1, description="With exits.")
+    full_f1: float = Field(ge=0, le=1, description="Of the full network: precision and recall in one.")
+    f1: float = Field(ge=0, le=1, description="With exits.")
+    lost: int = Field(ge=0, description="Inputs that only the full network answers right.")
+    won: int = Field(ge=0, description="Inputs that are answered right with exits only.")
+
+
 class ExitRules(BaseModel):
     """exits.json: how the ramps are used, and what was measured when they were made."""
 
@@ -55,6 +70,7 @@ class ExitRules(BaseModel):
     exit_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: with exits.")
     agreement: float | None = Field(None, ge=0, le=1, description="Measured: answers that are the full network's.")
     mean_depth_share: float | None = Field(None, ge=0, le=1, description="Measured: blocks run per input, of all.")
+    classes: tuple[ClassFigures, ...] = Field((), description="Measured: class by class.")
     promise: Promise | None = Field(None, description="What other inputs lose at most; none: nothing is promised.")
     notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="Where all this came from.")
 

@@ -14,6 +14,7 @@ from deployments.models.anatomy import Anatomy
 from deployments.models.attention import is_fused
 from deployments.models.departures import Departures
 from deployments.models.encode import Encoder
+from deployments.models.predict import Predicted, predict
 from deployments.models.ramps import Ramps
 from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
 from deployments.models.spans import MaskOf, Spans, spans_of
@@ -49,6 +50,10 @@ class TorchModel:
     def with_ramps(self, ramps: Ramps) -> "TorchModel":
         """The same blocks and weights under other rules."""
         return TorchModel(self.anatomy, self.encoder, ramps, self.labels, self.device, self.dtype)
+
+    def predict(self, inputs: Sequence[Any], exits: bool = True) -> list[Predicted]:
+        """The answers in the order of the inputs, as they are served; without `exits` all run to the last block."""
+        return predict(self, inputs, exits)
 
     @property
     def num_blocks(self) -> int:

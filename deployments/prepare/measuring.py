@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deployments.models.ramps import ExitRules, RampDtype, RampKind, RampRule, policy_at
+from deployments.models.ramps import ClassFigures, ExitRules, RampDtype, RampKind, RampRule, policy_at
 from deployments.prepare.calibration import calibration_error, temperature
+from deployments.prepare.classes import by_class
 from deployments.prepare.features import Features, Floats
 from deployments.prepare.sample import Indices, Sample
 from deployments.prepare.thresholds import replay
@@ -86,7 +87,8 @@ def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> tupl
         (calibration_error(before, test.truth), calibration_error(after, test.truth))
         for before, after in zip(test.heads(), calibrated.heads(), strict=True)
     ]
-    return _rules(options, temperatures, reached, errors), dict(enumerate(heads))
+    rules = _rules(options, temperatures, reached, errors)
+    return rules.model_copy(update={"classes": _classes(calibrated, reached)}), dict(enumerate(heads))
 
 
 def targets_of(found: Features, sample: Sample) -> tuple[Floats, Tensor]:
@@ -184,3 +186,9 @@ def _rules(
         mean_depth_share=reached.outcome.cost,
         promise=reached.promise,
     )
+
+
+def _classes(test: Seen, reached: Reached) -> tuple[ClassFigures, ...]:
+    said = torch.stack([logits.argmax(dim=1) for logits in test.heads()]).numpy()
+    exits = said[reached.outcome.places, np.arange(said.shape[1])]
+    return by_class(test.truth.argmax(dim=1).numpy(), said[-1], exits)

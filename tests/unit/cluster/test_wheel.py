@@ -115,7 +115,8 @@ class Answers(BaseHTTPRequestHandler):
 def address() -> Iterator[str]:
     asked = question(MEDIUM)
     loop = control_loop(Fluid(asked, first_plan(asked)))
-    Answers.status = json.dumps({"application": "toy", **told(loop, 0.0)}).encode()
+    network = {"model": "toy", "inputs": [{"name": "inputs", "datatype": "BYTES"}]}  # as `isobatch load` asks for it
+    Answers.status = json.dumps({"application": "toy", **told(loop, 0.0), "promise": "none", **network}).encode()
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()

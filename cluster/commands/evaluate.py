@@ -1,0 +1,78 @@
+"""`isobatch evaluate`: how right a network is on fresh inputs, in full and with its exits."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cluster.commands.reading import (
+    READS,
+    Delimiter,
+    Encoding,
+    Header,
+    ImageColumn,
+    LabelColumn,
+    Labels,
+    PairColumn,
+    TextColumn,
+    columns_of,
+    label_names,
+)
+from profiles.errors import UserError
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Directory of a checkpoint made by `isobatch prepare`.")],
+    data: Annotated[Path, typer.Option(help=f"Inputs that it has not seen, labelled or not: {READS}.")],
+    url: Annotated[
+        str | None, typer.Option(help="Take the answers with exits from this server of the same network.")
+    ] = None,
+    text_column: TextColumn = None,
+    text_pair_column: PairColumn = None,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    columns: Header = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = "utf-8",
+    labels: Labels = None,
+    max_rows: Annotated[int, typer.Option(min=1, help="A uniform sample of at most so many rows.")] = 2000,
+    device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+) -> None:
+    """Accuracy in full and with exits, what exits cost, agreement and depth, each with its 95 % interval.
+
+    Example: [bold]isobatch evaluate my-bert-ee --data fresh.csv[/]
+    """
+    from rich.console import Console
+
+    from cluster.evaluation import evaluated, served, table
+    from cluster.load.bodies import predicts_at
+    from deployments.models import checkpoint, load
+    from deployments.models.predict import predict
+    from deployments.prepare.classes import class_table, warnings
+    from deployments.prepare.data import rows, taken
+    from deployments.prepare.sample import numbered, sampled
+
+    network = load(model, device=device)
+    if not network.ramp_blocks and not url:
+        raise UserError(f"{model} has no ramps: give it some with 'isobatch prepare'")
+    names = label_names(network.labels, labels)
+    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
+    images = checkpoint.reads_images(checkpoint.locate(model))
+    console = Console(soft_wrap=True, stderr=as_json)
+    console.print(taken(data, wanted, images=images), highlight=False, markup=False)
+    kept = sampled(rows(data, wanted, images=images), max_rows, seed)
+    truth, values = numbered(kept, data, names), [row.value for row in kept]
+    with console.status(f"answering {len(values)} inputs"):
+        full = predict(network, values, exits=False)
+        exits = served(predicts_at(url), values) if url else predict(network, values)
+    found = evaluated(full, exits, truth, network.num_blocks)
+    if as_json:
+        print(found.as_json())
+        return
+    console.print(table(found))
+    if found.classes:
+        console.print(class_table(found.classes, network.labels))
+        for said in warnings(found.classes, network.labels):
+            console.print(said, style="yellow", markup=False, highlight=False)

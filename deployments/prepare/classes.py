@@ -1,0 +1,76 @@
+"""What exits do to every class by itself: a mean over all inputs may hide that a rare one pays for the others."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from deployments.models.ramps import ClassFigures
+
+Labels = NDArray[np.int64]
+
+SURE = 2.0  # standard errors
+MOST_SHOWN = 20  # classes in the table: those that lose most
+PAYS = 0.02  # of its recall, that a class must lose beyond the mean loss before it is worth a warning
+
+
+def by_class(truth: Labels, full: Labels, exits: Labels) -> tuple[ClassFigures, ...]:
+    """The figures of every class that occurs; `full` and `exits` are the answers without exits and with them."""
+    return tuple(
+        ClassFigures(
+            label=label,
+            inputs=int((here := truth == label).sum()),
+            full_recall=float((full[here] == label).mean()),
+            recall=float((exits[here] == label).mean()),
+            full_f1=_f1(here, full == label),
+            f1=_f1(here, exits == label),
+            lost=int((here & (full == label) & (exits != label)).sum()),
+            won=int((here & (full != label) & (exits == label)).sum()),
+        )
+        for label in np.unique(truth).tolist()
+    )
+
+
+def _f1(here: NDArray[np.bool_], said: NDArray[np.bool_]) -> float:
+    return float(2 * (here & said).sum() / (here.sum() + said.sum()))
+
+
+def class_table(classes: Sequence[ClassFigures], names: Sequence[str]) -> Table:
+    """One row a class; of many, those whose recall falls most."""
+    shown = sorted(classes, key=lambda each: each.recall - each.full_recall)[:MOST_SHOWN]
+    title = "by class" if len(shown) == len(classes) else f"by class: the {len(shown)} of {len(classes)} that lose most"
+    table = Table(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title_justify="left")
+    table.add_column("class")
+    for heading in ("inputs", "recall\nin full", "recall\nwith exits", "F1\nin full", "F1\nwith exits"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in sorted(shown, key=lambda one: one.label):
+        figures = (each.full_recall, each.recall, each.full_f1, each.f1)
+        table.add_row(names[each.label], f"{each.inputs:,}", *(f"{figure:.1%}" for figure in figures))
+    return table
+
+
+def warnings(classes: Sequence[ClassFigures], names: Sequence[str], labelled: bool = True) -> Iterator[str]:
+    """What a mean over all inputs would hide: a network that knows no better than to guess, and classes that pay."""
+    count = sum(each.inputs for each in classes)
+    right = sum(each.full_recall * each.inputs for each in classes) / count
+    most = max(classes, key=lambda each: each.inputs)
+    if not labelled:
+        if len(classes) == 1:
+            yield f"the network answers {names[most.label]!r} to every input: there is nothing for exits to keep"
+        return
+    guessed = most.inputs / count
+    if right - guessed <= SURE * (right * (1 - right) / count) ** 0.5:
+        yield (
+            f"the most frequent class alone ({names[most.label]!r}) gets {guessed:.1%}, the full network {right:.1%}: "
+            "exits cost little because it tells classes apart no better than that"
+        )
+    mean_lost = sum(each.lost - each.won for each in classes) / count
+    for each in classes:
+        drop = each.full_recall - each.recall
+        if drop > mean_lost + PAYS and each.lost - each.won > SURE * (each.lost + each.won) ** 0.5:
+            yield (
+                f"{names[each.label]!r} pays for the others: {each.full_recall:.1%} of its {each.inputs:,} inputs are "
+                f"answered right in full, {each.recall:.1%} with exits"
+            )

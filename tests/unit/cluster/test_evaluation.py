@@ -1,0 +1,122 @@
+"""`isobatch evaluate`, and answers in Python without any server."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from cluster import evaluation
+from cluster.cli import app
+from cluster.evaluation import Interval, evaluated, served
+from deployments.models.predict import Predicted, predict
+from deployments.models.ramps import save_ramps
+from tests.helpers.command_lines import ROOT, material
+from tests.helpers.tiny_networks import network
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared network with random ramps, and labelled texts."""
+    folder = material(tmp_path_factory.mktemp("evaluated"))
+    ramps = network("bert", "confidence", [0.6]).ramps
+    (folder / "my-bert").rename(folder / "my-bert-ee")
+    save_ramps(folder / "my-bert-ee", ramps.rules, ramps.heads)
+    return folder
+
+
+def run(*arguments: object) -> Any:
+    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_predict_answers_as_the_network_does_whoever_leaves_first(place: Path) -> None:
+    from deployments import load
+
+    model, texts = load(place / "my-bert-ee"), ["a good film", "bad", "the film was not dull but not great"] * 20
+    alone = [model.predict([text])[0] for text in texts[:3]]
+    together = model.predict(texts)
+    assert [(each.label, each.exit_block) for each in together] == [
+        (each.label, each.exit_block) for each in alone
+    ] * 20
+    assert {each.exit_block for each in model.predict(texts, exits=False)} == {model.num_blocks - 1}
+    assert all(0 < each.score <= 1 and each.name == model.labels[each.label] for each in together)
+    exits = model.run(model.encode(texts[:3]), model.num_blocks, model.ramp_blocks).exits
+    assert exits.labels[np.argsort(exits.rows)].tolist() == [each.label for each in alone]
+
+
+def test_the_readmes_python_runs(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(place)
+    exec(compile(code, "README.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_the_command_measures_what_the_network_answers(place: Path) -> None:
+    model, data = place / "my-bert-ee", place / "others.csv"
+    said = run(model, "--data", data, "--device", "cpu").output
+    for word in (
+        "others.csv: text from 'text', label from 'label'",
+        "accuracy in full",
+        "lost by exits",
+        "±",
+        "by class",
+    ):
+        assert word in said
+    found = json.loads(run(model, "--data", data, "--device", "cpu", "--json").stdout)
+    assert found["inputs"] == 120
+    assert found["lost"]["mean"] == pytest.approx(found["full_accuracy"]["mean"] - found["accuracy"]["mean"])
+    assert sum(each["inputs"] for each in found["classes"]) == 120
+
+
+def test_a_running_server_may_answer_instead(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments import load
+
+    model = load(place / "my-bert-ee")
+    asked: list[str] = []
+
+    def answered(url: str, inputs: Any) -> Any:
+        asked.append(url)
+        return [vars(each) for each in predict(model, inputs)]
+
+    monkeypatch.setattr(evaluation, "_asked", answered)
+    told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--json")
+    assert json.loads(run(*told, "--url", "http://x:1").stdout) == json.loads(run(*told).stdout)
+    assert set(asked) == {"http://x:1/predict"}
+    assert served("http://x:1", ["good"]) == model.predict(["good"])
+
+
+def test_what_exits_cost_is_known_better_than_either_accuracy() -> None:
+    random = np.random.default_rng(0)
+    truth = random.integers(0, 2, 1000)
+    full = np.where(random.random(1000) < 0.9, truth, 1 - truth)
+    early = np.where(random.random(1000) < 0.98, full, 1 - full)
+    found = evaluated(_said(full), _said(early), truth, 4)
+    assert found.lost is not None
+    assert found.accuracy is not None
+    assert found.full_accuracy is not None
+    assert found.lost.within < 0.7 * found.accuracy.within
+    assert abs(found.lost.mean - (found.full_accuracy.mean - found.accuracy.mean)) < 1e-12
+    assert evaluated(_said(full), _said(early), None, 4).accuracy is None
+
+
+def test_intervals_hold_the_truth_in_nineteen_cases_of_twenty() -> None:
+    """Of 1,000 trials 932 or more, by three standard errors of a count."""
+    random, held = np.random.default_rng(1), 0
+    for _ in range(1000):
+        truth = np.zeros(200, np.int64)
+        accuracy = evaluated(_said(random.random(200) < 0.1), _said(random.random(200) < 0.1), truth, 1).accuracy
+        assert accuracy is not None
+        held += abs(accuracy.mean - 0.9) <= accuracy.within
+    assert held >= 1000 * 0.95 - 3 * (1000 * 0.95 * 0.05) ** 0.5
+    assert evaluated(_said(np.zeros(50)), _said(np.zeros(50)), np.zeros(50, np.int64), 1).accuracy != Interval(1.0, 0.0)
+
+
+def _said(labels: np.ndarray) -> list[Predicted]:
+    return [Predicted(int(label), str(label), 1.0, 0) for label in labels]
