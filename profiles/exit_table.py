@@ -58,6 +58,13 @@ class ExitTable:
         """These inputs only."""
         return replace(self, first=self.first[:, chosen], right=self.right[:, chosen], agrees=self.agrees[:, chosen])
 
+    def only(self, ramps: list[int], costs: Floats) -> "ExitTable":
+        """The same inputs where only these ramps are open, and what was run by then costs as much as this."""
+        kept = [*ramps, self.num_ramps]
+        return replace(
+            self, first=self.first[ramps], right=self.right[kept], agrees=self.agrees[kept], costs=costs[kept]
+        )
+
     def places(self, chosen: Indices) -> Indices:
         """The ramp where each input leaves with this candidate at each ramp; their number where at none."""
         leaving = self.first <= chosen[:, None]

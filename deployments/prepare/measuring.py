@@ -7,6 +7,7 @@ matter how many steps there are, a promise that is too bold passes no more often
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ from deployments.prepare.features import Features, Floats
 from deployments.prepare.sample import Indices, Sample
 from deployments.prepare.thresholds import replay
 from deployments.prepare.training import answers, train
-from profiles.confidence import bound, margin_of
-from profiles.exit_table import ExitTable, Outcome, Reach, highest, ladder, outcome
+from profiles.confidence import bound
+from profiles.evidence import Evidence
+from profiles.exit_table import ExitTable, Outcome, Reach, outcome
 from profiles.promise import Promise
 
 
@@ -72,8 +74,16 @@ class Seen:
         return (self.truth + self.head.softmax(dim=1)) / 2
 
 
-def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> tuple[ExitRules, Mapping[int, nn.Module]]:
-    """Ramps after every block but the last, and the rules by which inputs leave at them."""
+@dataclass(frozen=True)
+class Made:
+    """Ramps after every block but the last, the rules by which inputs leave at them, and what the promise rests on."""
+
+    rules: ExitRules
+    heads: Mapping[int, nn.Module]
+    evidence: Evidence | None
+
+
+def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> Made:
     wanted, truth = targets_of(found, sample)
     heads = train(found.pooled, wanted, sample.parts.train, options.ramp, options.seed)
     shape = look(heads, found, truth, sample.parts.calibrate)
@@ -88,7 +98,8 @@ def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> tupl
         for before, after in zip(test.heads(), calibrated.heads(), strict=True)
     ]
     rules = _rules(options, temperatures, reached, errors)
-    return rules.model_copy(update={"classes": _classes(calibrated, reached)}), dict(enumerate(heads))
+    rules = rules.model_copy(update={"classes": _classes(calibrated, reached)})
+    return Made(rules, dict(enumerate(heads)), reached.evidence)
 
 
 def targets_of(found: Features, sample: Sample) -> tuple[Floats, Tensor]:
@@ -112,6 +123,7 @@ class Reached:
     table: ExitTable
     outcome: Outcome
     promise: Promise | None
+    evidence: Evidence | None = None
 
 
 def _unlearnt(
@@ -134,57 +146,81 @@ def _choose(shape: Seen, test: Seen, options: PrepareOptions) -> Reached:
     if options.threshold is not None:
         told = outcome(tested, tested.strictest, options.reach)
         return Reached([options.threshold] * num_ramps, tested, told, None)
-    rungs = ladder(replay(policy, shape.ramps, shape.head, shape.believed(), costs), options.reach)
-    margin = margin_of(tested.num_inputs, options.max_accuracy_loss, options.confidence, options.reach)
-    chosen = highest(rungs, tested, options.reach, options.max_accuracy_loss, margin)
+    shaping = replay(policy, shape.ramps, shape.head, shape.believed(), costs)
+    evidence = Evidence(shaping, tested, options.reach, options.max_accuracy_loss, options.confidence)
+    chosen = evidence.shown(range(num_ramps), tested.costs)
     found = outcome(tested, chosen, options.reach)
-    return Reached(tested.candidates[chosen].tolist(), tested, found, _promise(found, margin, options))
+    return Reached(tested.candidates[chosen].tolist(), tested, found, promised(evidence, chosen), evidence)
 
 
-def _promise(found: Outcome, margin: float, options: PrepareOptions) -> Promise | None:
+def promised(evidence: Evidence, chosen: Indices) -> Promise | None:
     """What has passed the test; that nothing is lost where nobody leaves needs none."""
-    if found.cost < 1.0 and not found.lost.within(options.max_accuracy_loss, margin):
+    found, reach = outcome(evidence.test, chosen, evidence.reach), evidence.reach
+    if found.cost < 1.0 and not found.lost.within(evidence.max_loss, evidence.margin):
         return None
-    most = bound(found.lost, options.confidence, options.reach) if found.cost < 1.0 else 0.0
+    most = bound(found.lost, evidence.confidence, reach) if found.cost < 1.0 else 0.0
     return Promise(
-        reach=options.reach,
-        max_loss=options.max_accuracy_loss,
-        confidence=options.confidence,
+        reach=reach,
+        max_loss=evidence.max_loss,
+        confidence=evidence.confidence,
         rows=found.lost.count,
         lost=found.lost.mean,
-        bound=min(most, options.max_accuracy_loss),
+        bound=min(most, evidence.max_loss),
     )
+
+
+def retuned(rules: ExitRules, evidence: Evidence, chosen: Indices) -> ExitRules:
+    """The same ramps with other thresholds; what is measured of them is measured again, on the inputs of the test."""
+    found = outcome(evidence.test, chosen, evidence.reach)
+    reached = Reached(evidence.test.candidates[chosen].tolist(), evidence.test, found, promised(evidence, chosen))
+    return rules.model_copy(update={**_measured(reached), "ramps": tuple(_retuned(rules.ramps, reached))})
+
+
+def _retuned(ramps: Sequence[RampRule], reached: Reached) -> Iterator[RampRule]:
+    right, places = reached.table.right, reached.outcome.places
+    for ramp, (rule, threshold) in enumerate(zip(ramps, reached.thresholds, strict=True)):
+        leaving = right[ramp][places == ramp]
+        measured = {
+            "threshold": threshold,
+            "survival": float((places > ramp).mean()),
+            "exit_accuracy": float(leaving.mean()) if len(leaving) else None,
+        }
+        yield rule.model_copy(update=measured)
+
+
+def _measured(reached: Reached) -> dict[str, Any]:
+    right, places = reached.table.right, reached.outcome.places
+    everyone = np.arange(len(places))
+    return {
+        "full_accuracy": float(right[-1].mean()),
+        "exit_accuracy": float(right[places, everyone].mean()),
+        "agreement": float(reached.table.agrees[places, everyone].mean()),
+        "mean_depth_share": reached.outcome.cost,
+        "promise": reached.promise,
+    }
 
 
 def _rules(
     options: PrepareOptions, temperatures: list[float], reached: Reached, errors: list[tuple[float, float]]
 ) -> ExitRules:
-    right, places = reached.table.right, reached.outcome.places
-    everyone = np.arange(len(places))
-    ramps = tuple(
+    ramps = [
         RampRule(
             block=ramp,
             threshold=threshold,
             temperature=temperatures[ramp],
-            survival=float((places > ramp).mean()),
-            accuracy=float(right[ramp].mean()),
-            exit_accuracy=float(right[ramp][places == ramp].mean()) if (places == ramp).any() else None,
+            accuracy=float(reached.table.right[ramp].mean()),
             ece_before=errors[ramp][0],
             ece_after=errors[ramp][1],
         )
         for ramp, threshold in enumerate(reached.thresholds)
-    )
+    ]
     return ExitRules(
         kind=options.ramp,
         policy=options.policy,
         dtype=options.dtype,
-        ramps=ramps,
+        ramps=tuple(_retuned(ramps, reached)),
         head_temperature=temperatures[-1],
-        full_accuracy=float(right[-1].mean()),
-        exit_accuracy=float(right[places, everyone].mean()),
-        agreement=float(reached.table.agrees[places, everyone].mean()),
-        mean_depth_share=reached.outcome.cost,
-        promise=reached.promise,
+        **_measured(reached),
     )
 
 

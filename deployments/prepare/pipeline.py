@@ -1,6 +1,7 @@
 """The whole of `isobatch prepare`: features, ramps, thresholds, and a directory that is still a checkpoint."""
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,13 +9,14 @@ from tempfile import TemporaryDirectory
 from deployments.folders import cache_directory, whole
 from deployments.models import TorchModel, checkpoint, load
 from deployments.models.backends import INT8, on_backend
-from deployments.models.ramps import ExitRules, Ramps, save_ramps
+from deployments.models.ramps import WEIGHTS, ExitRules, Ramps, read_rules, save_ramps, write_rules
 from deployments.models.seam import BackedModel
 from deployments.prepare.features import features
-from deployments.prepare.measuring import PrepareOptions, make_ramps
+from deployments.prepare.measuring import PrepareOptions, make_ramps, retuned
 from deployments.prepare.report import draw_exits
-from deployments.prepare.sample import Sample
+from deployments.prepare.sample import Indices, Sample
 from profiles.errors import UserError
+from profiles.evidence import EVIDENCE, Evidence
 from profiles.promise import RULES
 
 PICTURE = "exits.png"
@@ -37,12 +39,27 @@ def prepare(
         raise UserError(f"{source}: has {model.num_blocks} block; a ramp needs another block after it")
     fingerprint = checkpoint.fingerprint(source)
     found = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
-    rules, heads = make_ramps(found, sample, options)
-    rules = rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
+    made = make_ramps(found, sample, options)
+    rules = made.rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
     with whole(out) as draft:
         checkpoint.copy(source, draft)
-        save_ramps(draft, rules, heads)
+        save_ramps(draft, rules, made.heads)
+        if made.evidence:
+            made.evidence.save(draft / EVIDENCE)
         draw_exits(rules, draft / PICTURE)
+    return rules
+
+
+def tune(source: Path, out: Path, evidence: Evidence, chosen: Indices, force: bool = False) -> ExitRules:
+    """Write `out`: the prepared network in `source` with other thresholds at its ramps."""
+    check_free(out, force)
+    rules = retuned(read_rules(source / RULES), evidence, chosen)
+    with whole(out) as draft:
+        checkpoint.copy(source, draft)
+        shutil.copyfile(source / WEIGHTS, draft / WEIGHTS)
+        shutil.copyfile(source / EVIDENCE, draft / EVIDENCE)
+        draw_exits(rules, draft / PICTURE)
+        write_rules(draft, rules)
     return rules
 
 

@@ -1,0 +1,96 @@
+"""Thresholds for a plan: the allowance that is spent at ramps which a plan closes goes to those that it opens.
+
+Thresholds decide who survives, survival decides the plan, and the plan decides which ramps are open and what a block
+costs. From the ramps that a plan opens, one is added or taken away at a time while the plan gets better. All that is
+weighed on the table that may be asked again and again; the promise is tested once, for what was chosen.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from optimizer.model.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.plan import Plan
+from optimizer.problem import Problem
+from profiles.evidence import Evidence
+from profiles.exit_table import Floats, Indices
+
+Find = Callable[[Problem], Plan | None]  # the best plan for a problem
+TURNS = 3
+LEAST_GAIN = 1e-3
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The candidate of every ramp, who survives with them, the best plan then, and the best one before."""
+
+    chosen: Indices
+    survival: tuple[float, ...]
+    plan: Plan
+    before: Plan
+
+
+def tuned(facts: Problem, objective: Objective, evidence: Evidence, find: Find) -> Tuned | None:
+    """Thresholds that make a better plan possible than those of `isobatch prepare`, within its promise.
+
+    None: there are none. `find` gives the best plan for a problem.
+    """
+    before = find(_surviving(facts, evidence, evidence.prepared))
+    if before is None:
+        return None
+    best = _climbed(facts, objective, evidence, before, find)
+    chosen = evidence.shown(opened(best), costs_of(best, facts))
+    survivors = _surviving(facts, evidence, chosen)
+    after = find(survivors)
+    if after is None or opened(after) != opened(best) or _value(after, objective) >= _value(before, objective):
+        return None
+    return Tuned(chosen, survivors.survival, after, before)
+
+
+def _climbed(facts: Problem, objective: Objective, evidence: Evidence, best: Plan, find: Find) -> Plan:
+    """The best plan that is hoped for, one ramp more or less at a time."""
+    for _ in range(TURNS):
+        ramps, costs = opened(best), costs_of(best, facts)
+        others = [ramps, *(sorted(set(ramps) ^ {ramp}) for ramp in range(facts.num_blocks - 1))]
+        found = [find(_surviving(facts, evidence, evidence.hoped(each, costs))) for each in others]
+        better = min((each for each in found if each), key=lambda each: _value(each, objective), default=best)
+        if _value(better, objective) >= _value(best, objective) * (1 - LEAST_GAIN):
+            break
+        best = better
+    return best
+
+
+def opened(plan: Plan) -> list[int]:
+    """The ramps that any of the pipelines opens."""
+    return sorted({ramp for pipeline in plan.pipelines for ramp in pipeline.ramps})
+
+
+def costs_of(plan: Plan, facts: Problem) -> Floats:
+    """What an input has cost when it stands behind each block: device seconds times their price, on average."""
+    rates = [evaluate(pipeline, facts).goodput_per_s for pipeline in plan.pipelines]
+    each = [_block_costs(pipeline, facts) for pipeline in plan.pipelines]
+    costs: Floats = np.average(each, axis=0, weights=rates).cumsum()
+    costs /= costs[-1]
+    return costs
+
+
+def _block_costs(pipeline: Plan, facts: Problem) -> Floats:
+    costs = np.zeros(facts.num_blocks)
+    for split in pipeline.splits:
+        kind = pipeline.placement_of(split).kind
+        times_s = facts.table(kind).block_times_s(split.batch_size) / split.batch_size
+        costs[split.start : split.stop] = times_s[split.start : split.stop] * (facts.device(kind).price_per_hour or 1.0)
+    return costs
+
+
+def _surviving(facts: Problem, evidence: Evidence, chosen: Indices) -> Problem:
+    return facts.surviving(evidence.survival(chosen))
+
+
+def _value(plan: Plan, objective: Objective) -> float:
+    """The smaller the better."""
+    promise = plan.promise
+    assert promise, "This is a bug: the planner promises something of each plan."
+    return float(objective.aim.value(promise.goodput_per_s, promise.cost_per_hour, promise.latency_s))

@@ -1,0 +1,80 @@
+"""What a promise rests on: the exit tables of `isobatch prepare`, kept beside the checkpoint (`exit_table.npz`).
+
+With them thresholds can be chosen again, for the ramps that a plan opens and for what blocks cost there. Any number of
+choices may be weighed on the one table (`shape`); the other (`test`) then says how far the last of them may go.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import get_args
+from zipfile import BadZipFile
+
+import numpy as np
+
+from profiles.confidence import margin_of
+from profiles.errors import UserError
+from profiles.exit_table import ExitTable, Floats, Indices, Reach, highest, ladder
+
+EVIDENCE = "exit_table.npz"
+_ARRAYS = tuple(field.name for field in fields(ExitTable))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Two tables of the same ramps, and what is promised. A ramp stands after every block but the last."""
+
+    shape: ExitTable
+    test: ExitTable
+    reach: Reach
+    max_loss: float
+    confidence: float
+
+    @property
+    def margin(self) -> float:
+        """Standard errors that the loss must keep from what is allowed."""
+        return margin_of(self.test.num_inputs, self.max_loss, self.confidence, self.reach)
+
+    @property
+    def prepared(self) -> Indices:
+        """The candidates that `isobatch prepare` has chosen: every ramp is open, and every block costs the same."""
+        return self.shown(range(self.test.num_ramps), self.test.costs)
+
+    def hoped(self, ramps: Sequence[int], costs: Floats) -> Indices:
+        """The candidate of every ramp, as far as the table tells that may be asked again and again; others are shut."""
+        return self._climbed(self.shape, ramps, costs)
+
+    def shown(self, ramps: Sequence[int], costs: Floats) -> Indices:
+        """The same as far as the promise is kept. Ask this once: chance passes one of many."""
+        return self._climbed(self.test, ramps, costs)
+
+    def _climbed(self, judge: ExitTable, ramps: Sequence[int], costs: Floats) -> Indices:
+        chosen, rows = self.shape.strictest, list(ramps)
+        if rows:
+            rungs = ladder(self.shape.only(rows, costs), self.reach)
+            chosen[rows] = highest(rungs, judge.only(rows, costs), self.reach, self.max_loss, self.margin)
+        return chosen
+
+    def survival(self, chosen: Indices) -> tuple[float, ...]:
+        """The share of inputs that enter each block with these candidates: of those of the larger table."""
+        places = self.shape.places(chosen)
+        return tuple(float((places >= block).mean()) for block in range(self.shape.num_ramps + 1))
+
+    def save(self, path: Path) -> None:
+        tables = {"shape": self.shape, "test": self.test}
+        arrays = {f"{name}_{each}": getattr(table, each) for name, table in tables.items() for each in _ARRAYS}
+        terms = np.array([self.max_loss, self.confidence])
+        np.savez_compressed(path, reach=np.array(self.reach), terms=terms, **arrays)
+
+    @classmethod
+    def read(cls, path: Path) -> "Evidence":
+        try:
+            with np.load(path, allow_pickle=False) as kept:
+                shape, test = (ExitTable(*(kept[f"{name}_{each}"] for each in _ARRAYS)) for name in ("shape", "test"))
+                reach, (max_loss, confidence) = str(kept["reach"]), kept["terms"].tolist()
+        except (OSError, ValueError, KeyError, BadZipFile) as error:
+            raise UserError(f"{path}: is no exit table that 'isobatch prepare' has written: {error}") from None
+        found = [each for each in get_args(Reach) if each == reach]
+        if not found or shape.first.shape[0] != test.first.shape[0]:
+            raise UserError(f"{path}: is no exit table that 'isobatch prepare' has written")
+        return cls(shape, test, found[0], max_loss, confidence)
