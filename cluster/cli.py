@@ -18,6 +18,7 @@ from cluster.commands.profile import profile
 from cluster.commands.serve import serve
 from cluster.commands.simulate import simulate
 from cluster.commands.status import status
+from cluster.commands.tune import tune
 from profiles.errors import UserError
 
 app = typer.Typer(
@@ -53,6 +54,7 @@ app.command("profile")(profile)
 app.command("serve")(serve)
 app.command("simulate")(simulate)
 app.command("status")(status)
+app.command("tune")(tune)
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ class Evidence:
             with np.load(path, allow_pickle=False) as kept:
                 shape, test = (ExitTable(*(kept[f"{name}_{each}"] for each in _ARRAYS)) for name in ("shape", "test"))
                 reach, (max_loss, confidence) = str(kept["reach"]), kept["terms"].tolist()
-        except (OSError, ValueError, KeyError, BadZipFile) as error:
+        except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
             raise UserError(f"{path}: is no exit table that 'isobatch prepare' has written: {error}") from None
         found = [each for each in get_args(Reach) if each == reach]
         if not found or shape.first.shape[0] != test.first.shape[0]:

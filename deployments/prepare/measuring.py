@@ -170,10 +170,14 @@ def promised(evidence: Evidence, chosen: Indices) -> Promise | None:
 
 
 def retuned(rules: ExitRules, evidence: Evidence, chosen: Indices) -> ExitRules:
-    """The same ramps with other thresholds; what is measured of them is measured again, on the inputs of the test."""
+    """The same ramps with other thresholds; what is measured of them is measured again, on the inputs of the test.
+
+    But for the classes, which tables do not know.
+    """
     found = outcome(evidence.test, chosen, evidence.reach)
     reached = Reached(evidence.test.candidates[chosen].tolist(), evidence.test, found, promised(evidence, chosen))
-    return rules.model_copy(update={**_measured(reached), "ramps": tuple(_retuned(rules.ramps, reached))})
+    ramps = tuple(_retuned(rules.ramps, reached))
+    return rules.model_copy(update={**_measured(reached), "ramps": ramps, "classes": ()})
 
 
 def _retuned(ramps: Sequence[RampRule], reached: Reached) -> Iterator[RampRule]:

@@ -7,14 +7,17 @@ Ramdas, 2023), which is as tight as any that asks nothing of the losses but that
 
 import math
 from collections.abc import Iterator
+from statistics import geometric_mean
 
 import numpy as np
 
 from deployments.prepare.sample import TEST_SHARE
 from deployments.progress import show
 from experiments.promise.before import searched
+from experiments.promise.plans import gained
 from experiments.promise.tables import Recorded, recorded
 from profiles.confidence import margin_of
+from profiles.evidence import Evidence
 from profiles.exit_table import Floats, Indices, Outcome, Reach, highest, ladder, outcome
 
 MAX_LOSS, CONFIDENCE, SPLITS = 0.01, 0.95, 200
@@ -28,6 +31,9 @@ def measure(splits: int = SPLITS) -> dict[str, float]:
     for name, rows in ROWS.items():
         table = recorded(name)
         figures |= {f"{figure}_{name}": value for figure, value in _tried(table, rows, "accuracy", splits)}
+        figures |= {f"{figure}_{name}": value for figure, value in _gained(name, table, rows)}
+    gains = [figures[f"plan_thresholds_gain_{name}"] for name in ROWS]
+    figures["plan_thresholds_gain"] = geometric_mean(gains)
     agreement = _tried(table, ROWS["demo"], "agreement", splits)
     return figures | {f"{figure}_demo_agreement": value for figure, value in agreement}
 
@@ -46,9 +52,22 @@ def _tried(table: Recorded, rows: int, reach: Reach, splits: int) -> Iterator[tu
         yield f"{method}lost", float(np.mean([each.lost.mean for each in outcomes]))
 
 
+def _gained(name: str, table: Recorded, rows: int) -> Iterator[tuple[str, float]]:
+    order = np.random.default_rng(0).permutation(table.known.num_inputs)
+    drawn, others = table.of(order[:rows]), table.of(order[rows:])
+    shape, test = _parts(rows)
+    evidence = Evidence(drawn.believed.of(shape), drawn.known.of(test), "accuracy", MAX_LOSS, CONFIDENCE)
+    yield from gained(name, evidence, others)
+
+
+def _parts(rows: int) -> list[Indices]:
+    """What a ladder is made from, and what the promise is tested on."""
+    return np.split(np.arange(rows), [rows - int(rows * TEST_SHARE)])
+
+
 def _chosen(drawn: Recorded, reach: Reach) -> dict[str, Indices]:
     rows = np.arange(drawn.known.num_inputs)
-    shape, test = np.split(rows, [len(rows) - int(len(rows) * TEST_SHARE)])
+    shape, test = _parts(len(rows))
     rungs, tested = ladder(drawn.believed.of(shape), reach), drawn.known.of(test)
     margin = margin_of(tested.num_inputs, MAX_LOSS, CONFIDENCE, reach)
     losses, everyone = tested.losses(reach), np.arange(tested.num_inputs)

@@ -122,6 +122,18 @@ HEADLINES = {
         Headline("chaos", "lost", "admitted requests without an answer", 0, True),
         Headline("chaos", "worst_recovery_s", "longest way back to 90 % of the reachable goodput (s)"),
     ),
+    "Promises about accuracy": (
+        *(
+            headline
+            for name, says in (("sst2", "SST-2"), ("agnews", "AG News"), ("demo", "the demo"))
+            for headline in (
+                Headline("promise", f"exceeded_share_{name}", f"{says}: promises of 1 % that were broken", 0.05, True),
+                Headline("promise", f"before_exceeded_share_{name}", "the same, as thresholds were chosen before"),
+                Headline("promise", f"depth_{name}", "blocks run per input"),
+                Headline("promise", f"before_depth_{name}", "the same, as thresholds were chosen before"),
+            )
+        ),
+    ),
     "Under attack, and for long": (
         Headline("fuzz", "cases", "wrong requests and files", 100_000),
         Headline("fuzz", "minutes", "minutes that they took", 10, True),

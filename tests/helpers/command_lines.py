@@ -16,6 +16,7 @@ SMALL = {
     "evaluate": "--device cpu --max-rows 20",
     "profile": "--device cpu --lengths 6 --largest 4 --budget 0.1",
     "plan": "",
+    "tune": "--gap 0.1",
     "simulate": "--hours 0.0005",
     "serve": "",
     "load": "--seconds 0.2",

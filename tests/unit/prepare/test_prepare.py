@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from cluster import cli
 from deployments.models import TorchModel, load
@@ -17,7 +18,14 @@ from deployments.models.ramps import read_rules
 from deployments.prepare import pipeline
 from deployments.prepare.data import rows
 from deployments.prepare.sample import LabelNames, draw
+from optimizer.plan import read_plan
+from profiles.errors import UserError
+from profiles.evidence import EVIDENCE, Evidence
+from profiles.files import Profile, save
+from profiles.files import load as load_profile
+from profiles.latency import LatencyTable
 from profiles.promise import promise_in
+from tests.helpers.exit_tables import exit_table
 from tests.helpers.tiny_networks import NUM_LABELS, hugging_face
 
 WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
@@ -139,8 +147,8 @@ def test_the_result_is_still_the_same_checkpoint_and_holds_no_pickle(
     assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", out, "--ramp", "pooler") == 0
     assert rules_in(out)["kind"] == "pooler"
     names = {path.name for path in out.iterdir()}
-    assert {"config.json", "model.safetensors", "ramps.safetensors", "exits.json", "exits.png"} <= names
-    assert {Path(name).suffix for name in names} <= {".json", ".safetensors", ".png", ".txt"}
+    assert {"config.json", "model.safetensors", "ramps.safetensors", "exits.json", "exits.png", EVIDENCE} <= names
+    assert {Path(name).suffix for name in names} <= {".json", ".safetensors", ".png", ".txt", ".npz"}
     before = hugging_face("bert").state_dict()
     after = AutoModelForSequenceClassification.from_pretrained(out).state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
@@ -225,6 +233,55 @@ def test_rules_of_before_promises_still_load(run: Run, checkpoint: Path, tmp_pat
     assert read_rules(tmp_path / "exits.json").promise is None
     assert promise_in(tmp_path) is None
     assert promise_in(tmp_path / "nowhere") is None
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_other_thresholds_are_served_as_they_were_measured(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    data, prepared, out = reviews(tmp_path / "a.csv"), tmp_path / "prepared", tmp_path / "tuned"
+    assert run(checkpoint, "--data", data, "--out", prepared, "--max-accuracy-loss", "60%", "--reach", "agreement") == 0
+    evidence = Evidence.read(prepared / EVIDENCE)
+    np.testing.assert_allclose(
+        evidence.test.candidates[evidence.prepared], [ramp["threshold"] for ramp in rules_in(prepared)["ramps"]]
+    )
+    pipeline.tune(prepared, out, evidence, evidence.shown([1], evidence.test.costs))
+    model, rules = load(out), rules_in(out)
+    sample = draw(rows(data), data, LabelNames(model.labels), 20_000)
+    part = [sample.values[row] for row in sample.parts.test]
+    exits = model.run(model.encode(part), model.num_blocks, model.ramp_blocks).exits
+    assert set(exits.blocks.tolist()) == {1, 3}
+    for ramp in rules["ramps"]:
+        assert ramp["survival"] == pytest.approx((exits.blocks > ramp["block"]).mean())
+    assert rules["mean_depth_share"] == pytest.approx((exits.blocks + 1).mean() / model.num_blocks)
+    assert rules["promise"]["lost"] < rules["promise"]["max_loss"] == 0.6
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_plan_and_thresholds_are_chosen_together(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    prepared, out = tmp_path / "prepared", tmp_path / "tuned"
+    assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", prepared) == 0
+    Evidence(exit_table(1, count=2000), exit_table(2, count=2000), "accuracy", 0.03, 0.95).save(prepared / EVIDENCE)
+    times = tuple((0.0005 + 0.001 * batch,) * 4 for batch in (1, 8))
+    table = LatencyTable("cpu", (1, 8), times, ((1e-5,) * 4,) * 2, 0.001, (64,) * 4, (64,) * 4, "told")
+    save(Profile("network", (table,)), tmp_path / "profile.json")
+
+    def tune(*more: str) -> str:
+        told = ["tune", prepared, "--profile", tmp_path / "profile.json", "--devices", "cpu=2", "--max-batch", "8"]
+        said = CliRunner().invoke(cli.app, [*map(str, [*told, "--out", out]), *more], catch_exceptions=False)
+        assert said.exit_code == 0
+        return said.output
+
+    assert "with the thresholds of before" in tune()
+    plan, profile, promise = read_plan(out / "plan.json"), load_profile(out / "profile.json"), promise_in(out)
+    assert promise is not None
+    assert promise.max_loss == 0.03
+    assert profile.exits is not None
+    assert np.flatnonzero(np.diff(profile.exits.survival)).tolist() == list(plan.ramps)
+    shut = [ramp["block"] for ramp in rules_in(out)["ramps"] if ramp["threshold"] == 0.0]
+    assert sorted([*shut, *plan.ramps]) == [0, 1, 2]
+    load(out)
+    with pytest.raises(UserError, match="exists already; --force replaces it"):
+        tune()
+    tune("--force")
 
 
 @pytest.mark.usefixtures("no_picture")

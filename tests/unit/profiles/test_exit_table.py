@@ -9,25 +9,7 @@ from hypothesis import strategies as st
 
 from profiles.confidence import margin_of
 from profiles.exit_table import ExitTable, Indices, Reach, highest, ladder, outcome
-
-CANDIDATES = 30
-
-
-def table(seed: int, ramps: int = 3, count: int = 400, noise: float = 1.0) -> ExitTable:
-    """Ramps that are surer of easy inputs, and err on hard ones less the deeper they are."""
-    random = np.random.default_rng(seed)
-    hardness = random.uniform(size=count)
-    sure = 1 - hardness + noise * random.normal(scale=0.15, size=(ramps, count))
-    first = np.clip(((1 - sure) * CANDIDATES).astype(int) + 1, 1, CANDIDATES).astype(np.uint8)
-    knows = np.linspace(0.5, 1.0, ramps + 1)[:, None]
-    wrong = random.uniform(size=(ramps + 1, count)) < hardness * (1.1 - knows)
-    return ExitTable(
-        np.arange(CANDIDATES, dtype=float),
-        first,
-        (~wrong).astype(np.float32),
-        wrong == wrong[-1],
-        np.arange(1, ramps + 2) / (ramps + 1),
-    )
+from tests.helpers.exit_tables import CANDIDATES, exit_table
 
 
 def cheapest(found: ExitTable, rungs: list[Indices], max_loss: float, reach: Reach) -> float:
@@ -39,7 +21,7 @@ def cheapest(found: ExitTable, rungs: list[Indices], max_loss: float, reach: Rea
 def test_the_ladder_comes_close_to_brute_force(reach: Reach) -> None:
     gaps = []
     for seed in range(12):
-        found = table(seed, ramps=2, count=1000)
+        found = exit_table(seed, ramps=2, count=1000)
         every = [np.array(chosen) for chosen in product(range(CANDIDATES), repeat=2)]
         for max_loss in (0.02, 0.05):
             gaps.append(
@@ -53,7 +35,7 @@ def test_the_ladder_comes_close_to_brute_force(reach: Reach) -> None:
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), ramps=st.integers(1, 6), reach=st.sampled_from(["accuracy", "agreement"]))
 def test_the_ladder_leads_from_nobody_to_as_early_as_possible(seed: int, ramps: int, reach: Reach) -> None:
-    found = table(seed, ramps, count=100)
+    found = exit_table(seed, ramps, count=100)
     rungs = ladder(found, reach)
     assert outcome(found, rungs[0], reach).cost == 1.0
     outcomes = [outcome(found, chosen, reach) for chosen in rungs]
@@ -63,7 +45,7 @@ def test_the_ladder_leads_from_nobody_to_as_early_as_possible(seed: int, ramps: 
 
 
 def test_outcome_counts_who_leaves_where_as_the_definition_says() -> None:
-    found, chosen = table(3), np.array([12, 15, 18])
+    found, chosen = exit_table(3), np.array([12, 15, 18])
     leaves = found.first <= chosen[:, None]
     expected = [next((ramp for ramp in range(3) if leaves[ramp, one]), 3) for one in range(found.num_inputs)]
     result = outcome(found, chosen, "agreement")
@@ -74,7 +56,7 @@ def test_outcome_counts_who_leaves_where_as_the_definition_says() -> None:
 @pytest.mark.parametrize("reach", ["accuracy", "agreement"])
 def test_a_promise_is_broken_no_more_often_than_its_confidence_says(reach: Reach) -> None:
     """The whole procedure, 200 times: of 5 % that may fail, more than 9.6 % would be three standard errors off."""
-    everything, max_loss, trials = table(7, count=20_000), 0.03, 200
+    everything, max_loss, trials = exit_table(7, count=20_000), 0.03, 200
     random, margin = np.random.default_rng(0), margin_of(600, max_loss, 0.95, reach)
     broken = 0
     for _ in range(trials):
@@ -86,7 +68,7 @@ def test_a_promise_is_broken_no_more_often_than_its_confidence_says(reach: Reach
 
 
 def test_more_confidence_never_makes_inputs_leave_earlier() -> None:
-    found, test = table(1, count=1000), table(2, count=3000)
+    found, test = exit_table(1, count=1000), exit_table(2, count=3000)
     rungs = ladder(found, "accuracy")
     margins = [margin_of(3000, 0.03, confidence, "accuracy") for confidence in (0.5, 0.8, 0.95, 0.999)]
     kept = [highest(rungs, test, "accuracy", 0.03, margin) for margin in margins]
@@ -95,6 +77,6 @@ def test_more_confidence_never_makes_inputs_leave_earlier() -> None:
 
 
 def test_too_few_inputs_let_nobody_leave() -> None:
-    found, few = table(1), table(2, count=40)
+    found, few = exit_table(1), exit_table(2, count=40)
     chosen = highest(ladder(found, "accuracy"), few, "accuracy", 0.01, margin_of(40, 0.01, 0.95, "accuracy"))
     assert outcome(found, chosen, "accuracy").cost == 1.0

@@ -1,0 +1,102 @@
+"""`isobatch tune`: thresholds for the ramps that the best plan for a fleet opens."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from optimizer.tuning import Tuned
+    from profiles.evidence import Evidence
+
+PLAN, PROFILE = "plan.json", "profile.json"
+
+
+def tune(
+    model: Annotated[Path, typer.Argument(help="Directory that 'isobatch prepare' has written.")],
+    profile: Annotated[Path, typer.Option(help="How long its blocks take: a file written by 'isobatch profile'.")],
+    devices: Annotated[str, typer.Option(help="The fleet: KIND=COUNT[@DOLLARS PER HOUR],...")],
+    out: Annotated[Path, typer.Option(help="Directory to write: the checkpoint, its plan.json and its profile.json.")],
+    slo_ms: Annotated[
+        float | None, typer.Option(help="Every answer within this time; none: however long it takes.")
+    ] = None,
+    per_dollar: Annotated[bool, typer.Option("--per-dollar", help="The most inputs per dollar.")] = False,
+    max_batch: Annotated[int, typer.Option(help="No larger batches than this.")] = 64,
+    one_machine: Annotated[bool, typer.Option("--one-machine", help="Devices share a host, not a network.")] = False,
+    one_pipeline: Annotated[
+        bool, typer.Option("--one-pipeline", help="Chain all kinds of devices: no pipelines side by side.")
+    ] = False,
+    gap: Annotated[float, typer.Option(help="Stop when no plan can be better by more than this share.")] = 0.0,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False,
+) -> None:
+    """Choose thresholds and plan together: what exits may lose is spent only at ramps that the plan opens.
+
+    The promise of 'isobatch prepare' is tested again, on the inputs that it was tested on. OUT is served as any model.
+
+    Example: [bold]isobatch tune my-bert-ee --profile bert.json --devices v100=6 --slo-ms 100 --out my-bert-v100[/]
+    """
+    from functools import partial
+
+    from rich.console import Console
+
+    from cluster.commands import above_0
+    from optimizer import Objective, problem
+    from optimizer.pipelines.side_by_side import side_by_side
+    from optimizer.search.exact import search
+    from optimizer.tuning import tuned
+    from profiles.devices import fleet, links_between
+    from profiles.evidence import EVIDENCE, Evidence
+    from profiles.files import load
+
+    for option, value in (("--slo-ms", slo_ms), ("--max-batch", max_batch)):
+        above_0(option, value)
+    evidence, kinds = Evidence.read(model / EVIDENCE), fleet(devices)
+    facts = problem(load(profile), kinds, links_between(kinds, one_machine=one_machine))
+    _check(profile, facts.num_blocks, evidence)
+    goal = "goodput-per-dollar" if per_dollar else "goodput"
+    objective = Objective(goal, None if slo_ms is None else slo_ms / 1e3, max_batch=max_batch)
+    find = partial(search if one_pipeline else side_by_side, objective=objective, gap=gap)
+    console = Console()
+    with Console(stderr=True).status("planning"):
+        found = tuned(facts, objective, evidence, find)
+    if found is None:
+        console.print("nothing is written: with other thresholds no plan is better within the promise")
+        return
+    _write(model, out, force, profile, evidence, found)
+    console.print(_said(found), highlight=False)
+    console.print(f"written to {out}: a prepared model with its {PLAN} and {PROFILE}")
+
+
+def _check(profile: Path, num_blocks: int, evidence: "Evidence") -> None:
+    if num_blocks != evidence.test.num_ramps + 1:
+        raise UserError(f"{profile} has {num_blocks} blocks, the model {evidence.test.num_ramps + 1}: profile it first")
+
+
+def _write(model: Path, out: Path, force: bool, profile: Path, evidence: "Evidence", found: "Tuned") -> None:
+    from dataclasses import replace
+
+    from deployments.prepare import pipeline
+    from profiles.exits import ExitProfile
+    from profiles.files import load, save
+
+    pipeline.tune(model, out, evidence, found.chosen, force)
+    known = replace(load(profile), exits=ExitProfile(found.survival))
+    save(known, out / PROFILE)
+    plan = replace(found.plan, model=known.model, weights=known.weights)
+    (out / PLAN).write_text(plan.to_json() + "\n")
+
+
+def _said(found: "Tuned") -> str:
+    from optimizer.tuning import opened
+
+    after, before = found.plan.promise, found.before.promise
+    assert after, "This is a bug: the planner promises something of each plan."
+    assert before, "This is a bug: the planner promises something of each plan."
+    ramps = ", ".join(map(str, opened(found.plan))) or "none"
+    return (
+        f"{after.goodput_per_s:,.0f} inputs per second in {1e3 * after.latency_s:.3g} ms; "
+        f"with the thresholds of before {before.goodput_per_s:,.0f} in {1e3 * before.latency_s:.3g} ms\n"
+        f"ramps that let inputs leave: after block {ramps}"
+    )

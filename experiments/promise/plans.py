@@ -1,0 +1,64 @@
+"""What thresholds for a plan gain: goodput by the cost model, of inputs that neither thresholds nor plans have seen."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import geometric_mean
+
+import numpy as np
+
+import cluster
+from experiments.promise.tables import Recorded
+from optimizer import Objective, Plan, Problem, evaluate, problem
+from optimizer.pipelines.side_by_side import side_by_side
+from optimizer.tuning import Tuned, opened, tuned
+from profiles.datasheet import datasheet_table
+from profiles.devices import fleet, links_between
+from profiles.evidence import Evidence
+from profiles.exit_table import ExitTable, Indices, outcome
+from profiles.files import Profile, load
+from profiles.shapes import distilbert
+
+SLO_S, BATCHES = 0.1, (4, 8, 16, 64)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Devices, and how long the blocks of a network take there."""
+
+    profile: Profile
+    devices: str
+
+    def facts(self) -> Problem:
+        kinds = fleet(self.devices)
+        return problem(self.profile, kinds, links_between(kinds))
+
+
+def fleet_of(name: str) -> Fleet:
+    """The demo's own profile; for texts DistilBERT, which has six blocks too, on V100s by their datasheet."""
+    if name == "demo":
+        return Fleet(load(Path(cluster.__file__).parent / "demo" / "profile.json"), "cpu=2")
+    return Fleet(Profile("distilbert", (datasheet_table(distilbert(), "v100"),)), "v100=4")
+
+
+def gained(name: str, evidence: Evidence, others: Recorded) -> Iterator[tuple[str, float]]:
+    """The goodput with thresholds for the plan over that with those of `isobatch prepare`; the most that is lost."""
+    facts, gains, losses = fleet_of(name).facts(), list[float](), list[float]()
+    for max_batch in BATCHES:
+        objective = Objective(slo_s=SLO_S, max_batch=max_batch)
+        found = tuned(facts, objective, evidence, partial(side_by_side, objective=objective))
+        gains.append(_gain(found, facts, objective, evidence, others.known) if found else 1.0)
+        losses.append(outcome(others.known, found.chosen if found else evidence.prepared, evidence.reach).lost.mean)
+    yield "plan_thresholds_gain", geometric_mean(gains)
+    yield "plan_thresholds_most_lost", max(losses)
+
+
+def _gain(found: Tuned, facts: Problem, objective: Objective, evidence: Evidence, others: ExitTable) -> float:
+    def goodput_per_s(plan: Plan, chosen: Indices) -> float:
+        shut = np.where(np.isin(np.arange(len(chosen)), opened(plan)), chosen, 0)
+        places = others.places(shut)
+        survival = [float((places >= block).mean()) for block in range(facts.num_blocks)]
+        return evaluate(plan, facts.surviving(survival), objective).goodput_per_s
+
+    return goodput_per_s(found.plan, found.chosen) / goodput_per_s(found.before, evidence.prepared)

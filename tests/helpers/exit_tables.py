@@ -1,0 +1,24 @@
+"""Random exit tables: ramps that are surer of easy inputs, and err on hard ones less the deeper they are."""
+
+import numpy as np
+
+from profiles.exit_table import ExitTable
+
+CANDIDATES = 30
+
+
+def exit_table(seed: int, ramps: int = 3, count: int = 400) -> ExitTable:
+    """A ramp after every block but the last."""
+    random = np.random.default_rng(seed)
+    hardness = random.uniform(size=count)
+    sure = 1 - hardness + random.normal(scale=0.15, size=(ramps, count))
+    first = np.clip(((1 - sure) * CANDIDATES).astype(int) + 1, 1, CANDIDATES).astype(np.uint8)
+    knows = np.linspace(0.5, 1.0, ramps + 1)[:, None]
+    wrong = random.uniform(size=(ramps + 1, count)) < hardness * (1.1 - knows)
+    return ExitTable(
+        np.arange(CANDIDATES, dtype=float),
+        first,
+        (~wrong).astype(np.float32),
+        wrong == wrong[-1],
+        np.arange(1, ramps + 2) / (ramps + 1),
+    )

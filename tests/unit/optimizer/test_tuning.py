@@ -1,0 +1,72 @@
+"""Thresholds for a plan: better within the promise, or left as they are."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from optimizer import Objective, Problem, evaluate, problem
+from optimizer.search.exact import search
+from optimizer.tuning import costs_of, opened, tuned
+from profiles.devices import fleet, links_between
+from profiles.evidence import Evidence
+from profiles.exit_table import outcome
+from profiles.files import Profile
+from profiles.latency import LatencyTable
+from tests.helpers.exit_tables import exit_table
+
+SIZES = (1, 2, 4, 8)
+
+
+def _table(kind: str, slower: float) -> LatencyTable:
+    times = tuple(((8 + size) * slower,) * 4 for size in SIZES)
+    return LatencyTable(kind, SIZES, times, ((1e-5,) * 4,) * 4, 1e-3, (8,) * 4, (8,) * 4, "told")
+
+
+def facts(kinds: str = "v100=2") -> Problem:
+    """Four blocks; a launch costs as much as eight inputs at one block, so that full batches pay."""
+    tables = tuple(_table(kind, slower) for kind, slower in (("v100", 1e-3), ("k80", 4e-3)))
+    devices = fleet(kinds)
+    return problem(Profile("toy", tables), devices, links_between(devices))
+
+
+def evidence(seed: int) -> Evidence:
+    return Evidence(exit_table(seed, count=2000), exit_table(seed + 1, count=2000), "accuracy", 0.03, 0.95)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tuned_plan_is_better_and_keeps_the_promise(seed: int) -> None:
+    asked, kept, objective = facts(), evidence(seed), Objective(max_batch=8)
+    found = tuned(asked, objective, kept, partial(search, objective=objective))
+    if found is None:
+        return
+    assert found.plan.promise is not None
+    assert found.before.promise is not None
+    assert found.plan.promise.goodput_per_s > found.before.promise.goodput_per_s
+    score = evaluate(found.plan, asked.surviving(found.survival), objective)
+    assert score.goodput_per_s == pytest.approx(found.plan.promise.goodput_per_s)
+    reached = outcome(kept.test, found.chosen, "accuracy")
+    assert reached.lost.within(0.03, kept.margin)
+    assert set(reached.places.tolist()) <= {*opened(found.plan), 3}
+    everybody = exit_table(50, count=50_000)
+    assert outcome(everybody, found.chosen, "accuracy").lost.mean < 0.03
+
+
+def test_some_plans_are_better_with_thresholds_of_their_own() -> None:
+    objective = Objective(max_batch=8)
+    assert any(tuned(facts(), objective, evidence(seed), partial(search, objective=objective)) for seed in range(4))
+
+
+def test_where_nobody_may_leave_thresholds_stay_as_they_are() -> None:
+    objective = Objective(max_batch=8)
+    few = Evidence(exit_table(0, count=2000), exit_table(1, count=50), "accuracy", 0.01, 0.95)
+    assert tuned(facts(), objective, few, partial(search, objective=objective)) is None
+
+
+def test_what_an_input_costs_grows_from_block_to_block_and_follows_prices() -> None:
+    asked, objective = facts("v100=1@10,k80=1@1"), Objective(max_batch=8)
+    plan = search(asked, objective)
+    assert plan is not None
+    costs = costs_of(plan, asked)
+    assert costs[-1] == 1.0
+    assert (np.diff(costs) > 0).all()

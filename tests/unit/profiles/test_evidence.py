@@ -1,0 +1,67 @@
+"""What a promise rests on: kept in a file, asked for any ramps, and tested on inputs that chose nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiles.errors import UserError
+from profiles.evidence import EVIDENCE, Evidence
+from profiles.exit_table import outcome
+from tests.helpers.exit_tables import exit_table
+
+
+def evidence(seed: int = 0) -> Evidence:
+    return Evidence(exit_table(seed, count=800), exit_table(seed + 1, count=900), "accuracy", 0.03, 0.95)
+
+
+def test_it_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    kept = evidence()
+    kept.save(tmp_path / EVIDENCE)
+    again = Evidence.read(tmp_path / EVIDENCE)
+    assert (again.reach, again.max_loss, again.confidence) == ("accuracy", 0.03, 0.95)
+    for name in ("candidates", "first", "right", "agrees", "costs"):
+        np.testing.assert_array_equal(getattr(again.shape, name), getattr(kept.shape, name))
+        np.testing.assert_array_equal(getattr(again.test, name), getattr(kept.test, name))
+    np.testing.assert_array_equal(again.prepared, kept.prepared)
+
+
+def test_what_is_no_table_is_one_line(tmp_path: Path) -> None:
+    for text in (b"", b"no archive"):
+        (tmp_path / EVIDENCE).write_bytes(text)
+        with pytest.raises(UserError, match=r"exit_table.npz: is no exit table that 'isobatch prepare' has written"):
+            Evidence.read(tmp_path / EVIDENCE)
+    np.savez(tmp_path / EVIDENCE, pickled=np.array([{}], dtype=object))
+    with pytest.raises(UserError, match="is no exit table"):
+        Evidence.read(tmp_path / EVIDENCE)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), ramps=st.sets(st.integers(0, 2)))
+def test_only_the_ramps_that_are_open_let_inputs_leave_and_the_promise_is_kept(seed: int, ramps: set[int]) -> None:
+    kept = evidence(seed)
+    chosen = kept.shown(sorted(ramps), kept.test.costs)
+    found = outcome(kept.test, chosen, kept.reach)
+    assert set(found.places.tolist()) <= ramps | {3}
+    assert found.cost == 1.0 or found.lost.within(kept.max_loss, kept.margin)
+    survival = kept.survival(chosen)
+    assert survival[0] == 1.0
+    assert list(survival) == sorted(survival, reverse=True)
+
+
+def test_what_is_hoped_for_never_looks_at_the_inputs_of_the_test() -> None:
+    kept = evidence()
+    other = replace(kept, test=exit_table(99, count=900))
+    np.testing.assert_array_equal(kept.hoped([0, 2], kept.test.costs), other.hoped([0, 2], kept.test.costs))
+
+
+def test_costs_decide_where_inputs_leave() -> None:
+    """Where all that is dear comes after the second ramp, nothing is gained by the first."""
+    kept = evidence()
+    flat = kept.hoped([0, 1, 2], np.array([0.25, 0.5, 0.75, 1.0]))
+    late = kept.hoped([0, 1, 2], np.array([0.01, 0.011, 0.9, 1.0]))
+    left = [outcome(kept.shape, chosen, "accuracy").places for chosen in (flat, late)]
+    assert (left[1] <= 1).mean() > (left[0] <= 1).mean()
