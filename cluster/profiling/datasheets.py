@@ -19,6 +19,8 @@ def shape_of(config: Any, length: int | None, side: int = 224) -> Shape:
     try:
         if name == "resnet":
             return _residual(config, side)
+        if hasattr(config, "depths"):
+            raise AttributeError("its stages differ")
         if length is not None:
             return _encoder(config, f"{name}, {length} tokens", length, config.vocab_size)
         patches = (side // config.patch_size) ** 2

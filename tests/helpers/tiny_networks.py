@@ -13,36 +13,64 @@ from deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
 from deployments.models.torch_model import TorchModel
 from profiles.model import Batch
 
-TEXT = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
-IMAGE = ("vit", "resnet", "resnet-bottleneck")
+TEXT = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert")
+PATCHES = ("vit", "deit", "deit-distilled", "beit", "swin")  # of images of 8 x 8, with one channel
+IMAGE = (*PATCHES, "resnet", "resnet-bottleneck", "convnext", "convnextv2")
 FAMILIES = TEXT + IMAGE
 NUM_LABELS = 3
 VOCABULARY = 40
+WIDE = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
 
 
 def _config(name: str) -> Any:
+    return _text_config(name) if name in TEXT else _image_config(name)
+
+
+def _text_config(name: str) -> Any:
     import transformers
 
     text = {"vocab_size": VOCABULARY, "num_labels": NUM_LABELS, "pad_token_id": 1, "max_position_embeddings": 24}
-    wide = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
     match name:
         case "bert":
-            return transformers.BertConfig(num_hidden_layers=4, **text, **wide)
-        case "roberta":
-            return transformers.RobertaConfig(num_hidden_layers=3, type_vocab_size=1, **text, **wide)
-        case "xlm-roberta":
-            return transformers.XLMRobertaConfig(num_hidden_layers=3, type_vocab_size=1, **text, **wide)
+            return transformers.BertConfig(num_hidden_layers=4, **text, **WIDE)
+        case "roberta" | "xlm-roberta" | "camembert":
+            kinds = {"roberta": transformers.RobertaConfig, "xlm-roberta": transformers.XLMRobertaConfig}
+            kind = kinds.get(name, transformers.CamembertConfig)
+            return kind(num_hidden_layers=3, type_vocab_size=1, **text, **WIDE)
         case "electra":
-            return transformers.ElectraConfig(num_hidden_layers=3, embedding_size=8, **text, **wide)
+            return transformers.ElectraConfig(num_hidden_layers=3, embedding_size=8, **text, **WIDE)
         case "distilbert":
             return transformers.DistilBertConfig(n_layers=5, dim=16, n_heads=2, hidden_dim=24, **text)
+        case "albert":
+            groups = {"num_hidden_groups": 2, "embedding_size": 8, "classifier_dropout_prob": 0.0}
+            return transformers.AlbertConfig(num_hidden_layers=4, **groups, **text, **WIDE)
+    raise ValueError(name)
+
+
+def _image_config(name: str) -> Any:
+    import transformers
+
+    small = {"image_size": 8, "num_channels": 1, "num_labels": NUM_LABELS}
+    stages = {"hidden_sizes": [8, 16], "depths": [2, 2], "num_labels": NUM_LABELS}
+    match name:
         case "vit":
-            size = {"image_size": 8, "patch_size": 4, "num_channels": 1}
-            return transformers.ViTConfig(num_hidden_layers=4, num_labels=NUM_LABELS, **size, **wide)
+            return transformers.ViTConfig(num_hidden_layers=4, patch_size=4, **small, **WIDE)
+        case "deit" | "deit-distilled":
+            kinds = ["DeiTForImageClassification" + ("WithTeacher" if name.endswith("distilled") else "")]
+            return transformers.DeiTConfig(num_hidden_layers=4, patch_size=4, architectures=kinds, **small, **WIDE)
+        case "beit":
+            bias = {"use_relative_position_bias": True, "layer_scale_init_value": 0.5}
+            return transformers.BeitConfig(num_hidden_layers=4, patch_size=4, **bias, **small, **WIDE)
+        case "swin":
+            shape = {"embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": 2}
+            return transformers.SwinConfig(patch_size=1, **shape, **small)
+        case "convnext":
+            return transformers.ConvNextConfig(num_stages=2, layer_scale_init_value=0.5, **stages)
+        case "convnextv2":
+            return transformers.ConvNextV2Config(num_stages=2, **stages)
         case "resnet" | "resnet-bottleneck":
             layer = "bottleneck" if name.endswith("bottleneck") else "basic"
-            shape = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 2], "layer_type": layer}
-            return transformers.ResNetConfig(num_labels=NUM_LABELS, **shape)
+            return transformers.ResNetConfig(embedding_size=8, layer_type=layer, **stages)
     raise ValueError(name)
 
 
@@ -116,7 +144,7 @@ def _one_input(model: TorchModel, name: str, random: np.random.Generator, length
     if name in TEXT:
         ids = random.integers(2, VOCABULARY, length)
         return Batch(0, {"input_ids": ids}, memory, np.array([length]))
-    size = (1, 1, 8, 8) if name == "vit" else (1, 3, 32, 32)
+    size = (1, 1, 8, 8) if name in PATCHES else (1, 3, 32, 32)
     return Batch(0, {"pixel_values": random.normal(size=size).astype(np.float32)}, memory)
 
 

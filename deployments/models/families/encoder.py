@@ -46,4 +46,4 @@ def _head(model: Any) -> Callable[[Tensor], Tensor]:
     return lambda hidden: model.classifier(hidden)  # RoBERTa, ELECTRA: the head picks the first token itself
 
 
-FAMILY = Family(("bert", "roberta", "xlm-roberta", "electra", "distilbert"), "text", dissect)
+FAMILY = Family(("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert"), "text", dissect)

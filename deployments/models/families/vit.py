@@ -1,6 +1,12 @@
-"""Vision transformers: patches as tokens, pre-normalised layers, a linear head on the class token."""
+"""Vision transformers: patches as tokens, pre-normalised layers, a linear head on the class token.
 
+DeiT is one with a second token, taught by another network: a head of its own reads it, and both heads' mean counts.
+"""
+
+from collections.abc import Callable
 from typing import Any
+
+from torch import Tensor
 
 from deployments.models.anatomy import Anatomy, Family, call_transformer_layer, pool_tokens
 
@@ -10,10 +16,23 @@ def dissect(model: Any) -> Anatomy:
     return Anatomy(
         embed=lambda arrays: base.embeddings(arrays["pixel_values"]),
         blocks=[call_transformer_layer(layer) for layer in base.layers],
-        head=lambda hidden: model.classifier(base.layernorm(hidden)[:, 0]),
+        head=_head(model),
         pool=pool_tokens,
         pooled_widths=[2 * model.config.hidden_size] * len(base.layers),
     )
 
 
-FAMILY = Family(("vit",), "image", dissect)
+def _head(model: Any) -> Callable[[Tensor], Tensor]:
+    norm = model.base_model.layernorm
+    if not hasattr(model, "distillation_classifier"):
+        return lambda hidden: model.classifier(norm(hidden)[:, 0])
+
+    def of_both(hidden: Tensor) -> Tensor:
+        last = norm(hidden)
+        both: Tensor = (model.cls_classifier(last[:, 0]) + model.distillation_classifier(last[:, 1])) / 2
+        return both
+
+    return of_both
+
+
+FAMILY = Family(("vit", "deit"), "image", dissect)

@@ -19,7 +19,16 @@ def test_configs_of_well_known_networks_give_their_shapes() -> None:
     assert shape_of(transformers.ResNetConfig(num_labels=1000), None).blocks == resnet50().blocks
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+STAGED = ("swin", "convnext", "convnextv2")
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_families_in_stages_are_told_to_be_measured(name: str) -> None:
+    with pytest.raises(UserError, match=r"its stages differ.*: measure it"):
+        shape_of(hugging_face(name).config, None, 8)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in STAGED])
 def test_every_family_has_a_table_with_as_many_blocks_as_it_can_be_cut_into(name: str) -> None:
     config, length = hugging_face(name).config, 12 if name in TEXT else None
     (table,) = tables(config, ["k80"], [length], 32, ramps=[0], dtype="float32")

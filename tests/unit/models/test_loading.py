@@ -1,6 +1,7 @@
 """From a checkpoint on disk to a network, through the checkpoint's own tokenizer or image processor."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from deployments.models import checkpoint, load
+from deployments.models.families import known
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from profiles.errors import UserError
 from tests.helpers.tiny_networks import hugging_face
@@ -164,8 +166,15 @@ def test_a_head_of_several_labels_or_of_a_number_is_refused(text_checkpoint: Pat
 def test_a_family_nobody_knows_lists_those_that_are(text_checkpoint: Path) -> None:
     config = text_checkpoint / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
-    with pytest.raises(UserError, match="'gpt2' is not known; known are: bert, distilbert"):
+    with pytest.raises(UserError, match="'gpt2' is not known; known are: albert, beit, bert, "):
         load(text_checkpoint)
+
+
+def test_the_table_of_families_says_what_there_is() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "backends.md").read_text()
+    table = page.partition("## Families")[2].partition("##")[0]
+    named = [name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(.*?)`", row)]
+    assert sorted(named) == sorted(["model_type", *known()])
 
 
 @pytest.mark.parametrize("size", [8, [8, 8]])

@@ -1,0 +1,33 @@
+"""ALBERT: one layer, or a few, run again and again. Blocks are its turns, and share their weights."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deployments.models.anatomy import Anatomy, Family, call_transformer_layer, pool_tokens
+from deployments.models.attention import replace_attention
+
+
+def dissect(model: Any) -> Anatomy:
+    replace_attention(model)
+    base, layers, groups = model.base_model, model.config.num_hidden_layers, model.config.num_hidden_groups
+    in_turn = [base.encoder.albert_layer_groups[turn * groups // layers] for turn in range(layers)]
+
+    def embed(arrays: Mapping[str, Tensor]) -> Tensor:
+        told = {"token_type_ids": torch.zeros_like(arrays["input_ids"]), **arrays}
+        embedded = base.embeddings(**{name: each.unsqueeze(0) for name, each in told.items()})
+        hidden: Tensor = base.encoder.embedding_hidden_mapping_in(embedded)
+        return hidden.squeeze(0)
+
+    return Anatomy(
+        embed=embed,
+        blocks=[call_transformer_layer(group) for group in in_turn],
+        head=lambda hidden: model.classifier(base.pooler_activation(base.pooler(hidden[:, 0]))),
+        pool=pool_tokens,
+        pooled_widths=[2 * model.config.hidden_size] * layers,
+    )
+
+
+FAMILY = Family(("albert",), "text", dissect)
