@@ -10,6 +10,7 @@ from profiles.errors import UserError
 if TYPE_CHECKING:
     from optimizer.tuning import Tuned
     from profiles.evidence import Evidence
+    from profiles.files import Profile
 
 PLAN, PROFILE = "plan.json", "profile.json"
 
@@ -53,7 +54,8 @@ def tune(
     for option, value in (("--slo-ms", slo_ms), ("--max-batch", max_batch)):
         above_0(option, value)
     evidence, kinds = Evidence.read(model / EVIDENCE), fleet(devices)
-    facts = problem(load(profile), kinds, links_between(kinds, one_machine=one_machine))
+    known = load(profile)
+    facts = problem(known, kinds, links_between(kinds, one_machine=one_machine), length=known.length)
     _check(profile, facts.num_blocks, evidence)
     goal = "goodput-per-dollar" if per_dollar else "goodput"
     objective = Objective(goal, None if slo_ms is None else slo_ms / 1e3, max_batch=max_batch)
@@ -64,7 +66,7 @@ def tune(
     if found is None:
         console.print("nothing is written: with other thresholds no plan is better within the promise")
         return
-    _write(model, out, force, profile, evidence, found)
+    _write(model, out, force, known, evidence, found)
     console.print(_said(found), highlight=False)
     console.print(f"written to {out}: a prepared model with its {PLAN} and {PROFILE}")
 
@@ -74,17 +76,17 @@ def _check(profile: Path, num_blocks: int, evidence: "Evidence") -> None:
         raise UserError(f"{profile} has {num_blocks} blocks, the model {evidence.test.num_ramps + 1}: profile it first")
 
 
-def _write(model: Path, out: Path, force: bool, profile: Path, evidence: "Evidence", found: "Tuned") -> None:
+def _write(model: Path, out: Path, force: bool, known: "Profile", evidence: "Evidence", found: "Tuned") -> None:
     from dataclasses import replace
 
     from deployments.prepare import pipeline
     from profiles.exits import ExitProfile
-    from profiles.files import load, save
+    from profiles.files import save
 
     pipeline.tune(model, out, evidence, found.chosen, force)
-    known = replace(load(profile), exits=ExitProfile(found.survival))
-    save(known, out / PROFILE)
-    plan = replace(found.plan, model=known.model, weights=known.weights)
+    # Nobody knows how long the texts are that leave now.
+    save(replace(known, exits=ExitProfile(found.survival), token_exits=None), out / PROFILE)
+    plan = replace(found.plan, model=known.model, weights=known.weights, length=known.length)
     (out / PLAN).write_text(plan.to_json() + "\n")
 
 

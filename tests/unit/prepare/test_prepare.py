@@ -21,9 +21,11 @@ from deployments.prepare.sample import LabelNames, draw
 from optimizer.plan import read_plan
 from profiles.errors import UserError
 from profiles.evidence import EVIDENCE, Evidence
+from profiles.exits import ExitProfile
 from profiles.files import Profile, save
 from profiles.files import load as load_profile
 from profiles.latency import LatencyTable
+from profiles.lengths import Lengths
 from profiles.promise import promise_in
 from tests.helpers.exit_tables import exit_table
 from tests.helpers.tiny_networks import NUM_LABELS, hugging_face
@@ -261,8 +263,9 @@ def test_a_plan_and_thresholds_are_chosen_together(run: Run, checkpoint: Path, t
     assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", prepared) == 0
     Evidence(exit_table(1, count=2000), exit_table(2, count=2000), "accuracy", 0.03, 0.95).save(prepared / EVIDENCE)
     times = tuple((0.0005 + 0.001 * batch,) * 4 for batch in (1, 8))
-    table = LatencyTable("cpu", (1, 8), times, ((1e-5,) * 4,) * 2, 0.001, (64,) * 4, (64,) * 4, "told")
-    save(Profile("network", (table,)), tmp_path / "profile.json")
+    table = LatencyTable("cpu", (1, 8), times, ((1e-5,) * 4,) * 2, 0.001, (64,) * 4, (64,) * 4, "told", length=6)
+    measured = Profile("network", (table,), lengths=Lengths((6,)), token_exits=ExitProfile((1.0, 0.9, 0.9, 0.9)))
+    save(measured, tmp_path / "profile.json")
 
     def tune(*more: str) -> str:
         told = ["tune", prepared, "--profile", tmp_path / "profile.json", "--devices", "cpu=2", "--max-batch", "8"]
@@ -274,6 +277,8 @@ def test_a_plan_and_thresholds_are_chosen_together(run: Run, checkpoint: Path, t
     plan, profile, promise = read_plan(out / "plan.json"), load_profile(out / "profile.json"), promise_in(out)
     assert promise is not None
     assert promise.max_loss == 0.03
+    assert plan.length == profile.length == 6
+    assert profile.token_exits is None, "they were those of other thresholds"
     assert profile.exits is not None
     assert np.flatnonzero(np.diff(profile.exits.survival)).tolist() == list(plan.ramps)
     shut = [ramp["block"] for ramp in rules_in(out)["ramps"] if ramp["threshold"] == 0.0]
