@@ -208,7 +208,7 @@ def report(profile: Profile) -> Table:
         ramps_s = table.ramp_times_s(table.batch_sizes).sum(axis=-1)
         for size, seconds, slow_s, ramp_s in zip(table.batch_sizes, whole_s(table), p95_s, ramps_s, strict=True):
             cells = (f"{1000 * value:.3g}" for value in (seconds, slow_s, seconds / size))
-            rows.add_row(name(table), f"{size:g}", *cells, f"{size / seconds:,.0f}", f"{1000 * ramp_s:.3g}")
+            rows.add_row(name(table), f"{size:.3g}", *cells, f"{size / seconds:,.0f}", f"{1000 * ramp_s:.3g}")
         rows.add_section()
     return rows
 

@@ -170,6 +170,37 @@ HEADLINES = {
         Headline("packing", "time_prediction_error", "a launch's time told from its tokens: error", 0.1, True),
         Headline("packing", "time_prediction_error_onnx", "the same, ONNX Runtime", 0.1, True),
         Headline("packing", "time_prediction_error_int8", "the same in 8 bits", 0.1, True),
+        Headline("tokens", "goodput_per_s_ratio", "through HTTP, launches of so many tokens over so many texts"),
+        Headline("tokens", "goodput_per_s_overloaded_ratio", "the same at 1.5 times the promise"),
+    ),
+    "TCB's systems on our dispatcher, in virtual time": (
+        Headline("tcb", "rows_over_padded_to_the_longest_das", "DAS: rows over padded to the longest", paper=2.22),
+        Headline("tcb", "rows_over_padded_to_100_das", "DAS: rows over padded to 100 tokens", paper=2.22),
+        Headline("tcb", "rows_over_sorted_by_length_das", "DAS: rows over sorted by length", paper=1.48),
+        Headline(
+            "tcb",
+            "rows_over_padded_to_the_longest_first_come",
+            "first come: rows over padded to the longest",
+            paper=3.33,
+        ),
+        Headline("tcb", "rows_over_padded_to_100_first_come", "first come: rows over padded to 100 tokens", paper=3.33),
+        Headline("tcb", "rows_over_sorted_by_length_first_come", "first come: rows over sorted by length", paper=1.52),
+        Headline(
+            "tcb", "rows_over_sorted_by_length_first_come_variance_100", "the same, lengths of variance 100", paper=1.72
+        ),
+        Headline("tcb", "slots_speedup_10_rows", "slots, of 10 rows of 400 tokens", paper=1.18),
+        Headline("tcb", "slots_speedup_32_rows", "slots, of 32 rows of 400 tokens", paper=2.31),
+        Headline("tcb", "utility_das_over_shortest_first", "utility: DAS over shortest first", paper=1.4),
+        Headline("tcb", "isobatch_over_padded_to_the_longest_das", "isobatch over padded to the longest, DAS"),
+        Headline("tcb", "isobatch_over_sorted_by_length_das", "isobatch over sorted by length, DAS"),
+        Headline(
+            "tcb", "das_gain_1_5x", "DAS's order in our launches, 1.5 times the load: texts in time, less 1", 0.05
+        ),
+        Headline("tcb", "das_gain_3x", "the same at 3 times the load", 0.05),
+        Headline(
+            "tcb", "das_least_quarter_3x", "what the least favoured quarter of lengths then gets of its share", 0.5
+        ),
+        Headline("tcb", "das_least_quarter_2x_variance_100", "the same, variance 100, at 2 times the load", 0.5),
     ),
 }
 

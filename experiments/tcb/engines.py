@@ -1,0 +1,92 @@
+"""How long a launch of texts takes on the paper's V100, by how they are laid side by side."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from cluster.simulator.event_loop import Departure, Flight
+from deployments.dispatch.messages import Launch
+from profiles.datasheet import datasheet_table
+from profiles.shapes import encoder
+from profiles.sweep import whole_s
+
+HIDDEN, LAYERS = 3072, 6  # the paper's model: three encoders and three decoders of that width
+Engine = Callable[[Sequence[int]], float]  # seconds of a launch of texts with so many tokens
+
+
+@cache
+def seconds(rows: float, length: int) -> float:
+    """Of so many rows of so many tokens, by the datasheet."""
+    shape = encoder("tcb", layers=LAYERS, hidden=HIDDEN, inner=4 * HIDDEN, length=length)
+    return float(whole_s(datasheet_table(shape, "v100", dtype="float32", batch_sizes=(rows,)))[0])
+
+
+def padded(tokens: Sequence[int]) -> float:
+    """A row each, padded to the longest."""
+    return seconds(len(tokens), max(tokens))
+
+
+def padded_to(length: int) -> Engine:
+    """A row each, of a fixed length."""
+    return lambda tokens: seconds(len(tokens), length)
+
+
+def by_length(tokens: Sequence[int]) -> float:
+    """Several launches one after the other, each of texts of like length: the fastest partition of the sorted texts."""
+    ordered = sorted(tokens)
+    best = [0.0]
+    for stop in range(1, len(ordered) + 1):
+        best.append(min(best[start] + seconds(stop - start, ordered[stop - 1]) for start in range(stop)))
+    return best[-1]
+
+
+def in_rows(length: int) -> Engine:
+    """Texts one after the other in rows, whose tokens all attend to their whole row."""
+    return lambda tokens: seconds(_bins(tokens, length), length)
+
+
+def in_slots(tokens: Sequence[int]) -> float:
+    """The same in slots as long as the longest text."""
+    return seconds(_bins(tokens, max(tokens)), max(tokens))
+
+
+def packed(mean: int) -> Engine:
+    """Nothing is padded, and attention sees texts of about this length."""
+    return lambda tokens: seconds(round(sum(tokens) / mean, 2), mean)
+
+
+def _bins(tokens: Sequence[int], length: int) -> int:
+    """How many rows it takes, each filled before the next is begun.
+
+    >>> _bins([60, 50, 40, 10], 100)
+    2
+    """
+    rows, used = 0, length
+    for count in tokens:
+        if used + count > length:
+            rows, used = rows + 1, 0
+        used += count
+    return rows
+
+
+@dataclass
+class OneDevice:
+    """The one device of a run: every launch answers all its texts."""
+
+    engine: Engine
+    busy_s: float = 0.0
+    _free_s: float = field(default=0.0)
+
+    def begin(self, launch: Launch, now_s: float) -> Flight:
+        starts_s = max(now_s, self._free_s)
+        took_s = self.engine(launch.weights)
+        self.busy_s += took_s
+        self._free_s = starts_s + took_s
+        last = Departure(self._free_s, launch.stop, range(len(launch.places)))
+        return Flight(starts_s, self._free_s, (), last, {})
+
+    def kind(self, group: str) -> str:
+        return "v100"
+
+    def fails(self) -> bool:
+        return False

@@ -1,0 +1,226 @@
+"""Claim: counting tokens gains what TCB reports, without its order of scheduling, which starves long texts.
+
+The paper's systems (TCB) on our dispatcher and event loop, in virtual time, one V100 by its datasheet. Its figures are
+throughput at saturation, the most over all rates that are tried, and there a text counts that is launched before its
+deadline. Everywhere else a text counts that is answered by then.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from cluster.load.workloads import Floats, Ints, arrivals
+from cluster.simulator.event_loop import Departure, EventLoop
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Launch, Limits, Outcome, Place
+from deployments.dispatch.route import Route, Stage
+from experiments.tcb import engines
+from experiments.tcb.engines import Engine, OneDevice, seconds
+from experiments.tcb.schedulers import (
+    EARLIEST,
+    FIRST,
+    SHORTEST,
+    Arrival,
+    DeadlineDispatcher,
+    Order,
+    OrderedDispatcher,
+    das,
+    first_come,
+    in_rows,
+)
+
+console = Console(stderr=True)
+
+SHORTEST_TEXT, LONGEST_TEXT, MEAN, VARIANCE = 3, 100, 20, 20  # tokens, as in the paper's section 6
+WIDE = 100  # the paper's other variance
+ROWS = 64  # of a batch
+PATIENCE_S = (1.0, 4.0)  # from a text's arrival to its deadline, evenly: the paper does not say
+RATES = (100, 150, 200, 250, 300, 350, 400, 450, 500, 600, 800)
+OVERLOADS = (1.5, 2.0, 3.0)  # times what we answer in time at most
+
+
+@dataclass(frozen=True)
+class System:
+    """A way to lay out texts and, where the dispatcher's own is not meant, an order to choose them in."""
+
+    engine: Engine
+    order: Order | None = None
+    launch_s: float = 0.0  # who would be late in so long a launch is dropped
+
+    def dispatcher(self) -> Dispatcher:
+        times = tuple(seconds(size, MEAN) for size in range(1, ROWS + 1))
+        stage = Stage(0, 1, ROWS, "v100", times, length=MEAN, least_s=seconds(0.05, MEAN))
+        route, groups = Route((stage,)), {"v100": ["v100/0"]}
+        if self.order is None:
+            return DeadlineDispatcher(route, groups, Limits(backlog=100_000))
+        return OrderedDispatcher(route, groups, Limits(backlog=100_000, ahead=0), self.order, self.launch_s)
+
+
+PADDED_DAS = das(ROWS, LONGEST_TEXT, most=ROWS)
+SYSTEMS: Mapping[str, System] = {
+    "padded to the longest, DAS": System(engines.padded, PADDED_DAS),
+    "padded to 100, DAS": System(engines.padded_to(LONGEST_TEXT), PADDED_DAS),
+    "sorted by length, DAS": System(engines.by_length, PADDED_DAS),
+    "rows, DAS": System(engines.in_rows(LONGEST_TEXT), das(ROWS, LONGEST_TEXT)),
+    "slots, DAS": System(engines.in_slots, das(ROWS, LONGEST_TEXT)),
+    "padded to the longest, first come": System(engines.padded, first_come(ROWS)),
+    "padded to 100, first come": System(engines.padded_to(LONGEST_TEXT), first_come(ROWS)),
+    "sorted by length, first come": System(engines.by_length, first_come(ROWS)),
+    "rows, first come": System(engines.in_rows(LONGEST_TEXT), in_rows(FIRST, ROWS, LONGEST_TEXT)),
+    "rows, shortest first": System(engines.in_rows(LONGEST_TEXT), in_rows(SHORTEST, ROWS, LONGEST_TEXT)),
+    "rows, earliest deadline": System(engines.in_rows(LONGEST_TEXT), in_rows(EARLIEST, ROWS, LONGEST_TEXT)),
+    "isobatch": System(engines.packed(MEAN)),
+    "isobatch's launches, DAS": System(engines.packed(MEAN), das(1, ROWS * MEAN), seconds(ROWS, MEAN)),
+    "isobatch's launches, earliest deadline": System(
+        engines.packed(MEAN), in_rows(EARLIEST, 1, ROWS * MEAN), seconds(ROWS, MEAN)
+    ),
+}
+
+
+@dataclass
+class Counted:
+    """What became of the texts of a run, by their tokens: those launched while texts came, and those in time."""
+
+    until_s: float
+    launched: list[int] = field(default_factory=list)
+    in_time: list[int] = field(default_factory=list)
+
+    def refuse(self, at_s: float) -> None: ...
+
+    def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None: ...
+
+    def launch(self, launch: Launch, kind: str, took_s: float) -> None: ...
+
+    def answer(self, now_s: float, launch: Launch, departure: Departure, ends_s: Sequence[float] | None) -> None:
+        if now_s <= self.until_s:
+            self.launched += launch.weights
+        told = zip(launch.weights, launch.places, strict=True)
+        self.in_time += [weight for weight, place in told if now_s <= place.payload.deadline_s + 1e-9]
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """A run of so many seconds: the tokens of all texts, of those launched, and of those answered in time."""
+
+    seconds: float
+    asked: Ints
+    launched: Ints
+    in_time: Ints
+
+    @property
+    def launched_per_s(self) -> float:
+        return len(self.launched) / self.seconds
+
+    @property
+    def in_time_per_s(self) -> float:
+        return len(self.in_time) / self.seconds
+
+    @property
+    def utility_per_s(self) -> float:
+        """Of those launched, as the paper counts it."""
+        return float((1 / self.launched).sum() / self.seconds)
+
+    @property
+    def least_share(self) -> float:
+        """Of the quarters of texts by length, the one that got least: its share in time over that of all texts."""
+        edges = np.quantile(self.asked, (0.25, 0.5, 0.75))
+        asked, in_time = (np.bincount(np.searchsorted(edges, each), minlength=4) for each in (self.asked, self.in_time))
+        return float((in_time / asked).min() / (len(self.in_time) / len(self.asked)))
+
+
+def lengths(count: int, variance: float, random: np.random.Generator) -> Ints:
+    """Normally distributed, and drawn again where that is below or above what there is."""
+    found = np.empty(0, np.int64)
+    while len(found) < count:
+        drawn = np.round(random.normal(MEAN, variance**0.5, count)).astype(np.int64)
+        found = np.append(found, drawn[(drawn >= SHORTEST_TEXT) & (drawn <= LONGEST_TEXT)])
+    return found[:count]
+
+
+def played(system: System, rate: float, duration_s: float, variance: float = VARIANCE) -> Outcomes:
+    """A run of Poisson arrivals until the last text has ended."""
+    times_s: Floats = arrivals("poisson", rate, duration_s, seed=1)
+    random = np.random.default_rng(2)
+    tokens = lengths(len(times_s), variance, random)
+    deadlines_s = times_s + random.uniform(*PATIENCE_S, len(times_s))
+    counted = Counted(duration_s)
+    loop = EventLoop(system.dispatcher(), OneDevice(system.engine), counted, slo_s=inf)
+    each = zip(times_s.tolist(), deadlines_s.tolist(), tokens.tolist(), strict=True)
+    loop.arrive(
+        (at_s, Place(Arrival(at_s, until_s), number), weight) for number, (at_s, until_s, weight) in enumerate(each)
+    )
+    loop.run_until(inf)
+    return Outcomes(duration_s, tokens, np.array(counted.launched, np.int64), np.array(counted.in_time, np.int64))
+
+
+def measure(duration_s: int = 30) -> dict[str, float]:
+    names = [name for name in SYSTEMS if "isobatch's" not in name]
+    most = {name: _most(SYSTEMS[name], duration_s, VARIANCE) for name in names}
+    varied = {name: _most(SYSTEMS[name], duration_s, WIDE) for name in names if "first come" in name}
+    figures = _ratios(most, varied) | _slots()
+    figures |= _adopt(duration_s, VARIANCE) | _adopt(duration_s, WIDE, "_variance_100")
+    _tell(most)
+    return figures
+
+
+def _most(system: System, duration_s: int, variance: float) -> tuple[float, float]:
+    """The most texts a second, and the most utility a second, over all rates."""
+    runs = [played(system, rate, duration_s, variance) for rate in RATES]
+    return max(run.launched_per_s for run in runs), max(run.utility_per_s for run in runs)
+
+
+def _ratios(most: Mapping[str, tuple[float, float]], varied: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    figures = {}
+    for order, name in (("das", "DAS"), ("first_come", "first come")):
+        rows = most[f"rows, {name}"]
+        for other in ("padded to the longest", "padded to 100", "sorted by length"):
+            figures[f"rows_over_{other.replace(' ', '_')}_{order}"] = rows[0] / most[f"{other}, {name}"][0]
+    for other in ("padded to the longest", "sorted by length"):
+        apart = varied["rows, first come"][0] / varied[f"{other}, first come"][0]
+        figures[f"rows_over_{other.replace(' ', '_')}_first_come_variance_100"] = apart
+        figures[f"isobatch_over_{other.replace(' ', '_')}_das"] = most["isobatch"][0] / most[f"{other}, DAS"][0]
+        first_come_per_s = most[f"{other}, first come"][0]
+        figures[f"isobatch_over_{other.replace(' ', '_')}_first_come"] = most["isobatch"][0] / first_come_per_s
+    figures["utility_das_over_shortest_first"] = most["rows, DAS"][1] / most["rows, shortest first"][1]
+    figures["utility_das_over_earliest_deadline"] = most["rows, DAS"][1] / most["rows, earliest deadline"][1]
+    return figures
+
+
+def _slots(length: int = 400, slots: Sequence[int] = (2, 4, 5, 8, 10)) -> dict[str, float]:
+    """What cutting rows into slots gains at most, by what attention then spares."""
+    return {
+        f"slots_speedup_{rows}_rows": max(seconds(rows, length) / seconds(rows * cut, length // cut) for cut in slots)
+        for rows in (10, 32)
+    }
+
+
+def _adopt(duration_s: int, variance: float, name: str = "") -> dict[str, float]:
+    """DAS's order in our launches, beside ours: texts in time, and what the least favoured quarter of lengths gets.
+
+    So that promises are not taken for the order, so is the earliest deadline without promises.
+    """
+    best_per_s = max(played(SYSTEMS["isobatch"], rate, duration_s, variance).in_time_per_s for rate in RATES)
+    figures = {}
+    for times in OVERLOADS:
+        ours, das_, earliest = (
+            played(SYSTEMS[each], times * best_per_s, duration_s, variance)
+            for each in ("isobatch", "isobatch's launches, DAS", "isobatch's launches, earliest deadline")
+        )
+        at = f"{times:g}x{name}".replace(".", "_")
+        figures[f"das_gain_{at}"] = das_.in_time_per_s / ours.in_time_per_s - 1
+        figures[f"das_tokens_gain_{at}"] = float(das_.in_time.sum() / ours.in_time.sum()) - 1
+        figures[f"das_least_quarter_{at}"] = das_.least_share
+        figures[f"our_least_quarter_{at}"] = ours.least_share
+        figures[f"no_promises_gain_{at}"] = earliest.in_time_per_s / ours.in_time_per_s - 1
+    return figures
+
+
+def _tell(most: Mapping[str, tuple[float, float]]) -> None:
+    table = Table("system", "texts a second", "utility a second", title="at the best rate of each")
+    for name, (per_s, utility_per_s) in most.items():
+        table.add_row(name, f"{per_s:,.0f}", f"{utility_per_s:,.2f}")
+    console.print(table)
