@@ -25,7 +25,7 @@ from deployments.front.in_process import in_process
 from deployments.front.messages import FrontState
 from deployments.front.metrics import export
 from deployments.front.open_inference.rpc import check_port
-from deployments.front.proxy import ProxyLimit
+from deployments.front.proxy import ProxyLimit, servers_at
 from deployments.front.service import Service, directory_of
 from deployments.graph import check_depth, check_weights
 from deployments.ray_facts import WITHOUT_PROXY, declared, haproxy_socket, nodes, replica_options
@@ -52,7 +52,7 @@ class Front:
         driver = await (self._follower.open(clock) if self._follower else in_process(config, model, clock))
         self._metrics = asyncio.create_task(export(driver))
         if socket := haproxy_socket():
-            ProxyLimit(socket, self._service.burden, lambda: shortcut.port).start()
+            ProxyLimit(socket, self._service.burden, lambda: servers_at(socket, shortcut.port)).start()
         gc.freeze()  # what was imported stays for good, and to look through it for garbage would take 0.1 s at times
         return driver
 

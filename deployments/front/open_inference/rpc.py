@@ -1,5 +1,7 @@
 """The protocol over gRPC: a server of its own inside the front, so that stock clients need no metadata to be routed.
 
+Before it stands a HAProxy of the front's own (`grpc_proxy`), where there is one for this platform.
+
 Serve has a gRPC proxy, but its replicas would listen on every interface, and never learn how long a client waits
 (docs/serving.md has the figures).
 """
@@ -7,20 +9,33 @@ Serve has a gRPC proxy, but its replicas would listen on every interface, and ne
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from deployments.front import grpc_proxy
 from deployments.front.answers import RefusedError
 from deployments.front.bodies import LONGEST_NAME, MOST_NAMED
-from deployments.front.headers import DEADLINE_HEADER, NO_KEY, deadline_s, is_shown
+from deployments.front.grpc_proxy import GrpcProxy
+from deployments.front.headers import (
+    DEADLINE_HEADER,
+    NO_KEY,
+    STARTED,
+    TIMEOUT,
+    deadline_s,
+    is_shown,
+    timeout_s_by,
+    waited_s_by,
+)
 from deployments.front.open_inference.messages import SERVICE, has_few_fields, message
 from deployments.front.open_inference.methods import METHODS, Call, Method, content
 from deployments.front.open_inference.tensors import MOST_TEXTS
+from deployments.front.proxy import REQUEST_S
 from deployments.front.service import Service, Visit
+from deployments.ray_facts import haproxy_program
 from profiles.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -36,15 +51,17 @@ _CODES = {
 }
 _OPEN = ("ServerLive", "ServerReady")  # for load balancers, as over HTTP
 _AT_ONCE = 64  # requests of one stream
-_OPTIONS = [
+# Limits of a call, and limits of clients' connections, which HAProxy keeps where one stands before the server.
+_OF_CALLS = [("grpc.absolute_max_metadata_size", 16_384)]  # bytes, of one call
+_OF_CONNECTIONS = [
     ("grpc.so_reuseport", 1),  # the replicas of a front share the port
-    ("grpc.max_allowed_incoming_connections", 1024),
-    ("grpc.max_concurrent_streams", 128),  # of one connection: what is beyond waits at the client, which knows how long
-    ("grpc.absolute_max_metadata_size", 16_384),  # bytes, of one call
-    ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing
-    ("grpc.max_connection_idle_ms", 300_000),  # one that asks for nothing: clients connect again by themselves
+    ("grpc.max_allowed_incoming_connections", grpc_proxy.CONNECTIONS),
+    ("grpc.max_concurrent_streams", grpc_proxy.CALLS),
+    ("grpc.server_handshake_timeout_ms", 1000 * REQUEST_S),  # a connection that says nothing
+    ("grpc.max_connection_idle_ms", 1000 * grpc_proxy.IDLE_S),
     ("grpc.keepalive_time_ms", 60_000),  # is anybody still there?
 ]
+_BEHIND_PROXY = [("grpc.max_concurrent_streams", grpc_proxy.CALLS_TO_FRONT)]
 
 
 def check_port(host: str, port: int) -> None:
@@ -65,16 +82,38 @@ async def serving(service: Service) -> AsyncIterator[None]:
     if config.grpc_port is None:
         yield
         return
-    options = [("grpc.max_receive_message_length", config.max_body_bytes), *_OPTIONS]
+    proxy = _proxy(service)
+    server = _server(service, proxy)
+    await server.start()
+    try:
+        if proxy:
+            await asyncio.to_thread(proxy.open)
+        yield
+    finally:
+        if proxy:
+            proxy.drain()
+        await server.stop(config.drain_s)
+        if proxy:
+            await asyncio.to_thread(proxy.close)
+
+
+def _proxy(service: Service) -> GrpcProxy | None:
+    config, program = service.config, haproxy_program()
+    if program is None:
+        log.warning("there is no HAProxy here to stand before gRPC: calls that are refused cost the front its time")
+        return None
+    return GrpcProxy(program, config.grpc_host, config.grpc_port or 0, config.drain_s, service.burden)
+
+
+def _server(service: Service, proxy: GrpcProxy | None) -> Any:
+    config = service.config
+    options = [("grpc.max_receive_message_length", config.max_body_bytes), *_OF_CALLS]
+    options += _BEHIND_PROXY if proxy else _OF_CONNECTIONS
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * config.max_waiting)
     server.add_generic_rpc_handlers((_Handlers(service),))
     host = f"[{config.grpc_host}]" if ":" in config.grpc_host else config.grpc_host
-    server.add_insecure_port(f"{host}:{config.grpc_port}")
-    await server.start()
-    try:
-        yield
-    finally:
-        await server.stop(config.drain_s)
+    server.add_insecure_port(f"unix:{proxy.socket}" if proxy else f"{host}:{config.grpc_port}")
+    return server
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
@@ -105,7 +144,17 @@ _REFUSED = grpc.stream_unary_rpc_method_handler(_refuse)
 
 
 def _call(context: Any) -> Call:
-    return Call(dict(context.invocation_metadata() or ()), context.time_remaining())
+    """gRPC counts the time of a client from when it had the call, and HAProxy may have had it long before."""
+    metadata, left_s = dict(context.invocation_metadata() or ()), context.time_remaining()
+    timeout_s = timeout_s_by(metadata.get(TIMEOUT))
+    if left_s is not None and timeout_s is not None:
+        left_s = min(left_s, timeout_s - waited_s_by(_started(metadata).get(STARTED)))
+    return Call(metadata, left_s)
+
+
+def _started(metadata: Mapping[str, Any]) -> dict[bytes, bytes]:
+    started = metadata.get(STARTED.decode())
+    return {STARTED: started.encode()} if started else {}
 
 
 def _decoded(name: str, sent: bytes, most_fields: int) -> Any:
@@ -157,7 +206,8 @@ def _inferred(service: Service) -> grpc.RpcMethodHandler:
 
 def _visit(service: Service, size: int, call: Call) -> Visit:
     """What the metadata say of its deadline counts from when it came; what gRPC itself says, from now."""
-    return service.visit("grpc", size, {}, deadline_s(call.metadata.get(DEADLINE_HEADER)), call.left_s)
+    within_s = deadline_s(call.metadata.get(DEADLINE_HEADER))
+    return service.visit("grpc", size, _started(call.metadata), within_s, call.left_s)
 
 
 def _most_fields(service: Service) -> int:

@@ -22,7 +22,7 @@ from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, QUEUED, QUEUED_MS, REQUE
 from cluster.serving.local import SHORT, LocalRay, check_place, free_port, is_free, running_cluster, short_temporary
 from cluster.serving.processes import descendants
 from deployments.front.headers import waited_s_by
-from deployments.front.proxy import Burden, ProxyLimit, _said
+from deployments.front.proxy import Burden, ProxyLimit, said, servers_at
 from deployments.ray_facts import haproxy_settings, patient_start
 from profiles.errors import UserError
 
@@ -184,6 +184,12 @@ def haproxy(
             process.kill()
 
 
+def allow(orders: Path, front: int, requests: int) -> None:
+    """As a front that HAProxy reaches at this port tells it."""
+    assert servers_at(orders, None) == []
+    ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, front))._tell(requests)
+
+
 def asked(port: int, path: str = "/", source: str = "127.0.0.1", said: bytes | None = None) -> tuple[int, bytes, bytes]:
     """Status, headers and body."""
     with socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0)) as connection:
@@ -221,7 +227,7 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
     with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
         place = front.getsockname()[1]
         port = stack.enter_context(haproxy(tmp_path, front=place))
-        ProxyLimit(tmp_path / "admin.sock", lambda: Burden(0, 0, 0), lambda: place)._tell(place, 2)
+        allow(tmp_path / "admin.sock", place, 2)
 
         def connected() -> socket.socket:
             return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
@@ -251,7 +257,7 @@ def test_a_flood_from_one_address_leaves_the_others_their_share(tmp_path: Path) 
     with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
         place = front.getsockname()[1]
         port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=5000))
-        ProxyLimit(tmp_path / "admin.sock", lambda: Burden(0, 0, 0), lambda: place)._tell(place, 1)
+        allow(tmp_path / "admin.sock", place, 1)
 
         def ask(source: str) -> None:
             asking = socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0))
@@ -275,7 +281,7 @@ def test_where_many_wait_who_asks_much_is_refused_at_once_and_who_asks_little_wa
     with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
         place = front.getsockname()[1]
         port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=5000))
-        ProxyLimit(tmp_path / "admin.sock", lambda: Burden(0, 0, 0), lambda: place)._tell(place, 1)
+        allow(tmp_path / "admin.sock", place, 1)
 
         def ask(source: str) -> socket.socket:
             asking = socket.create_connection(("127.0.0.1", port), timeout=0.3, source_address=(source, 0))
@@ -318,7 +324,7 @@ def test_when_it_stops_serves_own_proxy_is_asked_no_more(tmp_path: Path) -> None
     with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as serve:
         threading.Thread(target=serve.serve_forever, daemon=True).start()
         with haproxy(tmp_path, front=serve.server_port) as port:
-            _said(tmp_path / "admin.sock", "disable server app/front")
+            said(tmp_path / "admin.sock", "disable server app/front")
             assert asked(port, "/app/predict")[0] == 404
             stopping(tmp_path)
             assert asked(port, "/app/predict")[0] == 503

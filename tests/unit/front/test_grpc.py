@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from deployments.config import AppConfig
+from deployments.front import grpc_proxy
 from deployments.front.open_inference import rpc
 from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.open_inference.methods import METHODS
@@ -156,18 +157,31 @@ def test_limits_hold_here_too() -> None:
         play(lambda client: client.ask("ModelInfer", **pairs()), max_body_bytes=40)
 
 
-def limited(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
-    told = {f"grpc.{name}": value for name, value in limits.items()}
-    assert set(told) <= {name for name, _ in rpc._OPTIONS}, "it has a limit already"
-    monkeypatch.setattr(rpc, "_OPTIONS", list((dict(rpc._OPTIONS) | told).items()))
+@pytest.fixture(params=["through HAProxy", "direct"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "direct":
+        monkeypatch.setattr(rpc, "haproxy_program", lambda: None)
+    elif not rpc.haproxy_program():
+        pytest.skip("there is no HAProxy for this platform")
+    return str(request.param)
 
 
-def test_metadata_has_a_limit_and_the_connection_lives_on() -> None:
+def limited(monkeypatch: pytest.MonkeyPatch, limit: int, name: str, ours: str) -> None:
+    """The limit, as gRPC calls it, and as we do."""
+    assert name in dict(rpc._OF_CONNECTIONS), "it has a limit already"
+    monkeypatch.setattr(rpc, "_OF_CONNECTIONS", list((dict(rpc._OF_CONNECTIONS) | {name: limit}).items()))
+    monkeypatch.setattr(grpc_proxy, ours, limit)
+
+
+def test_metadata_has_a_limit_and_the_connection_lives_on(way: str) -> None:
     async def scene(client: Client) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await client.ask("ModelInfer", **pairs(), _metadata=(("x-long", "x" * 100_000),))
+            await client.ask("ModelInfer", **pairs(), _metadata=(("x-long", "x" * 30_000),))
         assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert len(error.value.details() or "") <= 1024
+        assert labels(await client.ask("ModelInfer", **pairs())) == [7, 3]
+        with pytest.raises(grpc.aio.AioRpcError):  # HAProxy ends a connection that says so much
+            await client.ask("ModelInfer", **pairs(), _metadata=(("x-long", "x" * 200_000),))
         assert labels(await client.ask("ModelInfer", **pairs())) == [7, 3]
 
     play(scene)
@@ -185,8 +199,8 @@ def held_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return end
 
 
-def test_calls_of_one_connection_that_are_worked_on_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    limited(monkeypatch, max_concurrent_streams=2)
+def test_calls_of_one_connection_that_are_worked_on_are_limited(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 2, "grpc.max_concurrent_streams", "CALLS")
     end, seen, answer = held_back(monkeypatch), [], Service.answer
 
     async def counted(*args: Any) -> Any:
@@ -207,8 +221,8 @@ def test_calls_of_one_connection_that_are_worked_on_are_limited(monkeypatch: pyt
     play(scene, slo_ms=60_000)
 
 
-def test_connections_are_limited_and_those_that_are_there_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    limited(monkeypatch, max_allowed_incoming_connections=2)
+def test_connections_are_limited_and_those_that_are_there_live_on(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 2, "grpc.max_allowed_incoming_connections", "OF_ONE_ADDRESS")
 
     async def scene(client: Client) -> None:
         await client.ask("ServerLive")

@@ -1,0 +1,187 @@
+"""A HAProxy of the front's own, before its gRPC server: Serve's carries no gRPC, and refusing costs Python too much.
+
+It listens where clients ask, and hands their calls on over a socket in the file system. Inferences have as many places
+in the front as `ProxyLimit` says; who finds none is refused here. Streams, which stay, and questions about the server
+take no places. HAProxy lives exactly as long as the front: it is started again if it ends before, and the kernel kills
+it when the front is no more, whatever ended that.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from deployments.front.headers import STARTED, TIMEOUT
+from deployments.front.open_inference.messages import SERVICE
+from deployments.front.proxy import QUEUED, QUEUED_MS, REQUEST_S, RETRY_S, USUAL, Burden, ProxyLimit, said
+from deployments.ray_facts import haproxy_folder
+from profiles.errors import UserError
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS = 1024  # of all clients
+OF_ONE_ADDRESS = CONNECTIONS // 2
+CALLS = 128  # of one connection at once: what is beyond waits at the client, which knows how long
+CALLS_TO_FRONT = 1024  # of one connection to the front: there need not be many
+IDLE_S = 300  # a client that says nothing for so long is hung up on; it connects again by itself
+LONGEST_FOLDER = 72  # characters: sockets have 97, of which we need 25 below it
+_SERVER = "inferences/front"  # what HAProxy calls the front, where it has limited places
+_STARTS_WITHIN_S, _ENDS_WITHIN_S, _AGAIN_AFTER_S = 30.0, 1.0, 0.5
+_REFUSED = "refused: there are too many calls now, or the front starts or stops"
+_CONFIGURATION = """# isobatch: complete, where the program is a script that edits what Serve writes
+global
+    nbthread 1
+    maxconn {connections}
+    stats socket {folder}/admin.sock mode 600 level admin
+    hard-stop-after {drain_s}s
+    # No call of a connection waits until somebody takes the data of another: its whole window has room.
+    tune.bufsize 73728
+    tune.h2.initial-window-size 65535
+    tune.h2.fe.max-concurrent-streams {calls}
+    tune.h2.be.max-concurrent-streams {calls_to_front}
+defaults
+    mode http
+    timeout connect 100
+    timeout http-request {request_s}s
+    timeout http-keep-alive {idle_s}s
+    timeout client {idle_s}s
+    timeout server 24d
+    timeout queue {queued_ms}
+    option abortonclose
+    option clitcpka
+    http-reuse always
+{errors}
+frontend calls
+    bind {address} proto h2
+    stick-table type ipv6 size 100k expire 60s store conn_cur,http_req_rate(1s)
+    tcp-request connection track-sc0 src
+    tcp-request connection reject if {{ sc0_conn_cur gt {of_one} }}
+    acl infers path /{service}/ModelInfer
+    acl refused status ge 400
+    http-request del-header {started}
+    http-request del-header {timeout}
+    http-request set-header {started} t=%[date(0,us)] if infers
+    http-request set-header {timeout} %[req.hdr(grpc-timeout)] if infers {{ req.hdr(grpc-timeout) -m found }}
+    http-request set-priority-offset sc0_http_req_rate,mul(100)
+    http-request return status 503 if infers {{ avg_queue(inferences) gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
+    http-request wait-for-body time {request_s}s if infers  # before it takes a place
+    http-after-response set-header content-type application/grpc if refused
+    http-after-response set-header grpc-status 14 if refused
+    http-after-response set-header grpc-message "{refused}" if refused
+    http-after-response set-header grpc-retry-pushback-ms %[rand({retry_ms}),add(1000)] if refused
+    http-after-response set-status 200 if refused
+    use_backend inferences if infers
+    default_backend others
+backend inferences
+    server front unix@{folder}/front.sock proto h2 maxconn {places}
+backend others
+    server front unix@{folder}/front.sock proto h2
+"""
+# Runs a program that the kernel kills when the thread that started it is no more.
+_TIED = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class GrpcProxy(threading.Thread):
+    """It hands calls on to `socket`, where the front must listen before this is opened."""
+
+    def __init__(self, program: str, host: str, port: int, drain_s: float, burden: Callable[[], Burden]) -> None:
+        super().__init__(name="grpc-proxy", daemon=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="grpc-", dir=_place()))
+        self.socket, self._orders = self._folder / "front.sock", self._folder / "admin.sock"
+        configuration, self._words = self._folder / "haproxy.cfg", self._folder / "words"
+        configuration.write_text(_configuration(self._folder, host, port, drain_s))
+        self._command = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())]
+        self._command += [program, "-db", "-f", str(configuration)]
+        self._limit = ProxyLimit(self._orders, burden, lambda: [_SERVER])
+        self._ending = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def open(self) -> None:
+        """Returns when it listens."""
+        self.start()
+        until_s = time.monotonic() + _STARTS_WITHIN_S
+        while not self._listens():
+            if time.monotonic() > until_s or self._ending.wait(0.02):
+                raise UserError(f"gRPC: HAProxy did not start: {self._said()}")
+        self._limit.start()
+
+    def run(self) -> None:
+        """A thread of its own starts it, since it would end with whichever thread did."""
+        while not self._ending.is_set():
+            with self._words.open("wb") as words:
+                self._process = subprocess.Popen(self._command, stdout=words, stderr=words)
+            ended = self._process.wait()
+            if not self._ending.is_set():
+                log.warning("the HAProxy of gRPC ended with %s and is started again: %s", ended, self._said())
+                self._ending.wait(_AGAIN_AFTER_S)
+
+    def drain(self) -> None:
+        """Listen no more; what was admitted goes on."""
+        self._ending.set()
+        self._signal(signal.SIGUSR1)
+
+    def close(self) -> None:
+        """It ends, now that the front has answered."""
+        self._ending.set()
+        self._limit.end()
+        self.join(_ENDS_WITHIN_S)
+        self._signal(signal.SIGKILL)
+        self.join(_ENDS_WITHIN_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _listens(self) -> bool:
+        with contextlib.suppress(OSError):
+            return bool(said(self._orders, "show version"))
+        return False
+
+    def _signal(self, number: int) -> None:
+        if self._process:
+            self._process.send_signal(number)
+
+    def _said(self) -> str:
+        return self._words.read_text(errors="replace")[:1000] or "it said nothing"
+
+
+def _configuration(folder: Path, host: str, port: int, drain_s: float) -> str:
+    refusals = (400, 403, 408, 413, 500, 501, 502, 503, 504)
+    return _CONFIGURATION.format(
+        folder=folder,
+        address=f"[{host}]:{port} v4v6" if ":" in host else f"{host}:{port}",
+        errors="\n".join(f"    http-error status {status} hdr grpc-status 14" for status in refusals),
+        connections=CONNECTIONS,
+        of_one=OF_ONE_ADDRESS,
+        calls=CALLS,
+        calls_to_front=CALLS_TO_FRONT,
+        drain_s=round(drain_s) + 1,
+        request_s=REQUEST_S,
+        idle_s=IDLE_S,
+        queued_ms=QUEUED_MS,
+        queued=QUEUED,
+        places=USUAL,
+        retry_ms=1000 * (RETRY_S - 1),
+        service=SERVICE,
+        started=STARTED.decode(),
+        timeout=TIMEOUT,
+        refused=_REFUSED,
+    )
+
+
+def _place() -> str:
+    """A folder for small files whose path is short enough; that of the command if it serves, which deletes it."""
+    if ours := haproxy_folder():
+        return str(ours)
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= LONGEST_FOLDER else "/tmp"

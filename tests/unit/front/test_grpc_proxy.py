@@ -1,0 +1,291 @@
+"""The HAProxy before a front's gRPC server: whom it refuses and how, whom it lets through, and how long it lives."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from deployments.config import AppConfig
+from deployments.front import grpc_proxy
+from deployments.front.grpc_proxy import GrpcProxy
+from deployments.front.headers import STARTED, TIMEOUT, waited_s_by
+from deployments.front.open_inference import rpc
+from deployments.front.open_inference.messages import SERVICE, message
+from deployments.front.open_inference.rpc import serving
+from deployments.front.proxy import RETRY_S, USUAL, Burden, ProxyLimit, said
+from deployments.front.service import Service
+from deployments.ray_facts import haproxy_program
+from tests.helpers.toy_model import Toy
+
+pytestmark = pytest.mark.skipif(not haproxy_program(), reason="there is no HAProxy for this platform")
+INFER = f"/{SERVICE}/ModelInfer"
+REQUEST = message("ModelInferRequest")(
+    model_name="toy",
+    inputs=[{"name": "inputs", "datatype": "INT64", "shape": (1, 2), "contents": {"int64_contents": [4, 7]}}],
+).SerializeToString()
+
+
+def calm() -> Burden:
+    return Burden(0, 0, 0)
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@contextmanager
+def proxy(port: int, burden: Callable[[], Burden] = calm) -> Iterator[GrpcProxy]:
+    """HAProxy without a front."""
+    program = haproxy_program()
+    assert program
+    it = GrpcProxy(program, "127.0.0.1", port, 1.0, burden)
+    try:
+        it.open()
+        yield it
+    finally:
+        it.drain()
+        it.close()
+
+
+def toy(port: int) -> Service:
+    config = {"model": "/models/toy", "loader": "tests.helpers.toy_model:load", "slo_ms": 20_000, "drain_s": 5}
+    return Service(AppConfig(grpc_port=port, **config), time.perf_counter)
+
+
+def play(scene: Callable[[grpc.aio.Channel, Service], Awaitable[Any]], port: int) -> Any:
+    async def act() -> Any:
+        service = toy(port)
+        await service.open()
+        async with serving(service), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            result = await asyncio.wait_for(scene(channel, service), 20)
+        await service.close()
+        return result
+
+    return asyncio.run(act())
+
+
+@pytest.fixture
+def one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front has room for one inference at once, whatever it learns."""
+    monkeypatch.setattr(grpc_proxy, "USUAL", 1)
+    monkeypatch.setattr(ProxyLimit, "_tell", lambda *_: None)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The network answers nothing until this is set."""
+    end, run = threading.Event(), Toy.run
+
+    def waits(*args: Any) -> Any:
+        assert end.wait(20)
+        return run(*args)
+
+    monkeypatch.setattr(Toy, "run", waits)
+    yield end
+    end.set()
+
+
+async def until(true: Callable[[], Any], within_s: float = 10.0) -> None:
+    until_s = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < until_s
+        await asyncio.sleep(0.02)
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return error.value
+
+
+def test_what_the_front_has_no_room_for_is_refused_as_grpc_says_it(
+    one_place: None, held: threading.Event, free_port: int
+) -> None:
+    """Within milliseconds, with a time to come back that differs from one to the next."""
+
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        infer = channel.unary_unary(INFER)
+        admitted = asyncio.ensure_future(infer(REQUEST))
+        await until(lambda: service.burden().inside)
+        told, took_s = set[str | bytes](), []
+        for _ in range(20):
+            began_s = time.perf_counter()
+            refused = await refusal(infer(REQUEST))
+            took_s.append(time.perf_counter() - began_s)
+            assert (refused.code().name, refused.details()) == ("UNAVAILABLE", grpc_proxy._REFUSED)
+            told.add(dict(refused.trailing_metadata() or refused.initial_metadata())["grpc-retry-pushback-ms"])
+        assert sorted(took_s)[10] < 0.2
+        assert len(told) > 1, "not all come back at once"
+        assert all(1000 <= int(each) <= 1000 * RETRY_S for each in told)
+        assert service.burden().inside == 1, "it has seen none of them"
+        held.set()
+        assert await admitted
+
+    play(scene, free_port)
+
+
+def test_streams_and_questions_take_no_places(one_place: None, held: threading.Event, free_port: int) -> None:
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        stream = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
+        streams = [stream() for _ in range(3)]
+        for each in streams:
+            await each.write(REQUEST)
+        await until(lambda: service.burden().inside == 3)
+        inferred = asyncio.ensure_future(channel.unary_unary(INFER)(REQUEST))
+        await until(lambda: service.burden().inside == 4)
+        assert await channel.unary_unary(f"/{SERVICE}/ServerLive")(b"")
+        held.set()
+        assert await inferred
+        for each in streams:
+            assert await each.read()
+            await each.done_writing()
+
+    play(scene, free_port)
+
+
+def test_a_call_that_its_client_cancels_ends_in_the_front(held: threading.Event, free_port: int) -> None:
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        stream = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")()
+        await stream.write(REQUEST)
+        inferred = channel.unary_unary(INFER)(REQUEST)
+        await until(lambda: service.burden().inside == 2)
+        stream.cancel()
+        inferred.cancel()
+        await until(lambda: service.burden().inside == 0)
+        assert (await service.stats())["requests"]["abandoned"] == 2
+
+    play(scene, free_port)
+
+
+def test_what_a_call_waited_counts_whatever_its_client_says(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+    seen: list[Any] = []
+    visit = Service.visit
+
+    def noted(self: Service, *args: Any) -> Any:
+        seen.append(args)
+        return visit(self, *args)
+
+    monkeypatch.setattr(Service, "visit", noted)
+    told = ((STARTED.decode(), "t=1"), (TIMEOUT, "1H"))
+
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        assert await channel.unary_unary(INFER)(REQUEST, metadata=told, timeout=7.0)
+        assert await channel.unary_unary(INFER)(REQUEST, metadata=told)
+
+    play(scene, free_port)
+    (*_, headers, _, left_s), (*_, unlimited_s) = seen
+    assert 0 < waited_s_by(headers[STARTED]) < 7
+    assert 0 < left_s < 7
+    assert unlimited_s is None
+
+
+def test_the_time_in_haproxy_is_taken_from_what_the_client_waits() -> None:
+    class Context:
+        def invocation_metadata(self) -> list[tuple[str, str]]:
+            return [(STARTED.decode(), f"t={int(1e6 * (time.time() - 0.4))}"), (TIMEOUT, "500m")]
+
+        def time_remaining(self) -> float:
+            return 0.499
+
+    assert 0.05 < (rpc._call(Context()).left_s or 0) <= 0.1
+
+
+def test_what_was_admitted_is_answered_though_the_server_ends(held: threading.Event, free_port: int) -> None:
+    async def act() -> Any:
+        service = toy(free_port)
+        await service.open()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+            async with serving(service):
+                call = channel.unary_unary(INFER)(REQUEST)
+                await until(lambda: service.burden().inside)
+                threading.Timer(0.3, held.set).start()
+            assert await call
+        await service.close()
+
+    asyncio.run(act())
+
+
+def test_haproxy_is_told_the_limit_and_told_it_again(free_port: int) -> None:
+    """One that was started again, because it was killed, knows nothing of what the one before it was told."""
+    refused = iter(range(0, 10_000_000, 100))
+
+    async def act(it: GrpcProxy) -> None:
+        await until(lambda: places(it) < USUAL)
+        assert it._process
+        first = it._process
+        first.kill()
+        await until(lambda: it._process is not first and it._listens())
+        await until(lambda: places(it) < USUAL)
+        assert "is started again" not in str(it._said())
+
+    with proxy(free_port, lambda: Burden(10, next(refused), 0)) as it:
+        asyncio.run(act(it))
+
+
+def places(it: GrpcProxy) -> int:
+    """As many inferences as the front may have at once."""
+    head, *rows = (line.split(",") for line in said(it._orders, "show stat").splitlines() if line)
+    (row,) = (row for row in rows if row[:2] == grpc_proxy._SERVER.split("/"))
+    return int(row[head.index("slim")])
+
+
+def test_where_there_is_no_front_it_is_said_so(free_port: int) -> None:
+    async def act() -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+            for method in ("ModelInfer", "ServerLive"):
+                refused = await refusal(channel.unary_unary(f"/{SERVICE}/{method}")(REQUEST))
+                assert (refused.code().name, refused.details()) == ("UNAVAILABLE", grpc_proxy._REFUSED)
+
+    with proxy(free_port):
+        asyncio.run(act())
+
+
+def test_the_port_is_free_at_once_and_shared_meanwhile(free_port: int) -> None:
+    with proxy(free_port), proxy(free_port) as second:
+        folder = second._folder
+    assert not folder.exists()
+    with proxy(free_port):
+        pass
+
+
+FRONT = """
+import sys, time
+from deployments.front.grpc_proxy import GrpcProxy
+from deployments.front.proxy import Burden
+from deployments.ray_facts import haproxy_program
+it = GrpcProxy(haproxy_program(), "127.0.0.1", int(sys.argv[1]), 1.0, lambda: Burden(0, 0, 0))
+it.open()
+print(it._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_it_does_not_outlive_a_front_that_is_killed(free_port: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FRONT, str(free_port)]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as front:
+        assert front.stdout
+        child = int(front.stdout.readline())
+        assert lives(child)
+        front.send_signal(signal.SIGKILL)
+    asyncio.run(until(lambda: not lives(child)))
+
+
+def lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
