@@ -7,6 +7,7 @@ it when the front is no more, whatever ended that.
 """
 
 import contextlib
+import csv
 import logging
 import os
 import shutil
@@ -34,17 +35,17 @@ CALLS_TO_FRONT = 1024  # of one connection to the front: there need not be many
 IDLE_S = 300  # a client that says nothing for so long is hung up on; it connects again by itself
 LONGEST_FOLDER = 72  # characters: sockets have 97, of which we need 25 below it
 _SERVER = "inferences/front"  # what HAProxy calls the front, where it has limited places
-_STARTS_WITHIN_S, _ENDS_WITHIN_S, _AGAIN_AFTER_S = 30.0, 1.0, 0.5
+_STARTS_WITHIN_S, _ENDS_WITHIN_S, _AGAIN_AFTER_S = 30.0, 0.3, 0.5
 _REFUSED = "refused: there are too many calls now, or the front starts or stops"
 _CONFIGURATION = """# isobatch: complete, where the program is a script that edits what Serve writes
 global
     nbthread 1
     maxconn {connections}
     stats socket {folder}/admin.sock mode 600 level admin
-    hard-stop-after {drain_s}s
-    # No call of a connection waits until somebody takes the data of another: its whole window has room.
+    # Large requests come fast; no client's answers wait until another takes its own, as a whole window has room.
+    tune.h2.fe.initial-window-size 1048576
+    tune.h2.be.initial-window-size 65535
     tune.bufsize 73728
-    tune.h2.initial-window-size 65535
     tune.h2.fe.max-concurrent-streams {calls}
     tune.h2.be.max-concurrent-streams {calls_to_front}
 defaults
@@ -102,9 +103,10 @@ class GrpcProxy(threading.Thread):
         self._folder = Path(tempfile.mkdtemp(prefix="grpc-", dir=_place()))
         self.socket, self._orders = self._folder / "front.sock", self._folder / "admin.sock"
         configuration, self._words = self._folder / "haproxy.cfg", self._folder / "words"
-        configuration.write_text(_configuration(self._folder, host, port, drain_s))
+        configuration.write_text(_configuration(self._folder, host, port))
         self._command = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())]
         self._command += [program, "-db", "-f", str(configuration)]
+        self._drain_s = drain_s
         self._limit = ProxyLimit(self._orders, burden, lambda: [_SERVER])
         self._ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -129,18 +131,31 @@ class GrpcProxy(threading.Thread):
                 self._ending.wait(_AGAIN_AFTER_S)
 
     def drain(self) -> None:
-        """Listen no more; what was admitted goes on."""
-        self._ending.set()
-        self._signal(signal.SIGUSR1)
+        """Listen no more; returns when what was admitted is answered.
 
-    def close(self) -> None:
-        """It ends, now that the front has answered."""
+        The front must stay until then: of a connection that it closes HAProxy may not read the last answers.
+        """
         self._ending.set()
         self._limit.end()
+        until_s = time.monotonic() + self._drain_s
+        with contextlib.suppress(OSError):
+            said(self._orders, "shutdown frontend calls")
+            while self._inside() and time.monotonic() < until_s:
+                time.sleep(0.01)
+
+    def close(self) -> None:
+        """Clients that have nothing to ask may stay connected, and are not waited for."""
+        self._ending.set()
+        self._signal(signal.SIGUSR1)
         self.join(_ENDS_WITHIN_S)
         self._signal(signal.SIGKILL)
         self.join(_ENDS_WITHIN_S)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _inside(self) -> int:
+        """Calls that are here or in the front."""
+        rows = csv.DictReader(said(self._orders, "show stat -1 2 -1").splitlines())
+        return sum(int(row["scur"]) for row in rows)
 
     def _listens(self) -> bool:
         with contextlib.suppress(OSError):
@@ -155,7 +170,7 @@ class GrpcProxy(threading.Thread):
         return self._words.read_text(errors="replace")[:1000] or "it said nothing"
 
 
-def _configuration(folder: Path, host: str, port: int, drain_s: float) -> str:
+def _configuration(folder: Path, host: str, port: int) -> str:
     refusals = (400, 403, 408, 413, 500, 501, 502, 503, 504)
     return _CONFIGURATION.format(
         folder=folder,
@@ -165,7 +180,6 @@ def _configuration(folder: Path, host: str, port: int, drain_s: float) -> str:
         of_one=OF_ONE_ADDRESS,
         calls=CALLS,
         calls_to_front=CALLS_TO_FRONT,
-        drain_s=round(drain_s) + 1,
         request_s=REQUEST_S,
         idle_s=IDLE_S,
         queued_ms=QUEUED_MS,

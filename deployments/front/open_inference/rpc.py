@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from deployments.front import grpc_proxy
 from deployments.front.answers import RefusedError
-from deployments.front.bodies import LONGEST_NAME, MOST_NAMED
+from deployments.front.bodies import LONGEST_NAME, MOST_NAMED, READ_WITHIN_S
 from deployments.front.grpc_proxy import GrpcProxy
 from deployments.front.headers import (
     DEADLINE_HEADER,
@@ -44,6 +44,7 @@ _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     422: grpc.StatusCode.INVALID_ARGUMENT,
     503: grpc.StatusCode.UNAVAILABLE,
@@ -91,8 +92,8 @@ async def serving(service: Service) -> AsyncIterator[None]:
         yield
     finally:
         if proxy:
-            proxy.drain()
-        await server.stop(config.drain_s)
+            await asyncio.to_thread(proxy.drain)
+        await server.stop(None if proxy else config.drain_s)
         if proxy:
             await asyncio.to_thread(proxy.close)
 
@@ -193,15 +194,27 @@ async def _told(context: Any, name: str) -> AsyncIterator[None]:
 def _inferred(service: Service) -> grpc.RpcMethodHandler:
     response, most_fields = message("ModelInferResponse"), _most_fields(service)
 
-    async def handle(sent: bytes, context: Any) -> Any:
+    async def handle(requests: AsyncIterator[bytes], context: Any) -> Any:
         async with _told(context, "ModelInfer"):
             with service.counted():
+                sent = await _first(requests)
                 visit = _visit(service, len(sent), _call(context))
                 return await service.answer(
                     visit, lambda: content(service, _decoded("ModelInferRequest", sent, most_fields), response)
                 )
 
-    return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
+    return grpc.stream_unary_rpc_method_handler(handle, None, response.SerializeToString)
+
+
+async def _first(requests: AsyncIterator[bytes]) -> bytes:
+    """The message of a call, which has a place in the proxy while it comes: not for longer than over HTTP."""
+    try:
+        async with asyncio.timeout(READ_WITHIN_S):
+            async for sent in requests:
+                return sent
+    except TimeoutError:
+        raise RefusedError(408, f"the request was not here after {READ_WITHIN_S:g} s") from None
+    raise RefusedError(400, "the call holds no request")
 
 
 def _visit(service: Service, size: int, call: Call) -> Visit:

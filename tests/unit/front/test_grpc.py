@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -229,15 +230,14 @@ def test_connections_are_limited_and_those_that_are_there_live_on(way: str, monk
         port = client.service.config.grpc_port
         found = []
         for _ in range(5):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5))
-            try:
-                found.append((bool(await asyncio.wait_for(reader.read(1), 1)), writer))
-            except OSError:
-                found.append((False, writer))
-        assert [heard for heard, _ in found].count(True) <= 1
+            with suppress(OSError):  # it may be ended as soon as it is there
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5))
+                if await asyncio.wait_for(reader.read(1), 1):
+                    found.append(writer)
+        assert len(found) <= 1
         assert labels(await client.ask("ModelInfer", **pairs())) == [7, 3]
-        for _, writer in found:
+        for writer in found:
             writer.close()
 
     play(scene)

@@ -170,6 +170,51 @@ def test_a_call_that_its_client_cancels_ends_in_the_front(held: threading.Event,
     play(scene, free_port)
 
 
+def test_a_call_whose_message_does_not_come_gives_its_place_back(
+    one_place: None, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    """It has a place in the front as soon as more of it is here than HAProxy can hold."""
+    monkeypatch.setattr(rpc, "READ_WITHIN_S", 0.3)
+    never = bytes([0]) + (10**6).to_bytes(4, "big") + bytes(100_000)
+
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", free_port)
+        frames = [(1, 4, HEADERS), *((0, 0, never[at : at + 16_000]) for at in range(0, len(never), 16_000))]
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", 0))
+        writer.write(frame(8, 0, (10**6).to_bytes(4, "big"), 0) + b"".join(frame(*each) for each in frames))
+        infer = channel.unary_unary(INFER)
+        while (await asyncio.wait([call := asyncio.ensure_future(infer(REQUEST))]) and call.exception()) is None:
+            pass  # it has not come that far yet
+        await asyncio.sleep(0.5)
+        assert await infer(REQUEST)
+        writer.close()
+
+    play(scene, free_port)
+
+
+def frame(kind: int, flags: int, content: bytes, stream: int = 1) -> bytes:
+    """Of HTTP/2."""
+    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+
+
+def literal(name: str, value: str) -> bytes:
+    """A header as HPACK writes it in full."""
+    return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+
+
+HEADERS = b"".join(
+    literal(*each)
+    for each in (
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", INFER),
+        (":authority", "x"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    )
+)
+
+
 def test_what_a_call_waited_counts_whatever_its_client_says(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     seen: list[Any] = []
     visit = Service.visit
