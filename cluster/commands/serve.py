@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,11 +74,15 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
         check_port(*grpc, "--grpc-port")
     try:
         complete = with_demo(content)
-        with console.status("Starting Ray") as status, local_ray(http, dashboard) as ray:
+        status = console.status("Starting Ray")
+        aside = Console(stderr=True, highlight=False, soft_wrap=True)  # what is told on stdout begins when it is ready
+        tell = teller(console, status.update, aside.print)
+        tell("Starting Ray")
+        with status, local_ray(http, dashboard) as ray:
             _on_signals(_interrupt)  # again, because Ray has installed its own handlers
-            status.update("Starting the network")
+            tell("Starting the network")
             check_capacity(complete, ray.resources())
-            deploy(ray, complete, patience_s, status.update)
+            deploy(ray, complete, patience_s, tell)
             status.stop()
             _on_signals(partial(_stop_or_hurry, stop))
             console.print(f"[bold green]ready[/] at {base}  (explained at {base}/docs)")
@@ -96,6 +101,22 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
             raise typer.Exit(130) from None
         raise
     console.print("stopped")
+
+
+def teller(
+    console: Console, on_terminal: Callable[[str], None], in_log: Callable[[str], None]
+) -> Callable[[str], None]:
+    """What shows how far the start is: a line that changes on a terminal, else a line for everything that is new."""
+    if console.is_terminal:
+        return on_terminal
+    before: list[str] = []
+
+    def tell(what: str) -> None:
+        if before[-1:] != [what]:
+            before.append(what)
+            in_log(what)
+
+    return tell
 
 
 def url(http: dict[str, Any]) -> str:
