@@ -133,6 +133,7 @@ HEADLINES = {
                 Headline("promise", f"before_depth_{name}", "the same, as thresholds were chosen before"),
             )
         ),
+        Headline("promise", "plan_thresholds_gain", "goodput with thresholds for the plan over that with others", 1.05),
     ),
     "Under attack, and for long": (
         Headline("fuzz", "cases", "wrong requests and files", 100_000),
