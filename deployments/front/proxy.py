@@ -24,7 +24,7 @@ TELL_AGAIN_S = 1.0  # HAProxy forgets the limit when Serve starts it anew
 WITHIN_S = 1.0  # a HAProxy that says nothing for so long is asked again later
 SEEN_AFTER_S = 0.06  # a lower limit shows its effect: those who came before it have been let in
 MANY_STRAINED = 0.05  # of those that came
-LEAST, USUAL, MOST = 4, 256, 4096  # requests at once
+LEAST, MOST = 4, 4096  # requests at once
 # What a HAProxy before the front is told when it starts, by whoever starts it:
 REQUEST_S = 10  # the time that a client has to send its headers
 QUEUED_MS = 25  # how long a request waits there for a front that has as many as it wants at once
@@ -47,7 +47,7 @@ class Limit:
     """
 
     def __init__(self) -> None:
-        self.value = USUAL
+        self.value = MOST
         self.calm = True  # nothing has to be refused
         self._inside = Peak()
         self._last = Burden(0, 0, 0)
@@ -66,11 +66,9 @@ class Limit:
         elif 2 * inside > self.value:  # the longer ago it was lowered, the faster
             share = min(0.1, (now_s - self._lowered_s) / 10.0)
             self.value = min(MOST, self.value + max(1, int(share * self.value)))
-        elif self.value < USUAL:
-            self.value = min(USUAL, 2 * self.value)
-        elif 4 * inside < self.value:
-            self.value = max(USUAL, self.value // 2)
-        self.calm = not strained and self.value >= USUAL
+        else:
+            self.value = min(MOST, 2 * self.value)
+        self.calm = not strained and self.value == MOST
 
 
 class ProxyLimit(threading.Thread):

@@ -30,7 +30,8 @@ from profiles.promise import NOTHING, promise_in
 log = logging.getLogger(__name__)
 HAND_OVER_S = 0.002  # of an answer to the operating system, and through it to the client's side
 _TYPICAL_S = 0.0002  # what a request costs, before any has shown it
-_LONG_WAIT_S = 0.05  # to be read: a front that lets requests wait for so long has too many
+# To be read: a front that lets requests wait longer than that, and than this share of their time, has too many.
+_LONG_WAIT_S, _LONG_SHARE = 0.05, 0.1
 _LOOKS_AT_ONE_OF = 8  # requests, to learn what they cost
 Written = TypeVar("Written")
 
@@ -45,6 +46,7 @@ class Visit(NamedTuple):
     until_s: float  # when its client gives up, whatever its content says
     work_s: float  # processor time of this process that it is expected to cost
     latest_s: float  # when it must have been read, to be answered in time
+    long_s: float  # a front that lets it wait for longer than that, to be read, has too many
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,8 @@ class Service:
             turnstile.check(work_s, deadline_s - rest_s)
         else:  # nobody is hurt if what was learned is right, and if it is wrong, this is how that shows
             turnstile.check(0.0, deadline_s)
-        return Visit(kind, size, arrived_s, within_s, until_s, work_s, deadline_s - rest_s)
+        long_s = max(_LONG_WAIT_S, _LONG_SHARE * (deadline_s - arrived_s))
+        return Visit(kind, size, arrived_s, within_s, until_s, work_s, deadline_s - rest_s, long_s)
 
     async def answer(self, visit: Visit, read: Callable[[], Content[Written]]) -> Written:
         """What is written of the answers to the inputs that `read` finds in the request, if there is time for all."""
@@ -174,7 +177,7 @@ class Service:
     async def _answer(self, visit: Visit, read: Callable[[], Content[Written]]) -> Written:
         experience = self._experience(visit.kind)
         await self._turnstile.turn(visit.work_s, visit.latest_s)
-        self._strained += self._clock() - visit.arrived_s > _LONG_WAIT_S
+        self._strained += self._clock() - visit.arrived_s > visit.long_s
         learns = experience.looks()
         work_clock = self._work_clock if learns else _unasked
         began_s = work_clock()

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.front.answers import RefusedError
 from deployments.front.learned import LONGEST_RETRY_S, Crowd, Trend
-from deployments.front.proxy import EVERY_S, LEAST, MOST, SEEN_AFTER_S, USUAL, Burden, Limit
+from deployments.front.proxy import EVERY_S, LEAST, MOST, SEEN_AFTER_S, Burden, Limit
 from deployments.front.turnstile import SLICE_S, Turnstile
 
 
@@ -135,23 +135,24 @@ def test_a_front_that_refuses_is_given_less_until_it_refuses_next_to_nothing() -
         refused, answered = refused + max(0, limit.value - 40), answered + 20
         limit.step(number * EVERY_S, Burden(min(limit.value, 40), refused, answered))
         held.append(limit.value)
-    assert held[0] < USUAL
+    assert held[0] < MOST
     assert not limit.calm
     assert 30 < sum(held[200:]) / 200 < 50
     before = refused
     for number in range(400, 500):  # the crowd has gone
         limit.step(number * EVERY_S, Burden(2, refused, answered))
-    assert (limit.value, limit.calm, refused) == (USUAL, True, before)
+    assert (limit.value, limit.calm, refused) == (MOST, True, before)
 
 
-def test_a_front_that_refuses_nobody_gets_more_if_it_needs_more() -> None:
+def test_a_front_that_refuses_nobody_is_given_all_and_one_that_always_does_nearly_nothing() -> None:
     limit = Limit()
-    for number in range(1, 1000):
-        limit.step(number * EVERY_S, Burden(limit.value, 0, 100 * number))
     assert limit.value == MOST
-    for number in range(1000, 1400):
+    for number in range(400):
         limit.step(number * EVERY_S, Burden(0, 100 * number, 100_000))
     assert limit.value == LEAST
+    for number in range(400, 600):
+        limit.step(number * EVERY_S, Burden(limit.value, 39_900, 100_000 + 100 * number))
+    assert limit.value == MOST
 
 
 def test_how_many_are_inside_at_one_moment_does_not_move_the_limit() -> None:
@@ -170,5 +171,5 @@ def test_how_many_are_inside_at_one_moment_does_not_move_the_limit() -> None:
 def test_a_lower_limit_is_given_time_to_show_its_effect() -> None:
     limit = Limit()
     for number in range(1, 4):
-        limit.step(100.0 + 0.1 * SEEN_AFTER_S * number, Burden(USUAL, 100 * number, 0))
-    assert limit.value == int(0.9 * USUAL)
+        limit.step(100.0 + 0.1 * SEEN_AFTER_S * number, Burden(200, 100 * number, 0))
+    assert limit.value == int(0.9 * 200)
