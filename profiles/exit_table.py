@@ -99,7 +99,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Leaving:
     """One choice of thresholds on one table. `places` is the ramp where an input leaves (their number: at the end)."""
 
     places: Indices
@@ -107,12 +107,12 @@ class Outcome:
     lost: Loss
 
 
-def outcome(table: ExitTable, chosen: Indices, reach: Reach) -> Outcome:
+def outcome(table: ExitTable, chosen: Indices, reach: Reach) -> Leaving:
     """What happens with this candidate at each ramp."""
     places = table.places(chosen)
     losses = table.losses(reach)[places, np.arange(table.num_inputs)]
     lost = Loss(float(losses.mean()), float((losses**2).mean()), table.num_inputs)
-    return Outcome(places, float(table.costs[places].mean()), lost)
+    return Leaving(places, float(table.costs[places].mean()), lost)
 
 
 def ladder(table: ExitTable, reach: Reach, multipliers: Floats = MULTIPLIERS) -> list[Indices]:

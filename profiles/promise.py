@@ -12,7 +12,7 @@ RULES = "exits.json"
 NOTHING = "nothing is promised of what exits lose"
 
 
-class Promise(BaseModel):
+class ExitPromise(BaseModel):
     """Other inputs of the same kind lose no more than this, but for a chance of 1 - confidence."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -26,7 +26,7 @@ class Promise(BaseModel):
 
     def __str__(self) -> str:
         """
-        >>> print(Promise(reach="accuracy", max_loss=0.01, confidence=0.95, rows=4000, lost=0.004, bound=0.009))
+        >>> print(ExitPromise(reach="accuracy", max_loss=0.01, confidence=0.95, rows=4000, lost=0.004, bound=0.009))
         at most 1 % of accuracy lost, 95 % sure (4,000 inputs lost 0.40 %: a bound of 0.90 %)
         """
         seen = f"{self.rows:,} inputs lost {100 * self.lost:.2f} %: a bound of {100 * self.bound:.2f} %"
@@ -34,10 +34,10 @@ class Promise(BaseModel):
 
 
 class _OnlyThat(BaseModel):
-    promise: Promise | None = None
+    promise: ExitPromise | None = None
 
 
-def promise_in(folder: Path) -> Promise | None:
+def promise_in(folder: Path) -> ExitPromise | None:
     """The promise of the network in this directory; None where none is made, or where there is no such file."""
     with suppress(UserError, ValueError):
         return _OnlyThat.model_validate_json(read_text(folder / RULES)).promise

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from deployments.front.headers import STARTED, TIMEOUT
 from deployments.front.open_inference.messages import SERVICE
-from deployments.front.proxy import QUEUED, QUEUED_MS, REQUEST_S, RETRY_S, USUAL, Burden, ProxyLimit, said
+from deployments.front.proxy import QUEUED, QUEUED_MS, REQUEST_S, RETRY_S, MOST, Burden, ProxyLimit, said
 from deployments.ray_facts import haproxy_folder
 from profiles.errors import UserError
 
@@ -184,7 +184,7 @@ def _configuration(folder: Path, host: str, port: int) -> str:
         idle_s=IDLE_S,
         queued_ms=QUEUED_MS,
         queued=QUEUED,
-        places=USUAL,
+        places=MOST,
         retry_ms=1000 * (RETRY_S - 1),
         service=SERVICE,
         started=STARTED.decode(),

@@ -22,8 +22,8 @@ from deployments.prepare.thresholds import replay
 from deployments.prepare.training import answers, train
 from profiles.confidence import bound
 from profiles.evidence import Evidence
-from profiles.exit_table import ExitTable, Outcome, Reach, outcome
-from profiles.promise import Promise
+from profiles.exit_table import ExitTable, Leaving, Reach, outcome
+from profiles.promise import ExitPromise
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class Reached:
 
     thresholds: Sequence[float]
     table: ExitTable
-    outcome: Outcome
-    promise: Promise | None
+    outcome: Leaving
+    promise: ExitPromise | None
     evidence: Evidence | None = None
 
 
@@ -153,13 +153,13 @@ def _choose(shape: Seen, test: Seen, options: PrepareOptions) -> Reached:
     return Reached(tested.candidates[chosen].tolist(), tested, found, promised(evidence, chosen), evidence)
 
 
-def promised(evidence: Evidence, chosen: Indices) -> Promise | None:
+def promised(evidence: Evidence, chosen: Indices) -> ExitPromise | None:
     """What has passed the test; that nothing is lost where nobody leaves needs none."""
     found, reach = outcome(evidence.test, chosen, evidence.reach), evidence.reach
     if found.cost < 1.0 and not found.lost.within(evidence.max_loss, evidence.margin):
         return None
     most = bound(found.lost, evidence.confidence, reach) if found.cost < 1.0 else 0.0
-    return Promise(
+    return ExitPromise(
         reach=reach,
         max_loss=evidence.max_loss,
         confidence=evidence.confidence,

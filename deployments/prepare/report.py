@@ -12,7 +12,7 @@ from deployments.exits import reach
 from deployments.models.ramps import ExitRules, RampRule, policy_at
 from deployments.prepare.sample import TEST_SHARE
 from profiles.confidence import least_promise, rows_needed
-from profiles.promise import Promise
+from profiles.promise import ExitPromise
 
 INK, EARLY, FULL = "#1f2933", "#2a6fbb", "#d1495b"
 
@@ -44,7 +44,7 @@ def summary(rules: ExitRules) -> str:
     return f"{', '.join(parts)}\nan input runs {_share(rules.mean_depth_share)} of the blocks on average"
 
 
-def promised(promise: Promise) -> str:
+def promised(promise: ExitPromise) -> str:
     """The promise, and what it takes to make one."""
     least, needed = (
         least_promise(promise.rows, promise.confidence),
@@ -60,7 +60,7 @@ def promised(promise: Promise) -> str:
 def advice(rules: ExitRules) -> str | None:
     """What to say when the thresholds are not what was hoped for: nothing can be promised, or nobody leaves early.
 
-    >>> promise = Promise(reach="accuracy", max_loss=0.01, confidence=0.95, rows=120, lost=0.0, bound=0.0)
+    >>> promise = ExitPromise(reach="accuracy", max_loss=0.01, confidence=0.95, rows=120, lost=0.0, bound=0.0)
     >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise)))
     no input leaves early: 120 inputs to test it on are too few to promise 1 %; give 855 rows or more, or allow 2.5 %
     >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise.model_copy(update={"rows": 3000}))))

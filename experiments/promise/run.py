@@ -18,7 +18,7 @@ from experiments.promise.plans import gained
 from experiments.promise.tables import Recorded, recorded
 from profiles.confidence import margin_of
 from profiles.evidence import Evidence
-from profiles.exit_table import Floats, Indices, Outcome, Reach, highest, ladder, outcome
+from profiles.exit_table import Floats, Indices, Leaving, Reach, highest, ladder, outcome
 
 MAX_LOSS, CONFIDENCE, SPLITS = 0.01, 0.95, 200
 ROWS = {"sst2": 10_000, "agnews": 5_000, "demo": 10_000}  # of a file; the demo's are digits, each distorted anew
@@ -40,7 +40,7 @@ def measure(splits: int = SPLITS) -> dict[str, float]:
 
 def _tried(table: Recorded, rows: int, reach: Reach, splits: int) -> Iterator[tuple[str, float]]:
     """How often more than was promised is lost by other rows, and how deep these go on average, for each method."""
-    seen: dict[str, list[Outcome]] = {method: [] for method in (EXACT, BETTING, BEFORE)}
+    seen: dict[str, list[Leaving]] = {method: [] for method in (EXACT, BETTING, BEFORE)}
     for seed in show(range(splits), f"{reach}, {rows} rows"):
         order = np.random.default_rng(seed).permutation(table.known.num_inputs)
         others = table.known.of(order[rows:])

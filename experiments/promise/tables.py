@@ -33,7 +33,7 @@ Labels = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Source:
+class Texts:
     """Public texts, the names of their labels in each file, and how many of them the cascade is fitted to."""
 
     files: tuple[tuple[str, Columns, tuple[str, ...]], ...]
@@ -53,8 +53,8 @@ class Source:
 _TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 _TITLED = Columns(text="text", layout=Layout(header=("label", "title", "text")))
 SOURCES = {
-    "sst2": Source((("text/sst2_glue/train.tsv", Columns(), ("0", "1")),), fitted=20_000),
-    "agnews": Source(
+    "sst2": Texts((("text/sst2_glue/train.tsv", Columns(), ("0", "1")),), fitted=20_000),
+    "agnews": Texts(
         (
             ("text/agnews/train_10k.tsv", Columns(layout=Layout(header=("text", "label"))), _TOPICS),
             ("text/agnews/test.csv", _TITLED, ("1", "2", "3", "4")),
@@ -79,7 +79,7 @@ def recorded(name: str) -> Recorded:
     return of_demo() if name == "demo" else of_texts(SOURCES[name])
 
 
-def of_texts(source: Source) -> Recorded:
+def of_texts(source: Texts) -> Recorded:
     texts, labels = source.read()
     truth = torch.eye(int(labels.max()) + 1)[torch.from_numpy(labels)]
     logits = torch.stack(list(_cascade(texts, labels, source.fitted)))

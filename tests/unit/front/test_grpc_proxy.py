@@ -23,7 +23,7 @@ from deployments.front.headers import STARTED, TIMEOUT, waited_s_by
 from deployments.front.open_inference import rpc
 from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.open_inference.rpc import serving
-from deployments.front.proxy import RETRY_S, USUAL, Burden, ProxyLimit, said
+from deployments.front.proxy import RETRY_S, MOST, Burden, ProxyLimit, said
 from deployments.front.service import Service
 from deployments.ray_facts import haproxy_program
 from tests.helpers.toy_model import Toy
@@ -80,7 +80,7 @@ def play(scene: Callable[[grpc.aio.Channel, Service], Awaitable[Any]], port: int
 @pytest.fixture
 def one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """The front has room for one inference at once, whatever it learns."""
-    monkeypatch.setattr(grpc_proxy, "USUAL", 1)
+    monkeypatch.setattr(grpc_proxy, "MOST", 1)
     monkeypatch.setattr(ProxyLimit, "_tell", lambda *_: None)
 
 
@@ -268,12 +268,12 @@ def test_haproxy_is_told_the_limit_and_told_it_again(free_port: int) -> None:
     refused = iter(range(0, 10_000_000, 100))
 
     async def act(it: GrpcProxy) -> None:
-        await until(lambda: places(it) < USUAL)
+        await until(lambda: places(it) < MOST)
         assert it._process
         first = it._process
         first.kill()
         await until(lambda: it._process is not first and it._listens())
-        await until(lambda: places(it) < USUAL)
+        await until(lambda: places(it) < MOST)
         assert "is started again" not in str(it._said())
 
     with proxy(free_port, lambda: Burden(10, next(refused), 0)) as it:

@@ -51,7 +51,7 @@ def test_logits_are_divided_by_the_temperature(folder: Path) -> None:
     ("old", "new", "message"),
     [
         ('"threshold": 0.3', '"treshold": 0.3', r"exits.json: ramps.0.threshold: Field required"),
-        ('"version": 1', '"version": 2', r"exits.json: version: Input should be 1"),
+        ('"version": 2', '"version": 3', r"exits.json: version: Input should be 1 or 2"),
         ("entropy", "entropie", r"policy 'deployments.exits:entropie' cannot be imported"),
         ('"block": 1', '"block": 2', r"no ramp can stand after block 2 of 3 blocks"),
         ('"block": 1', '"block": 0', r"ascending blocks, each once, got \[0, 0\]"),

@@ -17,7 +17,7 @@ def passing(count: int, losing: float, winning: float, max_loss: float, margin: 
     lost, won = lost[possible], won[possible]
     passed = Loss((lost - won) / count, (lost + won) / count, count).within(max_loss, margin)
     outcomes = np.stack((lost, won, count - lost - won), axis=1)[passed]
-    return float(multinomial.pmf(outcomes, count, [losing, winning, 1 - losing - winning]).sum())
+    return float(multinomial.pmf(outcomes, count, [losing, winning, max(1 - losing - winning, 0.0)]).sum())
 
 
 @settings(max_examples=40, deadline=None)
