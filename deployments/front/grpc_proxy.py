@@ -22,7 +22,7 @@ from pathlib import Path
 
 from deployments.front.headers import STARTED, TIMEOUT
 from deployments.front.open_inference.messages import SERVICE
-from deployments.front.proxy import QUEUED, QUEUED_MS, REQUEST_S, RETRY_S, MOST, Burden, ProxyLimit, said
+from deployments.front.proxy import MOST, QUEUED, QUEUED_MS, REQUEST_S, RETRY_S, Burden, ProxyLimit, said
 from deployments.ray_facts import haproxy_folder
 from profiles.errors import UserError
 

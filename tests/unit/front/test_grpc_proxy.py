@@ -23,7 +23,7 @@ from deployments.front.headers import STARTED, TIMEOUT, waited_s_by
 from deployments.front.open_inference import rpc
 from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.open_inference.rpc import serving
-from deployments.front.proxy import RETRY_S, MOST, Burden, ProxyLimit, said
+from deployments.front.proxy import MOST, RETRY_S, Burden, ProxyLimit, said
 from deployments.front.service import Service
 from deployments.ray_facts import haproxy_program
 from tests.helpers.toy_model import Toy
