@@ -150,7 +150,8 @@ def interpolate(sizes: Floats, rows: Floats, batch: Floats) -> Floats:
     at = np.minimum(np.maximum(batch, sizes[0]), sizes[-1])
     right = np.minimum(sizes.searchsorted(at, side="right"), len(sizes) - 1)
     left = np.maximum(right - 1, 0)  # the same as `right` where there is but one size
-    share = (at - sizes[left]) / np.maximum(sizes[right] - sizes[left], 1)
+    apart = sizes[right] - sizes[left]
+    share = (at - sizes[left]) / np.where(apart > 0, apart, 1.0)
     times: Floats = rows[left] + share[..., None] * (rows[right] - rows[left])
     beyond = np.maximum(batch - sizes[-1], 0)
     return times + beyond[..., None] * _slope_beyond(sizes, rows) if beyond.any() else times
