@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.confidence import margin_of
-from profiles.exit_table import ExitTable, Indices, Outcome, Reach, highest, ladder, outcome
+from profiles.exit_table import ExitTable, Indices, Leaving, Reach, highest, ladder, outcome
 from tests.helpers.exit_tables import CANDIDATES, exit_table
 
 
@@ -53,7 +53,7 @@ def greedy(found: ExitTable, max_loss: float, reach: Reach) -> float:
             return now.cost
 
 
-def _worth(before: Outcome, after: Outcome) -> float:
+def _worth(before: Leaving, after: Leaving) -> float:
     return (before.cost - after.cost) / max(after.lost.mean - before.lost.mean, 1e-9)
 
 
