@@ -71,7 +71,8 @@ def _run(first: int, last: int) -> str:
 def _promise(result: PlanResult) -> Table:
     score, objective = result.score, result.objective
     table = Table("promise", "value", show_header=False, title="promise")
-    table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second")
+    counted = f" (an input is {result.facts.length} tokens)" if result.facts.length else ""
+    table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second{counted}")
     budget = (
         "" if objective.slo_s is None else f" of {objective.budget_s * 1e3:.1f} ms ({objective.slack:.0%} slack kept)"
     )

@@ -1,15 +1,18 @@
 """The controller's HTTP side and the command that asks it, over a real socket."""
 
 import http.client
+import io
 import json
 import threading
 from collections.abc import Iterator
 
 import pytest
 import uvicorn
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from cluster.commands.status import tables
 from cluster.controller.service import create_api
 from profiles.errors import UserError
 from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
@@ -175,3 +178,13 @@ def post(place: str, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
     connection.request("POST", path, headers=headers)
     reply = connection.getresponse()
     return reply.status, reply.read()
+
+
+def test_a_plan_that_counts_tokens_is_shown_with_how_many_texts_have(toy: Toy, url: str) -> None:
+    run(toy.app, toy.loop, 60)
+    told = json.loads(asked(url, "--json"))
+    assert told["window"]["length"] is None
+    told["window"] |= {"length": 24, "tokens_per_text": 31.5}
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(tables(told))
+    assert "an input is 24 tokens; texts have 31.5 on average now" in console.export_text()
