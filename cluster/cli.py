@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cluster.commands.bench import bench
+from cluster.commands.doctor import doctor
 from cluster.commands.evaluate import evaluate
 from cluster.commands.load import load
 from cluster.commands.plan import plan
@@ -46,6 +47,7 @@ def _options(
 
 
 app.command("bench")(bench)
+app.command("doctor")(doctor)
 app.command("evaluate")(evaluate)
 app.command("load")(load)
 app.command("plan")(plan)

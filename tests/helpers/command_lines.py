@@ -13,6 +13,7 @@ WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull",
 # These options are appended to a line, so that it measures for a moment instead of a minute.
 SMALL = {
     "prepare": "--max-rows 60",
+    "doctor": "",
     "evaluate": "--device cpu --max-rows 20",
     "profile": "--device cpu --lengths 6 --largest 4 --budget 0.1",
     "plan": "",

@@ -153,6 +153,9 @@ def test_every_command_runs_installed(installed: Path, address: str, tmp_path: P
     for line in (*helps, *real, ["serve"]):
         ended = outcome[" ".join(line)]
         watched = "--watch" in line
+        if line == ["doctor"]:  # what it finds here is this machine's business
+            assert ended["code"] in (0, 1), ended
+            continue
         assert ended["code"] == (130 if watched else 0), (line, ended)
     assert "promises kept" in outcome[f"status {address} --watch"]["said"]
     assert "would serve" in outcome["serve serve.yaml"]["said"]

@@ -1,0 +1,69 @@
+"""What `isobatch doctor` finds wrong, each by breaking it."""
+
+import socket
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster import doctor
+from cluster.cli import app
+
+
+def found(what: str) -> doctor.Finding:
+    return next(each for each in doctor.findings() if each.what == what)
+
+
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing it takes longer than all the rest."""
+    monkeypatch.setattr(doctor, "LOOKS", {name: look for name, look in doctor.LOOKS.items() if name != "ray"})
+
+
+def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        monkeypatch.setattr(doctor, "PORTS", {port: "--port"})
+        assert found("ports").wrong == f"{port} is taken (--port names another)"
+    assert found("ports").wrong == ""
+
+
+def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "rich":
+            raise PackageNotFoundError(name)
+        return "0.1" if name == "numpy" else "999"
+
+    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(doctor, "requires", lambda name: ["rich>=13", "numpy>=2", "typer", "pytest; extra == 'dev'"])
+    assert found("packages").wrong == "rich is not installed; numpy is 0.1, wanted is >=2: install isobatch anew"
+
+
+def test_a_cache_that_cannot_be_written_and_memory_that_is_short(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 1)
+    assert found("cache").wrong == ""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "cannot be written: Not a directory" in found("cache").wrong
+    monkeypatch.setattr(doctor, "SHARED", tmp_path)
+    monkeypatch.setattr(doctor, "LEAST_SHARED_BYTES", 1 << 60)
+    assert "are wanted" in found("shared memory").wrong
+
+
+def test_the_command_says_a_line_each_and_its_exit_code_says_whether_all_is_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    well, wrong = doctor.Finding("one", "fine"), doctor.Finding("two", "", "broken: mend it")
+    monkeypatch.setattr(doctor, "LOOKS", {"one": lambda what: well})
+    result = CliRunner().invoke(app, ["doctor"])
+    assert (result.exit_code, result.output.split()) == (0, ["well", "one:", "fine"])
+    monkeypatch.setattr(doctor, "LOOKS", {"one": lambda what: well, "two": lambda what: wrong})
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert result.output.splitlines()[1] == "wrong two: broken: mend it"
