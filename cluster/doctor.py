@@ -38,7 +38,7 @@ def findings() -> Iterator[Finding]:
 
 
 def _python(what: str) -> Finding:
-    found = f"{sys.version.split()[0]}, {len(os.sched_getaffinity(0))} processors"
+    found = f"{sys.version.split()[0]}, {os.cpu_count()} processors"
     return Finding(what, found, "" if sys.version_info >= (3, 11) else "isobatch needs Python 3.11 or newer")
 
 
