@@ -24,7 +24,7 @@ SLO_S, BATCHES = 0.1, (4, 8, 16, 64)
 
 
 @dataclass(frozen=True)
-class Fleet:
+class Served:
     """Devices, and how long the blocks of a network take there."""
 
     profile: Profile
@@ -35,11 +35,11 @@ class Fleet:
         return problem(self.profile, kinds, links_between(kinds))
 
 
-def fleet_of(name: str) -> Fleet:
+def fleet_of(name: str) -> Served:
     """The demo's own profile; for texts DistilBERT, which has six blocks too, on V100s by their datasheet."""
     if name == "demo":
-        return Fleet(load(Path(cluster.__file__).parent / "demo" / "profile.json"), "cpu=2")
-    return Fleet(Profile("distilbert", (datasheet_table(distilbert(), "v100"),)), "v100=4")
+        return Served(load(Path(cluster.__file__).parent / "demo" / "profile.json"), "cpu=2")
+    return Served(Profile("distilbert", (datasheet_table(distilbert(), "v100"),)), "v100=4")
 
 
 def gained(name: str, evidence: Evidence, others: Recorded) -> Iterator[tuple[str, float]]:
