@@ -51,12 +51,12 @@ def bound(lost: Loss, confidence: float, reach: Reach) -> float:
 
 
 def rows_needed(max_loss: float, confidence: float) -> int:
-    """The fewest inputs that can show this, if none of them loses.
+    """The fewest inputs that can show this, which is more than 0, if none of them loses.
 
     >>> rows_needed(0.01, 0.95)
     299
     """
-    return math.ceil(math.log(1 - confidence) / math.log(1 - max_loss)) if max_loss > 0 else 0
+    return math.ceil(math.log(1 - confidence) / math.log(1 - max_loss))
 
 
 def least_promise(count: int, confidence: float) -> float:

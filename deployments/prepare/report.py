@@ -46,13 +46,13 @@ def summary(rules: ExitRules) -> str:
 
 def promised(promise: ExitPromise) -> str:
     """The promise, and what it takes to make one."""
-    least, needed = (
-        least_promise(promise.rows, promise.confidence),
-        rows_needed(promise.max_loss, promise.confidence),
-    )
+    said = f"promised of other inputs of this kind: {promise}"
+    if promise.max_loss == 0:
+        return said
+    least = least_promise(promise.rows, promise.confidence)
+    needed = rows_needed(promise.max_loss, promise.confidence)
     return (
-        f"promised of other inputs of this kind: {promise}\n"
-        f"so sure of at most {_percent(promise.max_loss)} takes {needed:,} inputs to test it on, or more; "
+        f"{said}\nso sure of at most {_percent(promise.max_loss)} takes {needed:,} inputs to test it on, or more; "
         f"at best {promise.rows:,} could show {_percent(least)}"
     )
 
@@ -65,12 +65,16 @@ def advice(rules: ExitRules) -> str | None:
     no input leaves early: 120 inputs to test it on are too few to promise 1 %; give 855 rows or more, or allow 2.5 %
     >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise.model_copy(update={"rows": 3000}))))
     no input leaves early: the ramps err too often to promise 1 %; allow more, or try --ramp pooler
+    >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise.model_copy(update={"max_loss": 0.0}))))
+    no input leaves early: that nothing at all is lost can hardly be shown; allow a little
     """
     if rules.promise is None:
         return f"nothing is promised: {rules.policy} lets inputs leave at every threshold that was tried"
     if rules.mean_depth_share != 1.0:
         return None
     promise, allowed = rules.promise, _percent(rules.promise.max_loss)
+    if promise.max_loss == 0:
+        return "no input leaves early: that nothing at all is lost can hardly be shown; allow a little"
     needed = rows_needed(promise.max_loss, promise.confidence)
     if promise.rows >= needed:
         return f"no input leaves early: the ramps err too often to promise {allowed}; allow more, or try --ramp pooler"

@@ -224,6 +224,10 @@ def test_too_few_rows_promise_nothing_and_let_nobody_leave(
     assert run(checkpoint, "--data", data, "--out", out, "--max-accuracy-loss", "1%") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "no input leaves early: 42 inputs to test it on are too few to promise 1 %; give 855 rows or more" in said
+    assert run(checkpoint, "--data", data, "--out", tmp_path / "none", "--max-accuracy-loss", "0") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "that nothing at all is lost can hardly be shown" in said
+    assert "takes" not in said
     model = load(out)
     images = model.encode(["a good film", "dull"])
     assert (model.run(images, model.num_blocks, model.ramp_blocks).exits.blocks == model.num_blocks - 1).all()
