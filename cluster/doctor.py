@@ -70,15 +70,13 @@ def _devices(what: str) -> Finding:
 
 
 def _ray(what: str) -> Finding:
-    import ray
-
     from cluster.serving.local import running_cluster
 
     if address := running_cluster():
         return Finding(
-            what, f"ray {ray.__version__}", f"a cluster runs at {address}: 'ray stop', or 'serve deploy' onto it"
+            what, f"ray {version('ray')}", f"a cluster runs at {address}: 'ray stop', or 'serve deploy' onto it"
         )
-    return Finding(what, f"ray {ray.__version__}, no cluster in the way")
+    return Finding(what, f"ray {version('ray')}, no cluster in the way")
 
 
 def _ports(what: str) -> Finding:
