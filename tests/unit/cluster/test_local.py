@@ -162,12 +162,14 @@ def haproxy(
     within_s: float | None = None,
     front: int | None = None,
     queued_ms: int = QUEUED_MS,
+    queued: int = QUEUED,
 ) -> Iterator[int]:
-    """HAProxy itself, with a configuration like Ray's; how long it waits can be told."""
+    """HAProxy itself, with a configuration like Ray's; how long it waits, and where many wait, can be told."""
     port = free_port(0)
     script = guarded(folder, ())
     edits = folder / "haproxy.sed"
     edits.write_text(edits.read_text().replace(f"timeout queue {QUEUED_MS}", f"timeout queue {queued_ms}"))
+    edits.write_text(edits.read_text().replace(f" gt {QUEUED} }}", f" gt {queued} }}"))
     if within_s:
         edits.write_text(edits.read_text().replace(f"http-request {REQUEST_S}s", f"http-request {within_s}s"))
     config = folder / "haproxy.cfg"
@@ -280,7 +282,7 @@ def test_a_flood_from_one_address_leaves_the_others_their_share(tmp_path: Path) 
 def test_where_many_wait_who_asks_much_is_refused_at_once_and_who_asks_little_waits_too(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
         place = front.getsockname()[1]
-        port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=5000))
+        port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=5000, queued=5))
         allow(tmp_path / "admin.sock", place, 1)
 
         def ask(source: str) -> socket.socket:
@@ -289,13 +291,15 @@ def test_where_many_wait_who_asks_much_is_refused_at_once_and_who_asks_little_wa
             asking.settimeout(0.3)
             return asking
 
-        flood = [ask("127.0.0.2") for _ in range(QUEUED + 20)]
-        flood[-1].settimeout(5)
-        assert flood[-1].recv(4096).split()[1] == b"503"
-        with pytest.raises(TimeoutError):
-            ask("127.0.0.3").recv(4096)
-        with pytest.raises(TimeoutError):
-            flood[QUEUED // 2].recv(4096)
+        def is_refused(asking: socket.socket) -> bool:
+            try:
+                return asking.recv(4096).split()[1] == b"503"
+            except TimeoutError:
+                return False
+
+        flood = [ask("127.0.0.2") for _ in range(20)]
+        assert 5 <= sum(map(is_refused, flood)) < 20
+        assert not is_refused(ask("127.0.0.3"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
