@@ -3,8 +3,8 @@
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,10 @@ from deployments.models.predict import Predicted
 from deployments.models.ramps import ClassFigures
 from deployments.prepare.classes import by_class
 from profiles.errors import UserError
+from profiles.losses import NAMES, Labels, Metric, losses_by_class, score_loss, scored
+from profiles.promise import ExitPromise
 
+SCORE_NAMES: Mapping[Metric, str] = {"macro-f1": "macro-F1", "mcc": "MCC", "worst-class": "recall, worst class"}
 STEADY = 1.96  # standard errors of an interval that holds 95 %
 AT_ONCE = 32
 PATIENCE_S = 60.0
@@ -38,6 +41,15 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """A metric of the full network, of the one with exits, and what exits cost."""
+
+    full: Interval
+    exits: Interval
+    lost: Interval
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """`lost` is what exits cost, input by input: its interval is narrower than those of both accuracies."""
 
@@ -47,7 +59,14 @@ class Evaluation:
     full_accuracy: Interval | None = None  # None: the inputs have no labels
     accuracy: Interval | None = None
     lost: Interval | None = None
+    scores: Mapping[Metric, Scored] = field(default_factory=dict)
     classes: tuple[ClassFigures, ...] = ()
+
+    def lost_of(self, metric: Metric) -> Interval | None:
+        """What exits cost in this metric."""
+        if metric == "agreement":
+            return Interval(1 - self.agreement.mean, self.agreement.within)
+        return self.lost if metric == "accuracy" else self.scores[metric].lost if metric in self.scores else None
 
     def as_json(self) -> str:
         classes = [each.model_dump() for each in self.classes]
@@ -64,10 +83,34 @@ def evaluated(
     if truth is None:
         return Evaluation(len(exits), agreement, _mean(depth))
     lost = (said == truth).astype(float) - (early == truth)
+    classes = by_class(truth, said, early)
+    scores: dict[Metric, Scored] = {metric: _scored(metric, truth, said, early) for metric in ("macro-f1", "mcc")}
+    scores["worst-class"] = _worst(truth, said, early)
     return Evaluation(
-        len(exits), agreement, _mean(depth), _share(said == truth), _share(early == truth), _mean(lost),
-        by_class(truth, said, early),
-    )  # fmt: skip
+        len(exits), agreement, _mean(depth), _share(said == truth), _share(early == truth), _mean(lost), scores, classes
+    )
+
+
+def _scored(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> Scored:
+    lost = score_loss(metric, truth, full, exits)
+    before, after = (_interval(*scored(metric, truth, said)) for said in (full, exits))
+    return Scored(before, after, _interval(lost.mean, lost.error))
+
+
+def _interval(mean: float, error: float) -> Interval:
+    return Interval(float(mean), float(STEADY * error))
+
+
+def _worst(truth: Labels, full: Labels, exits: Labels) -> Scored:
+    """The least recall of any class, in full and with exits, and the greatest loss: perhaps of three classes."""
+    here = [truth == label for label in np.unique(truth)]
+
+    def least(said: Labels) -> Interval:
+        return min((_share(said[one] == truth[one]) for one in here), key=lambda each: each.mean)
+
+    lost = losses_by_class((full == truth).astype(float) - (exits == truth), truth)
+    most = max(lost, key=lambda each: float(each.mean))
+    return Scored(least(full), least(exits), _interval(most.mean, most.error))
 
 
 def _share(right: NDArray[np.bool_]) -> Interval:
@@ -81,18 +124,31 @@ def _mean(values: NDArray[np.float64]) -> Interval:
 
 
 def table(found: Evaluation) -> Table:
-    rows = Table("what", "measured (95 %)", title=f"{found.inputs:,} inputs", box=SIMPLE, title_justify="left")
-    figures = {
-        "accuracy in full": found.full_accuracy,
-        "accuracy with exits": found.accuracy,
-        "lost by exits": found.lost,
-        "the full network's answer": found.agreement,
-        "blocks run per input": found.depth,
-    }
-    for name, figure in figures.items():
-        if figure:
-            rows.add_row(name, str(figure))
+    rows = Table("", title=f"{found.inputs:,} inputs (95 %)", box=SIMPLE, title_justify="left")
+    for heading in ("in full", "with exits", "lost by exits"):
+        rows.add_column(heading, justify="right", no_wrap=True)
+    if found.full_accuracy:
+        rows.add_row("accuracy", *map(_shown, (found.full_accuracy, found.accuracy, found.lost)))
+    for metric, each in found.scores.items():
+        rows.add_row(SCORE_NAMES[metric], *map(_shown, (each.full, each.exits, each.lost)))
+    rows.add_row("the full network's answer", "", str(found.agreement), "")
+    rows.add_row("blocks run per input", "", str(found.depth), "")
     return rows
+
+
+def _shown(figure: Interval | None) -> str:
+    return "" if figure is None else str(figure)
+
+
+def promise_kept(promise: ExitPromise, found: Evaluation) -> str | None:
+    """What to say where these inputs lose more than was promised; None: they do not, or nobody can tell."""
+    lost = found.lost_of(promise.metric)
+    if lost is None or lost.mean - lost.within <= promise.max_loss:
+        return None
+    return (
+        f"promised was to lose at most {100 * promise.max_loss:.4g} % of {NAMES[promise.metric]}; these inputs lose "
+        f"{lost}: they are not of the kind that it was tested on"
+    )
 
 
 def served(url: str, values: Sequence[Any]) -> list[Predicted]:

@@ -15,7 +15,7 @@ from optimizer.objective import Objective
 from optimizer.plan import Plan
 from optimizer.problem import Problem
 from profiles.evidence import Evidence
-from profiles.exit_table import Floats, Indices
+from profiles.losses import Floats, Indices
 
 Find = Callable[[Problem], Plan | None]  # the best plan for a problem
 TURNS = 3

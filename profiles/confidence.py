@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from profiles.exit_table import Loss, Reach
+from profiles.losses import Loss, Metric
 
 TRIED = 48
 WIDEST = 64.0  # standard errors: more is no margin but a refusal
@@ -23,7 +23,7 @@ NEGLIGIBLE = 1e-10
 
 
 @cache
-def margin_of(count: int, max_loss: float, confidence: float, reach: Reach) -> float:
+def margin_of(count: int, max_loss: float, confidence: float, metric: Metric) -> float:
     """Standard errors that the loss of so many inputs must keep from `max_loss`.
 
     >>> [round(margin_of(count, 0.01, 0.95, "accuracy"), 2) for count in (1000, 4000)]
@@ -32,11 +32,16 @@ def margin_of(count: int, max_loss: float, confidence: float, reach: Reach) -> f
     low, high = 0.0, WIDEST
     for _ in range(STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if chance(count, max_loss, middle, reach) <= 1 - confidence else (middle, high)
+        low, high = (low, middle) if chance(count, max_loss, middle, metric) <= 1 - confidence else (middle, high)
     return high
 
 
-def bound(lost: Loss, confidence: float, reach: Reach) -> float:
+def shown(lost: Loss, max_loss: float, confidence: float, metric: Metric) -> bool:
+    """Whether these inputs show that others lose no more than this."""
+    return bool(lost.within(max_loss, margin_of(lost.counted, max_loss, confidence, metric)))
+
+
+def bound(lost: Loss, confidence: float, metric: Metric) -> float:
     """What other inputs lose at most, with this confidence.
 
     >>> round(bound(Loss(0.0, 0.0, 299), 0.95, "agreement"), 4)
@@ -46,7 +51,7 @@ def bound(lost: Loss, confidence: float, reach: Reach) -> float:
     for _ in range(STEPS):
         middle = (low + high) / 2
         margin = float((middle - lost.mean) / lost.error)
-        low, high = (low, middle) if chance(lost.count, middle, margin, reach) <= 1 - confidence else (middle, high)
+        low, high = (low, middle) if chance(lost.counted, middle, margin, metric) <= 1 - confidence else (middle, high)
     return high
 
 
@@ -68,9 +73,9 @@ def least_promise(count: int, confidence: float) -> float:
     return float(1 - (1 - confidence) ** (1 / count))
 
 
-def chance(count: int, max_loss: float, margin: float, reach: Reach) -> float:
+def chance(count: int, max_loss: float, margin: float, metric: Metric) -> float:
     """How often so many inputs at most pass the test if the true loss is `max_loss`."""
-    if reach == "agreement":
+    if metric == "agreement":
         return _passing(count, max_loss, margin, max_loss)
     least = max(max_loss, 1 / count)
     return max(_passing(count, max_loss, margin, float(share)) for share in np.geomspace(least, 1.0, TRIED))

@@ -5,16 +5,17 @@ choices may be weighed on the one table (`shape`); the other (`test`) then says 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import get_args
 from zipfile import BadZipFile
 
 import numpy as np
 
-from profiles.confidence import margin_of
+from profiles.confidence import shown
 from profiles.errors import UserError
-from profiles.exit_table import ExitTable, Floats, Indices, Reach, highest, ladder
+from profiles.exit_table import ExitTable, highest, ladder
+from profiles.losses import Floats, Indices, Loss, Metric
 
 EVIDENCE = "exit_table.npz"
 _ARRAYS = tuple(field.name for field in fields(ExitTable))
@@ -26,14 +27,20 @@ class Evidence:
 
     shape: ExitTable
     test: ExitTable
-    reach: Reach
+    metric: Metric
     max_loss: float
     confidence: float
 
-    @property
-    def margin(self) -> float:
-        """Standard errors that the loss must keep from what is allowed."""
-        return margin_of(self.test.num_inputs, self.max_loss, self.confidence, self.reach)
+    def about(self, metric: Metric | None) -> "Evidence":
+        """The same rows for a promise in another metric; none: the same metric."""
+        test = self.test
+        if metric and self.metric == "agreement" != metric and (test.truth == test.said[-1]).all():
+            raise UserError(f"the model was prepared without labels, which --metric {metric} needs")
+        return replace(self, metric=metric or self.metric)
+
+    def shows(self, lost: Loss) -> bool:
+        """Whether a loss like this shows that no more is lost than is allowed."""
+        return shown(lost, self.max_loss, self.confidence, self.metric)
 
     @property
     def prepared(self) -> Indices:
@@ -51,8 +58,8 @@ class Evidence:
     def _climbed(self, judge: ExitTable, ramps: Sequence[int], costs: Floats) -> Indices:
         chosen, rows = self.shape.strictest, list(ramps)
         if rows:
-            rungs = ladder(self.shape.only(rows, costs), self.reach)
-            chosen[rows] = highest(rungs, judge.only(rows, costs), self.reach, self.max_loss, self.margin)
+            rungs = ladder(self.shape.only(rows, costs), self.metric)
+            chosen[rows] = highest(rungs, judge.only(rows, costs), self.metric, self.shows)
         return chosen
 
     def survival(self, chosen: Indices) -> tuple[float, ...]:
@@ -64,17 +71,17 @@ class Evidence:
         tables = {"shape": self.shape, "test": self.test}
         arrays = {f"{name}_{each}": getattr(table, each) for name, table in tables.items() for each in _ARRAYS}
         terms = np.array([self.max_loss, self.confidence])
-        np.savez_compressed(path, reach=np.array(self.reach), terms=terms, **arrays)
+        np.savez_compressed(path, metric=np.array(self.metric), terms=terms, **arrays)
 
     @classmethod
     def read(cls, path: Path) -> "Evidence":
         try:
             with np.load(path, allow_pickle=False) as kept:
                 shape, test = (ExitTable(*(kept[f"{name}_{each}"] for each in _ARRAYS)) for name in ("shape", "test"))
-                reach, (max_loss, confidence) = str(kept["reach"]), kept["terms"].tolist()
+                metric, (max_loss, confidence) = str(kept["metric"]), kept["terms"].tolist()
         except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
             raise UserError(f"{path}: is no exit table that 'isobatch prepare' has written: {error}") from None
-        found = [each for each in get_args(Reach) if each == reach]
+        found = [each for each in get_args(Metric) if each == metric]
         if not found or shape.first.shape[0] != test.first.shape[0]:
             raise UserError(f"{path}: is no exit table that 'isobatch prepare' has written")
         return cls(shape, test, found[0], max_loss, confidence)

@@ -3,26 +3,35 @@
 The policy itself was asked who would leave, for every ramp, candidate threshold and input. An input leaves at the first
 ramp that lets it go, so cost and loss of any set of thresholds are sums over that table.
 
-    cost(input) = what was run until it leaves + multiplier * accuracy lost there
+    cost(input) = what was run until it leaves + multiplier * what is lost there
 
 For a multiplier (what accuracy is worth), thresholds are improved one ramp at a time until no change helps. The
 multipliers, from high to low, give a ladder from "nobody leaves" to "as early as possible".
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Reach = Literal["accuracy", "agreement"]
-Indices = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from profiles.losses import (
+    OF_ALL,
+    ROUNDING,
+    SCORES,
+    Floats,
+    Indices,
+    Labels,
+    Loss,
+    Metric,
+    balancing,
+    losses_by_class,
+    mean_loss,
+    score_loss,
+)
 
 MULTIPLIERS = np.geomspace(5000.0, 0.5, 161)
 MAX_PASSES = 20
-ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -30,15 +39,16 @@ class ExitTable:
     """What a policy would do with recorded inputs.
 
     `candidates` are thresholds, the strictest first. `first` is ramps x inputs: the first candidate at which an input
-    leaves there, their number where it leaves at none. `right` is ramps + 1 x inputs, the full network last: how
-    probable it is that the answer is right (0 or 1 where labels are known); `agrees`: whether it is the full network's.
-    `costs` is what was run at each ramp, and at the end, as a share of the whole network.
+    leaves there, their number where it leaves at none. `right` and `said` are ramps + 1 x inputs, the full network
+    last: how probable it is that the answer is right (0 or 1 where labels are known), and which label it is. `truth` is
+    the label of each input. `costs` is what was run at each ramp, and at the end, as a share of the whole network.
     """
 
     candidates: Floats
     first: NDArray[np.uint8]
     right: NDArray[np.float32]
-    agrees: NDArray[np.bool_]
+    said: Labels
+    truth: Labels
     costs: Floats
 
     @property
@@ -54,48 +64,50 @@ class ExitTable:
         """The candidates that let fewest inputs leave: none, where the policy's range has such a threshold."""
         return np.zeros(self.num_ramps, np.int64)
 
+    @property
+    def agrees(self) -> NDArray[np.bool_]:
+        """Ramps + 1 x inputs: whether the answer is the full network's."""
+        agrees: NDArray[np.bool_] = self.said == self.said[-1]
+        return agrees
+
     def of(self, chosen: Indices) -> "ExitTable":
         """These inputs only."""
-        return replace(self, first=self.first[:, chosen], right=self.right[:, chosen], agrees=self.agrees[:, chosen])
+        right, said = self.right[:, chosen], self.said[:, chosen]
+        return replace(self, first=self.first[:, chosen], right=right, said=said, truth=self.truth[chosen])
 
     def only(self, ramps: list[int], costs: Floats) -> "ExitTable":
         """The same inputs where only these ramps are open, and what was run by then costs as much as this."""
         kept = [*ramps, self.num_ramps]
-        return replace(
-            self, first=self.first[ramps], right=self.right[kept], agrees=self.agrees[kept], costs=costs[kept]
-        )
+        return replace(self, first=self.first[ramps], right=self.right[kept], said=self.said[kept], costs=costs[kept])
 
     def places(self, chosen: Indices) -> Indices:
         """The ramp where each input leaves with this candidate at each ramp; their number where at none."""
         leaving = self.first <= chosen[:, None]
         return np.where(leaving.any(axis=0), leaving.argmax(axis=0), self.num_ramps)
 
-    def losses(self, reach: Reach) -> Floats:
+    def answers(self, places: Indices) -> Labels:
+        """What inputs are answered that leave at these ramps."""
+        said: Labels = self.said[places, np.arange(self.num_inputs)]
+        return said
+
+    def losses(self, metric: Metric) -> Floats:
         """Ramps + 1 x inputs: 1 where the full network's answer is right and this one wrong, -1 the other way about.
 
-        Agreement cannot be won: any other answer than the full network's is a loss.
+        Agreement cannot be won: any other answer than the full network's is a loss. Where classes count alike, however
+        rare they are, so do their losses here.
         """
-        judged = (self.right if reach == "accuracy" else self.agrees).astype(np.float64)
+        judged = (self.agrees if metric == "agreement" else self.right).astype(np.float64)
         lost: Floats = judged[-1] - judged
-        return lost
+        return lost if metric in OF_ALL else lost * balancing(self.truth)
 
-
-@dataclass(frozen=True)
-class Loss:
-    """What some inputs lose on average by leaving early, what others win taken off; or many such means at once."""
-
-    mean: Any
-    mean_square: Any
-    count: int
-
-    @property
-    def error(self) -> Any:
-        """The standard error. One loss more than was seen is assumed: none in 50 inputs is no proof of none."""
-        return np.sqrt((np.maximum(self.mean_square - self.mean**2, 0.0) + 1 / self.count) / self.count)
-
-    def within(self, max_loss: float, margin: float) -> Any:
-        """Whether the mean and so many standard errors are no more than this."""
-        return self.mean + margin * self.error <= max_loss + ROUNDING
+    def lost(self, places: Indices, metric: Metric) -> tuple[Loss, ...]:
+        """What inputs lose that leave at these ramps: each of these losses must be within what is allowed."""
+        if metric in SCORES:
+            return (score_loss(metric, self.truth, self.said[-1], self.answers(places)),)
+        everyone = np.arange(self.num_inputs)
+        if metric == "worst-class":
+            return losses_by_class(self.right[-1].astype(np.float64) - self.right[places, everyone], self.truth)
+        return (mean_loss(self.losses(metric)[places, everyone]),)
 
 
 @dataclass(frozen=True)
@@ -104,28 +116,31 @@ class Leaving:
 
     places: Indices
     cost: float
-    lost: Loss
+    losses: tuple[Loss, ...]
+
+    @property
+    def lost(self) -> Loss:
+        """The greatest loss."""
+        return max(self.losses, key=lambda each: float(each.mean))
 
 
-def outcome(table: ExitTable, chosen: Indices, reach: Reach) -> Leaving:
+def outcome(table: ExitTable, chosen: Indices, metric: Metric) -> Leaving:
     """What happens with this candidate at each ramp."""
     places = table.places(chosen)
-    losses = table.losses(reach)[places, np.arange(table.num_inputs)]
-    lost = Loss(float(losses.mean()), float((losses**2).mean()), table.num_inputs)
-    return Leaving(places, float(table.costs[places].mean()), lost)
+    return Leaving(places, float(table.costs[places].mean()), table.lost(places, metric))
 
 
-def ladder(table: ExitTable, reach: Reach, multipliers: Floats = MULTIPLIERS) -> list[Indices]:
+def ladder(table: ExitTable, metric: Metric, multipliers: Floats = MULTIPLIERS) -> list[Indices]:
     """Choices of thresholds, from the one that loses least to the one that costs least.
 
     Between two that multipliers find lie those that lead from one to the other.
     """
-    losses = table.losses(reach)
+    losses = table.losses(metric)
     rungs, chosen, least = [table.strictest], table.strictest, table.costs[-1]
     for multiplier in multipliers:
         values = table.costs[:, None] + multiplier * losses
         chosen = improved(table, chosen, values)
-        if (cost := outcome(table, chosen, reach).cost) < least - ROUNDING:
+        if (cost := outcome(table, chosen, metric).cost) < least - ROUNDING:
             least = cost
             rungs += _between(table, values, rungs[-1], chosen)
     return rungs
@@ -152,14 +167,11 @@ def _growths(table: ExitTable, values: Floats, chosen: Indices, ahead: Indices) 
     return growths
 
 
-def highest(rungs: Sequence[Indices], table: ExitTable, reach: Reach, max_loss: float, margin: float) -> Indices:
-    """The last rung before the first whose loss, plus `margin` standard errors of it, is not within `max_loss`.
-
-    The first rung if there is no such one.
-    """
+def highest(rungs: Sequence[Indices], table: ExitTable, metric: Metric, shown: Callable[[Loss], bool]) -> Indices:
+    """The last rung before the first whose losses are not all shown to be small enough; the first if there is none."""
     kept = rungs[0]
     for chosen in rungs[1:]:
-        if not outcome(table, chosen, reach).lost.within(max_loss, margin):
+        if not all(map(shown, outcome(table, chosen, metric).losses)):
             break
         kept = chosen
     return kept

@@ -26,6 +26,7 @@ class LatencyTable:
     `launch_s` is what every launch adds, whatever it runs.
     `hidden_bytes[k]` is what one input weighs on the wire when it leaves block k for another device.
     `memory_bytes[k]` is what block k holds on the device (weights and, in block 0, the embedding).
+    `repeated_bytes[k]` is what of these block k - 1 holds too, where layers share weights; empty where none do.
     `activation_bytes[k]` is what one input needs on the device while block k runs it; empty where nobody measured.
     `length` is the number of tokens per input that was measured, on average; None where inputs have one size.
     `backend` is what computed while it was measured; None where nothing did, or nobody noted it.
@@ -45,6 +46,7 @@ class LatencyTable:
     launch_p95_s: float | None = None
     activation_bytes: tuple[int, ...] = ()
     backend: str | None = None
+    repeated_bytes: tuple[int, ...] = ()
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
 
@@ -54,7 +56,7 @@ class LatencyTable:
         self._check_rows("ramp_s", self.ramp_s)
         if self.block_p95_s:
             self._check_rows("block_p95_s", self.block_p95_s, positive=True)
-        for name in ("hidden_bytes", "memory_bytes", "activation_bytes"):
+        for name in ("hidden_bytes", "memory_bytes", "activation_bytes", "repeated_bytes"):
             self._check_bytes(name, getattr(self, name))
         for name in ("launch_s", "launch_p95_s"):
             seconds = getattr(self, name)
@@ -134,7 +136,7 @@ class LatencyTable:
                     raise ValueError(f"{name} at batch {size}, block {block} = {seconds} must be {least}, and finite")
 
     def _check_bytes(self, name: str, values: tuple[int, ...]) -> None:
-        if len(values) != self.num_blocks and (values or name != "activation_bytes"):
+        if len(values) != self.num_blocks and (values or name in ("hidden_bytes", "memory_bytes")):
             raise ValueError(f"{name} has {len(values)} blocks, expected {self.num_blocks}")
         for block, value in enumerate(values):
             if value < 0:

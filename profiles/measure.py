@@ -1,7 +1,7 @@
 """Time a network's blocks and ramps on one device, and count its exits. The only file of profiles that knows torch."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -164,20 +164,24 @@ def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> Row:
 
 def facts_of(model: SplitModel, one: Batch, kind: str, length: int | None, source: str, device: str) -> NetworkFacts:
     """What one input weighs on the wire and in memory, block by block, and what the blocks weigh themselves."""
-    hidden, memory, activation, here = list[int](), list[int](), list[int](), one
+    hidden, memory, activation, repeated, here = list[int](), list[int](), list[int](), list[int](), one
+    before: Collection[int] = ()
     for block in range(model.num_blocks):
         ramps = tuple(ramp for ramp in model.ramp_blocks if ramp == block)
         with _weights() as weights:
             model.run(here, block + 1, ramps)
         memory.append(sum(weights.values()))
+        repeated.append(sum(size for place, size in weights.items() if place in before))
+        before = weights
         launched, peak_bytes = _peak_bytes(partial(model.run, here, block + 1, ()), device)
         activation.append(peak_bytes)
         here = launched.survivors or here
         hidden.append(_bytes(launched))
     known = device.startswith("cuda")
     return NetworkFacts(
-        kind, model.ramp_blocks, tuple(hidden), tuple(memory), tuple(activation) if known else (), length, source
-    )
+        kind, model.ramp_blocks, tuple(hidden), tuple(memory), tuple(activation) if known else (), length, source,
+        repeated_bytes=tuple(repeated) if any(repeated) else (),
+    )  # fmt: skip
 
 
 def count_exits(model: SplitModel, batches: Iterable[Batch]) -> ExitProfile:

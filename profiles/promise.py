@@ -3,10 +3,10 @@
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from profiles.errors import UserError, read_text
-from profiles.exit_table import Reach
+from profiles.losses import NAMES, SCORES, Metric
 
 RULES = "exits.json"
 NOTHING = "nothing is promised of what exits lose"
@@ -17,20 +17,29 @@ class ExitPromise(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    reach: Reach = Field(description="What may be lost: accuracy, or agreement with the full network.")
-    max_loss: float = Field(ge=0, lt=1, description="The most that other inputs lose, as a share of all inputs.")
-    confidence: float = Field(gt=0, lt=1, description="How sure that is.")
+    metric: Metric = Field(validation_alias=AliasChoices("metric", "reach"), description="What may be lost.")
+    max_loss: float = Field(ge=0, lt=1, description="The most that other inputs lose, as a share of the metric.")
+    confidence: float = Field(gt=0, lt=1, description="How sure that is; about so sure for a score of all inputs.")
     rows: int = Field(ge=1, description="Inputs that it was tested on; nothing else was made from them.")
-    lost: float = Field(description="Measured: what these lost.")
+    counted: int | None = Field(
+        None, ge=1, description="As many of them decide what can be shown: where classes count, those of the rarest."
+    )
+    lost: float = Field(description="Measured: what these lost; the class that lost most, where classes count.")
     bound: float = Field(description="What other inputs lose at most, as far as these tell: no more than max_loss.")
+
+    @property
+    def deciding(self) -> int:
+        """As many inputs decide what can be shown."""
+        return self.counted or self.rows
 
     def __str__(self) -> str:
         """
-        >>> print(ExitPromise(reach="accuracy", max_loss=0.01, confidence=0.95, rows=4000, lost=0.004, bound=0.009))
+        >>> print(ExitPromise(metric="accuracy", max_loss=0.01, confidence=0.95, rows=4000, lost=0.004, bound=0.009))
         at most 1 % of accuracy lost, 95 % sure (4,000 inputs lost 0.40 %: a bound of 0.90 %)
         """
         seen = f"{self.rows:,} inputs lost {100 * self.lost:.2f} %: a bound of {100 * self.bound:.2f} %"
-        return f"at most {100 * self.max_loss:.4g} % of {self.reach} lost, {100 * self.confidence:.4g} % sure ({seen})"
+        sure = f"{'about ' if self.metric in SCORES else ''}{100 * self.confidence:.4g} % sure"
+        return f"at most {100 * self.max_loss:.4g} % of {NAMES[self.metric]} lost, {sure} ({seen})"
 
 
 class _OnlyThat(BaseModel):

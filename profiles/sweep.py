@@ -30,6 +30,7 @@ class NetworkFacts:
     length: int | None
     source: str
     backend: str | None = None
+    repeated_bytes: tuple[int, ...] = ()
 
     @property
     def num_blocks(self) -> int:
@@ -136,6 +137,7 @@ def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTabl
         launch_p95_s=_digits(max(launch_s, float(np.quantile(paid, 0.95)))),
         activation_bytes=facts.activation_bytes,
         backend=facts.backend,
+        repeated_bytes=facts.repeated_bytes,
     )
 
 

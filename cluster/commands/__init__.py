@@ -2,8 +2,12 @@
 
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Literal
 
 from profiles.errors import UserError
+
+Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc"]  # profiles/losses.py says what they are
+METRICS = "accuracy, agreement with the full network (needs no labels), the recall of any class, macro-F1 or MCC"
 
 
 def above_0(option: str, value: float | None) -> None:

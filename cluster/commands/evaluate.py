@@ -40,13 +40,13 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
-    """Accuracy in full and with exits, what exits cost, agreement and depth, each with its 95 % interval.
+    """Accuracy, macro-F1, MCC and recall in full and with exits, agreement and depth, each with its 95 % interval.
 
     Example: [bold]isobatch evaluate my-bert-ee --data fresh.csv[/]
     """
     from rich.console import Console
 
-    from cluster.evaluation import evaluated, served, table
+    from cluster.evaluation import evaluated, promise_kept, served, table
     from cluster.load.bodies import predicts_at
     from deployments.models import checkpoint, load
     from deployments.models.predict import predict
@@ -72,6 +72,8 @@ def evaluate(
         print(found.as_json())
         return
     console.print(table(found))
+    if (promise := network.ramps.rules.promise) and (said := promise_kept(promise, found)):
+        console.print(said, style="yellow", markup=False, highlight=False)
     if found.classes:
         console.print(class_table(found.classes, network.labels))
         for said in warnings(found.classes, network.labels):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from cluster.commands import METRICS, Metric
 from cluster.commands.reading import (
     READS,
     Delimiter,
@@ -23,7 +24,6 @@ from profiles.errors import UserError
 
 Kind = Literal["light", "pooler"]
 Dtype = Literal["float32", "int8"]
-Reached = Literal["accuracy", "agreement"]
 
 
 def prepare(
@@ -40,9 +40,7 @@ def prepare(
     confidence: Annotated[
         float, typer.Option(min=0.5, max=0.9999, help="How sure it must be that they lose no more.")
     ] = 0.95,
-    reach: Annotated[
-        Reached, typer.Option(help="What is lost: accuracy, or agreement with the full network (needs no labels).")
-    ] = "accuracy",
+    metric: Annotated[Metric, typer.Option(help=f"What may be lost: {METRICS}.")] = "accuracy",
     text_column: TextColumn = None,
     text_pair_column: PairColumn = None,
     image_column: ImageColumn = None,
@@ -71,7 +69,7 @@ def prepare(
     from deployments.models import checkpoint
     from deployments.models.ramps import policy_at
     from deployments.prepare import pipeline
-    from deployments.prepare.classes import class_table, warnings
+    from deployments.prepare.classes import class_table, unseen, warnings
     from deployments.prepare.data import rows, taken
     from deployments.prepare.measuring import PrepareOptions
     from deployments.prepare.report import advice, exit_table, promised
@@ -80,7 +78,7 @@ def prepare(
 
     path = policy if ":" in policy else f"deployments.exits:{policy}"
     policy_at(path)
-    options = PrepareOptions(path, ramp, dtype, share(max_accuracy_loss), confidence, reach, seed)
+    options = PrepareOptions(path, ramp, dtype, share(max_accuracy_loss), confidence, metric, seed)
     pipeline.check_free(out, force)
     source = checkpoint.locate(model)
     checkpoint.check(source)
@@ -91,11 +89,13 @@ def prepare(
     found = rows(data, wanted, images=images)
     sample = draw(show(found, f"reading {data.name}"), data, names, max_rows, seed)
     if sample.labels is None:
+        if metric not in ("accuracy", "agreement"):
+            raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
         console.print(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "
             "and agreement with it is promised"
         )
-        options = replace(options, reach="agreement")
+        options = replace(options, metric="agreement")
     notes: dict[str, str | int | float] = {"checkpoint": Path(model).name, "data": data.name, "rows": len(sample)}
     rules = pipeline.prepare(source, sample, out, options, notes, device, force)
     console.print(exit_table(rules, len(checkpoint.label_names(source))))
@@ -104,6 +104,8 @@ def prepare(
     if sample.labels is not None:
         console.print(class_table(rules.classes, names.names))
     told = [advice(rules), *warnings(rules.classes, names.names, labelled=sample.labels is not None)]
+    if rules.promise and rules.promise.counted:
+        told.append(unseen(rules.classes, names.names))
     for said in filter(None, told):
         console.print(said, style="yellow", markup=False, highlight=False)
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cluster.commands import METRICS, Metric
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ def tune(
         float | None, typer.Option(help="Every answer within this time; none: however long it takes.")
     ] = None,
     per_dollar: Annotated[bool, typer.Option("--per-dollar", help="The most inputs per dollar.")] = False,
+    metric: Annotated[
+        Metric | None, typer.Option(help=f"Promise of this instead: {METRICS}.", show_default="as it was prepared")
+    ] = None,
     max_batch: Annotated[int, typer.Option(help="No larger batches than this.")] = 64,
     one_machine: Annotated[bool, typer.Option("--one-machine", help="Devices share a host, not a network.")] = False,
     one_pipeline: Annotated[
@@ -53,7 +57,7 @@ def tune(
 
     for option, value in (("--slo-ms", slo_ms), ("--max-batch", max_batch)):
         above_0(option, value)
-    evidence, kinds = Evidence.read(model / EVIDENCE), fleet(devices)
+    evidence, kinds = Evidence.read(model / EVIDENCE).about(metric), fleet(devices)
     known = load(profile)
     facts = problem(known, kinds, links_between(kinds, one_machine=one_machine), length=known.length)
     _check(profile, facts.num_blocks, evidence)

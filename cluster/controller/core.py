@@ -18,6 +18,7 @@ from cluster.controller.decide import (
     Verdict,
     demand,
     expected_best,
+    has_room,
     is_content,
     is_swamped,
     lacking,
@@ -25,6 +26,7 @@ from cluster.controller.decide import (
     same,
     weigh,
     weigh_dollars,
+    weigh_latency,
 )
 from cluster.controller.inventory import Present
 from cluster.controller.question import Question
@@ -78,6 +80,7 @@ class Controller:
         self._peek: Peek | None = None
         self._peeks = PeekSchedule(patience, now_s)
         self._devices_changed = False  # since the last decision
+        self._had_room = False  # at the last decision: the plan was not asked for all the goodput there is
         if events.last:
             self._go_on(events.last, now_s)
 
@@ -104,7 +107,11 @@ class Controller:
             return self._close(now_s)
         if self._early(now_s) and (latest := self._surprise()):
             return self._close(now_s, "the inputs are others than were forecast: ", latest)
-        if self.question.cheapest and self._early(now_s) and is_swamped(observed, self.sustained(self.running)):
+        if (
+            (self.question.cheapest or self._had_room)
+            and self._early(now_s)
+            and is_swamped(observed, self.sustained(self.running))
+        ):
             return self._close(now_s, "more arrive than the plan sustains: ")
         missing = lacking(self.running, self.present.counts)
         if self._devices_changed and (missing or self._early(now_s)):
@@ -219,17 +226,12 @@ class Controller:
         facts = self.facts()
         running = Expectation(self.running, evaluate(self.running, facts), self.record.kept(self.running))
         event = self._event(seen, running.score.goodput_per_s, now_s)
-        asked = demand(self.beliefs.forecast, seen) if self.question.cheapest else None
         try:
-            wanted_per_s = asked.planned_for(running.kept) if asked else None
-            best = self.question.best(self.beliefs.survival, self.corrections, self.present.counts, wanted_per_s)
+            better, asked = self._better(running, seen, facts)
         except UserError as error:
             return NextStep(None, replace(event, why=f"{because}there is no plan: {error}"))
-        if asked:
-            better = Expectation(best, evaluate(best, facts), running.kept)
-        else:
-            better = expected_best(best, running, self.record, facts, self.question.objective, self.present.counts)
-        verdict = self._verdict(better, running, now_s, forced, seen, asked)
+        self._had_room = asked is not None
+        verdict = self._verdict(better, running, now_s, forced, seen, facts, asked)
         if self.pinned and not lacking(self.pinned, self.present.counts):
             better, verdict = self._as_pinned(self.pinned, verdict, facts)
         event = replace(event, why=because + verdict.why, gain_promised=verdict.gain)
@@ -244,6 +246,18 @@ class Controller:
         event = replace(event, what="rolling out", after=better.plan, starts=starts, forced=verdict.must)
         return NextStep(better.plan, event)
 
+    def _better(self, running: Expectation, seen: Observed, facts: Problem) -> tuple[Expectation, Demand | None]:
+        """What the running plan is weighed against: for what is expected, or by goodput alone (None)."""
+        asked, cheapest = demand(self.beliefs.forecast, seen, self.question.cheapest), self.question.cheapest
+        now = (self.beliefs.survival, self.corrections, self.present.counts)
+        if asked and (cheapest or (not lacking(running.plan, now[2]) and has_room(running, asked, seen))):
+            best = self.question.carrying(asked.planned_for(running.kept), *now)
+            if best or cheapest:
+                best = best or self.question.best(*now)
+                return Expectation(best, evaluate(best, facts, asked.objective), running.kept), asked
+        best = self.question.best(*now)
+        return expected_best(best, running, self.record, facts, self.question.objective, now[2]), None
+
     def _verdict(
         self,
         better: Expectation,
@@ -251,11 +265,14 @@ class Controller:
         now_s: float,
         forced: bool,
         seen: Observed,
+        facts: Problem,
         asked: Demand | None,
     ) -> Verdict:
         record, patience, changes = self.record, self.patience, self.record.changes(now_s)
         if asked and not lacking(running.plan, self.present.counts):
-            verdict = weigh_dollars(running, better, asked, patience.least_gain, changes)
+            weigh_them = weigh_dollars if self.question.cheapest else weigh_latency
+            running = replace(running, score=evaluate(running.plan, facts, asked.objective))
+            verdict = weigh_them(running, better, asked, patience.least_gain, changes)
         else:
             verdict = weigh(
                 running, better, self.question.objective, patience,

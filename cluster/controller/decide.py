@@ -1,6 +1,7 @@
 """Decides whether another plan is worth the change: both are judged by the same cost model, under the same forecast.
 
-`weigh` compares goodput, `weigh_dollars` cost; `Trial` finds out afterwards whether the new plan was a mistake.
+`weigh` compares goodput, `weigh_latency` the time of an answer, `weigh_dollars` cost. `Trial` finds
+out afterwards whether the new plan was a mistake.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ SURGE = 1.5  # a plan is made for so many times the expected arrivals at most
 LEAST_KEPT = 0.5  # of a promise: without it, what is planned for would grow without end
 MANY_ARRIVALS = 100  # in one look, which tell the rate well enough
 SPARE = 1.1  # times the expected arrivals a plan must sustain to stay
+ROOM = 2.0  # times the expected arrivals a plan must sustain for its latency to be worth more than more goodput
 
 TRIAL_ARRIVALS = 50  # before a trial can be judged
 BUSY = 0.9  # of what the old plan sustained: with fewer arrivals no gain can be seen, only a loss
@@ -167,7 +169,7 @@ def _of_late(changes: int) -> str:
     return f", the {changes + 1}{ {1: 'nd', 2: 'rd'}.get(changes, 'th') } of late" if changes else ""
 
 
-# Where the fewest dollars are sought
+# Where so many inputs are expected that a plan need not sustain all it can
 
 
 @dataclass(frozen=True)
@@ -177,16 +179,41 @@ class Demand:
     expected_per_s: float
     wanted_per_s: float
 
+    @property
+    def objective(self) -> Objective:
+        """By which plans are scored: so many inputs arrive, however many a plan sustains."""
+        return Objective(arrivals_per_s=self.wanted_per_s)
+
     def planned_for(self, kept: float) -> float:
         """The goodput that a plan must promise, if it keeps as large a share of its promise as the running one."""
         return self.wanted_per_s / max(kept, LEAST_KEPT)
 
 
-def demand(forecast: Forecast | None, seen: Observed) -> Demand | None:
-    """The demand of the next window; None where no input came that could tell."""
+def demand(forecast: Forecast | None, seen: Observed, cheapest: bool) -> Demand | None:
+    """The demand of the next window; None where no input came that could tell. Room costs nothing but dollars."""
     likely, high = (forecast.arrivals_per_s, forecast.arrivals_high_per_s) if forecast else (0.0, 0.0)
     expected = max(likely, seen.arrivals_per_s)
-    return Demand(expected, min(SURGE * expected, max(high, SPARE * expected))) if expected else None
+    wanted = min(SURGE * expected, max(high, SPARE * expected)) if cheapest else ROOM * expected
+    return Demand(expected, wanted) if expected else None
+
+
+def has_room(running: Expectation, asked: Demand, seen: Observed) -> bool:
+    """Whether nobody needs more goodput: all inputs are answered in time, and more could be."""
+    return is_content(seen) and running.goodput_per_s >= SPARE * asked.expected_per_s
+
+
+def weigh_latency(running: Expectation, better: Expectation, asked: Demand, least_gain: float, changes: int) -> Verdict:
+    """Change for clearly quicker answers. Both scores are those of so many inputs as are asked for."""
+    carried = f"that sustains {asked.wanted_per_s:.4g} per second, {ROOM:g} times what is expected"
+    if same(running.plan, better.plan):
+        return Verdict(False, f"the running plan is the quickest {carried}", 0.0)
+    saved = 1 - better.score.latency_s / running.score.latency_s
+    needed = asked_of(HEADROOM * least_gain, changes)
+    moves = saved >= needed
+    promised = (
+        f"{running.score.latency_s * 1e3:.4g} ms, {better.score.latency_s * 1e3:.4g} by the quickest plan {carried}"
+    )
+    return Verdict(moves, f"more goodput is not needed: {promised}; {needed:.1%} less time is asked", saved)
 
 
 def is_swamped(seen: Observed, sustained_per_s: float) -> bool:

@@ -53,16 +53,8 @@ class Question:
         survival: Sequence[float],
         corrections: Corrections,
         counts: Mapping[str, int],
-        wanted_per_s: float | None = None,
     ) -> Plan:
-        """The cheapest plan for so many inputs, if that is told and any plan sustains them; else the most goodput.
-
-        Where nothing can keep the SLO on what is left, the fastest plan there is.
-        """
-        if wanted_per_s:
-            with suppress(UserError):
-                goal = replace(self.objective, goal="cost", goodput_per_s=wanted_per_s)
-                return self._optimize(survival, corrections, self.here(counts), goal)
+        """The most goodput. Where nothing can keep the SLO on what is left, the fastest plan there is."""
         try:
             return self._optimize(survival, corrections, self.here(counts), self.objective)
         except UserError:
@@ -70,6 +62,20 @@ class Question:
                 raise
             fastest = replace(self.objective, goal="latency", slo_s=None)
             return self._optimize(survival, corrections, self.here(counts), fastest)
+
+    def carrying(
+        self,
+        wanted_per_s: float,
+        survival: Sequence[float],
+        corrections: Corrections,
+        counts: Mapping[str, int],
+    ) -> Plan | None:
+        """The cheapest plan for so many inputs where dollars count, else the quickest at that rate, if there is any."""
+        asked = replace(self.objective, goodput_per_s=wanted_per_s, arrivals_per_s=wanted_per_s)
+        with suppress(UserError):
+            goal = "cost" if self.cheapest else "latency"
+            return self._optimize(survival, corrections, self.here(counts), replace(asked, goal=goal))
+        return None
 
     def _optimize(
         self, survival: Sequence[float], corrections: Corrections, here: tuple[Device, ...], objective: Objective

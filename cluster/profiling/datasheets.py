@@ -37,7 +37,18 @@ def tables(
     for kind, length in product(kinds, lengths):
         shape = shape_of(config, length, side)
         has = tuple(kernels if block in ramps else () for block, kernels in enumerate(shape.ramps))
-        yield datasheet_table(replace(shape, ramps=has), kind, dtype=RATES.get(dtype, dtype))
+        table = datasheet_table(replace(shape, ramps=has), kind, dtype=RATES.get(dtype, dtype))
+        yield replace(table, repeated_bytes=_repeated(config, table.memory_bytes))
+
+
+def _repeated(config: Any, memory_bytes: Sequence[int]) -> tuple[int, ...]:
+    """ALBERT runs one layer, or a few, again and again: what a block has of the one before it."""
+    if config.model_type != "albert":
+        return ()
+    layers, groups = len(memory_bytes), config.num_hidden_groups
+    group = [layer * groups // layers for layer in range(layers)]
+    alone = min(memory_bytes)  # without embedding and head
+    return tuple(alone if layer and group[layer] == group[layer - 1] else 0 for layer in range(layers))
 
 
 def _encoder(config: Any, name: str, length: int, vocabulary: int) -> Shape:

@@ -8,8 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from deployments.models.ramps import ClassFigures
-
-Labels = NDArray[np.int64]
+from profiles.losses import Labels
 
 SURE = 2.0  # standard errors
 MOST_SHOWN = 20  # classes in the table: those that lose most
@@ -74,3 +73,16 @@ def warnings(classes: Sequence[ClassFigures], names: Sequence[str], labelled: bo
                 f"{names[each.label]!r} pays for the others: {each.full_recall:.1%} of its {each.inputs:,} inputs are "
                 f"answered right in full, {each.recall:.1%} with exits"
             )
+
+
+def unseen(classes: Sequence[ClassFigures], names: Sequence[str]) -> str | None:
+    """What a promise about classes says nothing of.
+
+    >>> unseen((), ["good", "bad"])
+    "nothing is promised of 'good', 'bad': the promise was tested on no input of this class"
+    """
+    missing = [repr(name) for label, name in enumerate(names) if label not in {each.label for each in classes}]
+    if not missing:
+        return None
+    listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+    return f"nothing is promised of {listed}: the promise was tested on no input of this class"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deployments.models.ramps import ClassFigures, ExitRules, RampDtype, RampKind, RampRule, policy_at
+from deployments.models.ramps import ExitRules, RampDtype, RampKind, RampRule, policy_at
 from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.classes import by_class
 from deployments.prepare.features import Features, Floats
@@ -22,13 +22,14 @@ from deployments.prepare.thresholds import replay
 from deployments.prepare.training import answers, train
 from profiles.confidence import bound
 from profiles.evidence import Evidence
-from profiles.exit_table import ExitTable, Leaving, Reach, outcome
+from profiles.exit_table import ExitTable, Leaving, outcome
+from profiles.losses import OF_ALL, Metric
 from profiles.promise import ExitPromise
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """What a user may choose. `reach` is what may be lost: accuracy, or agreement with the full network.
+    """What a user may choose. `metric` is what may be lost (profiles/losses.py).
 
     `threshold`: this one at every ramp, instead of those that a search finds for what may be lost. It promises nothing.
     """
@@ -38,7 +39,7 @@ class PrepareOptions:
     dtype: RampDtype = "float32"
     max_accuracy_loss: float = 0.01
     confidence: float = 0.95
-    reach: Reach = "accuracy"
+    metric: Metric = "accuracy"
     seed: int = 0
     threshold: float | None = None
 
@@ -97,9 +98,7 @@ def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> Made
         (calibration_error(before, test.truth), calibration_error(after, test.truth))
         for before, after in zip(test.heads(), calibrated.heads(), strict=True)
     ]
-    rules = _rules(options, temperatures, reached, errors)
-    rules = rules.model_copy(update={"classes": _classes(calibrated, reached)})
-    return Made(rules, dict(enumerate(heads)), reached.evidence)
+    return Made(_rules(options, temperatures, reached, errors), dict(enumerate(heads)), reached.evidence)
 
 
 def targets_of(found: Features, sample: Sample) -> tuple[Floats, Tensor]:
@@ -144,40 +143,38 @@ def _choose(shape: Seen, test: Seen, options: PrepareOptions) -> Reached:
     costs = [(block + 1) / (num_ramps + 1) for block in range(num_ramps)]
     tested = replay(policy, test.ramps, test.head, test.truth, costs, options.threshold)
     if options.threshold is not None:
-        told = outcome(tested, tested.strictest, options.reach)
+        told = outcome(tested, tested.strictest, options.metric)
         return Reached([options.threshold] * num_ramps, tested, told, None)
     shaping = replay(policy, shape.ramps, shape.head, shape.believed(), costs)
-    evidence = Evidence(shaping, tested, options.reach, options.max_accuracy_loss, options.confidence)
+    evidence = Evidence(shaping, tested, options.metric, options.max_accuracy_loss, options.confidence)
     chosen = evidence.shown(range(num_ramps), tested.costs)
-    found = outcome(tested, chosen, options.reach)
+    found = outcome(tested, chosen, options.metric)
     return Reached(tested.candidates[chosen].tolist(), tested, found, promised(evidence, chosen), evidence)
 
 
 def promised(evidence: Evidence, chosen: Indices) -> ExitPromise | None:
     """What has passed the test; that nothing is lost where nobody leaves needs none."""
-    found, reach = outcome(evidence.test, chosen, evidence.reach), evidence.reach
-    if found.cost < 1.0 and not found.lost.within(evidence.max_loss, evidence.margin):
+    found = outcome(evidence.test, chosen, evidence.metric)
+    if found.cost < 1.0 and not all(map(evidence.shows, found.losses)):
         return None
-    most = bound(found.lost, evidence.confidence, reach) if found.cost < 1.0 else 0.0
+    most = max(bound(each, evidence.confidence, evidence.metric) for each in found.losses) if found.cost < 1.0 else 0.0
     return ExitPromise(
-        reach=reach,
+        metric=evidence.metric,
         max_loss=evidence.max_loss,
         confidence=evidence.confidence,
-        rows=found.lost.count,
+        rows=evidence.test.num_inputs,
+        counted=None if evidence.metric in OF_ALL else min(each.counted for each in found.losses),
         lost=found.lost.mean,
         bound=min(most, evidence.max_loss),
     )
 
 
 def retuned(rules: ExitRules, evidence: Evidence, chosen: Indices) -> ExitRules:
-    """The same ramps with other thresholds; what is measured of them is measured again, on the inputs of the test.
-
-    But for the classes, which tables do not know.
-    """
-    found = outcome(evidence.test, chosen, evidence.reach)
+    """The same ramps with other thresholds; what is measured of them is measured again, on the inputs of the test."""
+    found = outcome(evidence.test, chosen, evidence.metric)
     reached = Reached(evidence.test.candidates[chosen].tolist(), evidence.test, found, promised(evidence, chosen))
     ramps = tuple(_retuned(rules.ramps, reached))
-    return rules.model_copy(update={**_measured(reached), "ramps": ramps, "classes": ()})
+    return rules.model_copy(update={**_measured(reached), "ramps": ramps})
 
 
 def _retuned(ramps: Sequence[RampRule], reached: Reached) -> Iterator[RampRule]:
@@ -201,6 +198,7 @@ def _measured(reached: Reached) -> dict[str, Any]:
         "agreement": float(reached.table.agrees[places, everyone].mean()),
         "mean_depth_share": reached.outcome.cost,
         "promise": reached.promise,
+        "classes": by_class(reached.table.truth, reached.table.said[-1], reached.table.answers(places)),
     }
 
 
@@ -226,9 +224,3 @@ def _rules(
         head_temperature=temperatures[-1],
         **_measured(reached),
     )
-
-
-def _classes(test: Seen, reached: Reached) -> tuple[ClassFigures, ...]:
-    said = torch.stack([logits.argmax(dim=1) for logits in test.heads()]).numpy()
-    exits = said[reached.outcome.places, np.arange(said.shape[1])]
-    return by_class(test.truth.argmax(dim=1).numpy(), said[-1], exits)

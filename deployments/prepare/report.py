@@ -49,20 +49,23 @@ def promised(promise: ExitPromise) -> str:
     said = f"promised of other inputs of this kind: {promise}"
     if promise.max_loss == 0:
         return said
-    least = least_promise(promise.rows, promise.confidence)
+    least = least_promise(promise.deciding, promise.confidence)
     needed = rows_needed(promise.max_loss, promise.confidence)
+    inputs = "inputs" if promise.counted is None else "inputs of each class"
     return (
-        f"{said}\nso sure of at most {_percent(promise.max_loss)} takes {needed:,} inputs to test it on, or more; "
-        f"at best {promise.rows:,} could show {_percent(least)}"
+        f"{said}\nso sure of at most {_percent(promise.max_loss)} takes {needed:,} {inputs} to test it on, or more; "
+        f"at best {promise.deciding:,} could show {_percent(least)}"
     )
 
 
 def advice(rules: ExitRules) -> str | None:
     """What to say when the thresholds are not what was hoped for: nothing can be promised, or nobody leaves early.
 
-    >>> promise = ExitPromise(reach="accuracy", max_loss=0.01, confidence=0.95, rows=120, lost=0.0, bound=0.0)
+    >>> promise = ExitPromise(metric="accuracy", max_loss=0.01, confidence=0.95, rows=120, lost=0.0, bound=0.0)
     >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise)))
     no input leaves early: 120 inputs to test it on are too few to promise 1 %; give 855 rows or more, or allow 2.5 %
+    >>> advice(ExitRules(mean_depth_share=1.0, promise=promise.model_copy(update={"counted": 30})))[23:84]
+    '30 inputs of the rarest class to test it on are too few to pro'
     >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise.model_copy(update={"rows": 3000}))))
     no input leaves early: the ramps err too often to promise 1 %; allow more, or try --ramp pooler
     >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise.model_copy(update={"max_loss": 0.0}))))
@@ -76,12 +79,14 @@ def advice(rules: ExitRules) -> str | None:
     if promise.max_loss == 0:
         return "no input leaves early: that nothing at all is lost can hardly be shown; allow a little"
     needed = rows_needed(promise.max_loss, promise.confidence)
-    if promise.rows >= needed:
+    if promise.deciding >= needed:
         return f"no input leaves early: the ramps err too often to promise {allowed}; allow more, or try --ramp pooler"
+    share = promise.deciding / promise.rows
+    rarest = "" if promise.counted is None else " of the rarest class"
     return (
-        f"no input leaves early: {promise.rows} inputs to test it on are too few to promise {allowed}; "
-        f"give {math.ceil(needed / TEST_SHARE):,} rows or more, "
-        f"or allow {_percent(least_promise(promise.rows, promise.confidence))}"
+        f"no input leaves early: {promise.deciding} inputs{rarest} to test it on are too few to promise {allowed}; "
+        f"give {math.ceil(needed / TEST_SHARE / share):,} rows or more, "
+        f"or allow {_percent(least_promise(promise.deciding, promise.confidence))}"
     )
 
 

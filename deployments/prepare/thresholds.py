@@ -64,7 +64,8 @@ def replay(
         tried, leaves = tried[::-1], leaves[:, ::-1]
     _check_monotone(policy, leaves)
     first = (~leaves).sum(axis=1, dtype=np.uint8)
-    return ExitTable(tried, first, right.numpy(), (labels == labels[-1]).numpy(), np.array([*costs, 1.0]))
+    said, truth = labels.numpy().astype(np.uint16), targets.argmax(dim=1).numpy()
+    return ExitTable(tried, first, right.numpy(), said, truth, np.array([*costs, 1.0]))
 
 
 def _check_independent(policy: Policy, memories: Sequence[Tensor]) -> None:

@@ -1,6 +1,7 @@
 """Makes small random problems with corners that break planners: no survivors, free links, kinds that are too small."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -71,7 +72,9 @@ def _table(random: np.random.Generator, kind: str, blocks: int, largest: int) ->
     activations = tuple(int(size) for size in random.integers(0, 8, blocks)) if random.random() < 0.3 else ()
     launch_s = float(random.choice([0.0, 1e-3]))
     table = LatencyTable(kind, sizes, block_s, ramp_s, launch_s, hidden, memory, "random")
-    return replace(table, activation_bytes=activations)
+    share = float(random.choice([0.0, 0.5, 1.0], p=[0.7, 0.15, 0.15]))
+    least = [int(share * min(pair)) for pair in pairwise(memory)]
+    return replace(table, activation_bytes=activations, repeated_bytes=(0, *least) if share else ())
 
 
 def _device(random: np.random.Generator, kind: str, count: int) -> Device:

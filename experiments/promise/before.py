@@ -7,32 +7,33 @@ spent, one ramp at a time.
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.exit_table import ROUNDING, ExitTable, Indices, Loss, Reach, improved, outcome
+from profiles.exit_table import ExitTable, improved, outcome
+from profiles.losses import ROUNDING, Indices, Loss, Metric
 
 MULTIPLIERS = np.geomspace(0.5, 5000.0, 41)
 MARGIN = 2.0
 
 
-def searched(table: ExitTable, reach: Reach, max_loss: float) -> Indices:
+def searched(table: ExitTable, metric: Metric, max_loss: float) -> Indices:
     """The candidate of each ramp."""
 
     def judge(chosen: Indices) -> tuple[bool, float]:
         """Allowed before not allowed, then by cost."""
-        result = outcome(table, chosen, reach)
+        result = outcome(table, chosen, metric)
         allowed = bool(result.lost.within(max_loss, MARGIN))
         return not allowed, result.cost if allowed else result.lost.mean
 
     shared = [np.full(table.num_ramps, candidate) for candidate in range(len(table.candidates))]
     found = [table.strictest, min(shared, key=judge)]
     for multiplier in MULTIPLIERS:
-        found.append(improved(table, found[-1], table.costs[:, None] + multiplier * table.losses(reach)))
-    return _spent(table, min(found, key=judge), reach, max_loss)
+        found.append(improved(table, found[-1], table.costs[:, None] + multiplier * table.losses(metric)))
+    return _spent(table, min(found, key=judge), metric, max_loss)
 
 
-def _spent(table: ExitTable, chosen: Indices, reach: Reach, max_loss: float) -> Indices:
+def _spent(table: ExitTable, chosen: Indices, metric: Metric, max_loss: float) -> Indices:
     """The one change that saves most, until none is allowed."""
-    loss = table.losses(reach)
-    costs, least = np.broadcast_to(table.costs[:, None], loss.shape), outcome(table, chosen, reach).cost
+    loss = table.losses(metric)
+    costs, least = np.broadcast_to(table.costs[:, None], loss.shape), outcome(table, chosen, metric).cost
     while True:
         moves = []
         for ramp in range(table.num_ramps):

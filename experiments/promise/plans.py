@@ -16,8 +16,9 @@ from optimizer.tuning import Tuned, opened, tuned
 from profiles.datasheet import datasheet_table
 from profiles.devices import fleet, links_between
 from profiles.evidence import Evidence
-from profiles.exit_table import ExitTable, Indices, outcome
+from profiles.exit_table import ExitTable, outcome
 from profiles.files import Profile, load
+from profiles.losses import Indices
 from profiles.shapes import distilbert
 
 SLO_S, BATCHES = 0.1, (4, 8, 16, 64)
@@ -49,7 +50,7 @@ def gained(name: str, evidence: Evidence, others: Recorded) -> Iterator[tuple[st
         objective = Objective(slo_s=SLO_S, max_batch=max_batch)
         found = tuned(facts, objective, evidence, partial(side_by_side, objective=objective))
         gains.append(_gain(found, facts, objective, evidence, others.known) if found else 1.0)
-        losses.append(outcome(others.known, found.chosen if found else evidence.prepared, evidence.reach).lost.mean)
+        losses.append(outcome(others.known, found.chosen if found else evidence.prepared, evidence.metric).lost.mean)
     yield "plan_thresholds_gain", geometric_mean(gains)
     yield "plan_thresholds_most_lost", max(losses)
 

@@ -6,6 +6,7 @@ Ramdas, 2023), which is as tight as any that asks nothing of the losses but that
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from statistics import geometric_mean
 
@@ -16,13 +17,15 @@ from deployments.progress import show
 from experiments.promise.before import searched
 from experiments.promise.plans import gained
 from experiments.promise.tables import Recorded, recorded
-from profiles.confidence import margin_of
 from profiles.evidence import Evidence
-from profiles.exit_table import Floats, Indices, Leaving, Reach, highest, ladder, outcome
+from profiles.exit_table import Leaving, highest, ladder, outcome
+from profiles.losses import OF_ALL, Floats, Indices, Metric
 
 MAX_LOSS, CONFIDENCE, SPLITS = 0.01, 0.95, 200
 ROWS = {"sst2": 10_000, "agnews": 5_000, "demo": 10_000}  # of a file; the demo's are digits, each distorted anew
 BEFORE_SHARE = 0.2  # of the rows, on which thresholds were chosen before
+OF_CLASSES: tuple[Metric, ...] = ("worst-class", "macro-f1", "mcc")
+OF_CLASSES_IN = ("sst2", "agnews")
 EXACT, BETTING, BEFORE = "", "betting_", "before_"  # as the names of the figures begin
 
 
@@ -35,17 +38,23 @@ def measure(splits: int = SPLITS) -> dict[str, float]:
     gains = [figures[f"plan_thresholds_gain_{name}"] for name in ROWS]
     figures["plan_thresholds_gain"] = geometric_mean(gains)
     agreement = _tried(table, ROWS["demo"], "agreement", splits)
-    return figures | {f"{figure}_demo_agreement": value for figure, value in agreement}
+    figures |= {f"{figure}_demo_agreement": value for figure, value in agreement}
+    for name in OF_CLASSES_IN:
+        table = recorded(name)
+        for metric in OF_CLASSES:
+            of_this = f"{name}_{metric.replace('-', '_')}"
+            figures |= {f"{figure}_{of_this}": value for figure, value in _tried(table, ROWS[name], metric, splits)}
+    return figures
 
 
-def _tried(table: Recorded, rows: int, reach: Reach, splits: int) -> Iterator[tuple[str, float]]:
+def _tried(table: Recorded, rows: int, metric: Metric, splits: int) -> Iterator[tuple[str, float]]:
     """How often more than was promised is lost by other rows, and how deep these go on average, for each method."""
-    seen: dict[str, list[Leaving]] = {method: [] for method in (EXACT, BETTING, BEFORE)}
-    for seed in show(range(splits), f"{reach}, {rows} rows"):
+    seen = defaultdict[str, list[Leaving]](list)
+    for seed in show(range(splits), f"{metric}, {rows} rows"):
         order = np.random.default_rng(seed).permutation(table.known.num_inputs)
         others = table.known.of(order[rows:])
-        for method, chosen in _chosen(table.of(order[:rows]), reach).items():
-            seen[method].append(outcome(others, chosen, reach))
+        for method, chosen in _chosen(table.of(order[:rows]), metric).items():
+            seen[method].append(outcome(others, chosen, metric))
     for method, outcomes in seen.items():
         yield f"{method}exceeded_share", float(np.mean([each.lost.mean > MAX_LOSS for each in outcomes]))
         yield f"{method}depth", float(np.mean([each.cost for each in outcomes]))
@@ -65,22 +74,22 @@ def _parts(rows: int) -> list[Indices]:
     return np.split(np.arange(rows), [rows - int(rows * TEST_SHARE)])
 
 
-def _chosen(drawn: Recorded, reach: Reach) -> dict[str, Indices]:
+def _chosen(drawn: Recorded, metric: Metric) -> dict[str, Indices]:
     rows = np.arange(drawn.known.num_inputs)
     shape, test = _parts(len(rows))
-    rungs, tested = ladder(drawn.believed.of(shape), reach), drawn.known.of(test)
-    margin = margin_of(tested.num_inputs, MAX_LOSS, CONFIDENCE, reach)
-    losses, everyone = tested.losses(reach), np.arange(tested.num_inputs)
+    evidence = Evidence(drawn.believed.of(shape), drawn.known.of(test), metric, MAX_LOSS, CONFIDENCE)
+    rungs, tested = ladder(evidence.shape, metric), evidence.test
+    chosen = {EXACT: highest(rungs, tested, metric, evidence.shows)}
+    if metric not in OF_ALL:
+        return chosen
+    losses, everyone = tested.losses(metric), np.arange(tested.num_inputs)
     bets = rungs[0]
     for rung in rungs[1:]:
         if not wins(losses[tested.places(rung), everyone], MAX_LOSS, 1 - CONFIDENCE):
             break
         bets = rung
-    return {
-        EXACT: highest(rungs, tested, reach, MAX_LOSS, margin),
-        BETTING: bets,
-        BEFORE: searched(drawn.known.of(rows[: int(len(rows) * BEFORE_SHARE)]), reach, MAX_LOSS),
-    }
+    before = drawn.known.of(rows[: int(len(rows) * BEFORE_SHARE)])
+    return chosen | {BETTING: bets, BEFORE: searched(before, metric, MAX_LOSS)}
 
 
 def wins(losses: Floats, max_loss: float, doubt: float) -> bool:

@@ -12,7 +12,8 @@ def memory_bytes(split: Split, facts: Problem, kind: str) -> int:
     """The memory that a split needs on its device: its weights, and the activations of its largest block."""
     table = facts.table(kind)
     blocks = slice(split.start, split.stop)
-    return sum(table.memory_bytes[blocks]) + split.batch_size * max(table.activation_bytes[blocks], default=0)
+    weights = sum(table.memory_bytes[blocks]) - sum(table.repeated_bytes[split.start + 1 : split.stop])
+    return weights + split.batch_size * max(table.activation_bytes[blocks], default=0)
 
 
 def waiting_bytes(placement: Placement, facts: Problem) -> int:

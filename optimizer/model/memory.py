@@ -30,6 +30,13 @@ class DeviceMemory:
         return np.array([table.memory_bytes for table in self.facts.tables], float)
 
     @cached_property
+    def _added(self) -> Floats:
+        """What a block adds to the one before it: shared weights are held once."""
+        none = (0,) * self.facts.num_blocks
+        added: Floats = self.weights - np.array([table.repeated_bytes or none for table in self.facts.tables], float)
+        return added
+
+    @cached_property
     def _activations(self) -> Floats:
         empty = (0,) * self.facts.num_blocks
         return np.array([table.activation_bytes or empty for table in self.facts.tables], float)
@@ -41,7 +48,8 @@ class DeviceMemory:
 
     def splits(self, start: int, batches: Ints) -> Floats:
         """Stops x kinds x batches, of splits from one block."""
-        weights = np.cumsum(self.weights[:, start:], axis=1).T
+        added = np.hstack([self.weights[:, [start]], self._added[:, start + 1 :]])
+        weights = np.cumsum(added, axis=1).T
         largest = np.maximum.accumulate(self._activations[:, start:], axis=1).T
         memory: Floats = weights[..., None] + largest[..., None] * batches
         return memory
@@ -55,7 +63,7 @@ class DeviceMemory:
     @cached_property
     def holds_network(self) -> Bools:
         """Kinds whose devices hold the weights of the whole network."""
-        return np.asarray(self.weights.sum(1) <= self.capacity)
+        return np.asarray(self._added.sum(1) <= self.capacity)
 
     @cached_property
     def holds_any_cut(self) -> Bools:

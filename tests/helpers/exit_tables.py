@@ -7,18 +7,21 @@ from profiles.exit_table import ExitTable
 CANDIDATES = 30
 
 
-def exit_table(seed: int, ramps: int = 3, count: int = 400) -> ExitTable:
-    """A ramp after every block but the last."""
+def exit_table(seed: int, ramps: int = 3, count: int = 400, classes: int = 2, rare: float = 0.5) -> ExitTable:
+    """A ramp after every block but the last; `rare` is the share of all inputs that are not of class 0."""
     random = np.random.default_rng(seed)
     hardness = random.uniform(size=count)
     sure = 1 - hardness + random.normal(scale=0.15, size=(ramps, count))
     first = np.clip(((1 - sure) * CANDIDATES).astype(int) + 1, 1, CANDIDATES).astype(np.uint8)
     knows = np.linspace(0.5, 1.0, ramps + 1)[:, None]
     wrong = random.uniform(size=(ramps + 1, count)) < hardness * (1.1 - knows)
+    truth = np.where(random.uniform(size=count) < rare, random.integers(1, classes, count), 0)
+    other = np.where(truth == 0, random.integers(1, classes, (ramps + 1, count)), 0)
     return ExitTable(
         np.arange(CANDIDATES, dtype=float),
         first,
         (~wrong).astype(np.float32),
-        wrong == wrong[-1],
+        np.where(wrong, other, truth),
+        truth,
         np.arange(1, ramps + 2) / (ramps + 1),
     )

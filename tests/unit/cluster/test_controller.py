@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from cluster.controller.beliefs import PEEKS_PER_HOLD
 from cluster.controller.config import Patience
-from optimizer import evaluate
+from cluster.controller.corrections import Corrections
+from optimizer import Objective, evaluate
 from tests.helpers.fluid_application import (
     EASY,
     HARD,
@@ -114,6 +115,46 @@ def test_under_any_drift_it_never_flaps_and_is_never_worse_than_the_first_plan_f
 )
 def test_such_drift_is_followed_too(eras, rates):
     follows_drift(eras, rates)
+
+
+def latency_ms(app, plan):
+    """As the cost model has it, of so many inputs as arrive."""
+    at = Objective(arrivals_per_s=app.rate(app.now_s))
+    return 1e3 * evaluate(plan, app.facts(), at).latency_s
+
+
+@pytest.mark.parametrize("survival", [EASY, MEDIUM, HARD])
+def test_where_nobody_needs_more_goodput_answers_do_not_become_slower(survival):
+    """Eight inputs a second on a plan that is quick: the plan of most goodput would take many times as long."""
+    asked = question(survival)
+    most = first_plan(asked)
+    quick = asked.carrying(16.0, survival, Corrections(), {})
+    app = Fluid(asked, quick)
+    app.rate, app.truth = lambda at_s: 8.0, lambda at_s: survival
+    assert latency_ms(app, most) > 3 * latency_ms(app, quick)
+    events = run(app, control_loop(app), 3600)
+    assert not moves(events)
+    assert any("the quickest that sustains" in event.why for event in events)
+    assert app.sustained_per_s(app.running) > 16
+
+
+def test_with_room_a_plan_becomes_quicker_and_with_a_rush_the_one_of_most_goodput_is_back():
+    asked = question(MEDIUM)
+    app = Fluid(asked, most := first_plan(asked))
+    app.rate = lambda at_s: 8.0
+    loop = control_loop(app)
+    (event,) = moves(run(app, loop, 600))
+    assert "more goodput is not needed" in event.why
+    assert latency_ms(app, app.running) < 0.5 * latency_ms(app, most)
+    rush = 0.95 * app.sustained_per_s(most)
+    assert rush > app.sustained_per_s(app.running)
+    app.rate = lambda at_s: rush
+    run(app, loop, 60)
+    assert app.sustained_per_s(app.running) > rush
+    app.rate = lambda at_s: 0.4 * rush
+    run(app, loop, 1200)
+    assert app.sustained_per_s(app.running) > 0.7 * rush
+    assert len(moves(loop.controller.record.events.all)) <= 4
 
 
 def test_where_dollars_count_no_more_devices_are_kept_than_the_arrivals_need():

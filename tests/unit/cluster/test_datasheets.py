@@ -38,6 +38,13 @@ def test_every_family_has_a_table_with_as_many_blocks_as_it_can_be_cut_into(name
     assert all(row[0] > 0 and not any(row[1:]) for row in table.ramp_s)  # a ramp where the network has one
 
 
+def test_layers_that_run_again_are_held_once() -> None:
+    config = hugging_face("albert").config
+    (table,) = tables(config, ["k80"], [12], 0, ramps=[], dtype="float32")
+    layer = table.memory_bytes[1]
+    assert table.repeated_bytes == (0, layer, 0, layer), "two layers, each of which runs twice"
+
+
 def test_half_precision_is_faster_where_the_datasheet_says_so() -> None:
     def slowest_s(dtype: str) -> float:
         (table,) = tables(transformers.BertConfig(), ["v100"], [128], 0, (), dtype)

@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from cluster import evaluation
 from cluster.cli import app
-from cluster.evaluation import Interval, evaluated, served
+from cluster.evaluation import Interval, evaluated, promise_kept, served
 from deployments.models.predict import Predicted, predict
 from deployments.models.ramps import save_ramps
+from profiles.promise import ExitPromise
 from tests.helpers.command_lines import ROOT, material
 from tests.helpers.tiny_networks import network
 
@@ -63,8 +64,13 @@ def test_the_command_measures_what_the_network_answers(place: Path) -> None:
     said = run(model, "--data", data, "--device", "cpu").output
     for word in (
         "others.csv: text from 'text', label from 'label'",
-        "accuracy in full",
+        "in full",
+        "with exits",
         "lost by exits",
+        "accuracy",
+        "macro-F1",
+        "MCC",
+        "recall, worst class",
         "±",
         "by class",
     ):
@@ -73,6 +79,11 @@ def test_the_command_measures_what_the_network_answers(place: Path) -> None:
     assert found["inputs"] == 120
     assert found["lost"]["mean"] == pytest.approx(found["full_accuracy"]["mean"] - found["accuracy"]["mean"])
     assert sum(each["inputs"] for each in found["classes"]) == 120
+    worst = found["scores"]["worst-class"]
+    assert worst["full"]["mean"] == min(each["full_recall"] for each in found["classes"])
+    assert worst["exits"]["mean"] == min(each["recall"] for each in found["classes"])
+    for score in found["scores"].values():
+        assert score["lost"]["within"] > 0, "that nothing was lost here is no proof"
 
 
 def test_a_running_server_may_answer_instead(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +115,20 @@ def test_what_exits_cost_is_known_better_than_either_accuracy() -> None:
     assert found.lost.within < 0.7 * found.accuracy.within
     assert abs(found.lost.mean - (found.full_accuracy.mean - found.accuracy.mean)) < 1e-12
     assert evaluated(_said(full), _said(early), None, 4).accuracy is None
+
+
+def test_inputs_that_lose_more_than_was_promised_are_told_of() -> None:
+    promise = ExitPromise(metric="macro-f1", max_loss=0.01, confidence=0.95, rows=4000, lost=0.004, bound=0.009)
+    random = np.random.default_rng(0)
+    truth = random.integers(0, 2, 1000)
+    bad = evaluated(_said(truth), _said(np.where(random.random(1000) < 0.9, truth, 1 - truth)), truth, 4)
+    said = promise_kept(promise, bad)
+    assert said is not None
+    assert said.startswith("promised was to lose at most 1 % of macro-F1; these inputs lose 9")
+    assert promise_kept(promise.model_copy(update={"metric": "agreement"}), bad) is not None
+    good = evaluated(_said(truth), _said(truth), truth, 4)
+    assert promise_kept(promise, good) is None
+    assert promise_kept(promise, evaluated(_said(truth), _said(truth), None, 4)) is None, "no labels tell"
 
 
 def test_intervals_hold_the_truth_in_nineteen_cases_of_twenty() -> None:

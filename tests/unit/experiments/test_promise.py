@@ -17,7 +17,7 @@ def table(count: int = 800, ramps: int = 2) -> ExitTable:
     wrong = random.uniform(size=(ramps + 1, count)) < hardness * np.linspace(0.5, 0.2, ramps + 1)[:, None]
     first = np.tile(1 + (9 * hardness).astype(np.uint8), (ramps, 1))
     costs = np.arange(1, ramps + 2) / (ramps + 1)
-    return ExitTable(np.arange(10.0), first, (~wrong).astype(np.float32), wrong == wrong[-1], costs)
+    return ExitTable(np.arange(10.0), first, (~wrong).astype(np.float32), wrong, np.zeros(count, np.int64), costs)
 
 
 def test_the_method_of_before_keeps_to_its_own_margin_where_it_chose() -> None:

@@ -46,7 +46,7 @@ def test_a_tuned_plan_is_better_and_keeps_the_promise(seed: int) -> None:
     score = evaluate(found.plan, asked.surviving(found.survival), objective)
     assert score.goodput_per_s == pytest.approx(found.plan.promise.goodput_per_s)
     reached = outcome(kept.test, found.chosen, "accuracy")
-    assert reached.lost.within(0.03, kept.margin)
+    assert kept.shows(reached.lost)
     assert set(reached.places.tolist()) <= {*opened(found.plan), 3}
     everybody = exit_table(50, count=50_000)
     assert outcome(everybody, found.chosen, "accuracy").lost.mean < 0.03

@@ -193,27 +193,53 @@ def test_recorded_inputs_without_labels_follow_the_network(
     assert "no column of labels" in " ".join(capsys.readouterr().out.split())
     assert rules_in(out)["full_accuracy"] == 1.0
     assert rules_in(out)["notes"]["targets"] == "the network's own predictions"
-    assert rules_in(out)["promise"]["reach"] == "agreement"
+    assert rules_in(out)["promise"]["metric"] == "agreement"
 
 
 @pytest.mark.usefixtures("no_picture")
-@pytest.mark.parametrize("reach", ["accuracy", "agreement"])
+@pytest.mark.parametrize("metric", ["accuracy", "agreement"])
 def test_what_is_promised_is_written_said_and_tested_on_rows_of_its_own(
-    run: Run, checkpoint: Path, tmp_path: Path, reach: str, capsys: pytest.CaptureFixture[str]
+    run: Run, checkpoint: Path, tmp_path: Path, metric: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
-    told = ("--max-accuracy-loss", "40%", "--confidence", 0.9, "--reach", reach)
+    told = ("--max-accuracy-loss", "40%", "--confidence", 0.9, "--metric", metric)
     assert run(checkpoint, "--data", data, "--out", out, *told) == 0
     rules = rules_in(out)
     promise = rules["promise"]
-    assert (promise["reach"], promise["max_loss"], promise["confidence"], promise["rows"]) == (reach, 0.4, 0.9, 42)
-    lost = rules["full_accuracy"] - rules["exit_accuracy"] if reach == "accuracy" else 1 - rules["agreement"]
+    assert (promise["metric"], promise["max_loss"], promise["confidence"], promise["rows"]) == (metric, 0.4, 0.9, 42)
+    lost = rules["full_accuracy"] - rules["exit_accuracy"] if metric == "accuracy" else 1 - rules["agreement"]
     assert promise["lost"] == pytest.approx(lost)
     assert promise["lost"] < promise["bound"] <= 0.4
     assert promise_in(out) == read_rules(out / "exits.json").promise is not None
     said = " ".join(capsys.readouterr().out.split())
-    assert f"at most 40 % of {reach} lost, 90 % sure (42 inputs lost" in said
+    assert f"at most 40 % of {metric} lost, 90 % sure (42 inputs lost" in said
     assert "takes 5 inputs to test it on" in said
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_promise_may_be_about_the_class_that_loses_most(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
+    told = ("--max-accuracy-loss", "60%", "--confidence", 0.9, "--metric", "worst-class")
+    assert run(checkpoint, "--data", data, "--out", out, *told) == 0
+    rules = rules_in(out)
+    promise, classes = rules["promise"], rules["classes"]
+    assert promise["counted"] == min(each["inputs"] for each in classes)
+    assert promise["lost"] == pytest.approx(max(each["full_recall"] - each["recall"] for each in classes))
+    assert promise["lost"] < promise["bound"] <= 0.6
+    said = " ".join(capsys.readouterr().out.split())
+    assert "at most 60 % of any class's recall lost, 90 % sure (42 inputs lost" in said
+    assert "inputs of each class to test it on" in said
+
+
+def test_a_metric_that_counts_classes_needs_labels(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = reviews(tmp_path / "a.csv", labelled=False)
+    assert run(checkpoint, "--data", data, "--out", tmp_path / "out", "--metric", "macro-f1") == 2
+    assert "has no column of labels, which --metric macro-f1 needs" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("no_picture")
@@ -244,7 +270,9 @@ def test_rules_of_before_promises_still_load(run: Run, checkpoint: Path, tmp_pat
 @pytest.mark.usefixtures("no_picture")
 def test_other_thresholds_are_served_as_they_were_measured(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     data, prepared, out = reviews(tmp_path / "a.csv"), tmp_path / "prepared", tmp_path / "tuned"
-    assert run(checkpoint, "--data", data, "--out", prepared, "--max-accuracy-loss", "60%", "--reach", "agreement") == 0
+    assert (
+        run(checkpoint, "--data", data, "--out", prepared, "--max-accuracy-loss", "60%", "--metric", "agreement") == 0
+    )
     evidence = Evidence.read(prepared / EVIDENCE)
     np.testing.assert_allclose(
         evidence.test.candidates[evidence.prepared], [ramp["threshold"] for ramp in rules_in(prepared)["ramps"]]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, multinomial
 
 from profiles.confidence import bound, least_promise, margin_of, rows_needed
-from profiles.exit_table import Loss, Reach
+from profiles.losses import Loss, Metric
 
 
 def passing(count: int, losing: float, winning: float, max_loss: float, margin: float) -> float:
@@ -38,13 +38,13 @@ def test_too_much_loss_passes_no_more_often_than_the_confidence_says(
     assert passing(count, min(max_loss + worse, 1.0), 0.0, max_loss, alone) <= 1 - confidence + 1e-6
 
 
-@pytest.mark.parametrize("reach", ["accuracy", "agreement"])
+@pytest.mark.parametrize("metric", ["accuracy", "agreement"])
 @pytest.mark.parametrize(("max_loss", "confidence"), [(0.01, 0.95), (0.05, 0.9), (0.002, 0.99), (0.3, 0.95)])
 def test_as_many_inputs_as_are_needed_are_enough_and_one_fewer_is_not(
-    reach: Reach, max_loss: float, confidence: float
+    metric: Metric, max_loss: float, confidence: float
 ) -> None:
     def shows(count: int) -> bool:
-        return bool(Loss(0.0, 0.0, count).within(max_loss, margin_of(count, max_loss, confidence, reach)))
+        return bool(Loss(0.0, 0.0, count).within(max_loss, margin_of(count, max_loss, confidence, metric)))
 
     needed = rows_needed(max_loss, confidence)
     assert shows(needed)
@@ -65,13 +65,13 @@ def test_no_margin_is_wider_than_a_little_more_than_what_many_inputs_need() -> N
     assert margin_of(1000, 0.01, 0.95, "accuracy") < 2.1
 
 
-@pytest.mark.parametrize("reach", ["accuracy", "agreement"])
-def test_a_bound_is_the_least_loss_that_passes(reach: Reach) -> None:
-    seen = Loss(0.004, 0.006 if reach == "accuracy" else 0.004, 2000)
-    found = bound(seen, 0.95, reach)
-    assert seen.within(found + 1e-4, margin_of(2000, found + 1e-4, 0.95, reach))
-    assert not seen.within(found - 3e-4, margin_of(2000, found - 3e-4, 0.95, reach))
-    assert bound(seen, 0.99, reach) > found > seen.mean
+@pytest.mark.parametrize("metric", ["accuracy", "agreement"])
+def test_a_bound_is_the_least_loss_that_passes(metric: Metric) -> None:
+    seen = Loss(0.004, 0.006 if metric == "accuracy" else 0.004, 2000)
+    found = bound(seen, 0.95, metric)
+    assert seen.within(found + 1e-4, margin_of(2000, found + 1e-4, 0.95, metric))
+    assert not seen.within(found - 3e-4, margin_of(2000, found - 3e-4, 0.95, metric))
+    assert bound(seen, 0.99, metric) > found > seen.mean
 
 
 def test_nothing_lost_at_all_can_hardly_be_promised() -> None:

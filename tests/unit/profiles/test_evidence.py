@@ -22,8 +22,8 @@ def test_it_is_read_as_it_was_saved(tmp_path: Path) -> None:
     kept = evidence()
     kept.save(tmp_path / EVIDENCE)
     again = Evidence.read(tmp_path / EVIDENCE)
-    assert (again.reach, again.max_loss, again.confidence) == ("accuracy", 0.03, 0.95)
-    for name in ("candidates", "first", "right", "agrees", "costs"):
+    assert (again.metric, again.max_loss, again.confidence) == ("accuracy", 0.03, 0.95)
+    for name in ("candidates", "first", "right", "said", "truth", "costs"):
         np.testing.assert_array_equal(getattr(again.shape, name), getattr(kept.shape, name))
         np.testing.assert_array_equal(getattr(again.test, name), getattr(kept.test, name))
     np.testing.assert_array_equal(again.prepared, kept.prepared)
@@ -44,9 +44,9 @@ def test_what_is_no_table_is_one_line(tmp_path: Path) -> None:
 def test_only_the_ramps_that_are_open_let_inputs_leave_and_the_promise_is_kept(seed: int, ramps: set[int]) -> None:
     kept = evidence(seed)
     chosen = kept.shown(sorted(ramps), kept.test.costs)
-    found = outcome(kept.test, chosen, kept.reach)
+    found = outcome(kept.test, chosen, kept.metric)
     assert set(found.places.tolist()) <= ramps | {3}
-    assert found.cost == 1.0 or found.lost.within(kept.max_loss, kept.margin)
+    assert found.cost == 1.0 or kept.shows(found.lost)
     survival = kept.survival(chosen)
     assert survival[0] == 1.0
     assert list(survival) == sorted(survival, reverse=True)

@@ -10,6 +10,7 @@ from profiles.model import Batch, Launched
 from profiles.sweep import NetworkFacts, knee, next_size, whole_s
 from tests.helpers import timed_model as fake
 from tests.helpers.timed_model import FakeModel
+from tests.helpers.tiny_networks import network, random_inputs
 
 
 def facts(model: FakeModel) -> NetworkFacts:
@@ -122,6 +123,17 @@ def test_facts_are_bytes_per_input_and_per_block() -> None:
     assert known.hidden_bytes == (fake.HIDDEN_BYTES, fake.HIDDEN_BYTES, 2 * 4)
     assert known.memory_bytes == (0, 0, 0)
     assert known.activation_bytes == ()
+
+
+def test_weights_that_blocks_share_are_known_to_be_the_same() -> None:
+    """ALBERT's: four blocks, two layers, which run twice each."""
+    model = network("albert", "entropy", [0.5])
+    known = facts_of(model, random_inputs("albert", 1, seed=0)[0], "cpu", None, "measured: here", "cpu")
+    assert known.repeated_bytes[0] == known.repeated_bytes[2] == 0
+    ramp = sum(each.nbytes for each in model.ramps.heads[0].state_dict().values())
+    head = known.memory_bytes[3] - known.memory_bytes[2] + ramp
+    assert known.repeated_bytes[1] == known.repeated_bytes[3] == known.memory_bytes[3] - head
+    assert facts_of(network("bert"), random_inputs("bert", 1, seed=0)[0], "cpu", None, "", "cpu").repeated_bytes == ()
 
 
 def test_exits_are_counted_over_all_batches() -> None:
