@@ -77,7 +77,7 @@ def balancing(truth: Labels) -> Floats:
 
 
 @dataclass(frozen=True)
-class Score:
+class ClassScore:
     """A score of answers, and by how much an input of a class that is answered so raises it (class x answer)."""
 
     value: float
@@ -116,7 +116,7 @@ def _shares(truth: Labels, said: Labels, size: int) -> Floats:
     return shares
 
 
-def macro_f1(shares: Floats) -> Score:
+def macro_f1(shares: Floats) -> ClassScore:
     """The mean F1 of the classes that occur.
 
     >>> round(macro_f1(np.array([[0.4, 0.1], [0.1, 0.4]])).value, 9)
@@ -127,10 +127,10 @@ def macro_f1(shares: Floats) -> Score:
     each = np.where(occurs, 2 * shares.diagonal() / both, 0.0)
     per_input = np.where(occurs, each / both, 0.0)
     influence = np.diag(np.where(occurs, 2 / both, 0.0)) - per_input[:, None] - per_input[None, :]
-    return Score(float(each.sum() / occurs.sum()), influence / occurs.sum())
+    return ClassScore(float(each.sum() / occurs.sum()), influence / occurs.sum())
 
 
-def mcc(shares: Floats) -> Score:
+def mcc(shares: Floats) -> ClassScore:
     """Matthews' correlation of answers and classes (Gorodkin's, where there are more than two).
 
     >>> round(mcc(np.array([[0.4, 0.1], [0.1, 0.4]])).value, 9)
@@ -140,11 +140,11 @@ def mcc(shares: Floats) -> Score:
     right, chance = float(shares.trace()), float(truth @ said)
     spread = (1 - truth @ truth) * (1 - said @ said)
     if spread <= 0:  # one class, or one answer: there is nothing to correlate
-        return Score(0.0, np.zeros_like(shares))
+        return ClassScore(0.0, np.zeros_like(shares))
     value = (right - chance) / np.sqrt(spread)
     numerator = np.eye(len(shares)) - right - (said[:, None] - chance) - (truth[None, :] - chance)
     width = (truth @ truth - truth)[:, None] / (1 - truth @ truth) + (said @ said - said)[None, :] / (1 - said @ said)
-    return Score(float(value), numerator / np.sqrt(spread) - value * width)
+    return ClassScore(float(value), numerator / np.sqrt(spread) - value * width)
 
 
-SCORES: Mapping[str, Callable[[Floats], Score]] = {"macro-f1": macro_f1, "mcc": mcc}
+SCORES: Mapping[str, Callable[[Floats], ClassScore]] = {"macro-f1": macro_f1, "mcc": mcc}
