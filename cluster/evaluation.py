@@ -41,7 +41,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoreFigures:
     """A metric of the full network, of the one with exits, and what exits cost."""
 
     full: Interval
@@ -59,7 +59,7 @@ class Evaluation:
     full_accuracy: Interval | None = None  # None: the inputs have no labels
     accuracy: Interval | None = None
     lost: Interval | None = None
-    scores: Mapping[Metric, Scored] = field(default_factory=dict)
+    scores: Mapping[Metric, ScoreFigures] = field(default_factory=dict)
     classes: tuple[ClassFigures, ...] = ()
 
     def lost_of(self, metric: Metric) -> Interval | None:
@@ -84,24 +84,24 @@ def evaluated(
         return Evaluation(len(exits), agreement, _mean(depth))
     lost = (said == truth).astype(float) - (early == truth)
     classes = by_class(truth, said, early)
-    scores: dict[Metric, Scored] = {metric: _scored(metric, truth, said, early) for metric in ("macro-f1", "mcc")}
+    scores: dict[Metric, ScoreFigures] = {metric: _scored(metric, truth, said, early) for metric in ("macro-f1", "mcc")}
     scores["worst-class"] = _worst(truth, said, early)
     return Evaluation(
         len(exits), agreement, _mean(depth), _share(said == truth), _share(early == truth), _mean(lost), scores, classes
     )
 
 
-def _scored(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> Scored:
+def _scored(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
     lost = score_loss(metric, truth, full, exits)
     before, after = (_interval(*scored(metric, truth, said)) for said in (full, exits))
-    return Scored(before, after, _interval(lost.mean, lost.error))
+    return ScoreFigures(before, after, _interval(lost.mean, lost.error))
 
 
 def _interval(mean: float, error: float) -> Interval:
     return Interval(float(mean), float(STEADY * error))
 
 
-def _worst(truth: Labels, full: Labels, exits: Labels) -> Scored:
+def _worst(truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
     """The least recall of any class, in full and with exits, and the greatest loss: perhaps of three classes."""
     here = [truth == label for label in np.unique(truth)]
 
@@ -110,7 +110,7 @@ def _worst(truth: Labels, full: Labels, exits: Labels) -> Scored:
 
     lost = losses_by_class((full == truth).astype(float) - (exits == truth), truth)
     most = max(lost, key=lambda each: float(each.mean))
-    return Scored(least(full), least(exits), _interval(most.mean, most.error))
+    return ScoreFigures(least(full), least(exits), _interval(most.mean, most.error))
 
 
 def _share(right: NDArray[np.bool_]) -> Interval:
