@@ -20,6 +20,7 @@ ENCODINGS = {b"", b"identity", b"gzip", b"deflate"}
 MOST_DIMENSIONS = 8
 LONGEST_NAME = 1024  # characters, of a name or an id
 MOST_NAMED = 64  # of what a request names several: outputs
+_TOO_SLOW = "the body is too slow"
 _NEAR = 20  # bytes of a wrong body that are shown
 _LONGEST_NUMBER = 18  # digits: no size has more, and Python refuses to read numbers of thousands
 _GZIP_OR_ZLIB = zlib.MAX_WBITS + 32
@@ -59,12 +60,24 @@ async def body_of(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: i
     told_bytes = number(headers.get(b"content-length", b"0").decode("latin-1"))
     if told_bytes is not None and told_bytes > max_bytes:
         raise RefusedError(413, f"the body has {told_bytes} bytes: {max_bytes} are allowed")
-    try:
-        async with asyncio.timeout(READ_WITHIN_S):
-            body = await _read(receive, max_bytes)
-    except TimeoutError:
-        raise RefusedError(408, f"the body was not here after {READ_WITHIN_S:.0f} seconds") from None
+    body = await _read_in_time(receive, max_bytes)
     return _decompressed(body, max_bytes) if encoding in (b"gzip", b"deflate") else body
+
+
+async def _read_in_time(receive: Receive, max_bytes: int) -> bytes:
+    """As `asyncio.timeout` would have it, which every request would pay for with a twentieth of all that it costs."""
+    task = asyncio.current_task()
+    assert task, "This is a bug: bodies are read by tasks."
+    alarm = asyncio.get_running_loop().call_later(READ_WITHIN_S, task.cancel, _TOO_SLOW)
+    try:
+        return await _read(receive, max_bytes)
+    except asyncio.CancelledError as cancelled:
+        if cancelled.args != (_TOO_SLOW,):
+            raise
+        task.uncancel()
+        raise RefusedError(408, f"the body was not here after {READ_WITHIN_S:.0f} seconds") from None
+    finally:
+        alarm.cancel()
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytes:
