@@ -167,6 +167,22 @@ class AppConfig(BaseModel):
     by_value_bytes: int = Field(
         320 * 2**10, ge=0, description="Survivors of a launch that weigh more wait where they were computed."
     )
+    audit_share: float = Field(
+        0.02,
+        ge=0,
+        le=1,
+        description="The share of inputs that run on to the end after their answer, to show how often it is the full "
+        "network's.",
+    )
+    audit_cost: float = Field(
+        0.01, ge=0, lt=1, description="The most that this may cost, as a share of what replicas compute."
+    )
+    agreement: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="The share of answers that should be the full network's; none: what `isobatch prepare` found.",
+    )
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
     )
@@ -192,7 +208,13 @@ class AppConfig(BaseModel):
 
     def limits(self, fronts: int) -> Limits:
         """The limits of each front's dispatcher, where so many fronts share the replicas."""
-        return Limits(backlog=-(-self.max_waiting // fronts), share=1 / fronts, early_s=EARLY_S)
+        return Limits(
+            backlog=-(-self.max_waiting // fronts),
+            share=1 / fronts,
+            early_s=EARLY_S,
+            audit_share=self.audit_share,
+            audit_cost=self.audit_cost,
+        )
 
     @property
     def planned(self) -> bool:

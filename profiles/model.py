@@ -81,6 +81,9 @@ class Launched:
     survivors: Batch | None
 
 
+NOBODY: NDArray[np.int64] = np.empty(0, np.int64)
+
+
 class SplitModel(Protocol):
     """A network that can be cut between any two blocks and left at any ramp."""
 
@@ -99,11 +102,14 @@ class SplitModel(Protocol):
         """Tokenise or preprocess, on the host: numpy arrays only, so that it can run far from any accelerator."""
         ...
 
-    def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+    def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
         """Run blocks `batch.cursor .. stop - 1`; `ramps` are the active ramps of the whole network.
 
         The batch keeps its size until `stop`: who leaves is known to the host once per call. To shrink it on the way,
         stop at each ramp. Reaching the last block, everybody leaves.
+
+        Inputs at the positions `kept` stay inside at ramps that let them go: the exit is told, and they survive as
+        well. Of several exits of one input in a call the last is told.
         """
         ...
 

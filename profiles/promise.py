@@ -5,8 +5,9 @@ from pathlib import Path
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
+from profiles.confidence import bound
 from profiles.errors import UserError, read_text
-from profiles.losses import NAMES, SCORES, Metric
+from profiles.losses import NAMES, SCORES, Loss, Metric
 
 RULES = "exits.json"
 NOTHING = "nothing is promised of what exits lose"
@@ -44,6 +45,22 @@ class ExitPromise(BaseModel):
 
 class _OnlyThat(BaseModel):
     promise: ExitPromise | None = None
+    agreement: float | None = None
+
+
+def agreement_in(folder: Path) -> float | None:
+    """The share of answers that should be the full network's: what is promised of it, or else what was measured.
+
+    What was measured may have been luck, so it is taken at the end of its 95 % interval. None: nothing is known.
+    """
+    with suppress(UserError, ValueError):
+        rules = _OnlyThat.model_validate_json(read_text(folder / RULES))
+        if rules.promise and rules.promise.metric == "agreement":
+            return 1 - rules.promise.max_loss
+        if rules.promise and rules.agreement is not None:
+            off = 1 - rules.agreement
+            return 1 - bound(Loss(off, off, rules.promise.rows), 0.95, "agreement")
+    return None
 
 
 def promise_in(folder: Path) -> ExitPromise | None:

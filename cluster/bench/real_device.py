@@ -103,6 +103,8 @@ class DeviceTrial:
     def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None:
         """Lost inputs need no count either."""
 
+    def audit(self, block: int, agrees: bool) -> None: ...
+
     def launch(self, launch: Launch, kind: str, took_s: float) -> None:
         """Launches are not counted."""
 

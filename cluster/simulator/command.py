@@ -21,7 +21,7 @@ from cluster.simulator.report import Report
 from cluster.simulator.simulation import Chunk, World, simulate
 from cluster.simulator.troubles import Troubles
 from deployments.config import AppConfig
-from deployments.dispatch.messages import EARLY_S, Limits
+from deployments.dispatch.messages import EARLY_S
 from deployments.graph import profile_of, read_graph
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -57,7 +57,7 @@ def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = Non
     if config.profile is None or (config.plan is None and not isinstance(config.devices, dict)):
         raise UserError("args: a simulation needs profile (of isobatch profile), and plan or devices: KIND: COUNT")
     graph = read_graph(config)
-    limits = Limits(backlog=config.max_waiting, early_s=EARLY_S if host else 0.0)
+    limits = replace(config.limits(fronts=1), early_s=EARLY_S if host else 0.0)
     lengths, slo_s = profile_of(config).lengths, config.slo_ms / 1e3
     return World(graph.plan, graph.facts, slo_s, limits, troubles, host, config.front_replicas, lengths)
 

@@ -10,7 +10,7 @@ import numpy as np
 from cluster.simulator.event_loop import Departure, Flight
 from cluster.simulator.host import HostCosts
 from cluster.simulator.troubles import Troubles
-from deployments.dispatch.messages import Launch
+from deployments.dispatch.messages import Launch, Place, Row
 from deployments.dispatch.route import placements_of, seconds_at, stops
 from optimizer.plan import Placement, Plan
 from optimizer.problem import Problem
@@ -88,19 +88,42 @@ class TableDevices:
         starts_s = max(arrives_s, self._free_s[replica])
         slower, ends_s = self._slowness(replica) if self._uneven else 1.0, starts_s + self._turn_s
         inside: Sequence[int] = range(len(places))
-        departures = []
+        departures, stopped, kinds = list[Departure](), launch.stop, bytearray(launch.kinds)
+        has_others = len(places) > launch.shadows
         for stop, lets_go, seconds in post.legs.get(launch.cursor) or self._new_legs(post, launch):
+            if kinds and has_others and all(kinds[row] == Row.SHADOW for row in inside):
+                break
             ends_s += (seconds[len(inside)] if launch.length is None else _of_texts(seconds, launch, inside)) * slower
-            if lets_go and (leaving := [row for row in inside if places[row].row <= stop]):
-                departures.append(Departure(ends_s, stop, leaving))
-                if len(leaving) == len(inside):
+            stopped = stop
+            if lets_go and (leaving := self._leaving(places, inside, stop, launch)):
+                told, gone = self._told(kinds, leaving, stop) if kinds else (leaving, leaving)
+                departures.append(Departure(ends_s, stop, told, self._answers(places, told, stop) if kinds else ()))
+                if len(gone) == len(inside):
                     inside = ()
                     break
-                inside = [row for row in inside if places[row].row > stop]
+                inside = sorted(set(inside).difference(gone))
         self._free_s[replica] = ends_s
         last = departures.pop() if departures and departures[-1].at_s == ends_s else None
         survivors = {row: places[row] for row in inside} if inside else {}
-        return Flight(starts_s, ends_s, departures, last, survivors)
+        return Flight(starts_s, ends_s, departures, last, survivors, stopped)
+
+    def _leaving(self, places: Sequence[Place], inside: Sequence[int], stop: int, launch: Launch) -> list[int]:
+        """Those of these rows whose inputs may leave before this block."""
+        return [row for row in inside if places[row].row <= stop]
+
+    def _answers(self, places: Sequence[Place], rows: Sequence[int], stop: int) -> list[object]:
+        """What these are answered there. Nobody knows, so the full network says the same."""
+        return [None] * len(rows)
+
+    def _told(self, kinds: bytearray, leaving: list[int], stop: int) -> tuple[list[int], list[int]]:
+        """Whose answer is told, and who goes; a replica does the same (deployments/replica/split.py)."""
+        if stop == self.facts.num_blocks:
+            return leaving, leaving
+        told = [row for row in leaving if kinds[row] in (Row.PLAIN, Row.AUDITED)]
+        gone = [row for row in leaving if kinds[row] == Row.PLAIN]
+        for row in told:
+            kinds[row] = Row.SHADOW if kinds[row] == Row.AUDITED else kinds[row]
+        return told, gone
 
     def fails(self) -> bool:
         return bool(self.troubles.fail_share) and self._random.random() < self.troubles.fail_share

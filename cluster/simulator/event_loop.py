@@ -18,12 +18,17 @@ from deployments.dispatch.messages import Fault, Launch, Outcome, Place, Refusal
 
 
 class Departure(NamedTuple):
-    """Rows of a launch that leave after block `stop - 1`; `answers` are theirs, if a real device computed them."""
+    """Rows of a launch that are answered after block `stop - 1`; `answers` are theirs, if anybody looks at them."""
 
     at_s: float
     stop: int
     rows: Sequence[int]
     answers: Sequence[Any] = ()
+
+    def only(self, rows: Sequence[int]) -> "Departure":
+        """The same of these rows only."""
+        told = dict(zip(self.rows, self.answers, strict=True)) if self.answers else {}
+        return self._replace(rows=rows, answers=[told[row] for row in rows] if told else ())
 
 
 class Flight(NamedTuple):
@@ -34,6 +39,7 @@ class Flight(NamedTuple):
     early: Sequence[Departure]  # before the end
     last: Departure | None  # at the end
     survivors: Mapping[int, Place]
+    stop: int | None = None  # the block before which they stand, if not where the launch was to end
 
 
 class Devices(Protocol):
@@ -60,6 +66,8 @@ class Listener(Protocol):
     def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None: ...
 
     def launch(self, launch: Launch, kind: str, took_s: float) -> None: ...
+
+    def audit(self, block: int, agrees: bool) -> None: ...
 
     def answer(self, now_s: float, launch: Launch, departure: Departure, ends_s: Sequence[float] | None) -> None:
         """Rows have left; `ends_s`: when each row's answer reaches its client, if later than now."""
@@ -165,21 +173,26 @@ class EventLoop:
 
     def _release(self, launch: Launch, departure: Departure) -> None:
         if launch.id in self._flying:
-            self.dispatcher.released(launch.id, departure.rows)
             self._answer(launch, departure)
 
     def _complete(self, launch: Launch, flight: Flight) -> None:
         if self._flying.pop(launch.id, None):
-            self.dispatcher.completed(launch.id, self.now_s, flight.survivors)
             if flight.last:
                 self._answer(launch, flight.last)
+            self.dispatcher.completed(launch.id, self.now_s, flight.survivors, flight.stop)
 
     def _fail(self, launch: Launch, reason: str = "the simulated replica failed", lost: bool = False) -> None:
         if self._flying.pop(launch.id, None):
             self.dispatcher.failed(launch.id, self.now_s, reason, Fault.REPLICA if lost else Fault.NETWORK, lost=lost)
 
     def _answer(self, launch: Launch, departure: Departure) -> None:
-        now_s, ends_s = self.now_s, None
+        """Tell the dispatcher who has left, and count those who had no answer before."""
+        now_s, ends_s, told = self.now_s, None, [(departure.stop - 1, answer) for answer in departure.answers]
+        fresh = self.dispatcher.released(launch.id, departure.rows, told)
+        if len(fresh) < len(departure.rows):
+            departure = departure.only(fresh)
+        for audit in self.dispatcher.audits() if launch.kinds else ():
+            self._tally.audit(audit.block, audit.agrees)
         if self._fronts:
             work_s, way_s = self._host.request_s / 2, self._host.request_way_s
             ends_s = [self._fronts.done_s(now_s, work_s) + way_s for _ in departure.rows]

@@ -110,6 +110,8 @@ def _summary(report: Report, slo_s: float) -> Table:
         count = getattr(report, name)
         table.add_row(name, f"{count:,} ({count / arrived:.2%})")
     table.add_row("answered late", f"{report.answered - report.good:,}")
+    if audits := sum(report.tally.audited):
+        table.add_row("audited to the end", f"{audits:,} ({audits / arrived:.2%})")
     for share in (0.5, 0.9, 0.99, 0.999):
         table.add_row(f"latency p{share * 100:g}", f"{report.tally.quantile_s(share) * 1e3:,.1f} ms")
     if promise := report.plan.promise:

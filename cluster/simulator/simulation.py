@@ -28,7 +28,8 @@ Chunk = tuple[Floats, Ints] | tuple[Floats, Ints, Ints]
 Inputs = Iterable[Chunk]
 CHUNK = 1 << 16
 NO_INPUTS = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
-TROUBLES_SEED, LENGTHS_SEED = 1, 3  # the random streams of troubles and lengths, as inputs are drawn from the seed too
+# The random streams of troubles, lengths and audits, as inputs are drawn from the seed too.
+TROUBLES_SEED, LENGTHS_SEED, AUDITS_SEED = 1, 3, 4
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Simulation:
         self.tally = Tally(seconds, world.slo_s, world.facts.num_blocks)
         random = np.random.default_rng([seed, TROUBLES_SEED])
         self._devices = TableDevices(world.plan, world.facts, world.troubles, random, world.host)
-        dispatcher = Dispatcher(self._route(), self._devices.groups(), world.limits)
+        chance = np.random.default_rng([seed, AUDITS_SEED]).random
+        dispatcher = Dispatcher(self._route(), self._devices.groups(), world.limits, chance)
         self._loop = EventLoop(dispatcher, self._devices, self.tally, world.slo_s, world.host, world.fronts)
         self._chunks, self._lengths = _chunks(inputs), np.random.default_rng([seed, LENGTHS_SEED])
         self._times_s, self._needs, self._weights = NO_INPUTS

@@ -27,7 +27,7 @@ class Tally:
             np.zeros(WINDOWS, np.int64) for _ in range(5)
         )
         self.launched: dict[tuple[str, str, int, int, int], list[float]] = {}  # group, kind, blocks, size: how many, s
-        self._exits = [0] * num_blocks
+        self._exits, self.audited, self.missed = ([0] * num_blocks for _ in range(3))
         self.arrived_weight, self.good_weight, self._exit_weights = 0, 0, [0] * num_blocks
         self._bins = np.zeros((WINDOWS, BINS), np.int32)
         self._observed_bins = np.zeros(BINS, np.int64)
@@ -55,6 +55,10 @@ class Tally:
             found = self.launched[key] = [0, 0.0]
         found[0] += 1
         found[1] += took_s
+
+    def audit(self, block: int, agrees: bool) -> None:
+        self.audited[block] += 1
+        self.missed[block] += not agrees
 
     def answer(self, now_s: float, launch: Launch, departure: Departure, ends_s: Sequence[float] | None) -> None:
         """Count the rows that left; the place of each holds its arrival time."""
@@ -100,7 +104,7 @@ class Tally:
         arrived, good = int(self.arrived.sum()), int(self.good.sum())
         return Observed(
             0.0, now_s, arrived, good, tuple(self._exits), launches, devices, latencies, self.arrived_weight,
-            self.good_weight, tuple(self._exit_weights),
+            self.good_weight, tuple(self._exit_weights), tuple(self.audited), tuple(self.missed),
         )  # fmt: skip
 
     def quantile_s(self, share: float) -> float:

@@ -5,16 +5,29 @@ Whether an input is admitted is decided in `deployments.dispatch.admission`, wha
 `deployments.dispatch.batching`.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby
 from math import inf
 from typing import NamedTuple
 
 from deployments.dispatch.admission import expected_s, fastest, refusal
+from deployments.dispatch.audits import Audits
 from deployments.dispatch.batching import choose, form_batch
 from deployments.dispatch.groups import Group, Replica
 from deployments.dispatch.lanes import Lane
-from deployments.dispatch.messages import NOWHERE, Ending, Fault, Launch, Limits, Outcome, Place, Refusal
+from deployments.dispatch.messages import (
+    NOWHERE,
+    Audit,
+    Ending,
+    Fault,
+    Launch,
+    Limits,
+    Outcome,
+    Place,
+    Refusal,
+    Row,
+)
 from deployments.dispatch.queues import Queue, Ticket
 from deployments.dispatch.route import Route
 
@@ -30,13 +43,21 @@ class _Flight(NamedTuple):
     started_s: float
     planned_s: float  # what the route says that it takes
     ends_s: float  # as expected when it began
+    owed: int  # what its inputs weigh, without the shadows among them
 
 
 class Dispatcher:
-    """Owns every admitted input until `endings` has reported how it ended."""
+    """Owns every admitted input until `endings` has reported how it ended. `chance` draws which are audited."""
 
-    def __init__(self, route: Route, groups: Mapping[str, Collection[str]], limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        route: Route,
+        groups: Mapping[str, Collection[str]],
+        limits: Limits | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         self.limits = limits or Limits()
+        self._audits = Audits(self.limits, chance, route.num_blocks)
         self.route = route
         self._groups: dict[str, Group] = {}
         self._lanes = self._open = list[Lane]()
@@ -60,11 +81,17 @@ class Dispatcher:
         return self._let_in(lane, deadline_s, place, weight)
 
     def admit_all(
-        self, now_s: float, deadline_s: float, places: Sequence[Place], weights: Sequence[int] = ()
+        self,
+        now_s: float,
+        deadline_s: float,
+        places: Sequence[Place],
+        weights: Sequence[int] = (),
+        full: bool = False,
     ) -> list[int] | Refusal:
         """The tickets of inputs that come together, or why there are none: it is decided once, by the last of them.
 
-        Where there are several lanes, they are taken to spread over them. Without `weights` each weighs 1.
+        Where there are several lanes, they are taken to spread over them. Without `weights` each weighs 1. `full`: no
+        ramp lets them go.
         """
         if len(places) == 1:  # as below; most requests have one input
             alone = self.admit(now_s, deadline_s, places[0], weights[0] if weights else 1)
@@ -76,13 +103,17 @@ class Dispatcher:
         if refused := refusal(lane, now_s, deadline_s, inside, self.limits, last, more, others // lanes):
             return refused
         return [
-            self._let_in(fastest(self._open, now_s, weight), deadline_s, place, weight)
+            self._let_in(fastest(self._open, now_s, weight), deadline_s, place, weight, full)
             for place, weight in zip(places, weights, strict=True)
         ]
 
-    def _let_in(self, lane: Lane, deadline_s: float, place: Place, weight: int) -> int:
+    def _let_in(self, lane: Lane, deadline_s: float, place: Place, weight: int, full: bool = False) -> int:
         number = next(self._ticket_ids)
         ticket = self._tickets[number] = Ticket(number, deadline_s, place, weight)
+        if full:
+            ticket.kind = Row.FULL
+        elif self.limits.audit_share:
+            self._audits.draw(ticket)
         lane.entry.add(ticket)
         self._nothing_to_launch = self._nothing_to_launch and not lane.may_launch_newcomer
         if deadline_s < self._next_deadline_s:
@@ -108,44 +139,68 @@ class Dispatcher:
                         launches.append(self._launch(lane, queue, replica, tickets, now_s))
                 if group.early_s and any(queue.size for stage in stages for queue in stage.shared.values()):
                     self._nearly_idle_at_s = min(self._nearly_idle_at_s, group.nearly_idle_at_s(now_s))
+        if self._audits.waiting:
+            launches += [self._launch(*alone, now_s) for alone in self._audits.alone(now_s)]
         return launches
 
     def _launch(self, lane: Lane, queue: Queue, replica: Replica, tickets: list[Ticket], now_s: float) -> Launch:
         stage, number = queue.stage, next(self._launch_ids)
+        owed = 0 if tickets[0].told else queue.weigh(tickets)
+        if owed and self._audits.waiting:
+            tickets = tickets + self._audits.joining(queue, owed)
         weights = () if stage.length is None else tuple([ticket.weight for ticket in tickets])
         weight = len(tickets) if stage.length is None else sum(weights)
         ids, places = tuple([ticket.id for ticket in tickets]), tuple([ticket.place for ticket in tickets])
         keep, ramps = queue.owner.keep, lane.route.ramps
         launch = Launch(
             number, replica.name, queue.cursor, stage.stop, ramps, ids, places, keep, stage.room, stage.group,
-            weight, stage.length, weights,
+            weight, stage.length, weights, self._audits.kinds(tickets),
         )  # fmt: skip
         planned_s = stage.seconds(weight)
         ends_s = queue.owner.group.begin(replica, planned_s, now_s)
-        queue.launched(weight)
-        self._flights[number] = _Flight(launch, lane, queue, replica, tickets, now_s, planned_s, ends_s)
+        queue.launched(owed)
+        self._flights[number] = _Flight(launch, lane, queue, replica, tickets, now_s, planned_s, ends_s, owed)
         return launch
 
-    def released(self, launch_id: int, rows: Collection[int]) -> None:
-        """These inputs of a launch have their answer already; the launch goes on."""
-        tickets = self._flights[launch_id].tickets
-        self._end([tickets[row] for row in rows], Outcome.ANSWERED)
+    def released(self, launch_id: int, rows: Sequence[int], told: Sequence[tuple[int, object]] = ()) -> Sequence[int]:
+        """These inputs of a launch have left; the launch goes on. Returns those that had no answer before.
 
-    def completed(self, launch_id: int, now_s: float, survivors: Mapping[int, Place]) -> None:
-        """A launch came back: rows that survived are somewhere else now, all others have their answer."""
+        `told`: the block after which each left, and its label; needed only of launches with `kinds`.
+        """
+        flight = self._flights[launch_id]
+        if not flight.launch.kinds:
+            self._end([flight.tickets[row] for row in rows], Outcome.ANSWERED)
+            return rows
+        fresh = [row for row in rows if not flight.tickets[row].ended]
+        for row, (block, label) in zip(rows, told, strict=True):
+            self._audits.hear(flight.tickets[row], block, label, flight.launch, flight.queue.stage)
+        self._end([flight.tickets[row] for row in fresh], Outcome.ANSWERED)
+        return fresh
+
+    def completed(self, launch_id: int, now_s: float, survivors: Mapping[int, Place], stop: int | None = None) -> None:
+        """A launch came back: rows that survived are somewhere else now, all others have their answer.
+
+        They stand before block `stop`, if not where the launch was to end.
+        """
         flight = self._land(launch_id, now_s)
         launch, tickets = flight.launch, flight.tickets
         flight.queue.owner.group.judge(flight.replica, flight.started_s, flight.planned_s, now_s)
+        if flight.owed:
+            self._audits.earn(flight.planned_s)
         if not survivors:
             return self._end(tickets, Outcome.ANSWERED)
-        if launch.stop >= self.route.num_blocks:
+        stop = launch.stop if stop is None else stop
+        if stop >= self.route.num_blocks:
             raise ValueError(f"launch {launch_id} ran to the last block, yet {len(survivors)} inputs stayed inside")
         self._end([ticket for row, ticket in enumerate(tickets) if row not in survivors], Outcome.ANSWERED)
         kept_by = launch.replica if launch.keep else None
         for row, place in survivors.items():
             ticket = tickets[row]
-            ticket.place, ticket.cursor, ticket.retries, ticket.kept_by = place, launch.stop, 0, kept_by
-        self._wait([tickets[row] for row in survivors], flight.lane)
+            ticket.place, ticket.cursor, ticket.retries, ticket.kept_by = place, stop, 0, kept_by
+        staying = [tickets[row] for row in survivors]
+        self._wait(staying, flight.lane)
+        if launch.kinds and flight.lane in self._lanes:
+            self._audits.wait(flight.lane, [ticket for ticket in staying if ticket.told], now_s)
         return None
 
     def failed(
@@ -156,15 +211,18 @@ class Dispatcher:
         `lost`: their state went with a replica, so they begin again, as the inputs that came in. So do inputs that the
         replica has kept for itself, since no other can have them. A replica that only finds out that another has gone
         (Fault.STATE) goes on working.
+
+        Where shadows were aboard, they may be the cause. So the inputs first try again without them, as they were.
         """
         flight = self._land(launch_id, now_s)
         if fault is not Fault.STATE:
             flight.queue.owner.group.distrust(flight.replica, now_s)
-        again = lost or fault is Fault.STATE or flight.queue.keeper is not None
+        in_doubt = bool(flight.launch.kinds) and self._audits.give_up(flight.tickets) and fault is not Fault.REPLICA
+        again = lost or (not in_doubt and (fault is Fault.STATE or flight.queue.keeper is not None))
         for ticket in flight.tickets:
             if fault is Fault.REPLICA:
                 ticket.ended_with |= {flight.replica.name}
-            else:
+            elif not in_doubt:
                 ticket.retries += 1
                 ticket.restarts += again
             if again:
@@ -177,6 +235,10 @@ class Dispatcher:
         """Nobody waits for this input's answer any more. A launch that holds it runs on; nothing follows."""
         if ticket := self._tickets.get(ticket_id):
             self._end([ticket], Outcome.ABANDONED)
+
+    def audits(self) -> list[Audit]:
+        """The audits that have come to their end since the last call."""
+        return self._audits.done()
 
     def endings(self) -> list[Ending]:
         """What has ended since the last call."""
@@ -198,8 +260,10 @@ class Dispatcher:
             group.follow(groups[name])
         if not self._lanes or route != self.route:
             self.route, self._lanes = route, [Lane(each, self._groups) for each in route.pipelines]
+            self._audits.forget()  # they were answered under another plan
         for lane in self._lanes:
             lane.forget_gone()
+        self._audits.forget(lambda queue: queue.is_gone)
         self._nothing_to_launch = False
         # Nobody is let into a lane without a way out, unless there is no other.
         self._open = [lane for lane in self._lanes if lane.open] or self._lanes
@@ -209,6 +273,7 @@ class Dispatcher:
     def limit(self, limits: Limits) -> None:
         """Keep to these limits from now on, since other fronts have gone or come."""
         self.limits = limits
+        self._audits.limit(limits)
         for group in self._groups.values():
             group.limit(limits)
         self._nothing_to_launch = False
@@ -264,7 +329,7 @@ class Dispatcher:
     def _land(self, launch_id: int, now_s: float) -> _Flight:
         self._nothing_to_launch = False
         flight = self._flights.pop(launch_id)
-        flight.queue.launched(-flight.launch.weight)
+        flight.queue.launched(-flight.owed)
         flight.queue.owner.group.end(flight.replica, now_s)
         return flight
 

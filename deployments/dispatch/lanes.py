@@ -21,7 +21,7 @@ class Lane:
         for group in self.groups:
             group.forget_kept()
             group.transfer_s = max(stage.transfer_s for stage in route.stages if stage.group == group.name)
-        self.entry = self._queue(0, None)
+        self.entry = self.queue(0, None)
 
     @property
     def open(self) -> bool:
@@ -43,7 +43,7 @@ class Lane:
 
     def wait(self, tickets: list[Ticket], cursor: int, kept_by: str | None) -> None:
         """Let inputs wait before one block; either one replica keeps them all, or none keeps any."""
-        queue = self._queue(cursor, kept_by)
+        queue = self.queue(cursor, kept_by)
         if len(tickets) == 1:
             queue.add(tickets[0])
         else:
@@ -64,7 +64,8 @@ class Lane:
         here = {replica for group in self.groups for replica in group.members.values()}
         self.kept = {replica: queues for replica, queues in self.kept.items() if replica in here}
 
-    def _queue(self, cursor: int, kept_by: str | None) -> Queue:
+    def queue(self, cursor: int, kept_by: str | None) -> Queue:
+        """Where inputs wait before a block, if this replica keeps them."""
         stage = self.stages[self.route.number_at(cursor)]
         keeper = stage.group.members.get(kept_by) if stage.stage.local and kept_by is not None else None
         if keeper is not None:

@@ -1,7 +1,7 @@
 """What the dispatcher and its driver tell each other."""
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
 # Where orders cross sockets, it takes about this long until we hear that a replica is free and it has its next order.
@@ -16,6 +16,19 @@ class Place(NamedTuple):
 
 
 NOWHERE = Place(None, 0)
+
+
+class Row(IntEnum):
+    """What an input of a launch is. All but the plain ones stay inside at ramps that let them go.
+
+    An audited input is answered there all the same, and is a shadow of itself from then on, whose end tells whether
+    that answer was the full network's. Who asked for the full network is answered at its end.
+    """
+
+    PLAIN = 0
+    AUDITED = 1
+    SHADOW = 2
+    FULL = 3
 
 
 class Outcome(Enum):
@@ -52,6 +65,8 @@ class Limits:
     stuck_after_s: float = 1.0  # but every launch may take this long
     first_launch_s: float = 30.0  # and a replica's first this much longer: it compiles kernels and claims memory
     share: float = 1.0  # of every replica: other fronts, each with a dispatcher of its own, use the rest
+    audit_share: float = 0.0  # of the inputs that are audited
+    audit_cost: float = 0.01  # what their shadows may cost, as a share of the seconds that replicas compute
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -75,12 +90,19 @@ class Ending(NamedTuple):
     fault: Fault | None = None  # why they failed
 
 
+class Audit(NamedTuple):
+    """An input that was answered at this block has run on to the end: whether its answer was the full network's."""
+
+    block: int
+    agrees: bool
+
+
 class Launch(NamedTuple):
     """One batch for one replica: merge these places, then run the blocks `cursor..stop` with these ramps.
 
     `keep`: survivors go on on this very replica, so they should stay there. Its inputs weigh `weight` together, and
     there was `room` for so much. `length`: what an input weighs of which plans are made, and `weights` are those of
-    these inputs. None: each weighs 1.
+    these inputs. None: each weighs 1. `kinds` has a `Row` for each, shadows last; empty: all are plain.
     """
 
     id: int
@@ -96,6 +118,17 @@ class Launch(NamedTuple):
     weight: int = 0
     length: int | None = None
     weights: tuple[int, ...] = ()
+    kinds: bytes = b""
+
+    @property
+    def shadows(self) -> int:
+        """How many of its inputs have their answer already."""
+        return self.kinds.count(Row.SHADOW)
+
+    @property
+    def shadow_weight(self) -> int:
+        """What they weigh."""
+        return sum(self.weights[len(self.tickets) - self.shadows :]) if self.weights else self.shadows
 
     @property
     def size(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from deployments.dispatch.groups import Group, Replica
-from deployments.dispatch.messages import Place
+from deployments.dispatch.messages import Place, Row
 from deployments.dispatch.route import Route, Stage
 
 Costs = tuple[tuple[Group, float], ...]  # seconds of each group
@@ -20,6 +20,8 @@ class Ticket:
     ended = False
     kept_by: str | None = None  # the replica that keeps its state; None: any replica can have it
     queue: "Queue | None" = None  # where it waits; None: in a launch
+    kind = Row.PLAIN
+    told: tuple[int, object] | None = None  # of a shadow: the block where it was answered, and what
 
     def __init__(self, id: int, deadline_s: float, place: Place, weight: int = 1) -> None:
         self.id = id
@@ -81,6 +83,11 @@ class Queue:
         self._tickets: list[Ticket] = []
         self._costs, self._costs_after_launch = owner.costs(cursor)
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the replica that keeps its inputs has gone."""
+        return self.keeper is not None and self.owner.group.members.get(self.keeper.name) is not self.keeper
+
     def costs_s(self, weight: int) -> dict[Group, float]:
         """What inputs of this weight that wait here will cost each group."""
         return {group: weight * seconds for group, seconds in self._costs}
@@ -104,12 +111,12 @@ class Queue:
         self._tickets.sort(key=_DEADLINE)
         for ticket in tickets:
             ticket.queue = self
-        self._count(len(tickets), self._weight(tickets))
+        self._count(len(tickets), self.weigh(tickets))
 
     def forget(self, ticket: Ticket) -> None:
         """A ticket ended while it waited. It stays in the list until it comes up, but no longer counts."""
         ticket.queue = None
-        self._count(-1, -self._weight([ticket]))
+        self._count(-1, -self.weigh([ticket]))
 
     def first(self) -> Ticket | None:
         """The ticket with the earliest deadline."""
@@ -164,7 +171,7 @@ class Queue:
     def _gone(self, tickets: list[Ticket]) -> list[Ticket]:
         for ticket in tickets:
             ticket.queue = None
-        self._count(-len(tickets), -self._weight(tickets))
+        self._count(-len(tickets), -self.weigh(tickets))
         return tickets
 
     def _count(self, inputs: int, weight: int) -> None:
@@ -175,6 +182,6 @@ class Queue:
         for group, seconds in self._costs:
             group.owed_s += weight * seconds
 
-    def _weight(self, tickets: Sequence[Ticket]) -> int:
+    def weigh(self, tickets: Sequence[Ticket]) -> int:
         """Tickets of another plan's time may weigh tokens where none are counted now."""
         return len(tickets) if self.stage.length is None else sum([ticket.weight for ticket in tickets])

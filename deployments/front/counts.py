@@ -10,6 +10,7 @@ import numpy as np
 
 from deployments.front.answers import Answer
 from deployments.front.observed import LaunchShape, Observed, Took, latency_bin
+from profiles.agreement import Agreement, agreement_of
 
 OUTCOMES = ("answered", "refused", "failed", "abandoned")
 LATEST = 2000
@@ -70,6 +71,9 @@ class Counts:
         self.arrived_weight = self.in_time_weight = 0
         self.exit_weights: Counter[int] = Counter()
         self._latencies: Counter[int] = Counter()  # by `latency_bin`
+        # Of those that were audited, by the block they left after: how many got to the end, and who disagrees there.
+        self.audited: Counter[int] = Counter()
+        self.missed: Counter[int] = Counter()
         # Launches
         self.launches: dict[tuple[str, int], Launches] = defaultdict(Launches)  # by group and first block
         self.survivor_bytes: Counter[str] = Counter()  # that came back "by_value", or were "held" where they were
@@ -102,6 +106,11 @@ class Counts:
         self.in_time += in_time
         self.in_time_weight += weight if in_time else 0
 
+    def audit_ended(self, block: int, agrees: bool) -> None:
+        """An input that was answered after this block has run to the end, whose answer is the same or not."""
+        self.audited[block] += 1
+        self.missed[block] += not agrees
+
     def launch_began(self, group: str, block: int, inputs: int, weight: int, room: int) -> None:
         self.launches[group, block].add(Launches(1, inputs, weight, room))
 
@@ -126,7 +135,16 @@ class Counts:
             arrived_weight=self.arrived_weight,
             in_time_weight=self.in_time_weight,
             exit_weights=tuple(self.exit_weights[block] for block in range(num_blocks)),
+            audited=tuple(self.audited[block] for block in range(num_blocks)),
+            missed=tuple(self.missed[block] for block in range(num_blocks)),
         )
+
+    def agreement(self, num_blocks: int) -> Agreement | None:
+        """Of all answers since the start, as far as audits tell."""
+        left, audited, missed = (
+            [counts[block] for block in range(num_blocks)] for counts in (self.exits, self.audited, self.missed)
+        )
+        return agreement_of(left, audited, missed)
 
     def latency_ms(self) -> dict[str, float]:
         """Percentiles of the latest answers, from when a request was read to when its last input was answered."""
@@ -140,6 +158,8 @@ class Counts:
         self.outcomes.update(other.outcomes)
         self.exits.update(other.exits)
         self.exit_weights.update(other.exit_weights)
+        self.audited.update(other.audited)
+        self.missed.update(other.missed)
         self.arrived_weight += other.arrived_weight
         self.in_time_weight += other.in_time_weight
         self.survivor_bytes.update(other.survivor_bytes)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from deployments.dispatch.audits import OLDEST_S
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
 from deployments.front.answers import Answer, RefusedError, Step
@@ -82,9 +83,12 @@ class Driver:
         self._alarm: asyncio.TimerHandle | None = None
         self._wake_s = inf  # when the alarm goes off
 
-    async def answer(self, inputs: Packed, within_s: float) -> list[Answer]:
-        """The answers to all inputs of one request, in their order. All are admitted, or none."""
-        tickets = self._admit(inputs, self._clock() + within_s)
+    async def answer(self, inputs: Packed, within_s: float, full: bool = False) -> list[Answer]:
+        """The answers to all inputs of one request, in their order. All are admitted, or none.
+
+        `full`: they are those of the full network.
+        """
+        tickets = self._admit(inputs, self._clock() + within_s, full)
         waiting = [self._waiting[ticket] for ticket in tickets]
         self.pump()
         try:
@@ -109,8 +113,9 @@ class Driver:
         self._pumping = False
         now_s = self._clock()
         for launch in self.dispatcher.tick(now_s):
-            inputs, weight = len(launch.tickets), launch.weight
-            self.counts.launch_began(launch.group, launch.cursor, inputs, weight, launch.room)
+            if inputs := len(launch.tickets) - launch.shadows:
+                weight = launch.weight - launch.shadow_weight
+                self.counts.launch_began(launch.group, launch.cursor, inputs, weight, launch.room)
             flight = asyncio.get_running_loop().create_task(self._fly(launch, now_s))
             self._flights.add(flight)
             flight.add_done_callback(self._flights.discard)
@@ -127,11 +132,11 @@ class Driver:
             self._alarm.cancel()
         await self._workers.close()
 
-    def _admit(self, inputs: Packed, deadline_s: float) -> list[int]:
+    def _admit(self, inputs: Packed, deadline_s: float, full: bool) -> list[int]:
         now_s, weights = self._clock(), self.weights(inputs)
         self.counts.inputs_arrived(len(inputs), sum(weights))
         places = [Place(inputs, row) for row in range(len(inputs))]
-        tickets = self.dispatcher.admit_all(now_s, deadline_s, places, weights)
+        tickets = self.dispatcher.admit_all(now_s, deadline_s, places, weights, full)
         if isinstance(tickets, Refusal):
             raise RefusedError(503, f"refused: {tickets.reason}", retry_after_s=tickets.retry_after_s)
         loop = asyncio.get_running_loop()
@@ -192,20 +197,25 @@ class Driver:
     def _order(self, launch: Launch, now_s: float) -> Order:
         waiting = [self._waiting[ticket] for ticket in launch.tickets if ticket in self._waiting]
         left_s = max((one.deadline_s - now_s for one in waiting), default=0.0)
-        return Order(launch.stop, launch.ramps, parts_of(launch.places), launch.keep, hold_s=left_s + GRACE_S)
+        if launch.kinds:
+            left_s = max(left_s, OLDEST_S)
+        hold_s, parts = left_s + GRACE_S, parts_of(launch.places)
+        return Order(launch.stop, launch.ramps, parts, launch.keep, hold_s=hold_s, kinds=launch.kinds)
 
     def _depart(self, launch: Launch, departed: Departed, started_s: float) -> None:
         exits, now_s = departed.exits, self._clock()
         scores, rows = exits.probabilities.max(axis=1), exits.rows.tolist()
-        told = zip(rows, exits.labels.tolist(), scores.tolist(), exits.blocks.tolist(), strict=True)
-        for row, label, score, block in told:
+        labels, blocks = exits.labels.tolist(), exits.blocks.tolist()
+        for row, label, score, block in zip(rows, labels, scores.tolist(), blocks, strict=True):
             waiting = self._waiting.get(launch.tickets[row])
             if waiting and not waiting.reply.done():
                 waiting.step(launch.cursor, started_s, departed.computed_s, now_s)
                 in_time = now_s <= waiting.deadline_s
                 self.counts.input_left(block, now_s - waiting.admitted_s, in_time, waiting.weight)
                 waiting.reply.set_result(Answer(label, score, block, tuple(waiting.steps)))
-        self.dispatcher.released(launch.id, rows)
+        self.dispatcher.released(launch.id, rows, list(zip(blocks, labels, strict=True)) if launch.kinds else ())
+        for audit in self.dispatcher.audits() if launch.kinds else ():
+            self.counts.audit_ended(audit.block, audit.agrees)
 
     def _stay(self, launch: Launch, stayed: Stayed, started_s: float) -> None:
         now_s, rows = self._clock(), stayed.rows.tolist()
@@ -216,7 +226,7 @@ class Driver:
         if stayed.survivors is not None:
             self._claim(stayed.survivors)
         places = {row: Place(stayed.survivors, index) for index, row in enumerate(rows)}
-        self.dispatcher.completed(launch.id, now_s, places)
+        self.dispatcher.completed(launch.id, now_s, places, stayed.stop)
 
     def _claim(self, survivors: Packed | Held) -> None:
         """Drop held survivors when the last reference to them ends: no ticket and no launch needs them then."""

@@ -11,6 +11,7 @@ from profiles.errors import UserError
 
 DEADLINE_HEADER = "x-deadline-ms"
 STARTED = b"x-request-start"  # when a proxy of ours saw the request: t=MICROSECONDS since 1970
+FULL = b"x-full"
 TIMEOUT = "x-grpc-timeout"  # how long the client of a call waits since then, as gRPC writes it and keeps it to itself
 _MOST_WAITED_S = 60.0  # whoever says more has another clock
 LONGEST_MS = 86_400_000.0  # a day: no client waits longer, and clocks and timers have their limits
@@ -58,6 +59,17 @@ def waited_s_by(told: bytes | None, clock: Callable[[], float] = time.time) -> f
         return 0.0
     waited_s = clock() - int(told[2:]) / 1e6
     return waited_s if 0.0 < waited_s < _MOST_WAITED_S else 0.0
+
+
+def wants_full(told: bytes | None) -> bool:
+    """Whether the client wants the full network's answer.
+
+    >>> wants_full(b"1"), wants_full(b"0"), wants_full(None)
+    (True, False, False)
+    """
+    if told not in (None, b"0", b"1"):
+        raise RefusedError(400, f"X-Full is {shown(told.decode('latin-1'))}: it must be 1 (or 0, as without it)")
+    return told == b"1"
 
 
 def timeout_s_by(told: str | None) -> float | None:

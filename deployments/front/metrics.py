@@ -41,6 +41,12 @@ class _Series:
         self._survivors = metrics.Counter(
             "isobatch_survivor_bytes", "Of hidden states, by whether they came to the front.", ("way",)
         )
+        self._audits = metrics.Counter(
+            "isobatch_audits", "Inputs that ran on to the end after their answer, by what came out.", ("outcome",)
+        )
+        self._disagreement = metrics.Gauge(
+            "isobatch_disagreement", "The share of answers that are not the full network's.", ("bound",)
+        )
         self._told: defaultdict[tuple[object, ...], float] = defaultdict(float)
 
     def tell(self, driver: Driver) -> None:
@@ -63,6 +69,12 @@ class _Series:
             self._waiting.set(size, {"group": stage.group, "block": str(stage.start)})
         for bound, count in zip((*map(str, BOUNDS_MS), "+Inf"), accumulate(counts.buckets), strict=True):
             self._count(self._buckets, {"le": bound}, count)
+        missed = counts.missed.total()
+        self._count(self._audits, {"outcome": "agreed"}, counts.audited.total() - missed)
+        self._count(self._audits, {"outcome": "disagreed"}, missed)
+        if agreement := counts.agreement(driver.dispatcher.route.num_blocks):
+            for bound, share in (("low", agreement.high), ("mean", agreement.share), ("high", agreement.low)):
+                self._disagreement.set(1 - share, {"bound": bound})
         self._count(self._arrived, {}, counts.arrived_weight)
         self._count(self._sum, {}, 1e3 * counts.seconds["all"])
         self._count(self._answers, {}, counts.outcomes["answered"])

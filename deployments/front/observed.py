@@ -7,6 +7,8 @@ from itertools import zip_longest
 from math import log
 from typing import NamedTuple
 
+from profiles.agreement import Agreement, agreement_of
+
 FASTEST_S, STEP = 1e-5, 1.05  # latencies are counted in bins of 5 %
 
 
@@ -33,6 +35,7 @@ class Observed:
     `arrivals` are inputs that asked, admitted or not. `exits[k]` inputs were answered after block k; `in_time` of them
     within their deadline. `devices` are all that the plan could have now, those it uses among them. `arrived_weight`,
     `in_time_weight` and `exit_weights` are what these inputs weigh: texts their tokens, where plans count them.
+    Of those that left after block k, audits of `audited[k]` have ended, and the full network disagreed in `missed[k]`.
     """
 
     started_s: float
@@ -46,6 +49,8 @@ class Observed:
     arrived_weight: int = 0
     in_time_weight: int = 0
     exit_weights: tuple[int, ...] = ()
+    audited: tuple[int, ...] = ()
+    missed: tuple[int, ...] = ()
     texts: int = 0  # that arrived, where all that is counted above is inputs of one length (`counted_in`)
 
     @property
@@ -86,6 +91,10 @@ class Observed:
     def tokens_per_text(self) -> float | None:
         return self.arrived_weight / self.texts if self.texts else None
 
+    def agreement(self) -> Agreement | None:
+        """As far as the audits of this time tell."""
+        return agreement_of(self.exits, self.audited, self.missed) if any(self.audited) else None
+
     def quantile_s(self, share: float) -> float | None:
         """The latency that this share of the answers kept, to 5 %; None where there is no answer.
 
@@ -125,15 +134,25 @@ def merged(observations: Iterable[Observed]) -> Observed:
         parts[-1].ended_s - started_s,
         sum(part.arrivals for part in parts),
         sum(part.in_time for part in parts),
-        tuple(sum(counts) for counts in zip_longest(*(part.exits for part in parts), fillvalue=0)),
+        _sums(part.exits for part in parts),
         _launches(parts),
         next((part.devices for part in reversed(parts) if part.devices), {}),
         sum((Counter(part.latencies) for part in parts), Counter()),
         sum(part.arrived_weight for part in parts),
         sum(part.in_time_weight for part in parts),
-        tuple(sum(weights) for weights in zip_longest(*(part.exit_weights for part in parts), fillvalue=0)),
+        _sums(part.exit_weights for part in parts),
+        _sums(part.audited for part in parts),
+        _sums(part.missed for part in parts),
         sum(part.texts for part in parts),
     )
+
+
+def _sums(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """
+    >>> _sums([(1, 2), (), (3,)])
+    (4, 2)
+    """
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
 def _launches(parts: list[Observed]) -> dict[LaunchShape, Took]:
@@ -161,15 +180,19 @@ def since(now: Observed, before: Observed | None) -> Observed:
         seconds=now.ended_s - before.ended_s,
         arrivals=now.arrivals - before.arrivals,
         in_time=now.in_time - before.in_time,
-        exits=tuple(late - early for late, early in zip(now.exits, before.exits, strict=True)),
+        exits=_more(now.exits, before.exits),
         launches=_new_launches(now.launches, before.launches),
         latencies=dict(Counter(now.latencies) - Counter(before.latencies)),  # which leaves out what did not grow
         arrived_weight=now.arrived_weight - before.arrived_weight,
         in_time_weight=now.in_time_weight - before.in_time_weight,
-        exit_weights=tuple(
-            late - early for late, early in zip_longest(now.exit_weights, before.exit_weights, fillvalue=0)
-        ),
+        exit_weights=_more(now.exit_weights, before.exit_weights),
+        audited=_more(now.audited, before.audited),
+        missed=_more(now.missed, before.missed),
     )
+
+
+def _more(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(late - early for late, early in zip_longest(now, before, fillvalue=0))
 
 
 def _new_launches(now: Mapping[LaunchShape, Took], before: Mapping[LaunchShape, Took]) -> dict[LaunchShape, Took]:

@@ -14,8 +14,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from deployments.config import DEMO, VIRTUAL, AppConfig, function_at
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.bodies import Sizes
+from deployments.front.counts import together
 from deployments.front.driver import Driver
-from deployments.front.headers import STARTED, key_in, waited_s_by
+from deployments.front.headers import FULL, STARTED, key_in, waited_s_by, wants_full
 from deployments.front.in_process import in_process
 from deployments.front.learned import Crowd, Peak, Trend
 from deployments.front.messages import FrontState
@@ -24,8 +25,9 @@ from deployments.front.stats import state_of, stats_of
 from deployments.front.turnstile import Turnstile
 from deployments.replica.loading import load_front_model
 from deployments.transport.packed import Packed, pack
+from profiles.agreement import said
 from profiles.model import SplitModel, label_names, reads_text
-from profiles.promise import NOTHING, promise_in
+from profiles.promise import NOTHING, agreement_in, promise_in
 
 log = logging.getLogger(__name__)
 HAND_OVER_S = 0.002  # of an answer to the operating system, and through it to the client's side
@@ -47,6 +49,7 @@ class Visit(NamedTuple):
     work_s: float  # processor time of this process that it is expected to cost
     latest_s: float  # when it must have been read, to be answered in time
     long_s: float  # a front that lets it wait for longer than that, to be read, has too many
+    full: bool  # no input may leave at a ramp
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ class Service:
         self._model = load_front_model(config, directory)
         self.labels = label_names(self._model)
         self.promised = str(promise_in(Path(directory)) or NOTHING)
+        self._agreement = config.agreement or agreement_in(Path(directory))
         # The parts of every answer that describe the network.
         self.heading: dict[str, Any] = {"model": self.name} | ({"virtual": True} if config.backend == VIRTUAL else {})
         self._clock, self._work_clock = clock, time.thread_time
@@ -164,7 +168,8 @@ class Service:
         else:  # nobody is hurt if what was learned is right, and if it is wrong, this is how that shows
             turnstile.check(0.0, deadline_s)
         long_s = max(_LONG_WAIT_S, _LONG_SHARE * (deadline_s - arrived_s))
-        return Visit(kind, size, arrived_s, within_s, until_s, work_s, deadline_s - rest_s, long_s)
+        full = wants_full(headers.get(FULL))
+        return Visit(kind, size, arrived_s, within_s, until_s, work_s, deadline_s - rest_s, long_s, full)
 
     async def answer(self, visit: Visit, read: Callable[[], Content[Written]]) -> Written:
         """What is written of the answers to the inputs that `read` finds in the request, if there is time for all."""
@@ -185,7 +190,8 @@ class Service:
         read_s = work_clock() - began_s
         within_s = visit.within_s or content.within_s or self.config.slo_ms / 1e3
         deadline_s = min(visit.arrived_s + within_s, visit.until_s)
-        answers = await self._driver.answer(content.inputs, deadline_s - self._after_s(deadline_s) - self._clock())
+        within_s = deadline_s - self._after_s(deadline_s) - self._clock()
+        answers = await self._driver.answer(content.inputs, within_s, visit.full)
         known_s, began_s = self._clock(), work_clock()
         written = content.write(_finite(_told(answers, content.inputs)))
         now_s = self._clock()
@@ -247,7 +253,10 @@ class Service:
 
     async def stats(self) -> dict[str, Any]:
         """Since the start: requests by outcome, latencies, batches per split, inputs by the block they left after."""
-        return {"model": self.name, "plan": self._plan(), "promise": self.promised} | stats_of(await self.everywhere())
+        fronts = await self.everywhere()
+        agreement = together([each.counts for each in fronts]).agreement(self.num_blocks)
+        told = {"promise": self.promised, "agreement": said(agreement, self._agreement)}
+        return {"model": self.name, "plan": self._plan()} | told | stats_of(fronts)
 
     def encoded(self, inputs: object) -> Packed:
         """Encode the inputs. A list of texts holds many; any other list may be one input (an image, a pair) or many."""

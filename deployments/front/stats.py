@@ -34,6 +34,7 @@ def stats_of(fronts: Sequence[FrontState]) -> dict[str, Any]:
         "splits": splits,
         "exits": {str(block): counts.exits[block] for block in range(route.num_blocks)},
         "survival": survival(counts.exits, route.num_blocks),
+        "audits": _audits(counts, route.num_blocks),
         "survivor_bytes": dict(counts.survivor_bytes),
         "fronts": [asdict(each.usage) for each in fronts],
     }
@@ -49,6 +50,13 @@ def _tokens(counts: Counts, route: Route) -> dict[str, Any]:
         "answered": counts.exit_weights.total(),
         "survival": survival(counts.exit_weights, route.num_blocks),
     }
+
+
+def _audits(counts: Counts, num_blocks: int) -> dict[str, Any]:
+    """How many ended, how many disagreed, and what share of all answers agrees, as far as they tell."""
+    agreement = counts.agreement(num_blocks)
+    told = {"ended": counts.audited.total(), "disagreed": counts.missed.total()}
+    return told | {"agreement": None if agreement is None else {**asdict(agreement)}}
 
 
 def _split(stage: Stage, counts: Counts, fronts: Sequence[FrontState]) -> dict[str, Any]:

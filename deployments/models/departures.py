@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.exits import Decision
-from profiles.model import Exits
+from profiles.model import NOBODY, Exits
 
 _INSIDE = -1.0
 
@@ -16,10 +16,14 @@ Copied = Callable[[], NDArray[np.float32]]  # waits for a copy that has begun
 
 
 class Departures:
-    """One row an input: the block it left at (or `_INSIDE`), then the logits it answers with."""
+    """One row an input: the block it left at (or `_INSIDE`), then the logits it answers with.
 
-    def __init__(self, memory: Tensor, num_labels: int) -> None:
+    Inputs at the positions `kept` stay inside, whatever is noted of them; what was noted last counts.
+    """
+
+    def __init__(self, memory: Tensor, num_labels: int, kept: NDArray[np.int64] = NOBODY) -> None:
         self.memory = memory
+        self._kept = kept
         self._ledger = torch.full((len(memory), 1 + num_labels), _INSIDE, device=memory.device)
         self._anyone_may_have_left = False
 
@@ -40,11 +44,16 @@ class Departures:
             return self._exits(np.empty((0, self._ledger.shape[1]), np.float32), nobody), everybody
         ledger = to_host(self._ledger)()
         inside = ledger[:, 0] == _INSIDE
-        return self._exits(ledger, np.flatnonzero(~inside)), np.flatnonzero(inside)
+        exits = self._exits(ledger, np.flatnonzero(~inside))
+        inside[self._kept] = True
+        return exits, np.flatnonzero(inside)
 
     def _leave(self, block: int, answer: Tensor, leaves: Tensor) -> None:
         departure = torch.cat((torch.full_like(answer[:, :1], block), answer), dim=1)
-        leaves_now = (leaves & (self._ledger[:, 0] == _INSIDE)).unsqueeze(1)
+        inside = self._ledger[:, 0] == _INSIDE
+        if len(self._kept):
+            inside[torch.from_numpy(self._kept).to(inside.device)] = True
+        leaves_now = (leaves & inside).unsqueeze(1)
         self._ledger = torch.where(leaves_now, departure, self._ledger)
         self._anyone_may_have_left = True
 

@@ -19,7 +19,7 @@ from deployments.models.ramps import Ramps
 from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
 from deployments.models.spans import MaskOf, Spans, spans_of
 from deployments.models.streams import finish
-from profiles.model import Array, Batch, Launched
+from profiles.model import NOBODY, Array, Batch, Launched
 
 
 class TorchModel:
@@ -97,10 +97,12 @@ class TorchModel:
         return batches.select(batch, rows)
 
     @torch.inference_mode()
-    def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+    def run(
+        self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY
+    ) -> Launched:  # fmt: skip
         self._check(batch, stop, ramps)
         arrays, spans = self._enter(batch)
-        departures = Departures(self._on_device(batch.memory), self.num_labels)
+        departures = Departures(self._on_device(batch.memory), self.num_labels, kept)
         observed = sorted(block for block in self.ramps.observed(ramps) if batch.cursor <= block < stop)
         passed = self.through(Stretch(batch.cursor, stop, tuple(observed)), arrays, spans)
         for block, logits in passed.ramps.items():
@@ -172,10 +174,10 @@ class TorchModel:
 
     def _settle(self, batch: Batch, stop: int, hidden: Tensor | None, departures: Departures) -> Launched:
         exits, staying = departures.settle()
-        if len(staying) == 0:
+        if hidden is None or len(staying) == 0:
             return Launched(exits, None)
         after = replace(batch, cursor=stop, arrays={"hidden": hidden}, memory=departures.memory)
-        survivors = after if len(exits) == 0 else batches.select(after, staying)
+        survivors = after if len(staying) == len(batch) else batches.select(after, staying)
         finish(self.device)
         return Launched(exits, survivors)
 

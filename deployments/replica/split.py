@@ -1,15 +1,19 @@
 """Runs an order on a replica: a batch goes from its cursor to the stop, and inputs leave on the way."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from deployments.dispatch.messages import Row
 from deployments.dispatch.route import stops
 from deployments.transport.holdings import Held, Holdings, Share, State
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import Integers, Packed, pack, take, unpack
-from profiles.model import Batch, Exits, SplitModel
+from profiles.model import Batch, Exits, Launched, SplitModel
+
+Kinds = NDArray[np.uint8]
 
 
 class SplitReplica:
@@ -23,21 +27,47 @@ class SplitReplica:
         self.holdings = Holdings() if holdings is None else holdings
 
     def run(self, order: Order) -> Iterator[Departed | Stayed]:
-        """Yield the inputs that leave at each active ramp as soon as they are known, and finally those that stay."""
+        """Yield the inputs that leave at each active ramp as soon as they are known, and finally those that stay.
+
+        When only shadows of its inputs are left, the launch ends, as it would without them.
+        """
         started_s = time.perf_counter()
         ahead = self._joined(order.parts)
-        rows = np.arange(len(ahead))
+        rows, kinds = np.arange(len(ahead)), _kinds(order, len(ahead))
+        begun = frozenset(kinds.tolist())
         for stop in stops(ahead.cursor, order.stop, order.ramps):
-            launched = self._model.run(ahead, stop, order.ramps)
-            if len(left := launched.exits):
+            if Row.SHADOW not in begun and len(rows) and (kinds[rows] == Row.SHADOW).all():
+                break
+            launched = self._run(ahead, stop, order.ramps, np.flatnonzero(kinds[rows]))
+            left = launched.exits
+            if len(left):
                 exits = Exits(rows[left.rows], left.blocks, left.logits)
-                rows = _without(rows, left.rows)
-                yield Departed(exits, time.perf_counter() - started_s)
+                told, gone = self._told(exits, kinds, at_end=stop == self._model.num_blocks)
+                rows = _without(rows, np.searchsorted(rows, gone))
+                if len(told):
+                    yield Departed(told, time.perf_counter() - started_s)
             if launched.survivors is None:
                 break
             ahead = launched.survivors
         staying = self._staying(ahead, order) if len(rows) else None
-        yield Stayed(staying, rows, time.perf_counter() - started_s)
+        stopped = ahead.cursor if len(rows) and ahead.cursor != order.stop else None
+        yield Stayed(staying, rows, time.perf_counter() - started_s, stopped)
+
+    def _run(self, batch: Batch, stop: int, ramps: Collection[int], kept: Integers) -> Launched:
+        """Ask a network to keep inputs only where there are some: one that cannot need not know of it."""
+        if len(kept):
+            return self._model.run(batch, stop, ramps, kept)
+        return self._model.run(batch, stop, ramps)
+
+    @staticmethod
+    def _told(exits: Exits, kinds: Kinds, at_end: bool) -> tuple[Exits, Integers]:
+        """The exits that the front hears of, and the rows that go. An input that is audited is a shadow from now on."""
+        found = kinds[exits.rows]
+        if at_end or not found.any():
+            return exits, exits.rows
+        heard = (found == Row.PLAIN) | (found == Row.AUDITED)
+        kinds[exits.rows[found == Row.AUDITED]] = Row.SHADOW
+        return Exits(exits.rows[heard], exits.blocks[heard], exits.logits[heard]), exits.rows[found == Row.PLAIN]
 
     def _joined(self, parts: Sequence[Packed | Share]) -> Batch:
         """One batch of all parts, in order."""
@@ -55,6 +85,10 @@ class SplitReplica:
             return self.holdings.hold(survivors, order.hold_s)
         packed = pack(survivors)
         return packed if packed.size_bytes <= order.by_value_bytes else self.holdings.hold(packed, order.hold_s)
+
+
+def _kinds(order: Order, size: int) -> Kinds:
+    return np.frombuffer(order.kinds or bytes(size), np.uint8).copy()
 
 
 def _without(rows: Integers, gone: Integers) -> Integers:

@@ -15,7 +15,7 @@ from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
 from profiles.lengths import AROUND
-from profiles.model import Batch, Exits, Launched
+from profiles.model import NOBODY, Batch, Exits, Launched
 
 Blocks = NDArray[np.int64]
 # Tests set this to a folder, in which a file that is named after a process holds its slowdown.
@@ -86,23 +86,26 @@ class VirtualModel:
         lengths = np.array([_tokens(each, self._length) for each in inputs], np.int64)
         return _batch(0, np.repeat(sure_after, lengths), None, lengths)
 
-    def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+    def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: Blocks = NOBODY) -> Launched:
         """Sleep for the table's time. Where a sleep was too long, the next is shorter, so that the sum is right."""
         ends_s = (
             self._clock() + self._slower() * self.seconds(batch.cursor, stop, self._size(batch), ramps) - self._late_s
         )
-        launched = self._launched(batch, stop, ramps)
+        launched = self._launched(batch, stop, ramps, kept)
         self._sleep(max(0.0, ends_s - self._clock()))
         self._late_s = max(0.0, self._clock() - ends_s)
         return launched
 
-    def _launched(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+    def _launched(self, batch: Batch, stop: int, ramps: Collection[int], kept: Blocks) -> Launched:
         ways_out, after = self._ways_out(batch.cursor, stop, frozenset(ramps))
         sure_after = batch.arrays["sure_after"]
         if batch.lengths is not None:
             sure_after = sure_after[np.cumsum(batch.lengths) - batch.lengths]
         left_at = after[np.searchsorted(ways_out, sure_after)]
-        leaving, staying = np.flatnonzero(left_at >= 0), np.flatnonzero(left_at < 0)
+        leaving, stays = np.flatnonzero(left_at >= 0), left_at < 0
+        if stop < self.num_blocks:
+            stays[kept] = True
+        staying = np.flatnonzero(stays)
         logits = np.zeros((len(leaving), self.num_labels), np.float32)
         exits = Exits(leaving, left_at[leaving], logits)
         return Launched(exits, self._survivors(batch, stop, staying) if len(staying) else None)

@@ -18,6 +18,8 @@ class Order:
 
     `ramps` are the active ramps of the whole network. Survivors stay on the device if they are to be kept, or in the
     replica's host memory if they are too large to come back by value; they are held for `hold_s` at most.
+
+    `kinds` has a `Row` for each input; empty: all are plain.
     """
 
     stop: int
@@ -26,6 +28,7 @@ class Order:
     keep: bool = False
     by_value_bytes: int = sys.maxsize
     hold_s: float = 60.0
+    kinds: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,15 @@ class Departed:
 
 @dataclass(frozen=True)
 class Stayed:
-    """The end of a launch: the inputs still inside (None: there are none), and their rows in the order's batch."""
+    """The end of a launch: the inputs still inside (None: there are none), and their rows in the order's batch.
+
+    They stand before block `stop`; None: where the order said.
+    """
 
     survivors: Packed | Held | None
     rows: Integers
     computed_s: float
+    stop: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ class OrderForm(Message, frozen=True):
     keep: bool
     by_value_bytes: int
     hold_s: float
+    kinds: bytes
 
 
 class DepartedForm(Message, frozen=True):
@@ -95,6 +103,7 @@ class StayedForm(Message, frozen=True):
     survivors: PackedForm | Held | None
     rows: list[int]
     computed_s: float
+    stop: int | None
 
 
 class FailedForm(Message, frozen=True):
@@ -112,7 +121,9 @@ def message_of_order(number: int, order: Order) -> tuple[OrderForm, Iterable[mem
         ShareForm(part.held, part.rows.tolist()) if isinstance(part, Share) else PackedForm.of(part)
         for part in order.parts
     )
-    form = OrderForm(number, order.stop, order.ramps, parts, order.keep, order.by_value_bytes, order.hold_s)
+    form = OrderForm(
+        number, order.stop, order.ramps, parts, order.keep, order.by_value_bytes, order.hold_s, order.kinds
+    )
     return form, buffers(order.parts)
 
 
@@ -122,7 +133,7 @@ def order_of(form: OrderForm) -> Order:
         Share(part.held, _integers(part.rows)) if isinstance(part, ShareForm) else part.allocate()
         for part in form.parts
     )
-    return Order(form.stop, form.ramps, parts, form.keep, form.by_value_bytes, form.hold_s)
+    return Order(form.stop, form.ramps, parts, form.keep, form.by_value_bytes, form.hold_s, form.kinds)
 
 
 def message_of_reply(number: int, reply: Reply) -> tuple[ReplyForm, Iterable[memoryview]]:
@@ -131,9 +142,9 @@ def message_of_reply(number: int, reply: Reply) -> tuple[ReplyForm, Iterable[mem
             rows, blocks = exits.rows.tolist(), exits.blocks.tolist()
             form = DepartedForm(number, rows, blocks, ArrayForm.of(exits.logits), computed_s)
             return form, bytes_of(exits.logits)
-        case Stayed(survivors, rows, computed_s):
+        case Stayed(survivors, rows, computed_s, stop):
             staying = PackedForm.of(survivors) if isinstance(survivors, Packed) else survivors
-            return StayedForm(number, staying, rows.tolist(), computed_s), buffers([survivors])
+            return StayedForm(number, staying, rows.tolist(), computed_s, stop), buffers([survivors])
         case Failed(reason, is_loss):
             return FailedForm(number, reason, is_loss), ()
 
@@ -144,9 +155,9 @@ def reply_of(form: ReplyForm) -> tuple[Reply, Iterable[memoryview]]:
         case DepartedForm(_, rows, blocks, logits, computed_s):
             exits = Exits(_integers(rows), _integers(blocks), logits.allocate())
             return Departed(exits, computed_s), bytes_of(exits.logits)
-        case StayedForm(_, staying, rows, computed_s):
+        case StayedForm(_, staying, rows, computed_s, stop):
             survivors = staying.allocate() if isinstance(staying, PackedForm) else staying
-            return Stayed(survivors, _integers(rows), computed_s), buffers([survivors])
+            return Stayed(survivors, _integers(rows), computed_s, stop), buffers([survivors])
         case FailedForm(_, reason, is_loss):
             return Failed(reason, is_loss), ()
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
+from random import Random
 
 from deployments.dispatch.dispatcher import Dispatcher, Limits
-from deployments.dispatch.messages import Fault, Launch, Outcome, Place, Refusal
+from deployments.dispatch.messages import Audit, Fault, Launch, Outcome, Place, Refusal, Row
 from deployments.dispatch.route import Route, Stage
 
 
@@ -32,7 +33,8 @@ class World:
     loses: Callable[[Launch], bool] = lambda launch: False  # of failed launches: survivors are lost, too
 
     def __post_init__(self) -> None:
-        self.dispatcher = Dispatcher(self.route, self.groups, self.limits)
+        self.dispatcher = Dispatcher(self.route, self.groups, self.limits, Random(0).random)
+        self.audits: list[Audit] = []
         self.now_s = 0.0
         self.depths: dict[int, int] = {}
         self.deadlines: dict[int, float] = {}
@@ -93,6 +95,10 @@ class World:
             del self.running[gone]
         self.dispatcher.reroute(route, groups)
 
+    def says(self, launch: Launch, row: int) -> bool:
+        """The label of an input at a ramp, and at the end: another one for each third input."""
+        return launch.stop < self.route.num_blocks and launch.tickets[row] % 3 == 0
+
     def stage_of(self, launch: Launch) -> Stage:
         stages = [stage for lane in self.dispatcher.route.pipelines for stage in lane.stages]
         return next(each for each in stages if each.group == launch.group and each.start <= launch.cursor < each.stop)
@@ -103,6 +109,10 @@ class World:
     def _check(self, launch: Launch) -> None:
         """Check what must hold for every launch in any circumstances."""
         stage = self.stage_of(launch)
+        asking = launch.tickets[: len(launch.tickets) - launch.shadows]
+        assert all(
+            self.outcomes.get(ticket, Outcome.ANSWERED) is Outcome.ANSWERED for ticket in launch.tickets[len(asking) :]
+        )
         weights = [self.weights[ticket] if stage.length else 1 for ticket in launch.tickets]
         assert launch.weight == sum(weights)
         assert launch.room == stage.room
@@ -111,10 +121,10 @@ class World:
         assert launch.stop == stage.stop
         assert launch.replica in self.groups[stage.group]
         assert len(set(launch.tickets)) == len(launch.tickets)
-        deadlines = [self.deadlines[ticket] for ticket in launch.tickets]
+        deadlines = [self.deadlines[ticket] for ticket in asking]
         assert deadlines == sorted(deadlines)
         assert all(deadline >= self.now_s for deadline in deadlines)
-        assert not set(launch.tickets) & set(self.outcomes), "an input that has ended was launched"
+        assert not set(asking) & set(self.outcomes), "an input that has ended was launched"
         for ticket, place in zip(launch.tickets, launch.places, strict=True):
             self._check_place(launch, stage, ticket, place)
         self.running[launch.replica].add(launch.id)
@@ -149,10 +159,16 @@ class World:
             self.dispatcher.failed(launch.id, self.now_s, "the replica broke", fault, lost=gone or self.loses(launch))
             return
         holder = launch.replica if launch.keep else None
+        last, kinds = launch.stop == self.route.num_blocks, launch.kinds or bytes(len(launch.tickets))
+        leaves = [last or self.depths[ticket] <= launch.stop for ticket in launch.tickets]
+        if launch.kinds:
+            told = [row for row, leaving in enumerate(leaves) if last or (leaving and kinds[row] <= Row.AUDITED)]
+            self.dispatcher.released(launch.id, told, [(launch.stop - 1, self.says(launch, row)) for row in told])
+            self.audits += self.dispatcher.audits()
         survivors = {
             row: Place(("survivor", ticket, launch.stop, holder), row)
             for row, ticket in enumerate(launch.tickets)
-            if self.depths[ticket] > launch.stop
+            if not leaves[row] or (kinds[row] and not last)
         }
         self.places |= {launch.tickets[row]: place for row, place in survivors.items()}
         self.dispatcher.completed(launch.id, self.now_s, survivors)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.errors import UserError
-from profiles.model import Batch, Exits, Launched
+from profiles.model import NOBODY, Batch, Exits, Launched
 
 BLOCKS = 4
 RAMPS = (0, 2)
@@ -40,7 +40,9 @@ class Toy:
         pairs = np.array(inputs)
         return Batch(0, {"block": pairs[:, 0], "label": pairs[:, 1]}, np.zeros(len(pairs)))
 
-    def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+    def run(
+        self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY
+    ) -> Launched:  # fmt: skip
         self.sizes.append(len(batch))
         time.sleep(self.pause_s * (stop - batch.cursor))
         if (batch.arrays["label"] < 0).any():
@@ -48,7 +50,9 @@ class Toy:
         last = stop - 1
         leaves = (batch.arrays["block"] <= last) if last in ramps else np.zeros(len(batch), bool)
         leaves = np.ones(len(batch), bool) if stop == BLOCKS else leaves
-        rows, stay = np.flatnonzero(leaves), np.flatnonzero(~leaves)
+        stays = ~leaves
+        stays[kept] = stop < BLOCKS
+        rows, stay = np.flatnonzero(leaves), np.flatnonzero(stays)
         logits = 3 * np.eye(self.num_labels, dtype=np.float32)[batch.arrays["label"][rows]]
         logits[batch.arrays["block"][rows] == OVERFLOWS] = np.nan
         ahead = self.select(batch, stay) if len(stay) else None

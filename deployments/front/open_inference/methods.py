@@ -55,7 +55,9 @@ async def _metadata(service: Service, request: Any, call: Call) -> dict[str, Any
 
 async def _configuration(service: Service, request: Any, call: Call) -> dict[str, Any]:
     check(service, request.name, request.version)
-    return {"config": protocol.configuration(service)}
+    told = protocol.configuration(service)
+    named = [{"key": key, "value": value} for key, value in told["parameters"].items()]
+    return {"config": told | {"parameters": named}}
 
 
 async def _statistics(service: Service, request: Any, call: Call) -> dict[str, Any]:

@@ -34,13 +34,14 @@ def metadata(service: Service) -> dict[str, Any]:
 
 
 def configuration(service: Service) -> dict[str, Any]:
-    """As much of Triton's as its tools ask for: that requests may carry several inputs."""
+    """As much of Triton's as its tools ask for: that requests may carry several inputs. And what exits promise."""
     return {
         "name": service.name,
         "platform": "isobatch",
         "max_batch_size": service.config.max_inputs,
         "input": [{"name": "inputs"}],
         "output": [{"name": name} for name in _outputs(service)],
+        "parameters": {"promise": {"string_value": service.promised}},
     }
 
 

@@ -22,6 +22,7 @@ from deployments.front.bodies import LONGEST_NAME, MOST_NAMED, READ_WITHIN_S
 from deployments.front.grpc_proxy import GrpcProxy
 from deployments.front.headers import (
     DEADLINE_HEADER,
+    FULL,
     NO_KEY,
     STARTED,
     TIMEOUT,
@@ -149,13 +150,13 @@ def _call(context: Any) -> Call:
     metadata, left_s = dict(context.invocation_metadata() or ()), context.time_remaining()
     timeout_s = timeout_s_by(metadata.get(TIMEOUT))
     if left_s is not None and timeout_s is not None:
-        left_s = min(left_s, timeout_s - waited_s_by(_started(metadata).get(STARTED)))
+        left_s = min(left_s, timeout_s - waited_s_by(_as_headers(metadata).get(STARTED)))
     return Call(metadata, left_s)
 
 
-def _started(metadata: Mapping[str, Any]) -> dict[bytes, bytes]:
-    started = metadata.get(STARTED.decode())
-    return {STARTED: started.encode()} if started else {}
+def _as_headers(metadata: Mapping[str, Any]) -> dict[bytes, bytes]:
+    """What a request would say of itself over HTTP."""
+    return {name: told.encode() for name in (STARTED, FULL) if (told := metadata.get(name.decode()))}
 
 
 def _decoded(name: str, sent: bytes, most_fields: int) -> Any:
@@ -220,7 +221,7 @@ async def _first(requests: AsyncIterator[bytes]) -> bytes:
 def _visit(service: Service, size: int, call: Call) -> Visit:
     """What the metadata say of its deadline counts from when it came; what gRPC itself says, from now."""
     within_s = deadline_s(call.metadata.get(DEADLINE_HEADER))
-    return service.visit("grpc", size, _started(call.metadata), within_s, call.left_s)
+    return service.visit("grpc", size, _as_headers(call.metadata), within_s, call.left_s)
 
 
 def _most_fields(service: Service) -> int:

@@ -85,7 +85,8 @@ def arrivals(least_slack_s: float, most_slack_s: float) -> st.SearchStrategy[lis
 @st.composite
 def limits(draw: st.DrawFn) -> Limits:
     backlog, ahead, early_s = draw(st.integers(1, 50)), draw(st.integers(0, 2)), draw(st.floats(0, 0.02))
-    return Limits(backlog, ahead=ahead, early_s=early_s, probe_every_s=0.1)
+    audits = draw(st.sampled_from([0.0, 0.3, 1.0])), draw(st.sampled_from([0.0, 0.2]))
+    return Limits(backlog, ahead=ahead, early_s=early_s, probe_every_s=0.1, audit_share=audits[0], audit_cost=audits[1])
 
 
 @st.composite
@@ -128,7 +129,8 @@ def test_whoever_has_time_is_answered_though_plans_and_replicas_change(
     """Nobody starves: with a minute for each, all are answered, however few replicas are left."""
     patient = [Input(each.at_s, each.depth, 60.0) for each in schedule.inputs]
     leaves = dict(zip("abc", leaves_s, strict=True))
-    same = replace(schedule, inputs=patient, leaves=leaves, abandons={}, limits=Limits(retries=1000), slow={})
+    limits = Limits(retries=1000, audit_share=schedule.limits.audit_share, audit_cost=schedule.limits.audit_cost)
+    same = replace(schedule, inputs=patient, leaves=leaves, abandons={}, limits=limits, slow={})
     world = same.play()
     assert set(world.outcomes.values()) == {Outcome.ANSWERED}
     assert not world.refusals

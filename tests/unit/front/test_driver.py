@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deployments.dispatch.dispatcher import Dispatcher
@@ -17,7 +19,7 @@ from deployments.replica.local_workers import LocalWorkers
 from deployments.replica.split import SplitReplica
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import Packed, pack, unpack
-from profiles.model import Batch
+from profiles.model import Batch, Exits, Launched
 from tests.helpers.toy_model import RAMPS, Toy, left_at
 
 REPLICAS = {"front": ["f0", "f1"], "back": ["b0"]}
@@ -299,3 +301,43 @@ def test_a_launch_that_hangs_is_tried_elsewhere_and_its_replica_is_suspected() -
         assert hanging[0].suspected == ["f0"]
 
     play(scene, limits=Limits(stuck_after_s=0.3, first_launch_s=0.0), workers=workers)
+
+
+class Fickle(Toy):
+    """In full it says another label than at a ramp."""
+
+    def run(self, batch: Batch, stop: int, ramps: Any, kept: Any = ()) -> Launched:
+        launched = super().run(batch, stop, ramps, kept)
+        if stop < self.num_blocks:
+            return launched
+        exits = launched.exits
+        return Launched(Exits(exits.rows, exits.blocks, np.roll(exits.logits, 1, axis=1)), None)
+
+
+@pytest.mark.parametrize(("toy", "missed"), [(Toy, 0), (Fickle, 20)])
+def test_audits_tell_whether_the_full_network_agrees_and_change_no_answer(toy: type[Toy], missed: int) -> None:
+    async def scene() -> Counter[int]:
+        threads = LocalWorkers({name: SplitReplica(toy()) for names in REPLICAS.values() for name in names})
+        limits = Limits(audit_share=1.0, audit_cost=0.5)
+        driver = Driver(Dispatcher(all_ramps(route()), REPLICAS, limits), threads, time.perf_counter)
+        pairs = [[block, label] for block in range(3) for label in range(10)]
+        answers = await driver.answer(pack(toy().encode(pairs)), 5.0)
+        assert [(each.label, each.exit_block) for each in answers] == [
+            (label, left_at(block, RAMPS)) for block, label in pairs
+        ]
+        while driver.counts.audited.total() < 30:  # inputs that run to the end take the shadows along
+            await driver.answer(pack(toy().encode([[3, 1]])), 5.0)
+        await driver.close()
+        assert driver.counts.exits[2] == 20, "a shadow is not answered again"
+        return driver.counts.missed
+
+    told = asyncio.run(scene())
+    assert (told[0], told[2]) == ((missed // 2, missed))
+
+
+def test_who_asks_for_the_full_network_has_its_answer() -> None:
+    async def scene(rig: Rig) -> None:
+        (answer,) = await rig.driver.answer(pack(Toy().encode([[0, 7]])), 5.0, full=True)
+        assert (answer.label, answer.exit_block) == (7, 3)
+
+    play(scene)

@@ -122,7 +122,10 @@ def test_health_metadata_configuration_and_statistics() -> None:
         assert "statistics" in (await client.ask("ServerMetadata")).extensions
         about = await client.ask("ModelMetadata", name="toy", version="1")
         assert ([each.name for each in about.inputs], list(about.versions)) == (["inputs"], ["1"])
-        assert (await client.ask("ModelConfig", name="toy")).config.max_batch_size == 256
+        config = (await client.ask("ModelConfig", name="toy")).config
+        assert config.max_batch_size == 256
+        (promise,) = config.parameters
+        assert (promise.key, promise.value.string_value) == ("promise", "nothing is promised of what exits lose")
         await client.ask("ModelInfer", **pairs())
         (statistics,) = (await client.ask("ModelStatistics")).model_stats
         assert (statistics.inference_count, statistics.execution_count) == (2, 1)

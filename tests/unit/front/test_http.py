@@ -31,6 +31,20 @@ def test_a_list_is_answered_in_order(client: TestClient) -> None:
     assert all(output["queued_ms"] >= 0 and output["computed_ms"] >= 0 for output in outputs)
 
 
+def test_who_asks_for_the_full_network_leaves_at_no_ramp(client: TestClient) -> None:
+    def left(told: str) -> int:
+        reply = client.post("/predict", json={"inputs": [0, 3]}, headers={"X-Full": told})
+        assert reply.status_code == 200, reply.text
+        return int(reply.json()["outputs"][0]["exit_block"])
+
+    assert (left("1"), left("0")) == (3, 0)
+    refused = client.post("/predict", json={"inputs": [0, 3]}, headers={"X-Full": "yes"})
+    assert (refused.status_code, refused.json()["error"]) == (
+        400,
+        "X-Full is 'yes': it must be 1 (or 0, as without it)",
+    )
+
+
 def test_one_input_that_is_a_list_itself_is_one_input(client: TestClient) -> None:
     assert len(client.post("/predict", json={"inputs": [0, 3]}).json()["outputs"]) == 1
 

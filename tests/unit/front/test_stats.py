@@ -48,6 +48,15 @@ def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:
     assert slow.counts.exits.total() == 10, "what a front counts stays its own"
 
 
+def test_what_audits_tell_is_of_all_fronts_together() -> None:
+    one, other = front([0] * 100, [0.1] * 100), front([3] * 300, [0.1] * 300)
+    for number in range(100):
+        one.counts.audit_ended(0, agrees=number % 4 > 0)
+    told = stats_of([one, other])["audits"]
+    assert (told["ended"], told["disagreed"], told["agreement"]["audits"]) == (100, 25, 100)
+    assert told["agreement"]["share"] == 1 - 0.25 * 0.25, "a quarter of the answers were early, a quarter of them wrong"
+
+
 def test_the_service_tells_of_all_fronts_and_misses_what_any_of_them_misses() -> None:
     other = front([1], [0.5], back=0)
 

@@ -120,6 +120,25 @@ def run_with_exits(
     return blocks, logits
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_who_is_kept_is_told_its_exit_and_goes_on_as_if_there_were_no_ramp(name: str, policy: str) -> None:
+    model = network(name, policy, [POLICIES[policy]])
+    batch = model.merge([with_memory(each, model) for each in random_inputs(name, count=12, seed=3)])
+    kept, (first, *_) = np.arange(0, 12, 2), model.ramp_blocks
+    plain, closed = (model.run(batch, first + 1, ramps) for ramps in ([first], []))
+    launched = model.run(batch, first + 1, [first], kept)
+    assert launched.exits.rows.tolist() == plain.exits.rows.tolist()
+    assert np.array_equal(launched.exits.logits, plain.exits.logits)
+    assert launched.survivors
+    assert closed.survivors
+    inside = sorted({*range(12)} - set(plain.exits.rows.tolist()) | set(kept.tolist()))
+    ended = model.run(launched.survivors, model.num_blocks, [], np.arange(len(inside)))
+    assert ended.survivors is None
+    wanted = model.run(model.select(closed.survivors, np.array(inside)), model.num_blocks, []).exits.logits
+    assert np.array_equal(ended.exits.logits, wanted)
+
+
 @pytest.mark.parametrize("policy", ["patience", "voting"])
 def test_switching_a_ramp_off_changes_nothing_at_the_others(policy: str) -> None:
     model = network("distilbert", policy, [2])

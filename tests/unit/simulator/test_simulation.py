@@ -144,3 +144,12 @@ def test_lengths_come_from_a_file_or_from_the_profile(tmp_path: Path) -> None:
 def test_lengths_for_a_plan_that_counts_inputs_are_refused(config: AppConfig, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the plan counts inputs, not tokens"):
         run(world_of(config, Troubles()), Workload(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
+
+
+def test_audits_run_as_they_are_served_and_change_no_answer_where_they_cost_nothing(config: AppConfig) -> None:
+    load, here = Workload(rate_per_s=200.0, seconds=20.0), world_of(config, Troubles())
+    report = run(here, load)
+    assert sum(report.tally.audited) == pytest.approx(0.02 * 0.5 * report.arrived, rel=0.4)
+    free = replace(here, limits=replace(here.limits, audit_cost=0.0))
+    without = run(replace(here, limits=replace(here.limits, audit_share=0.0)), load)
+    assert run(free, load).good == without.good == report.good

@@ -1,0 +1,131 @@
+"""Audited inputs run on to the end as shadows, and nobody else notices."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Audit, Fault, Launch, Limits, Outcome, Place, Row
+from deployments.dispatch.route import Route, Stage
+from tests.helpers.dispatcher_world import Input, World, linear
+from tests.unit.dispatch.test_schedules import BLOCKS, Layout, arrivals, layouts
+
+AUDITED = Limits(audit_share=0.5, audit_cost=0.0)
+
+
+def flat(stage: Stage) -> Stage:
+    return replace(stage, launch_s=(stage.launch_s[-1],) * stage.batch)
+
+
+def flattened(layout: Layout) -> Layout:
+    one, *others = [Route(tuple(map(flat, route.stages))) for route in layout.route.pipelines]
+    return Layout(Route(one.stages, beside=tuple(others)), layout.groups)
+
+
+def played(layout: Layout, inputs: list[Input], limits: Limits) -> World:
+    world = World(layout.route, layout.groups, limits)
+    world.arrive(*inputs)
+    world.run()
+    return world
+
+
+def asked(launches: list[Launch]) -> list[tuple[object, ...]]:
+    """The launches as they are without shadows."""
+    return [
+        (each.id, each.replica, each.cursor, each.stop, each.tickets[: len(each.tickets) - each.shadows])
+        for each in launches
+    ]
+
+
+@settings(deadline=None, max_examples=80)
+@given(layouts(), arrivals(0.0, 0.5), st.integers(0, 2), st.floats(0, 0.02))
+def test_where_shadows_cost_nothing_the_same_launches_are_made_at_the_same_times(
+    layout: Layout, inputs: list[Input], ahead: int, early_s: float
+) -> None:
+    layout, limits = flattened(layout), replace(AUDITED, ahead=ahead, early_s=early_s)
+    with_audits, without = played(layout, inputs, limits), played(layout, inputs, replace(limits, audit_share=0.0))
+    assert asked(with_audits.launches) == asked(without.launches)
+    assert with_audits.outcomes == without.outcomes
+    assert with_audits.ended_s == without.ended_s
+
+
+@settings(deadline=None, max_examples=80)
+@given(layouts(), arrivals(0.0, 0.5), st.sampled_from([0.0, 0.01, 0.1, 0.5]))
+def test_shadows_cost_what_they_may_and_one_launch_more(layout: Layout, inputs: list[Input], cost: float) -> None:
+    world = played(layout, inputs, Limits(audit_share=1.0, audit_cost=cost))
+    asking_s = shadows_s = longest_s = 0.0
+    for launch in world.launches:
+        stage = world.stage_of(launch)
+        own = launch.weight - launch.shadow_weight
+        own_s = stage.seconds(own) if own else 0.0
+        asking_s, shadows_s = asking_s + own_s, shadows_s + stage.seconds(launch.weight) - own_s
+        longest_s = max(longest_s, stage.seconds(launch.weight))
+    assert shadows_s <= cost * asking_s + longest_s + 1e-9
+
+
+def test_an_audit_tells_where_its_input_left_and_whether_the_full_network_agrees() -> None:
+    route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
+    world = World(route, {"a": ["a0"], "b": ["b0"]}, replace(AUDITED, audit_share=1.0))
+    world.arrive(*(Input(0.0, depth, 1.0) for depth in (2, 3, BLOCKS)))
+    world.run()
+    assert sorted(world.audits) == [Audit(3, False), Audit(3, True)]
+    assert world.ended_s[1] < world.ended_s[2]
+    assert world.launches[-1].kinds == bytes([Row.AUDITED, Row.SHADOW, Row.SHADOW])
+
+
+def test_who_asks_for_the_full_network_leaves_at_no_ramp() -> None:
+    route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
+    dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, AUDITED, lambda: 0.0)
+    dispatcher.admit_all(0.0, 1.0, [Place("x", 0)], full=True)
+    (launch,) = dispatcher.tick(0.0)
+    assert launch.kinds == bytes([Row.FULL])
+    dispatcher.completed(launch.id, 0.1, {0: Place("y", 0)})
+    (launch,) = dispatcher.tick(0.1)
+    assert (launch.kinds, launch.places) == (bytes([Row.FULL]), (Place("y", 0),))
+
+
+def test_shadows_alone_are_paid_from_the_allowance() -> None:
+    route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
+    spent = []
+    for cost in (0.0, 0.5):
+        world = World(route, {"a": ["a0"], "b": ["b0"]}, Limits(audit_share=1.0, audit_cost=cost))
+        world.arrive(*(Input(number, 2, 1.0) for number in range(6)))  # nobody but shadows goes on
+        world.run()
+        assert set(world.outcomes.values()) == {Outcome.ANSWERED}
+        spent.append(sum(launch.cursor == 4 for launch in world.launches))
+    assert spent[0] == 0 < spent[1]
+
+
+@pytest.mark.parametrize("fault", [Fault.NETWORK, Fault.STATE])
+def test_what_fails_with_shadows_aboard_counts_against_nobody(fault: Fault) -> None:
+    """The shadow may be the cause, so the others try again without it, from where they stand."""
+    route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
+    chances = iter([0.0, 1.0])
+    dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, replace(AUDITED, retries=0), lambda: next(chances))
+    for name in ("leaves", "goes on"):
+        dispatcher.admit(0.0, 9.0, Place(name, 0))
+    (launch,) = dispatcher.tick(0.0)
+    dispatcher.released(launch.id, [0], [(3, 1)])
+    dispatcher.completed(launch.id, 0.1, {0: Place("shadow", 0), 1: Place("survivor", 0)})
+    (launch,) = dispatcher.tick(0.1)
+    assert launch.kinds == bytes([Row.PLAIN, Row.SHADOW])
+    dispatcher.failed(launch.id, 0.2, "it broke", fault)
+    (launch,) = dispatcher.tick(0.2)
+    assert (launch.cursor, launch.places, launch.kinds) == (4, (Place("survivor", 0),), b"")
+    dispatcher.failed(launch.id, 0.3, "it broke again", fault)
+    assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.ANSWERED, Outcome.FAILED]
+
+
+def test_another_plan_forgets_the_shadows_of_the_one_before() -> None:
+    route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
+    dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, AUDITED, lambda: 0.0)
+    dispatcher.admit(0.0, 9.0, Place("x", 0))
+    (launch,) = dispatcher.tick(0.0)
+    dispatcher.released(launch.id, [0], [(3, 1)])
+    dispatcher.completed(launch.id, 0.1, {0: Place("shadow", 0)})
+    dispatcher.reroute(Route((flat(linear(0, BLOCKS, 4, "a")),)), {"a": ["a0"]})
+    dispatcher.admit(0.2, 9.0, Place("x", 0))
+    (launch,) = dispatcher.tick(0.2)
+    assert launch.shadows == 0
