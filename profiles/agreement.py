@@ -95,7 +95,7 @@ def bounds(misses: float, audits: int, confidence: float) -> tuple[float, float]
 
     >>> low, high = bounds(15.0, 2140, 0.95)
     >>> round(100 * low, 2), round(100 * high, 2)
-    (0.32, 1.33)
+    (0.27, 1.43)
     """
     hits, limit = audits - misses, -np.log(1 - confidence)
     evidence = betaln(misses + PRIOR[0], hits + PRIOR[1]) - betaln(*PRIOR)

@@ -10,7 +10,7 @@ import numpy as np
 from cluster.simulator.event_loop import Departure, Flight
 from cluster.simulator.host import HostCosts
 from cluster.simulator.troubles import Troubles
-from deployments.dispatch.messages import Launch, Place, Row
+from deployments.dispatch.messages import Launch, Place, RowKind
 from deployments.dispatch.route import placements_of, seconds_at, stops
 from optimizer.plan import Placement, Plan
 from optimizer.problem import Problem
@@ -91,7 +91,7 @@ class TableDevices:
         departures, stopped, kinds = list[Departure](), launch.stop, bytearray(launch.kinds)
         has_others = len(places) > launch.shadows
         for stop, lets_go, seconds in post.legs.get(launch.cursor) or self._new_legs(post, launch):
-            if kinds and has_others and all(kinds[row] == Row.SHADOW for row in inside):
+            if kinds and has_others and all(kinds[row] == RowKind.SHADOW for row in inside):
                 break
             ends_s += (seconds[len(inside)] if launch.length is None else _of_texts(seconds, launch, inside)) * slower
             stopped = stop
@@ -119,10 +119,10 @@ class TableDevices:
         """Whose answer is told, and who goes; a replica does the same (deployments/replica/split.py)."""
         if stop == self.facts.num_blocks:
             return leaving, leaving
-        told = [row for row in leaving if kinds[row] in (Row.PLAIN, Row.AUDITED)]
-        gone = [row for row in leaving if kinds[row] == Row.PLAIN]
+        told = [row for row in leaving if kinds[row] in (RowKind.PLAIN, RowKind.AUDITED)]
+        gone = [row for row in leaving if kinds[row] == RowKind.PLAIN]
         for row in told:
-            kinds[row] = Row.SHADOW if kinds[row] == Row.AUDITED else kinds[row]
+            kinds[row] = RowKind.SHADOW if kinds[row] == RowKind.AUDITED else kinds[row]
         return told, gone
 
     def fails(self) -> bool:

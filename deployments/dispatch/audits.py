@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from deployments.dispatch.groups import Replica
 from deployments.dispatch.lanes import Lane
-from deployments.dispatch.messages import NOWHERE, Audit, Launch, Limits, Row
+from deployments.dispatch.messages import NOWHERE, Audit, Launch, Limits, RowKind
 from deployments.dispatch.queues import Queue, Ticket
 from deployments.dispatch.route import Stage
 
@@ -44,7 +44,7 @@ class Audits:
 
     def draw(self, ticket: Ticket) -> None:
         if self._chance() < self._limits.audit_share:
-            ticket.kind = Row.AUDITED
+            ticket.kind = RowKind.AUDITED
 
     # What shadows may cost
 
@@ -63,10 +63,10 @@ class Audits:
         kinds = bytes([ticket.kind for ticket in tickets])
         if not any(kinds):
             return b""
-        if self._allowed_s < 0.0 and Row.AUDITED in kinds:
+        if self._allowed_s < 0.0 and RowKind.AUDITED in kinds:
             for ticket in tickets:
-                if ticket.kind is Row.AUDITED:
-                    ticket.kind = Row.PLAIN
+                if ticket.kind is RowKind.AUDITED:
+                    ticket.kind = RowKind.PLAIN
             return self.kinds(tickets)
         return kinds
 
@@ -78,8 +78,8 @@ class Audits:
         if ticket.told and is_full:
             at, told = ticket.told
             self._done.append(Audit(at, told == label))
-        elif ticket.kind is Row.AUDITED and not ticket.ended and not is_full:
-            ticket.told, ticket.kind = (block, label), Row.SHADOW
+        elif ticket.kind is RowKind.AUDITED and not ticket.ended and not is_full:
+            ticket.told, ticket.kind = (block, label), RowKind.SHADOW
             self._pay_rest(ticket, block, launch, stage)
 
     def _pay_rest(self, ticket: Ticket, block: int, launch: Launch, stage: Stage) -> None:
@@ -91,9 +91,9 @@ class Audits:
 
     def give_up(self, tickets: list[Ticket]) -> bool:
         """Audit none of these any more; returns whether any was."""
-        aboard = [ticket for ticket in tickets if ticket.kind in (Row.AUDITED, Row.SHADOW)]
+        aboard = [ticket for ticket in tickets if ticket.kind in (RowKind.AUDITED, RowKind.SHADOW)]
         for ticket in aboard:
-            ticket.kind, ticket.told = Row.PLAIN, None
+            ticket.kind, ticket.told = RowKind.PLAIN, None
         return bool(aboard)
 
     def done(self) -> list[Audit]:

@@ -26,7 +26,7 @@ from deployments.dispatch.messages import (
     Outcome,
     Place,
     Refusal,
-    Row,
+    RowKind,
 )
 from deployments.dispatch.queues import Queue, Ticket
 from deployments.dispatch.route import Route
@@ -111,7 +111,7 @@ class Dispatcher:
         number = next(self._ticket_ids)
         ticket = self._tickets[number] = Ticket(number, deadline_s, place, weight)
         if full:
-            ticket.kind = Row.FULL
+            ticket.kind = RowKind.FULL
         elif self.limits.audit_share:
             self._audits.draw(ticket)
         lane.entry.add(ticket)

@@ -18,7 +18,7 @@ class Place(NamedTuple):
 NOWHERE = Place(None, 0)
 
 
-class Row(IntEnum):
+class RowKind(IntEnum):
     """What an input of a launch is. All but the plain ones stay inside at ramps that let them go.
 
     An audited input is answered there all the same, and is a shadow of itself from then on, whose end tells whether
@@ -102,7 +102,7 @@ class Launch(NamedTuple):
 
     `keep`: survivors go on on this very replica, so they should stay there. Its inputs weigh `weight` together, and
     there was `room` for so much. `length`: what an input weighs of which plans are made, and `weights` are those of
-    these inputs. None: each weighs 1. `kinds` has a `Row` for each, shadows last; empty: all are plain.
+    these inputs. None: each weighs 1. `kinds` has a `RowKind` for each, shadows last; empty: all are plain.
     """
 
     id: int
@@ -123,7 +123,7 @@ class Launch(NamedTuple):
     @property
     def shadows(self) -> int:
         """How many of its inputs have their answer already."""
-        return self.kinds.count(Row.SHADOW)
+        return self.kinds.count(RowKind.SHADOW)
 
     @property
     def shadow_weight(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from deployments.dispatch.groups import Group, Replica
-from deployments.dispatch.messages import Place, Row
+from deployments.dispatch.messages import Place, RowKind
 from deployments.dispatch.route import Route, Stage
 
 Costs = tuple[tuple[Group, float], ...]  # seconds of each group
@@ -20,7 +20,7 @@ class Ticket:
     ended = False
     kept_by: str | None = None  # the replica that keeps its state; None: any replica can have it
     queue: "Queue | None" = None  # where it waits; None: in a launch
-    kind = Row.PLAIN
+    kind = RowKind.PLAIN
     told: tuple[int, object] | None = None  # of a shadow: the block where it was answered, and what
 
     def __init__(self, id: int, deadline_s: float, place: Place, weight: int = 1) -> None:

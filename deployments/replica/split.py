@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.dispatch.messages import Row
+from deployments.dispatch.messages import RowKind
 from deployments.dispatch.route import stops
 from deployments.transport.holdings import Held, Holdings, Share, State
 from deployments.transport.orders import Departed, Order, Stayed
@@ -36,7 +36,7 @@ class SplitReplica:
         rows, kinds = np.arange(len(ahead)), _kinds(order, len(ahead))
         begun = frozenset(kinds.tolist())
         for stop in stops(ahead.cursor, order.stop, order.ramps):
-            if Row.SHADOW not in begun and len(rows) and (kinds[rows] == Row.SHADOW).all():
+            if RowKind.SHADOW not in begun and len(rows) and (kinds[rows] == RowKind.SHADOW).all():
                 break
             launched = self._run(ahead, stop, order.ramps, np.flatnonzero(kinds[rows]))
             left = launched.exits
@@ -65,9 +65,9 @@ class SplitReplica:
         found = kinds[exits.rows]
         if at_end or not found.any():
             return exits, exits.rows
-        heard = (found == Row.PLAIN) | (found == Row.AUDITED)
-        kinds[exits.rows[found == Row.AUDITED]] = Row.SHADOW
-        return Exits(exits.rows[heard], exits.blocks[heard], exits.logits[heard]), exits.rows[found == Row.PLAIN]
+        heard = (found == RowKind.PLAIN) | (found == RowKind.AUDITED)
+        kinds[exits.rows[found == RowKind.AUDITED]] = RowKind.SHADOW
+        return Exits(exits.rows[heard], exits.blocks[heard], exits.logits[heard]), exits.rows[found == RowKind.PLAIN]
 
     def _joined(self, parts: Sequence[Packed | Share]) -> Batch:
         """One batch of all parts, in order."""

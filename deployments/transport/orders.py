@@ -19,7 +19,7 @@ class Order:
     `ramps` are the active ramps of the whole network. Survivors stay on the device if they are to be kept, or in the
     replica's host memory if they are too large to come back by value; they are held for `hold_s` at most.
 
-    `kinds` has a `Row` for each input; empty: all are plain.
+    `kinds` has a `RowKind` for each input; empty: all are plain.
     """
 
     stop: int

@@ -9,7 +9,7 @@ from math import inf
 from random import Random
 
 from deployments.dispatch.dispatcher import Dispatcher, Limits
-from deployments.dispatch.messages import Audit, Fault, Launch, Outcome, Place, Refusal, Row
+from deployments.dispatch.messages import Audit, Fault, Launch, Outcome, Place, Refusal, RowKind
 from deployments.dispatch.route import Route, Stage
 
 
@@ -162,7 +162,7 @@ class World:
         last, kinds = launch.stop == self.route.num_blocks, launch.kinds or bytes(len(launch.tickets))
         leaves = [last or self.depths[ticket] <= launch.stop for ticket in launch.tickets]
         if launch.kinds:
-            told = [row for row, leaving in enumerate(leaves) if last or (leaving and kinds[row] <= Row.AUDITED)]
+            told = [row for row, leaving in enumerate(leaves) if last or (leaving and kinds[row] <= RowKind.AUDITED)]
             self.dispatcher.released(launch.id, told, [(launch.stop - 1, self.says(launch, row)) for row in told])
             self.audits += self.dispatcher.audits()
         survivors = {

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Audit, Fault, Launch, Limits, Outcome, Place, Row
+from deployments.dispatch.messages import Audit, Fault, Launch, Limits, Outcome, Place, RowKind
 from deployments.dispatch.route import Route, Stage
 from tests.helpers.dispatcher_world import Input, World, linear
-from tests.unit.dispatch.test_schedules import BLOCKS, Layout, arrivals, layouts
+from tests.helpers.layouts import BLOCKS, Layout, arrivals, layouts
 
 AUDITED = Limits(audit_share=0.5, audit_cost=0.0)
 
@@ -72,7 +72,7 @@ def test_an_audit_tells_where_its_input_left_and_whether_the_full_network_agrees
     world.run()
     assert sorted(world.audits) == [Audit(3, False), Audit(3, True)]
     assert world.ended_s[1] < world.ended_s[2]
-    assert world.launches[-1].kinds == bytes([Row.AUDITED, Row.SHADOW, Row.SHADOW])
+    assert world.launches[-1].kinds == bytes([RowKind.AUDITED, RowKind.SHADOW, RowKind.SHADOW])
 
 
 def test_who_asks_for_the_full_network_leaves_at_no_ramp() -> None:
@@ -80,10 +80,10 @@ def test_who_asks_for_the_full_network_leaves_at_no_ramp() -> None:
     dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, AUDITED, lambda: 0.0)
     dispatcher.admit_all(0.0, 1.0, [Place("x", 0)], full=True)
     (launch,) = dispatcher.tick(0.0)
-    assert launch.kinds == bytes([Row.FULL])
+    assert launch.kinds == bytes([RowKind.FULL])
     dispatcher.completed(launch.id, 0.1, {0: Place("y", 0)})
     (launch,) = dispatcher.tick(0.1)
-    assert (launch.kinds, launch.places) == (bytes([Row.FULL]), (Place("y", 0),))
+    assert (launch.kinds, launch.places) == (bytes([RowKind.FULL]), (Place("y", 0),))
 
 
 def test_shadows_alone_are_paid_from_the_allowance() -> None:
@@ -110,7 +110,7 @@ def test_what_fails_with_shadows_aboard_counts_against_nobody(fault: Fault) -> N
     dispatcher.released(launch.id, [0], [(3, 1)])
     dispatcher.completed(launch.id, 0.1, {0: Place("shadow", 0), 1: Place("survivor", 0)})
     (launch,) = dispatcher.tick(0.1)
-    assert launch.kinds == bytes([Row.PLAIN, Row.SHADOW])
+    assert launch.kinds == bytes([RowKind.PLAIN, RowKind.SHADOW])
     dispatcher.failed(launch.id, 0.2, "it broke", fault)
     (launch,) = dispatcher.tick(0.2)
     assert (launch.cursor, launch.places, launch.kinds) == (4, (Place("survivor", 0),), b"")

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.dispatch.messages import Row
+from deployments.dispatch.messages import RowKind
 from deployments.replica.split import SplitReplica
 from deployments.transport.orders import Departed, Order
 from deployments.transport.packed import pack
@@ -39,12 +39,12 @@ def test_nobody_is_computed_after_leaving() -> None:
     assert toy.sizes == [2]
 
 
-ROWS = st.tuples(st.integers(0, 4), st.sampled_from(list(Row)))
+ROWS = st.tuples(st.integers(0, 4), st.sampled_from(list(RowKind)))
 
 
 @given(st.lists(ROWS, min_size=1, max_size=12), st.sets(st.sampled_from(RAMPS)), st.sampled_from([1, 3, 4]))
 def test_shadows_run_on_and_all_others_have_the_answers_that_they_have_without_them(
-    inputs: list[tuple[int, Row]], ramps: set[int], stop: int
+    inputs: list[tuple[int, RowKind]], ramps: set[int], stop: int
 ) -> None:
     toy, kinds = Toy(), [kind for _, kind in inputs]
     order = Order(stop, frozenset(ramps), (pack(toy.encode([[block, 1] for block, _ in inputs])),), kinds=bytes(kinds))
@@ -53,24 +53,28 @@ def test_shadows_run_on_and_all_others_have_the_answers_that_they_have_without_t
     at_end, wanted = toy.num_blocks - 1, list[tuple[int, int]]()
     for row, (block, kind) in enumerate(inputs):
         leaves = left_at(block, ramps)
-        if kind in (Row.PLAIN, Row.AUDITED) and leaves < stop:
+        if kind in (RowKind.PLAIN, RowKind.AUDITED) and leaves < stop:
             wanted.append((row, leaves))
-        if (kind in (Row.SHADOW, Row.FULL) or (kind is Row.AUDITED and leaves < at_end)) and stayed.stop is None:
+        if (
+            kind in (RowKind.SHADOW, RowKind.FULL) or (kind is RowKind.AUDITED and leaves < at_end)
+        ) and stayed.stop is None:
             wanted += [(row, at_end)] if stop == toy.num_blocks else []
     assert sorted(told) == sorted(wanted)
     inside = {row for row, (block, kind) in enumerate(inputs) if kind or left_at(block, ramps) >= stop}
     if stayed.stop is not None or stop < toy.num_blocks:
         assert set(stayed.rows.tolist()) == inside
     if stayed.stop is not None:
-        assert all(kind is not Row.FULL for kind in kinds), "who wants the full network is computed to the end"
+        assert all(kind is not RowKind.FULL for kind in kinds), "who wants the full network is computed to the end"
 
 
 def test_a_launch_ends_where_only_shadows_are_left() -> None:
     toy = Toy()
-    order = Order(4, frozenset(RAMPS), (pack(toy.encode([[0, 1], [0, 1]])),), kinds=bytes([Row.PLAIN, Row.AUDITED]))
+    order = Order(
+        4, frozenset(RAMPS), (pack(toy.encode([[0, 1], [0, 1]])),), kinds=bytes([RowKind.PLAIN, RowKind.AUDITED])
+    )
     *_, stayed = SplitReplica(toy).run(order)
     assert toy.sizes == [2]
     assert (stayed.stop, stayed.rows.tolist(), stayed.survivors.cursor) == (1, [1], 1)
-    onward = Order(4, frozenset(RAMPS), (stayed.survivors,), kinds=bytes([Row.SHADOW]))
+    onward = Order(4, frozenset(RAMPS), (stayed.survivors,), kinds=bytes([RowKind.SHADOW]))
     departed, stayed = SplitReplica(toy).run(onward)
     assert (departed.exits.blocks.tolist(), stayed.survivors) == ([3], None)
