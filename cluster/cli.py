@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from cluster.commands.bench import bench
+from cluster.commands.deploy import deploy
 from cluster.commands.doctor import doctor
+from cluster.commands.environment import environment
 from cluster.commands.evaluate import evaluate
 from cluster.commands.load import load
 from cluster.commands.plan import plan
@@ -47,7 +49,9 @@ def _options(
 
 
 app.command("bench")(bench)
+app.command("deploy")(deploy)
 app.command("doctor")(doctor)
+app.command("environment")(environment)
 app.command("evaluate")(evaluate)
 app.command("load")(load)
 app.command("plan")(plan)

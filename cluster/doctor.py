@@ -74,7 +74,7 @@ def _ray(what: str) -> Finding:
 
     if address := running_cluster():
         return Finding(
-            what, f"ray {version('ray')}", f"a cluster runs at {address}: 'ray stop', or 'serve deploy' onto it"
+            what, f"ray {version('ray')}", f"a cluster runs at {address}: 'ray stop', or 'isobatch deploy' onto it"
         )
     return Finding(what, f"ray {version('ray')}, no cluster in the way")
 

@@ -28,8 +28,9 @@ from deployments.front.open_inference.rpc import check_port
 from deployments.front.proxy import ProxyLimit, servers_at
 from deployments.front.service import Service, directory_of
 from deployments.graph import check_depth, check_weights
-from deployments.ray_facts import WITHOUT_PROXY, declared, haproxy_socket, nodes, replica_options
+from deployments.ray_facts import WITHOUT_PROXY, declared, haproxy_socket, labelled, nodes, replica_options, surroundings
 from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
+from deployments.surroundings import check_surroundings
 from profiles.model import SplitModel
 
 LOOKED_AT_EVERY_S = 1.0  # Serve looks so often whether a process is alive, and starts another for a dead one
@@ -40,7 +41,7 @@ class Front:
     """One replica of the front: HTTP and the dispatcher, and the network itself where there is no plan."""
 
     def __init__(self, config: AppConfig, deployer: Any = None) -> None:
-        self._follower = Follower(config, deployer) if deployer else None
+        self._follower = Follower(config, deployer, directory_of(config)) if deployer else None
         self._service = Service(config, time.perf_counter, self._connect, self._others, self._plan)
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
@@ -70,6 +71,7 @@ class Front:
 
 def build(config: AppConfig) -> Application:
     """What `import_path: deployments.app:build` in a Serve file makes of its `args:`."""
+    check_surroundings(config, surroundings())
     deployer = _deployer(config) if config.planned else None
     front = serve.deployment(
         name="front",
@@ -104,7 +106,7 @@ def build_fleet(config: AppConfig, kind: str, replicas: int) -> Application:
         name=DEPLOYMENT,
         num_replicas=replicas,
         max_ongoing_requests=16,  # fronts ask only where it is: orders do not come through Serve
-        ray_actor_options=replica_options(config, kind) | {"resources": declared(kind, nodes())},
+        ray_actor_options=replica_options(config, kind, labelled()) | {"resources": declared(kind, nodes())},
         request_router_config=RequestRouterConfig(request_router_class=router.PATH),
         health_check_period_s=LOOKED_AT_EVERY_S,
         health_check_timeout_s=10.0,

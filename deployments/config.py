@@ -89,6 +89,23 @@ def _known_backend_or_virtual(name: str) -> str:
         raise ValueError(f"{error}; or virtual") from None
 
 
+def _port_range(told: str) -> str:
+    """
+    >>> ports_in(_port_range("24000-24002"))
+    range(24000, 24003)
+    """
+    first, dash, last = told.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535):
+        raise ValueError(f"{told!r} must be FIRST-LAST, from 1024 to 65535, as in 24000-24099")
+    return told
+
+
+def ports_in(told: str) -> range:
+    first, _, last = told.partition("-")
+    return range(int(first), int(last) + 1)
+
+
+Ports = Annotated[str, AfterValidator(_port_range)]
 ImportPath = Annotated[str, AfterValidator(_well_formed)]
 Device = Annotated[str, AfterValidator(_known_device)]
 Devices = Annotated[dict[str, int] | str, AfterValidator(_counted)]
@@ -190,6 +207,11 @@ class AppConfig(BaseModel):
         None, ge=1, le=65535, description="Port of the Open Inference Protocol over gRPC; none: only HTTP."
     )
     grpc_host: str = Field("127.0.0.1", description="Address that gRPC listens on, on the node of each front replica.")
+    ports: Ports | None = Field(
+        None,
+        description="Ports on which fronts and replicas listen for each other on each node, as in 24000-24099; none: "
+        "any that are free.",
+    )
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for the requests that were admitted.")
 
     @model_validator(mode="after")

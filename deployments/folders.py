@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -64,12 +64,21 @@ def weights_of(folder: Path) -> str:
 
     It is the same wherever the checkpoint lies, and whether or not it was prepared.
     """
-    digest, found = sha256(), sorted(folder.glob("model*.safetensors"))
-    for path in found:
+    return _hash_of(sorted(folder.glob("model*.safetensors")))
+
+
+def content_of(folder: Path) -> str:
+    """A short hash of all files of a checkpoint that its answers depend on: weights, ramps, rules; "": it has none."""
+    return _hash_of(sorted([*folder.glob("*.safetensors"), *folder.glob("exits.json"), *folder.glob("config.json")]))
+
+
+def _hash_of(files: Sequence[Path]) -> str:
+    digest = sha256()
+    for path in files:
         with path.open("rb") as file:
             while part := file.read(1 << 20):
                 digest.update(part)
-    return digest.hexdigest()[:16] if found else ""
+    return digest.hexdigest()[:16] if files else ""
 
 
 def size_bytes(folder: Path) -> int:

@@ -13,14 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from deployments.config import VIRTUAL, AppConfig
+from deployments.config import VIRTUAL, AppConfig, ports_in
+from deployments.surroundings import Surroundings
+from deployments.transport.wire import ANY_PORT, Certificates, Wire, contexts
 
 Resources = Mapping[str, float]  # amounts by Ray's name for them
 
+KIND = "isobatch.io/kind"  # the label of a node by which its owner says what kind its devices are
 _ACCELERATOR = "accelerator_type:"  # nodes have a resource of this name and their kind of GPU behind it
 _TINY = 0.001  # of that resource: Ray's own way to ask for a node that has it
 _ROUNDING = 1e-6
 _NAMESPACE = "isobatch"
+_ANSWER_WITHIN_S = 120.0  # a node, which may have to start a process for it
 _HAPROXY_SOCKET = "RAY_SERVE_HAPROXY_SOCKET_PATH"
 
 # What Serve gives a replica that does not say how many CPUs it wants.
@@ -54,6 +58,22 @@ SETTINGS = {
 }
 
 
+# What a cluster's nodes do not share with a Ray of our own: load balancers need seconds to forget a front.
+_OF_ONE_MACHINE = ("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S")
+_OF_EACH_NODE = ("RAY_SERVE_HAPROXY_NBTHREAD",)
+
+# What all nodes of a cluster must have in common.
+NODE_SETTINGS = {name: value for name, value in SETTINGS.items() if name not in (*_OF_ONE_MACHINE, *_OF_EACH_NODE)}
+PORTS_OF_PROXY = {"stats": "8404", "metrics": "9101", "fallback": "8500"}  # the usual ones
+PROXY_PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
+
+
+def node_settings(folder: str, program: str, connections: int) -> dict[str, str]:
+    """Environment variables that a node of a cluster needs before `ray start`."""
+    own = {name: SETTINGS[name] for name in _OF_EACH_NODE}
+    return NODE_SETTINGS | own | haproxy_settings(folder, program, connections, **PORTS_OF_PROXY)
+
+
 def haproxy_settings(
     folder: str, program: str, connections: int, stats: str, metrics: str, fallback: str
 ) -> dict[str, str]:
@@ -63,7 +83,7 @@ def haproxy_settings(
     """
     return {
         "RAY_SERVE_HAPROXY_MAXCONN": str(connections),
-        "RAY_SERVE_HAPROXY_BINARY_PATH": program,
+        PROXY_PROGRAM: program,
         "RAY_SERVE_HAPROXY_STATS_PORT": stats,
         "RAY_SERVE_HAPROXY_METRICS_PORT": metrics,
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback,
@@ -116,16 +136,75 @@ WITHOUT_PROXY = {"env_vars": {"RAY_SERVE_ENABLE_HA_PROXY": "0"}}
 
 def nodes() -> list[Resources]:
     """All resources of each node that is alive, taken or not."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [_by_label(node["Resources"], node) for node in _alive()]
 
 
 def free_resources() -> list[Resources]:
     """What each node has left, by a function without a documented twin: the documented one sums over all nodes."""
     from ray._private.state import available_resources_per_node
 
-    return list(available_resources_per_node().values())
+    alive = {node["NodeID"]: node for node in _alive()}
+    free = available_resources_per_node()
+    return [_by_label(free[node], alive[node]) for node in free if node in alive]
+
+
+def total_resources() -> dict[str, float]:
+    """Of all nodes together."""
+    found: dict[str, float] = {}
+    for node in nodes():
+        for name, amount in node.items():
+            found[name] = found.get(name, 0.0) + amount
+    return found
+
+
+def labelled() -> bool:
+    """Whether the owner of this cluster says by labels what its devices are; then replicas are placed by them."""
+    return any(KIND in node.get("Labels", {}) for node in _alive())
+
+
+def _alive() -> list[dict[str, Any]]:
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _by_label(resources: Resources, node: Mapping[str, Any]) -> Resources:
+    """The same resources, with the kind that the node's label names in place of what Ray makes of its GPUs' name.
+
+    >>> _by_label({"GPU": 2.0, "accelerator_type:A100": 1.0}, {"Labels": {"isobatch.io/kind": "a100-80g"}})
+    {'GPU': 2.0, 'accelerator_type:A100-80G': 1.0}
+    """
+    if not (kind := node.get("Labels", {}).get(KIND)) or "GPU" not in resources:
+        return resources
+    told = {name: amount for name, amount in resources.items() if not name.startswith(_ACCELERATOR)}
+    return told | {f"{_ACCELERATOR}{kind.upper()}": 1.0}
+
+
+def each_node(ask: Callable[[Any], Any], what: Any) -> list[tuple[str, Any]]:
+    """The address of each node, and its answer to this question, or what went wrong there."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    asked = []
+    for node in _alive():
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        task = ray.remote(ask).options(num_cpus=0, scheduling_strategy=there, max_retries=0)
+        asked.append((str(node["NodeManagerAddress"]), task.remote(what)))
+    answers: list[tuple[str, Any]] = []
+    for address, reply in asked:
+        try:
+            answers.append((address, ray.get(reply, timeout=_ANSWER_WITHIN_S)))
+        except Exception as error:
+            answers.append((address, error))
+    return answers
+
+
+def surroundings() -> Surroundings:
+    import ray
+
+    http = ray.get(serve_client()._controller.get_http_config.remote())
+    addresses = [str(node["NodeManagerAddress"]) for node in _alive()]
+    return Surroundings(str(http.host), bool(http.ssl_keyfile or http.ssl_certfile), addresses)
 
 
 def node_address() -> str:
@@ -133,6 +212,20 @@ def node_address() -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
+
+
+def wire_of(config: AppConfig) -> Wire:
+    """How this process reaches others of its application: encrypted if Ray is, by the same certificates."""
+    ports = ports_in(config.ports) if config.ports else ANY_PORT
+    if not _encrypted():
+        return Wire(node_address(), ports)
+    names = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
+    return Wire(node_address(), ports, *contexts(Certificates(*(os.environ.get(name, "") for name in names))))
+
+
+def _encrypted() -> bool:
+    """Ray reads it like this: anything but 1 and true is no."""
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
 
 
 def accelerators(resources: Iterable[str]) -> list[str]:
@@ -170,14 +263,18 @@ def declared(kind: str, nodes: Iterable[Resources]) -> Resources:
 # What a replica asks for
 
 
-def replica_options(config: AppConfig, kind: str) -> dict[str, Any]:
-    """How a replica on a device of this kind asks Ray; one of a virtual device asks for next to nothing."""
+def replica_options(config: AppConfig, kind: str, labelled: bool = False) -> dict[str, Any]:
+    """How a replica on a device of this kind asks Ray; one of a virtual device asks for next to nothing.
+
+    Where nodes are labelled, a GPU is found by the label: Ray's autoscaler knows labels of nodes that do not run yet,
+    and a label can tell apart what has one name (`a100-40g`, `a100-80g`).
+    """
     if config.backend == VIRTUAL:
         told = "cpus_per_replica" in config.model_fields_set
         return {"num_cpus": config.cpus_per_replica if told else 0.01}
     if kind == "cpu":
         return {"num_cpus": config.cpus_per_replica}
-    return {"num_gpus": 1, "accelerator_type": kind.upper()}
+    return {"num_gpus": 1} | ({"label_selector": {KIND: kind}} if labelled else {"accelerator_type": kind.upper()})
 
 
 def replica_needs(config: AppConfig, kind: str) -> dict[str, float]:

@@ -139,8 +139,10 @@ def _reply(status: int, reason: str, sentence: str) -> bytes:
 def _copied(folder: Path) -> str:
     """A copy of HAProxy's program with our pages; it finds its libraries beside itself."""
     program, copy = Path(_binary()), folder / "haproxy-json"
+    copy.unlink(missing_ok=True)  # one that runs cannot be written to
     copy.write_bytes(_with_errors_in_json(program.read_bytes()))
     copy.chmod(0o700)
+    (folder / "lib").unlink(missing_ok=True)
     (folder / "lib").symlink_to(program.parent / "lib")
     return str(copy)
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from cluster.serving.haproxy import MAX_CONNECTIONS, guarded, stopping
+from cluster.serving.nodes import LocalNode, join
 from cluster.serving.processes import adopt_orphans, end_descendants, runs_below
-from deployments.ray_facts import RAYLET, SETTINGS, address_file, haproxy_settings, patient_start
+from deployments.ray_facts import (
+    NODE_SETTINGS,
+    RAYLET,
+    SETTINGS,
+    address_file,
+    haproxy_settings,
+    patient_start,
+)
 from profiles.errors import UserError
 
 # Characters of a folder for temporary files. HAProxy's sockets have 97, of which Ray and we need 86 below it; Ray's own
@@ -82,7 +90,7 @@ def check_place(host: str, port: int) -> None:
     if address := running_cluster():
         raise UserError(
             f"a Ray cluster is already running at {address}, and 'isobatch serve' starts its own: "
-            "stop it with 'ray stop', or deploy onto it with 'serve deploy FILE.yaml'"
+            "stop it with 'ray stop', or deploy onto it with 'isobatch deploy FILE.yaml'"
         )
     check_port(host, port, "--port")
 
@@ -128,26 +136,22 @@ class LocalRay:
     folder: Path  # for small files; deleted when Ray stops
     serving: Future[None]  # done when HTTP can be reached
 
-    def resources(self) -> dict[str, float]:
-        import ray
-
-        found: dict[str, float] = ray.cluster_resources()
-        return found
-
     def alive(self) -> bool:
         return _listens(self.address)
 
 
 @contextmanager
-def local_ray(http: dict[str, Any], dashboard: bool = False) -> Iterator[LocalRay]:
-    """Ray and Serve on this machine, until the block ends; `http` are Serve's http_options."""
+def local_ray(
+    http: dict[str, Any], dashboard: bool = False, more: Sequence[LocalNode] = ()
+) -> Iterator[LocalRay]:
+    """Ray and Serve on this machine, until the block ends; `http` are Serve's http_options, `more` are further nodes."""
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="isobatch-", dir=short_temporary()))
     _folders.add(folder)
     try:
         prepare_environment(str(folder))
         with _deaf_to_hangups():  # a closing terminal signals every process, but Ray must outlive it until we stop Ray
-            ray = _start(http, dashboard, folder)
+            ray = _start(http, dashboard, folder, more)
         yield ray
     finally:
         try:
@@ -180,16 +184,44 @@ def _deaf_to_hangups() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-def _start(http: dict[str, Any], dashboard: bool, folder: Path) -> LocalRay:
+def _start(http: dict[str, Any], dashboard: bool, folder: Path, more: Sequence[LocalNode]) -> LocalRay:
+    import ray
+
+    _start_ray(dashboard)
+    if more:  # they share this machine's ports, so one proxy serves them all
+        join(more, ray.get_runtime_context().gcs_address, RAY_WITHIN_S)
+        http = http | {"location": "HeadOnly"}
+    return _serving(http, folder)
+
+
+def _serving(http: dict[str, Any], folder: Path) -> LocalRay:
     import ray
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    _start_ray(dashboard)
     # Starting the proxies takes seconds, and so does loading a network: they run at the same time.
     logs = {"log_level": "WARNING", "enable_access_log": False}
     serving = ThreadPoolExecutor(1).submit(serve.start, http_options=http, logging_config=logs)
     return LocalRay(ray.get_runtime_context().gcs_address, folder, serving)
+
+
+@contextmanager
+def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
+    """Connect to a Ray that others have started. What is yielded starts Serve there, if it does not run yet."""
+    os.environ.update({name: os.environ.get(name, value) for name, value in NODE_SETTINGS.items()})
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"no Ray can be reached at {address} ({reason}): run this on a node of the cluster, with its ~/.ray/auth_token"
+        ) from error
+    try:
+        yield partial(_serving, folder=Path(tempfile.gettempdir()))
+    finally:
+        ray.shutdown()
 
 
 def _start_ray(dashboard: bool) -> None:

@@ -9,12 +9,12 @@ from cluster.controller.config import ControllerConfig
 from deployments.config import DEMO, checked, function_at, parse
 from deployments.front.headers import key_in
 from deployments.graph import check_weights, read_graph
+from deployments.surroundings import PATHS, check_http
 from profiles.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 APPLICATION = "deployments.app:build"
 CONTROLLER = "cluster.controller.app:build"
-PATHS = ("model", "plan", "profile")
 HTTP = {"host": "127.0.0.1", "port": 8000}
 GRPC_PORT = 8001
 
@@ -41,10 +41,15 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     for one in content["applications"]:
         _check_import_path(one.get("import_path"))
     for one in ours(content):
+        if one.get("deployments"):
+            raise UserError("deployments: does not reach replicas of plans: args: says what isobatch starts")
         one["args"] = _checked((one.get("args") or {}) | overrides, root)
     for one in controllers(content):
         checked(ControllerConfig, one.get("args") or {})
     content["http_options"] = HTTP | (content.get("http_options") or {})
+    check_http(content["http_options"]["host"], any(name.startswith("ssl_") for name in content["http_options"]), ())
+    if content.get("target_capacity") is not None:
+        raise UserError("target_capacity does not reach replicas of plans: devices: and rate_per_s: say how many")
     return content
 
 

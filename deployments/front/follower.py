@@ -25,12 +25,12 @@ AGAIN_S = 0.5  # the wait between two attempts to reach the deployer
 class Follower:
     """Must be kept for as long as its driver is used, since the replicas stay only while it listens."""
 
-    def __init__(self, config: AppConfig, deployer: Any) -> None:
+    def __init__(self, config: AppConfig, deployer: Any, directory: str) -> None:
         self._config, self._deployer = config, deployer
         self._name = uuid4().hex
         self._replicas: dict[str, Collection[str]] = {}  # by fleet
         self._kinds: dict[str, str] = {}  # of every replica so far
-        self._workers = ServeWorkers(self._changed, config.by_value_bytes)
+        self._workers = ServeWorkers(self._changed, config, directory)
         self._driver: Driver | None = None
 
     async def open(self, clock: Callable[[], float]) -> Driver:

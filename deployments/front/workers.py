@@ -13,14 +13,18 @@ from typing import Any
 import numpy as np
 from ray import serve
 
+from deployments.config import AppConfig
 from deployments.front import router
-from deployments.ray_facts import node_address
+from deployments.ray_facts import wire_of
+from deployments.replica.loading import weights_in
 from deployments.replica.serve_replica import DEPLOYMENT
 from deployments.transport.exchange import Exchange
 from deployments.transport.holdings import Holdings, Share
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import Packed, join
 from deployments.transport.replica_connection import ReplicaConnection, Whereabouts, connect_to
+from profiles.errors import UserError
+from profiles.files import differ
 
 log = logging.getLogger(__name__)
 STUCK_S = 5.0  # a launch that still runs this long after it was given up is taken for hung
@@ -39,9 +43,10 @@ class _Met:
 class ServeWorkers:
     """Calls `on_change` with (group, replicas) whenever the set of reachable replicas changes."""
 
-    def __init__(self, on_change: Callable[[str, Collection[str]], None], by_value_bytes: int) -> None:
+    def __init__(self, on_change: Callable[[str, Collection[str]], None], config: AppConfig, directory: str) -> None:
         self._on_change = on_change
-        self._by_value_bytes = by_value_bytes
+        self._by_value_bytes = config.by_value_bytes
+        self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
         self._met: dict[str, _Met] = {}  # by replica
@@ -52,7 +57,7 @@ class ServeWorkers:
         self._suspects: dict[str, asyncio.TimerHandle] = {}
 
     async def open(self) -> None:
-        await self._exchange.open(node_address())
+        await self._exchange.open(self._wire)
 
     async def join(self, group: str) -> None:
         """Follow a group's replicas from now on. Returns when the present ones can be reached."""
@@ -132,7 +137,7 @@ class ServeWorkers:
             async with asyncio.timeout(MEET_WITHIN_S):
                 connection = await self._connect_to(group, name)
         except Exception as error:
-            log.info("replica %s cannot be reached: %r", name, error)
+            log.warning("replica %s cannot be reached: %s: %s", name, type(error).__name__, error)
             self._doubt(group)
         else:
             self._met[name] = _Met(group, connection)
@@ -145,7 +150,12 @@ class ServeWorkers:
         where: Whereabouts = await self._handles[group].options(session_id=name).whereabouts.remote()
         if where.replica != name:
             raise ConnectionError("another answered in its place")
-        return await connect_to(where, lambda: self._lose(group, name))
+        if differ(where.weights, self._weights):
+            raise UserError(
+                f"it runs other weights ({where.weights}) than this front knows ({self._weights}): every node needs "
+                "the same files"
+            )
+        return await connect_to(self._wire, where, lambda: self._lose(group, name))
 
     def _lose(self, group: str, name: str) -> None:
         """Stop using a replica that does not answer, even if Serve still lists it; try it again a little later."""

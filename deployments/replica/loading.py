@@ -3,9 +3,11 @@
 The backends (torch, ONNX Runtime) are imported inside the functions, so that virtual devices start without them.
 """
 
+from hashlib import sha256
 from pathlib import Path
 
 from deployments.config import VIRTUAL, AppConfig, function_at
+from deployments.folders import content_of
 from optimizer.plan import read_plan
 from profiles.errors import UserError
 from profiles.files import load
@@ -38,6 +40,14 @@ def load_front_model(config: AppConfig, directory: str) -> SplitModel:
     model = _load(config, directory, config.device)
     make_ready(model, directory, [*stretches(model, 0, model.num_blocks, model.ramp_blocks if config.exits else ())])
     return model
+
+
+def weights_in(config: AppConfig, directory: str) -> str:
+    """A hash of the files that answers depend on, as this node has them; "" where there are none to compare."""
+    if config.backend != VIRTUAL:
+        return content_of(Path(directory))
+    assert config.profile, "This is a bug: AppConfig asks for it."
+    return sha256(Path(config.profile).read_bytes()).hexdigest()[:16]
 
 
 def _load(config: AppConfig, directory: str, device: str) -> SplitModel:

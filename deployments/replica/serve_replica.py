@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from deployments.config import AppConfig
-from deployments.ray_facts import node_address, replica_name
-from deployments.replica.loading import load_model
+from deployments.ray_facts import replica_name, wire_of
+from deployments.replica.loading import load_model, weights_in
 from deployments.replica.local_workers import LocalWorkers
 from deployments.replica.split import SplitReplica
 from deployments.transport.exchange import Exchange
@@ -25,6 +25,7 @@ class ServeReplica:
     """One replica, which may run any split. Fronts ask for its address through Serve, and send orders past Serve."""
 
     def __init__(self, config: AppConfig, kind: str, directory: str) -> None:
+        self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
         self._workers = LocalWorkers({_HERE: SplitReplica(load_model(config, kind, directory), self._holdings)})
@@ -38,9 +39,9 @@ class ServeReplica:
         """The address at which fronts reach this replica, which takes orders from the first call on."""
         async with self._opening:
             if not self._whereabouts:
-                host = node_address()
-                await self._exchange.open(host)
-                self._whereabouts = Whereabouts(replica_name(), await self._orders.open(host), self._orders.key)
+                await self._exchange.open(self._wire)
+                address, key = await self._orders.open(self._wire), self._orders.door.key
+                self._whereabouts = Whereabouts(replica_name(), address, key, self._weights)
                 gc.freeze()  # the network stays for good, so the garbage collector need not look through it
         return self._whereabouts
 
@@ -49,7 +50,7 @@ class ServeReplica:
 
         Serve tells the fronts that this replica is going; each hangs up as soon as its orders are answered.
         """
-        while self._orders.callers or len(self._holdings):
+        while self._orders.door.guests or len(self._holdings):
             await asyncio.sleep(HAND_OVER_S)
 
     def end_if_stuck(self, after_s: float) -> None:

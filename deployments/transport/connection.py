@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from deployments.transport.frames import LENGTH, LONGEST, frame
+from deployments.transport.wire import notice_silence
 
 log = logging.getLogger(__name__)
 SMALL = 2**16
@@ -63,6 +64,7 @@ class MessageConnection(asyncio.BufferedProtocol):
     # Calls of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        notice_silence(transport)
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class is one without inheriting from it
         self._shared = memoryview(bytearray(SMALL))
         self._buffers = self._frames()

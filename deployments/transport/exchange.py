@@ -17,17 +17,18 @@ from msgspec.msgpack import Decoder
 
 from deployments.transport.connection import MessageConnection
 from deployments.transport.frames import Message, PackedForm, buffers
-from deployments.transport.holdings import Holdings, LostError, Share
+from deployments.transport.guarded import Door, Guest, Key
+from deployments.transport.holdings import Holdings, LostError, Share, place
 from deployments.transport.packed import Packed, take
+from deployments.transport.wire import Wire
 
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0  # how long to wait for a holder that neither answers nor breaks the connection
 TIDY_S = 1.0  # how often expired survivors are dropped, even without calls
 IDLE_S = 30.0  # how long an unused connection is kept, since its holder may have gone
-SILENT_S = 3 * IDLE_S  # how long a holder keeps a connection without questions
 DROP_S = 0.01  # drops for one holder are collected for so long and sent together
-MOST_ASKERS = 1024  # connections to a holder; beyond, the oldest goes of those that have named no right key yet
+MOST_STRANGERS = 1024  # connections without the key: many replicas may come at the same moment
 ASKED_BYTES = 2**20  # the longest message to a holder: room for the keys and rows of more inputs than can be inside
 
 
@@ -57,15 +58,14 @@ class Exchange:
         self._idle: dict[str, list[_Fetcher]] = defaultdict(list)
         self._unwanted: dict[str, list[str]] = {}  # keys to be dropped, by holder
         self._server: asyncio.Server | None = None
-        self._askers: set[_Asker] = set()
-        self._strangers: dict[_Asker, None] = {}  # askers that have named no right key, in the order in which they came
+        self.door = Door(MOST_STRANGERS)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def open(self, host: str) -> None:
-        """Let others ask here from now on."""
-        self._loop = asyncio.get_running_loop()
-        self._server = await self._loop.create_server(lambda: _Asker(self), host, 0)
-        self._holdings.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
+    async def open(self, wire: Wire) -> None:
+        """Let others ask here from now on; the address that claims name holds the key."""
+        self._loop, self._wire = asyncio.get_running_loop(), wire
+        self._server, address = await wire.listen(lambda: _Asker(self))
+        self._holdings.address = f"{self.door.key}@{address}"
         self._do(self._tidy())
 
     def close(self) -> None:
@@ -75,8 +75,7 @@ class Exchange:
             task.cancel()
         for connection in chain.from_iterable(self._idle.values()):
             connection.hang_up()
-        for asker in tuple(self._askers):
-            asker.hang_up()
+        self.door.close()
 
     async def gather(self, parts: Sequence[Packed | Share]) -> tuple[Packed | Share, ...]:
         """The same parts, after fetching the survivors that others hold."""
@@ -112,9 +111,9 @@ class Exchange:
             async with asyncio.timeout(PATIENCE_S), self._connection(holder) as connection:
                 found = await connection.fetch(wanted)
         except (OSError, EOFError) as error:
-            raise LostError(f"{holder} is gone, and the survivors that it held with it ({error})") from error
+            raise LostError(f"{place(holder)} is gone, and the survivors that it held with it ({error})") from error
         if not found:
-            raise LostError(f"{holder} no longer holds the survivors that it was asked for")
+            raise LostError(f"{place(holder)} no longer holds the survivors that it was asked for")
         return found
 
     @contextlib.asynccontextmanager
@@ -137,8 +136,7 @@ class Exchange:
         return None
 
     async def _connect(self, holder: str) -> "_Fetcher":
-        host, _, port = holder.rpartition(":")
-        return (await self._loop.create_connection(_Fetcher, host, int(port)))[1]
+        return await self._wire.connect(lambda: _Fetcher(holder.partition("@")[0]), place(holder))
 
     def _tell(self) -> None:
         unwanted, self._unwanted = self._unwanted, {}
@@ -151,22 +149,6 @@ class Exchange:
                 connection.say(Drop(keys))
 
     # Answers to others
-
-    def admit(self, asker: "_Asker") -> bool:
-        """Whether there is room for another, if need be in place of the stranger that came first."""
-        if len(self._askers) >= MOST_ASKERS:
-            if not self._strangers:
-                return False
-            oldest = next(iter(self._strangers))
-            self.forget(oldest)
-            oldest.shut_out()
-        self._askers.add(asker)
-        self._strangers[asker] = None
-        return True
-
-    def forget(self, asker: "_Asker") -> None:
-        self._askers.discard(asker)
-        self._strangers.pop(asker, None)
 
     def answer(self, asked: Fetch | Drop, asker: "_Asker") -> None:
         if isinstance(asked, Drop):
@@ -183,8 +165,6 @@ class Exchange:
             log.warning("a connection was ended, as it asked for what cannot be: %r", error)
             asker.hang_up()
             return
-        if parts:
-            self._strangers.pop(asker, None)
         asker.say(Fetched([PackedForm.of(part) for part in parts]), buffers(parts))
 
     async def _packed(self, key: str, wanted: list[int] | None) -> Packed:
@@ -222,12 +202,19 @@ class _Fetcher(MessageConnection):
     used_s = 0.0
     _found: asyncio.Future[list[Packed]] | None = None
 
+    def __init__(self, key: str) -> None:
+        self._key = key
+
     async def fetch(self, wanted: list[tuple[str, list[int] | None]]) -> list[Packed]:
         if not self.is_open:
             raise EOFError("the connection ended")
         self._found = asyncio.get_running_loop().create_future()
         self.say(Fetch(wanted))
         return await self._found
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.say(Key(self._key))
 
     def heard(self, message: Fetched) -> Iterator[memoryview]:
         parts = [form.allocate() for form in message.parts]
@@ -241,26 +228,17 @@ class _Fetcher(MessageConnection):
             self._found.set_exception(error or EOFError("the connection ended"))
 
 
-class _Asker(MessageConnection):
+class _Asker(Guest):
     """A connection from a process that asks for survivors held here."""
 
-    messages = Decoder(Fetch | Drop)
+    messages = Decoder(Key | Fetch | Drop)
+    longest = ASKED_BYTES
 
     def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange.door)
         self._exchange = exchange
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        if self._exchange.admit(self):
-            self.allow(ASKED_BYTES, SILENT_S)
-        else:
-            self.shut_out()
-
-    def shut_out(self) -> None:
-        self._transport.abort()
-
-    def heard(self, message: Fetch | Drop) -> Iterator[memoryview]:
-        self.allow(ASKED_BYTES, SILENT_S)
+    def told(self, message: Fetch | Drop) -> Iterator[memoryview]:
         self._exchange.answer(message, self)
         yield from ()
 
@@ -271,6 +249,3 @@ class _Asker(MessageConnection):
     def resume_writing(self) -> None:
         if self.is_open:
             self._transport.resume_reading()
-
-    def lost(self, error: Exception | None) -> None:
-        self._exchange.forget(self)

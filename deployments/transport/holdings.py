@@ -24,8 +24,20 @@ class LostError(RuntimeError):
     """Survivors are no longer held, so their inputs must begin again at block 0."""
 
 
+def place(address: str) -> str:
+    """An address that may be told to anybody: without the key to it.
+
+    >>> place("7f3a@10.0.0.7:4242")
+    '10.0.0.7:4242'
+    """
+    return address.rpartition("@")[2]
+
+
 class Held(msgspec.Struct, frozen=True, array_like=True, tag=True, weakref=True):
-    """A claim on `count` inputs that stand before block `cursor` and are held at `address`; it is its own message."""
+    """A claim on `count` inputs that stand before block `cursor` and are held at `address`; it is its own message.
+
+    The address begins with the key to the holder's door, and `key` is that to these survivors.
+    """
 
     cursor: int
     address: str
@@ -42,7 +54,7 @@ class Share:
     """Some of the inputs that are held somewhere.
 
     >>> import numpy as np
-    >>> len(Share(Held(4, "10.0.0.7:4242", "7f3a", count=8), np.array([0, 5])))
+    >>> len(Share(Held(4, "5ec7@10.0.0.7:4242", "7f3a", count=8), np.array([0, 5])))
     2
     """
 
@@ -90,7 +102,7 @@ class Holdings:
     def get(self, key: str) -> State:
         state = self._states.get(key)
         if state is None:
-            raise LostError(f"{self.address} no longer holds the survivors that it was asked for")
+            raise LostError(f"{place(self.address)} no longer holds the survivors that it was asked for")
         return state
 
     def packed(self, key: str, rows: Integers) -> Packed:

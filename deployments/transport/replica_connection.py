@@ -5,7 +5,6 @@ A call through a handle took 2 to 3 ms, and 3.5 ms of processor time on both sid
 """
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from msgspec.msgpack import Decoder
 
 from deployments.transport.connection import MessageConnection, log
 from deployments.transport.frames import Message, buffers
+from deployments.transport.guarded import Door, Guest, Key
 from deployments.transport.holdings import LostError
 from deployments.transport.orders import (
     Departed,
@@ -28,17 +28,10 @@ from deployments.transport.orders import (
     order_of,
     reply_of,
 )
+from deployments.transport.wire import Wire
 
 GONE = "the replica has gone"
-KEY_BYTES = 256  # the longest first message, from a caller that has not shown the key yet
-KEY_WITHIN_S = 5.0
-MOST_STRANGERS = 64  # the most connections without the key
-
-
-class Key(Message, frozen=True):
-    """The first message of a front: it proves that Serve told it where the replica is."""
-
-    key: str
+MOST_STRANGERS = 64  # connections without the key: there are few fronts
 
 
 class EndIfStuck(Message, frozen=True):
@@ -48,11 +41,12 @@ class EndIfStuck(Message, frozen=True):
 
 
 class Whereabouts(NamedTuple):
-    """The address at which a replica takes orders, and the key that a front must show."""
+    """The address at which a replica takes orders, the key that a front must show, and which network it runs."""
 
     replica: str
     address: str
     key: str
+    weights: str = ""  # a hash; "": nobody knows
 
 
 class ReplicaConnection(MessageConnection):
@@ -115,10 +109,8 @@ class ReplicaConnection(MessageConnection):
             self._on_lost()
 
 
-async def connect_to(where: Whereabouts, on_lost: Callable[[], None]) -> ReplicaConnection:
-    host, _, port = where.address.rpartition(":")
-    loop = asyncio.get_running_loop()
-    return (await loop.create_connection(lambda: ReplicaConnection(where.key, on_lost), host, int(port)))[1]
+async def connect_to(wire: Wire, where: Whereabouts, on_lost: Callable[[], None]) -> ReplicaConnection:
+    return await wire.connect(lambda: ReplicaConnection(where.key, on_lost), where.address)
 
 
 class OrderServer:
@@ -126,48 +118,32 @@ class OrderServer:
 
     def __init__(self, run: Callable[[Order], AsyncIterator[Departed | Stayed]], end_if_stuck: Callable[[float], None]):
         self.run, self.end_if_stuck = run, end_if_stuck
-        self.key = secrets.token_hex(16)
-        self.callers: set[MessageConnection] = set()
-        self.strangers: dict[_Caller, None] = {}  # connections without the key, in the order in which they came
+        self.door = Door(MOST_STRANGERS)
         self._server: asyncio.Server | None = None
 
-    async def open(self, host: str) -> str:
+    async def open(self, wire: Wire) -> str:
         """Take orders from now on; returns the address."""
-        self._server = await asyncio.get_running_loop().create_server(lambda: _Caller(self), host, 0)
-        return f"{host}:{self._server.sockets[0].getsockname()[1]}"
+        self._server, address = await wire.listen(lambda: _Caller(self))
+        return address
 
     def close(self) -> None:
         if self._server:
             self._server.close()
-        for caller in tuple(self.callers):
-            caller.hang_up()
+        self.door.close()
 
 
-class _Caller(MessageConnection):
+class _Caller(Guest):
     """The replica's end of the connection."""
 
     messages = Decoder(Key | OrderForm | EndIfStuck)
 
     def __init__(self, server: OrderServer) -> None:
+        super().__init__(server.door)
         self._server = server
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        strangers = self._server.strangers
-        if len(strangers) >= MOST_STRANGERS:  # a front shows the key at once, so the oldest has none
-            next(iter(strangers)).shut_out()
-        strangers[self] = None
-        self.allow(KEY_BYTES, KEY_WITHIN_S)
-
-    def shut_out(self) -> None:
-        del self._server.strangers[self]
-        self._transport.abort()
-
-    def heard(self, message: Key | OrderForm | EndIfStuck) -> Iterator[memoryview]:
-        if self not in self._server.callers:
-            self._admit(message)
-        elif isinstance(message, OrderForm):
+    def told(self, message: OrderForm | EndIfStuck) -> Iterator[memoryview]:
+        if isinstance(message, OrderForm):
             order = order_of(message)
             yield from buffers(order.parts)
             task = asyncio.get_running_loop().create_task(self._run(message.number, order))
@@ -175,17 +151,6 @@ class _Caller(MessageConnection):
             task.add_done_callback(self._tasks.discard)
         elif isinstance(message, EndIfStuck):
             self._server.end_if_stuck(message.after_s)
-
-    def lost(self, error: Exception | None) -> None:
-        self._server.strangers.pop(self, None)
-        self._server.callers.discard(self)
-
-    def _admit(self, message: Message) -> None:
-        if not (isinstance(message, Key) and secrets.compare_digest(message.key, self._server.key)):
-            raise PermissionError("its key is another")
-        self._server.strangers.pop(self, None)
-        self.allow()
-        self._server.callers.add(self)
 
     async def _run(self, number: int, order: Order) -> None:
         try:

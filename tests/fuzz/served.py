@@ -18,6 +18,7 @@ from deployments.front.service import Service
 from deployments.transport.exchange import Exchange
 from deployments.transport.holdings import Holdings
 from deployments.transport.replica_connection import OrderServer
+from deployments.transport.wire import Wire
 from profiles.errors import UserError
 from profiles.model import Batch
 from tests.fuzz.cases import PREDICT, Headers, as_json
@@ -81,10 +82,10 @@ class Served:
             self.http_port = server.servers[0].sockets[0].getsockname()[1]
             self.grpc = Grpc(await stack.enter_async_context(grpc.aio.insecure_channel(f"{HOST}:{port}")))
             self.orders = OrderServer(self._run, lambda after_s: None)
-            self.orders_port = int((await self.orders.open(HOST)).rpartition(":")[2])
+            self.orders_port = int((await self.orders.open(Wire(HOST))).rpartition(":")[2])
             holdings = Holdings()
             exchange = Exchange(holdings)
-            await exchange.open(HOST)
+            await exchange.open(Wire(HOST))
             self.exchange_port = int(holdings.address.rpartition(":")[2])
             client = asyncio.create_task(self._mean_well())
             self._ready.set()

@@ -1,5 +1,6 @@
 """The command lines that README.md and docs/ show, and small material to run them on."""
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -13,7 +14,9 @@ WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull",
 # These options are appended to a line, so that it measures for a moment instead of a minute.
 SMALL = {
     "prepare": "--max-rows 60",
+    "deploy": "",
     "doctor": "",
+    "environment": f"--folder /tmp/isobatch-{os.getuid()}",  # sockets need a short path
     "evaluate": "--device cpu --max-rows 20",
     "profile": "--device cpu --lengths 6 --largest 4 --budget 0.1",
     "plan": "",

@@ -23,10 +23,10 @@ from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_p
 PACKAGES = ("profiles", "optimizer", "deployments", "cluster")
 
 # Runs command lines one after the other, as `isobatch` would, and prints how each of them ended. Only what never ends
-# by itself is cut short: `serve` where it would start a Ray, `status --watch` after it has shown everything once.
+# by itself is cut short: `serve` and `deploy` where they would need a Ray, `status --watch` after it has shown everything once.
 DRIVER = """
 import contextlib, io, json, sys, types
-import cluster.commands.serve, cluster.commands.status
+import cluster.commands.deploy, cluster.commands.serve, cluster.commands.status
 from cluster.cli import main
 from cluster.serving.serve_file import serve_file
 
@@ -34,6 +34,7 @@ def interrupt(seconds):
     raise KeyboardInterrupt
 
 cluster.commands.serve.run = lambda content, *_: print("would serve", json.dumps(content))
+cluster.commands.deploy.run = lambda content, *_: print("would deploy", json.dumps(content))
 cluster.commands.status.time = types.SimpleNamespace(sleep=interrupt)
 ended = []
 for line in json.load(sys.stdin):
@@ -159,6 +160,7 @@ def test_every_command_runs_installed(installed: Path, address: str, tmp_path: P
         assert ended["code"] == (130 if watched else 0), (line, ended)
     assert "promises kept" in outcome[f"status {address} --watch"]["said"]
     assert "would serve" in outcome["serve serve.yaml"]["said"]
+    assert "would deploy" in outcome["deploy serve.yaml --address auto"]["said"]
     assert "cluster/demo/plan.json" in outcome["serve"]["said"]
     for wrong, reason in (
         ("serve reviews.csv", "is not a Serve file"),

@@ -172,5 +172,9 @@ def test_of_kinds_that_share_nothing_as_many_fit_as_can(cpus: int, gpus: int, no
 def test_a_replica_asks_for_what_its_kind_has() -> None:
     assert ray_facts.replica_needs(AppConfig(cpus_per_replica=2), "cpu") == {"CPU": 2.0, "GPU": 0.0}
     assert ray_facts.replica_needs(AppConfig(), "a100") == {"CPU": 1.0, "GPU": 1, "accelerator_type:A100": 0.001}
+    assert ray_facts.replica_options(AppConfig(), "a100", labelled=True) == {
+        "num_gpus": 1,
+        "label_selector": {"isobatch.io/kind": "a100"},
+    }
     virtual = AppConfig(backend="virtual", profile="it.json")
     assert ray_facts.replica_needs(virtual, "a100") == {"CPU": 0.01, "GPU": 0.0}

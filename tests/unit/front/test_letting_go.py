@@ -13,8 +13,10 @@ from deployments.replica.split import SplitReplica
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import Packed, pack
 from deployments.transport.replica_connection import OrderServer, Whereabouts, connect_to
+from deployments.transport.wire import Wire
 from tests.helpers.toy_model import Toy
 
+WIRE = Wire("127.0.0.1")
 BROKEN = pack(Toy().encode([[0, -1]]))
 
 
@@ -56,7 +58,7 @@ def test_by_a_replica_that_has_gone() -> None:
             yield Stayed(None, np.zeros(0, np.int64), 0.0)
 
         server = OrderServer(hangs_up, lambda after_s: None)
-        connection = await connect_to(Whereabouts("it", await server.open("127.0.0.1"), server.key), lambda: None)
+        connection = await connect_to(WIRE, Whereabouts("it", await server.open(WIRE), server.door.key), lambda: None)
         await fails_and_lets_go(connection.run)
 
     asyncio.run(scene())

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +25,8 @@ class Serve:
     def __init__(self) -> None:
         self.replicas: dict[str, ServeReplica] = {}
 
-    def start(self, *names: str) -> None:
-        self.replicas |= {name: ServeReplica(CONFIG, "cpu", "") for name in names}
+    def start(self, *names: str, directory: str = "") -> None:
+        self.replicas |= {name: ServeReplica(CONFIG, "cpu", directory) for name in names}
 
     def tell(self) -> None:
         from deployments.front import router  # Ray is not imported while tests are collected: tests/conftest.py
@@ -52,12 +53,12 @@ class Handle:
 
 
 class Scene:
-    def __init__(self) -> None:
+    def __init__(self, directory: str) -> None:
         self.serve = Serve()
         self.told: list[set[str]] = []
         from deployments.front.workers import ServeWorkers
 
-        self.workers = ServeWorkers(self._changed, by_value_bytes=2**20)
+        self.workers = ServeWorkers(self._changed, CONFIG, directory)
 
     def _changed(self, _: str, replicas: Collection[str]) -> None:
         self.told.append(set(replicas))
@@ -66,15 +67,14 @@ class Scene:
         return [1 async for _ in self.workers.run(replica, ORDER)] != []
 
 
-def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Scene], Awaitable[Any]]) -> None:
+def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Scene], Awaitable[Any]], directory: str = "") -> None:
     monkeypatch.setattr("deployments.front.workers.BELIEVED_AFTER_S", 0.05)
-    monkeypatch.setattr("deployments.front.workers.node_address", lambda: "127.0.0.1")
-    monkeypatch.setattr("deployments.replica.serve_replica.node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("deployments.ray_facts.node_address", lambda: "127.0.0.1")
     monkeypatch.setattr("deployments.replica.serve_replica.replica_name", lambda: "set by the handle")
     monkeypatch.setattr("deployments.front.router.listeners", {})
 
     async def act() -> None:
-        stage = Scene()
+        stage = Scene(directory)
         monkeypatch.setattr("deployments.front.workers.serve.get_deployment_handle", stage.serve.handle)
         stage.serve.start("a", "b")
         await stage.workers.open()
@@ -126,11 +126,29 @@ def test_one_that_breaks_is_missed_at_once_and_met_again_if_serve_still_names_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene(stage: Scene) -> None:
-        await eventually(lambda: len(stage.serve.replicas["a"]._orders.callers) == 1)
-        for caller in tuple(stage.serve.replicas["a"]._orders.callers):
+        await eventually(lambda: len(stage.serve.replicas["a"]._orders.door.guests) == 1)
+        for caller in tuple(stage.serve.replicas["a"]._orders.door.guests):
             caller.hang_up()
         await eventually(lambda: stage.told[-1] == {"b"})
         await eventually(lambda: stage.told[-1] == {"a", "b"})
         assert await stage.runs_on("a")
 
     play(monkeypatch, scene)
+
+
+def test_one_with_other_weights_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node may have older files, and would answer all the same."""
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(name)
+
+    async def scene(stage: Scene) -> None:
+        stage.serve.start("old", directory=str(tmp_path / "theirs"))
+        stage.serve.start("new", directory=str(tmp_path / "ours"))
+        stage.serve.tell()
+        await eventually(lambda: "runs other weights" in caplog.text and "new" in stage.told[-1])
+        assert "old" not in stage.told[-1]
+
+    play(monkeypatch, scene, str(tmp_path / "ours"))

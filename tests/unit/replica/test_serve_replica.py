@@ -20,8 +20,10 @@ from deployments.transport.holdings import Holdings
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import pack
 from deployments.transport.replica_connection import ReplicaConnection, connect_to
+from deployments.transport.wire import Wire
 from tests.helpers.toy_model import RAMPS, Toy, left_at
 
+WIRE = Wire("127.0.0.1")
 CONFIG = AppConfig(loader="tests.helpers.toy_model:load")
 
 
@@ -63,9 +65,9 @@ class Fleet:
         self._hanging.append(gone)
 
     async def open(self) -> None:
-        await self._exchange.open("127.0.0.1")
+        await self._exchange.open(WIRE)
         for name, replica in self.replicas.items():
-            self._connections[name] = await connect_to(await replica.whereabouts(), lambda: None)
+            self._connections[name] = await connect_to(WIRE, await replica.whereabouts(), lambda: None)
 
     def held(self) -> int:
         return sum(len(replica._holdings) for replica in self.replicas.values())
@@ -126,7 +128,7 @@ class Rig:
 def play(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, by_value_bytes: int = 0, route: Route = CHAIN, limits: Limits = CALM
 ) -> None:
-    monkeypatch.setattr("deployments.replica.serve_replica.node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("deployments.ray_facts.node_address", lambda: "127.0.0.1")
     monkeypatch.setattr("deployments.replica.serve_replica.replica_name", lambda: "it")
 
     async def act() -> None:

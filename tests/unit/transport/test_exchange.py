@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.transport.exchange import ASKED_BYTES, Exchange, Fetch, Fetched
+from deployments.transport.exchange import ASKED_BYTES, Drop, Exchange, Fetch
 from deployments.transport.frames import LONGEST, frame
-from deployments.transport.holdings import Held, Holdings, LostError, Share
+from deployments.transport.guarded import KEY_BYTES, Key
+from deployments.transport.holdings import Held, Holdings, LostError, Share, place
 from deployments.transport.packed import Packed, pack, take
+from deployments.transport.wire import Wire
 from profiles.model import Batch
 from tests.helpers.travelling_batches import batches, same
 
@@ -34,7 +36,7 @@ def among(count: int, scene: Callable[..., Awaitable[Any]]) -> Any:
     async def act() -> Any:
         peers = [Peer() for _ in range(count)]
         for peer in peers:
-            await peer.exchange.open(HOST)
+            await peer.exchange.open(Wire(HOST))
         try:
             return await scene(*peers)
         finally:
@@ -109,7 +111,7 @@ def test_what_was_dropped_is_lost_and_the_connection_lives_on() -> None:
     async def scene(here: Peer, there: Peer) -> None:
         gone, kept = there.holdings.hold(numbers(2), 9.0), there.holdings.hold(numbers(3), 9.0)
         there.holdings.drop([gone.key])
-        with pytest.raises(LostError, match=there.holdings.address):
+        with pytest.raises(LostError, match=place(there.holdings.address)):
             await here.exchange.gather([Share(kept, rows(0)), Share(gone, rows(0))])
         (part,) = await here.exchange.gather([Share(kept, rows(0, 1, 2))])
         assert len(part) == 3
@@ -172,8 +174,8 @@ def test_connections_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch
     async def scene(here: Peer, there: Peer) -> None:
         share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))
         await here.exchange.gather([share])
-        assert len(there.exchange._askers) == 1
-        while there.exchange._askers:
+        assert len(there.exchange.door.guests) == 1
+        while there.exchange.door.guests:
             await asyncio.sleep(0.005)
         assert len(await here.exchange.gather([share])) == 1  # a new one is opened
 
@@ -188,17 +190,21 @@ def test_connections_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch
         frame([1]),
         frame(["Fetch", [["a", "b"]]]),
         frame(Fetch([("a", None)])),
+        frame(Drop(["a"])),
+        frame(Key("0" * 32)),
+        frame(Key("\xe9")),
         b"\xff" * 64,
     ],
 )
 def test_strangers_are_shown_out(noise: bytes) -> None:
+    """Whatever they ask: even the key to what is held is nothing without the key to the door."""
+
     async def scene(here: Peer) -> None:
-        host, _, port = here.holdings.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(noise)
-        writer.write_eof()
-        said = await asyncio.wait_for(reader.read(), 5)
-        assert said in (b"", frame(Fetched([])))  # or that there is nothing under this key
+        held = here.holdings.hold(numbers(1), 9.0)
+        reader, writer = await stranger(here)
+        writer.write(noise + frame(Fetch([(held.key, None)])) + frame(Drop([held.key])))
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert here.holdings.get(held.key)
         writer.close()
 
     among(1, scene)
@@ -219,14 +225,21 @@ def test_a_description_has_a_limit() -> None:
 
 
 async def stranger(here: Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = here.holdings.address.rpartition(":")
+    host, _, port = place(here.holdings.address).rpartition(":")
     return await asyncio.open_connection(host, int(port))
 
 
-def test_a_stranger_cannot_make_a_holder_set_much_memory_aside() -> None:
+async def guest(here: Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await stranger(here)
+    writer.write(frame(Key(here.exchange.door.key)))
+    return reader, writer
+
+
+@pytest.mark.parametrize(("come", "most"), [(stranger, KEY_BYTES), (guest, ASKED_BYTES)])
+def test_nobody_can_make_a_holder_set_much_memory_aside(come: Callable[..., Any], most: int) -> None:
     async def scene(here: Peer) -> None:
-        reader, writer = await stranger(here)
-        writer.write((ASKED_BYTES + 1).to_bytes(4, "little"))
+        reader, writer = await come(here)
+        writer.write((most + 1).to_bytes(4, "little"))
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
 
@@ -234,7 +247,7 @@ def test_a_stranger_cannot_make_a_holder_set_much_memory_aside() -> None:
 
 
 def test_many_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.exchange.MOST_ASKERS", 8)
+    monkeypatch.setattr("deployments.transport.exchange.MOST_STRANGERS", 8)
 
     async def scene(here: Peer, there: Peer) -> None:
         share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))
@@ -243,9 +256,8 @@ def test_many_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None
         silent = [await stranger(there) for _ in range(20)]
         assert await asyncio.wait_for(silent[0][0].read(), 5) == b"", "the one that waited longest had to go"
         assert len(await here.exchange.gather([share])) == 1
-        found = await askers(there)
-        assert len(found) <= 8
-        assert known in found, "whoever has named a right key stays"
+        assert await askers(there) == [known], "whoever has shown the key stays"
+        assert len(there.exchange.door.strangers) <= 8
         for _, writer in silent:
             writer.close()
 
@@ -258,14 +270,14 @@ def test_memory_of_a_connection_ends_with_it() -> None:
     async def scene(here: Peer) -> None:
         gone = []
         for noise in (b"", b"\0\0", b"\xff" * 64, frame(Fetch([("a", None)]))):
-            _, writer = await stranger(here)
+            _, writer = await guest(here)
             (asker,) = await askers(here)
             gone.append(weakref.ref(asker))
             del asker
             writer.write(noise)
             await asyncio.sleep(0.01)
             writer.close()
-            while here.exchange._askers:
+            while here.exchange.door.guests:
                 await asyncio.sleep(0.005)
             await asyncio.sleep(0.01)
         assert [each() for each in gone] == [None] * 4
@@ -277,18 +289,35 @@ def test_memory_of_a_connection_ends_with_it() -> None:
         gc.enable()
 
 
-def test_a_connection_on_which_nobody_asks_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.exchange.SILENT_S", 0.05)
+def test_a_stranger_that_says_nothing_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.guarded.KEY_WITHIN_S", 0.05)
 
     async def scene(here: Peer, there: Peer) -> None:
-        reader, writer = await stranger(here)
+        reader, writer = await stranger(there)
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
         share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))
-        for _ in range(2):  # the second time the connection of the first has been ended
-            assert len(await here.exchange.gather([share])) == 1
-            while there.exchange._askers:
-                await asyncio.sleep(0.005)
+        assert len(await here.exchange.gather([share])) == 1
+        (known,) = await askers(there)
+        await asyncio.sleep(0.1)
+        assert await askers(there) == [known], "whoever has shown the key may be silent"
+
+    among(2, scene)
+
+
+def test_a_loss_names_the_place_and_not_the_key_to_it() -> None:
+    """What failed may be told to a client."""
+
+    async def scene(here: Peer, there: Peer) -> None:
+        gone = there.holdings.hold(numbers(2), 9.0)
+        there.holdings.drop([gone.key])
+        with pytest.raises(LostError) as afar:
+            await here.exchange.gather([Share(gone, rows(0))])
+        with pytest.raises(LostError) as there_itself:
+            there.holdings.get(gone.key)
+        for lost in (afar, there_itself):
+            assert place(there.holdings.address) in str(lost.value)
+            assert there.exchange.door.key not in str(lost.value)
 
     among(2, scene)
 
@@ -296,7 +325,7 @@ def test_a_connection_on_which_nobody_asks_is_ended(monkeypatch: pytest.MonkeyPa
 def test_whoever_does_not_read_the_answers_is_not_heard_further() -> None:
     async def scene(here: Peer) -> None:
         held = here.holdings.hold(pack(numbers(64, width=4096)), 9.0)
-        _, writer = await stranger(here)
+        _, writer = await guest(here)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         for _ in range(100):
             writer.write(frame(Fetch([(held.key, None)])))
@@ -311,6 +340,6 @@ def test_whoever_does_not_read_the_answers_is_not_heard_further() -> None:
 
 
 async def askers(here: Peer) -> list[Any]:
-    while not here.exchange._askers:
+    while not here.exchange.door.guests:
         await asyncio.sleep(0.005)
-    return list(here.exchange._askers)
+    return list(here.exchange.door.guests)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from deployments.transport.connection import SMALL, MessageConnection
 from deployments.transport.frames import LONGEST, buffers, frame
+from deployments.transport.guarded import KEY_BYTES, Key
 from deployments.transport.holdings import Held, LostError, Share
 from deployments.transport.orders import (
     Departed,
@@ -30,19 +31,18 @@ from deployments.transport.orders import (
 )
 from deployments.transport.packed import Packed, pack
 from deployments.transport.replica_connection import (
-    KEY_BYTES,
     MOST_STRANGERS,
     EndIfStuck,
-    Key,
     OrderServer,
     ReplicaConnection,
     Whereabouts,
     connect_to,
 )
+from deployments.transport.wire import Wire
 from profiles.model import Batch, Exits
 from tests.helpers.travelling_batches import batches, same
 
-HOST = "127.0.0.1"
+WIRE = Wire("127.0.0.1")
 HELD = Held(4, "10.0.0.7:4242", "7f3a", 8, 1000)
 
 
@@ -170,8 +170,8 @@ def play(scene: Scene) -> None:
 
     async def act() -> None:
         replica, losses = Replica(), list[str]()
-        where = Whereabouts("it", await replica.server.open(HOST), replica.server.key)
-        connection = await connect_to(where, lambda: losses.append("lost"))
+        where = Whereabouts("it", await replica.server.open(WIRE), replica.server.door.key)
+        connection = await connect_to(WIRE, where, lambda: losses.append("lost"))
         await asyncio.wait_for(scene(replica, connection, losses), 20)
         connection.retire()
         replica.server.close()
@@ -250,10 +250,10 @@ def test_a_line_that_is_retired_ends_with_its_last_reply() -> None:
         await eventually(lambda: 2 in replica.gates)
         connection.retire()
         await asyncio.sleep(0.02)
-        assert len(replica.server.callers) == 1
+        assert len(replica.server.door.guests) == 1
         replica.gates[2].set()
         assert await asked == [2, 2]
-        await eventually(lambda: not replica.server.callers)
+        await eventually(lambda: not replica.server.door.guests)
         assert losses == []
 
     play(scene)
@@ -298,7 +298,7 @@ def test_strangers_are_shown_out(noise: bytes) -> None:
 
 
 async def stranger(replica: Replica) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = (await replica.server.open(HOST)).rpartition(":")
+    host, _, port = (await replica.server.open(WIRE)).rpartition(":")
     return await asyncio.open_connection(host, int(port))
 
 
@@ -315,14 +315,14 @@ def test_a_stranger_cannot_make_a_replica_set_memory_aside(length: int) -> None:
 
 def test_many_strangers_cost_little_and_keep_nobody_out() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
-        address = await replica.server.open(HOST)
+        address = await replica.server.open(WIRE)
         host, _, port = address.rpartition(":")
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(MOST_STRANGERS + 20)]
-        another = await connect_to(Whereabouts("r1", address, replica.server.key), lambda: None)
+        another = await connect_to(WIRE, Whereabouts("r1", address, replica.server.door.key), lambda: None)
         replica.gates[3] = asyncio.Event()
         replica.gates[3].set()
         assert await replies(another, 3) == [3, 3]
-        assert len(replica.server.strangers) <= MOST_STRANGERS
+        assert len(replica.server.door.strangers) <= MOST_STRANGERS
         assert await asyncio.wait_for(silent[0][0].read(), 5) == b"", "the one that waited longest had to go"
         for _, writer in silent:
             writer.close()
@@ -332,7 +332,7 @@ def test_many_strangers_cost_little_and_keep_nobody_out() -> None:
 
 
 def test_a_stranger_that_says_nothing_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.replica_connection.KEY_WITHIN_S", 0.05)
+    monkeypatch.setattr("deployments.transport.guarded.KEY_WITHIN_S", 0.05)
 
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         reader, writer = await stranger(replica)

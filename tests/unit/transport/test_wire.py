@@ -1,58 +1,254 @@
-"""What travels arrives: every row, in every precision."""
+"""Where a process listens, who is let in, and how soon it notices that nobody is there any more."""
 
+import asyncio
+import ctypes
+import datetime
+import ipaddress
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import uvloop
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
-from deployments.transport.packed import pack, take, unpack
+from deployments.config import parse
+from deployments.transport.connection import MessageConnection
+from deployments.transport.exchange import Exchange
+from deployments.transport.holdings import Holdings, LostError, Share, place
+from deployments.transport.packed import Packed, pack
+from deployments.transport.wire import Certificates, Wire, contexts
+from profiles.errors import UserError
 from profiles.model import Batch
-from tests.helpers.travelling_batches import DTYPES, batches, make
+
+HOST = "127.0.0.1"
+_SO_ATTACH_FILTER = 26
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
-def rows_of(batch: Batch) -> list[torch.Tensor]:
-    hidden = torch.as_tensor(batch.arrays["hidden"])
-    return list(hidden) if batch.lengths is None else list(hidden.split(batch.lengths.tolist()))
+class Listener(MessageConnection):
+    """Hears numbers, and when the connection ends."""
+
+    messages = msgspec.msgpack.Decoder(int)
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self.ended = asyncio.Event()
+
+    def heard(self, message: int) -> Iterator[memoryview]:
+        self.came.append(message)
+        yield from ()
+
+    def lost(self, error: Exception | None) -> None:
+        self.ended.set()
 
 
-def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    return len(left) == len(right) and all(
-        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(left, right, strict=True)
+def deaf(connection: MessageConnection) -> None:
+    """Let the kernel throw away all that comes for this socket, unconfirmed, as a cut network does."""
+    nothing = ctypes.create_string_buffer(b"\x06\0\0\0\0\0\0\0")  # one instruction: return 0
+    program = struct.pack("=HxxxxxxQ", 1, ctypes.addressof(nothing))
+    ours: Any = connection._transport.get_extra_info("socket")
+    ours.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+def between(wire: Wire, scene: Callable[[Listener, Listener], Awaitable[Any]], loop: Any = LOOPS[0]) -> None:
+    """Play a scene with both ends of a connection."""
+
+    async def act() -> None:
+        listening: list[Listener] = []
+
+        def welcome() -> Listener:
+            listening.append(Listener())
+            return listening[-1]
+
+        server, address = await wire.listen(welcome)
+        asking = await wire.connect(Listener, address)
+        while not listening or not hasattr(listening[0], "_transport"):
+            await asyncio.sleep(0.001)
+        await asyncio.wait_for(scene(listening[0], asking), 30)
+        asking.hang_up()
+        server.close()
+        await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(act())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_peer_that_is_silent_is_noticed(monkeypatch: pytest.MonkeyPatch, loop: Any, busy: bool) -> None:
+    """Whichever end listens, and whether anything was on its way; without it, the kernel takes a quarter of an hour."""
+    monkeypatch.setattr("deployments.transport.wire.SILENT_S", 1)
+
+    async def scene(here: Listener, there: Listener) -> None:
+        began_s = time.monotonic()
+        deaf(here)
+        deaf(there)
+        if busy:
+            here.say(1)
+            there.say(1)
+        await asyncio.gather(here.ended.wait(), there.ended.wait())
+        assert time.monotonic() - began_s < 5.0
+        assert here.came == there.came == []
+
+    between(Wire(HOST), scene, loop)
+
+
+def test_a_peer_that_has_nothing_to_say_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.wire.SILENT_S", 1)
+
+    async def scene(here: Listener, there: Listener) -> None:
+        await asyncio.sleep(2.5)
+        here.say(1)
+        while not there.came:
+            await asyncio.sleep(0.001)
+
+    between(Wire(HOST), scene)
+
+
+# Ports
+
+
+def test_ports_are_taken_from_the_range_and_a_full_one_is_one_sentence() -> None:
+    first = free_row(2)
+    wire = Wire(HOST, range(first, first + 2))
+
+    async def act() -> None:
+        servers = [await wire.listen(Listener) for _ in range(2)]
+        assert [address for _, address in servers] == [f"{HOST}:{first}", f"{HOST}:{first + 1}"]
+        with pytest.raises(UserError, match=f"ports {first} to {first + 1} of {HOST} are all taken"):
+            await wire.listen(Listener)
+        for server, _ in servers:
+            server.close()
+
+    asyncio.run(act())
+
+
+def free_row(count: int) -> int:
+    """The first of so many free ports in a row."""
+    for first in range(24_000, 30_000, count):
+        try:
+            for port in range(first, first + count):
+                socket.create_server((HOST, port)).close()
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no ports are free")
+
+
+@pytest.mark.parametrize("wrong", ["24000", "24001-24000", "80-90", "24000-70000", "a-b", "-1-5"])
+def test_a_wrong_range_is_one_sentence(wrong: str) -> None:
+    with pytest.raises(UserError, match="must be FIRST-LAST"):
+        parse({"ports": wrong})
+
+
+# TLS
+
+
+def authority(folder: Path, name: str) -> Callable[[str], Certificates]:
+    """An authority, which signs whatever it is asked to."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    own = _signed(name, key, name, key, is_authority=True)
+    (folder / f"{name}.pem").write_bytes(own.public_bytes(serialization.Encoding.PEM))
+
+    def certify(node: str) -> Certificates:
+        theirs = ec.generate_private_key(ec.SECP256R1())
+        certificate = _signed(node, theirs, name, key)
+        (folder / f"{node}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        (folder / f"{node}.key").write_bytes(
+            theirs.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return Certificates(*(str(folder / file) for file in (f"{node}.crt", f"{node}.key", f"{name}.pem")))
+
+    return certify
+
+
+def _signed(name: str, key: Any, issuer: str, issuers: Any, is_authority: bool = False) -> x509.Certificate:
+    def named(told: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, told)])
+
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(named(name))
+        .issuer_name(named(issuer))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("10.0.0.9"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .sign(issuers, hashes.SHA256())
     )
 
 
-@settings(deadline=None)
-@given(batches)
-def test_a_batch_comes_back_as_it_was(batch: Batch) -> None:
-    again = unpack([pack(batch)])
-    assert again.cursor == 3
-    assert torch.equal(torch.as_tensor(again.arrays["hidden"]), torch.as_tensor(batch.arrays["hidden"]))
-    assert (again.memory == batch.memory).all()
+def secured(files: Certificates) -> Wire:
+    return Wire(HOST, (0,), *contexts(files))
 
 
-@settings(deadline=None)
-@given(st.data(), st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=5), min_size=1, max_size=4), st.booleans())
-def test_any_rows_of_any_parts_can_be_joined(data: st.DataObject, shapes: list[list[int]], texts: bool) -> None:
-    dtype = data.draw(st.sampled_from(DTYPES))
-    sources = [make(shape if texts else None, len(shape), dtype, seed) for seed, shape in enumerate(shapes)]
-    chosen = [data.draw(st.permutations(range(len(shape)))) for shape in shapes]
-    chosen = [rows[: data.draw(st.integers(1, len(rows)))] for rows in chosen]
-    joined = unpack([take(pack(s), np.array(rows)) for s, rows in zip(sources, chosen, strict=True)])
-    expected = [rows_of(source)[row] for source, rows in zip(sources, chosen, strict=True) for row in rows]
-    assert same(rows_of(joined), expected)
-    memory = np.concatenate([s.memory[rows] for s, rows in zip(sources, chosen, strict=True)])
-    assert (joined.memory == memory).all()
+@pytest.mark.parametrize("loop", LOOPS)
+def test_with_certificates_survivors_travel_encrypted(tmp_path: Path, loop: Any) -> None:
+    """All rows arrive as they were, large ones too, and nothing on the wire is what they are made of."""
+    certify = authority(tmp_path, "ours")
+
+    async def act() -> None:
+        here, there = Exchange(Holdings()), Exchange(Holdings())
+        await here.open(secured(certify("here")))
+        await there.open(secured(certify("there")))
+        hidden = np.arange(8 * 100_000, dtype=np.float32).reshape(8, -1)
+        held = there._holdings.hold(pack(Batch(2, {"hidden": hidden}, np.zeros((8, 0), np.float32))), 9.0)
+        for _ in range(2):
+            (part,) = await here.gather([Share(held, np.array([7, 0]))])
+            assert isinstance(part, Packed)
+            assert (part.arrays["hidden"] == hidden[[7, 0]]).all()
+        host, _, port = place(there._holdings.address).rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"\x05\0\0\0 plain")
+        assert b"plain" not in await asyncio.wait_for(reader.read(), 10), "whoever speaks no TLS is shown out"
+        writer.close()
+        here.close()
+        there.close()
+        await asyncio.sleep(0.05)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(act())
 
 
-def test_texts_travel_token_by_token() -> None:
-    packed = pack(make([1, 9], 2, torch.float16, 0))
-    assert packed.arrays["hidden"].shape == (10, 3)
-    assert packed.size_bytes == 10 * 3 * 2 + 2 * 2 * 4
+def test_whoever_has_no_certificate_of_the_same_authority_gets_nothing(tmp_path: Path) -> None:
+    ours, theirs = authority(tmp_path, "ours"), authority(tmp_path, "theirs")
+
+    async def act() -> None:
+        there, stranger = Exchange(Holdings()), Exchange(Holdings())
+        await there.open(secured(ours("there")))
+        held = there._holdings.hold(pack(Batch(2, {}, np.zeros((1, 0), np.float32))), 9.0)
+        own, others = ours("mixed"), theirs("stranger")
+        for files in (others, Certificates(others.certificate, others.key, own.authority)):
+            await stranger.open(secured(files))
+            with pytest.raises(LostError):
+                await stranger.gather([Share(held, np.array([0]))])
+        assert not there.door.guests
+        there.close()
+        stranger.close()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(act())
 
 
-def test_parts_before_different_blocks_are_refused() -> None:
-    first = pack(make([2], 1, torch.float32, 0))
-    other = pack(Batch(5, {"hidden": torch.zeros(2, 3)}, np.zeros((1, 2), np.float32), np.array([2])))
-    with pytest.raises(ValueError, match=r"one block, got \[3, 5\]"):
-        unpack([first, other])
+def test_missing_certificates_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.ray_facts import wire_of
+
+    monkeypatch.setattr("deployments.ray_facts.node_address", lambda: HOST)
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    monkeypatch.setenv("RAY_TLS_SERVER_CERT", "/nowhere.crt")
+    with pytest.raises(UserError, match="RAY_TLS_SERVER_CERT, RAY_TLS_SERVER_KEY and RAY_TLS_CA_CERT must name"):
+        wire_of(parse({}))

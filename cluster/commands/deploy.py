@@ -1,0 +1,51 @@
+"""`isobatch deploy`: a Serve file onto a Ray cluster that runs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def deploy(
+    file: Annotated[Path, typer.Argument(help="A Serve file (*.yaml).")],
+    address: Annotated[
+        str, typer.Option(help="The cluster's address, as HOST:6379; auto: the one that this machine belongs to.")
+    ] = "auto",
+    check: Annotated[bool, typer.Option(help="Only say what is missing there, and deploy nothing.")] = False,
+    patience_s: Annotated[float, typer.Option(help="How long the start may take.")] = 600.0,
+) -> None:
+    """Deploy a Serve file onto a running cluster, once every node has what it needs. Run it on one of the nodes.
+
+    Example: [bold]isobatch deploy serve.yaml --address auto[/]
+    """
+    from cluster.serving.serve_file import serve_file
+
+    run(serve_file(file, {}), address, check, patience_s)
+
+
+def run(content: dict[str, Any], address: str, check: bool, patience_s: float) -> None:
+    """Look at every node, deploy, and wait until it answers."""
+    import sys
+
+    from rich.console import Console
+
+    from cluster.commands.serve import teller, url
+    from cluster.serving.capacity import check_capacity
+    from cluster.serving.deploy import deploy as put
+    from cluster.serving.local import attached
+    from cluster.serving.readiness import check_nodes
+    from cluster.serving.serve_file import with_demo
+    from deployments.ray_facts import total_resources
+
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    aside = Console(stderr=True, highlight=False, soft_wrap=True)
+    complete = with_demo(content)
+    with console.status("Connecting") as status, attached(address) as serving:
+        tell = teller(console, status.update, aside.print)
+        tell("Looking at every node")
+        check_nodes(complete)
+        check_capacity(complete, total_resources())
+        if not check:
+            put(serving(complete["http_options"]), complete, patience_s, tell)
+    base = url(complete["http_options"])
+    console.print("nothing is missing there" if check else f"[bold green]deployed[/]: {base} on every node that serves")

@@ -1,0 +1,221 @@
+"""The files in cluster/ that say where isobatch runs: Ray, KubeRay and Kubernetes would take them as they are."""
+
+import copy
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from cluster.controller.config import ControllerConfig
+from cluster.serving.haproxy import MAX_CONNECTIONS
+from cluster.serving.nodes import local_nodes
+from cluster.serving.serve_file import APPLICATION, CONTROLLER, serve_file
+from deployments.config import parse
+from deployments.ray_facts import KIND, node_settings
+from experiments.planner.settings import BERT_BASE
+from profiles.devices import CATALOGUE
+from profiles.errors import UserError
+from profiles.files import load
+from tests.helpers.ray_service import RayService
+
+CLUSTER = Path(__file__).parents[3] / "cluster"
+SERVE = ["serve.yaml", "demo.yaml", "local.yaml"]
+UP = ["aws.yaml", "gcp.yaml"]
+RAY = "2.60.0"
+OF_OURS = {"nodes"}  # fields of `isobatch serve` that Serve does not know, and lets pass
+
+
+def content(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((CLUSTER / name).read_text())
+    return found
+
+
+def kuberay() -> RayService:
+    return RayService.model_validate(content("kuberay.yaml"))
+
+
+@pytest.mark.parametrize("name", [*SERVE, *UP, "kuberay.yaml", "Dockerfile"])
+def test_each_says_in_three_lines_what_it_is(name: str) -> None:
+    lines = (CLUSTER / name).read_text().splitlines()
+    assert sum(line.startswith("#") for line in lines[:3]) >= 2
+
+
+# Files of Serve
+
+
+def serve_contents() -> Iterator[Any]:
+    yield from (pytest.param(content(name), id=name) for name in SERVE)
+    yield pytest.param(yaml.safe_load(kuberay().spec.serveConfigV2), id="kuberay.yaml")
+
+
+@pytest.mark.parametrize("told", serve_contents())
+def test_serve_takes_them_and_knows_every_field(told: dict[str, Any]) -> None:
+    from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
+
+    ServeDeploySchema.model_validate(told)
+    assert set(told) - OF_OURS <= known(ServeDeploySchema)
+    assert set(told["http_options"]) <= known(HTTPOptionsSchema)
+    for application in told["applications"]:
+        assert set(application) <= known(ServeApplicationSchema)
+        if application["import_path"] == APPLICATION:
+            parse(application.get("args") or {})
+        else:
+            assert application["import_path"] == CONTROLLER
+            ControllerConfig.model_validate(application["args"])
+
+
+def known(model: type[BaseModel]) -> set[str]:
+    return set(model.model_fields)
+
+
+@pytest.mark.parametrize("name", SERVE)
+def test_isobatch_serve_takes_them(name: str) -> None:
+    serve_file(CLUSTER / name, {})
+
+
+def test_the_local_fleet_has_a_node_for_each_kind_and_a_plan_for_at_least_three() -> None:
+    told = serve_file(CLUSTER / "local.yaml", {})
+    config = parse(told["applications"][0]["args"])
+    from deployments.graph import read_graph
+
+    there: dict[str, int] = {}
+    for node in local_nodes(told):
+        there |= node.devices
+    assert there == config.devices
+    assert len(read_graph(config).plan.devices()) >= 3
+
+
+def test_the_local_profile_is_what_datasheets_say() -> None:
+    told = load(CLUSTER / "local" / "profile.json")
+    made = BERT_BASE.profile("v100=1,p100=1,k80=1,t4=1", "float32")
+    assert (told.model, told.exits) == (made.model, made.exits)
+    for kind in made.kinds:
+        assert told.table(kind).block_s == pytest.approx(made.table(kind).block_s)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sentence"),
+    [
+        ([{"devices": {}}], "devices"),
+        ([{"devices": {"t4": 1}, "gpus": 1}], "gpus"),
+        ([{"cpus": 1}], "devices"),
+        ("four", "nodes"),
+    ],
+)
+def test_wrong_nodes_are_one_sentence(nodes: object, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        local_nodes({"nodes": nodes})
+
+
+# Files of `ray up`
+
+
+@pytest.mark.parametrize("name", UP)
+def test_ray_up_takes_them(name: str) -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    validate_config(prepare_config(content(name)))
+
+
+@pytest.mark.parametrize("name", UP)
+def test_ray_up_refuses_an_unknown_field(name: str) -> None:
+    import jsonschema
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    wrong = content(name)
+    wrong["available_node_types"]["t4"]["lables"] = {}
+    with pytest.raises(jsonschema.ValidationError):
+        validate_config(prepare_config(wrong))
+
+
+@pytest.mark.parametrize("name", UP)
+def test_nodes_with_gpus_say_their_kind(name: str) -> None:
+    told = content(name)
+    for kind, node in told["available_node_types"].items():
+        if "GPU" in node["resources"]:
+            assert node["labels"] == {KIND: kind}
+            assert kind in CATALOGUE
+    assert RAY in told["docker"]["image"]
+
+
+@pytest.mark.parametrize("name", UP)
+def test_ray_is_started_with_our_settings_and_shows_its_dashboard_to_nobody(name: str) -> None:
+    told = content(name)
+    for commands in (told["head_start_ray_commands"], told["worker_start_ray_commands"]):
+        assert commands[0] == "ray stop"
+        assert commands[1].startswith('eval "$(isobatch environment)"; ulimit -n 65536; ray start')
+    assert "--dashboard-host=127.0.0.1" in told["head_start_ray_commands"][1]
+    assert "/home/ray/.ray/auth_token" in told["file_mounts"]
+
+
+# KubeRay
+
+
+def test_kuberay_takes_it_and_an_unknown_field_is_refused() -> None:
+    kuberay()
+    wrong = content("kuberay.yaml")
+    wrong["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["minReplica"] = 1
+    with pytest.raises(ValidationError, match="minReplica"):
+        RayService.model_validate(wrong)
+
+
+def templates() -> list[dict[str, Any]]:
+    cluster = kuberay().spec.rayClusterConfig
+    return [group.template for group in (cluster.headGroupSpec, *cluster.workerGroupSpecs)]
+
+
+def as_pod_template(template: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "it"}, "template": copy.deepcopy(template)}
+
+
+def test_kubernetes_takes_its_pods_and_refuses_an_unknown_field() -> None:
+    import kubernetes_validate
+
+    for template in templates():
+        kubernetes_validate.validate(as_pod_template(template), "1.33", strict=True)
+        wrong = as_pod_template(template)
+        wrong["template"]["spec"]["containers"][0]["imagePullPolcy"] = "Always"
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(wrong, "1.33", strict=True)
+
+
+def test_pods_outlive_their_drain_and_the_head_runs_nothing() -> None:
+    spec = kuberay().spec
+    config = parse(yaml.safe_load(spec.serveConfigV2)["applications"][0]["args"])
+    for template in templates():
+        assert template["spec"]["terminationGracePeriodSeconds"] > config.drain_s + 30
+    assert spec.rayClusterDeletionDelaySeconds and spec.rayClusterDeletionDelaySeconds > config.drain_s + 30
+    assert spec.rayClusterConfig.headGroupSpec.rayStartParams["num-cpus"] == "0"
+    assert spec.rayClusterConfig.rayVersion == RAY
+    for group in spec.rayClusterConfig.workerGroupSpecs:
+        assert group.labels == {KIND: group.groupName}
+
+
+def test_every_pod_has_the_key_that_the_applications_ask_for() -> None:
+    for application in yaml.safe_load(kuberay().spec.serveConfigV2)["applications"]:
+        name = application["args"]["api_key_variable"]
+        for template in templates():
+            assert name in [each["name"] for each in template["spec"]["containers"][0]["env"]]
+
+
+# The image
+
+
+def test_the_image_has_the_settings_of_a_node() -> None:
+    folder = "/home/ray/.isobatch"
+    lines = (CLUSTER / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    (told,) = [line.removeprefix("ENV ") for line in lines if line.startswith("ENV ")]
+    settings = dict(word.split("=", 1) for word in shlex.split(told))
+    wanted = node_settings(folder, f"{folder}/haproxy", MAX_CONNECTIONS) | {"RAY_SERVE_HAPROXY_NBTHREAD": "4"}
+    assert settings == wanted
+    assert any(re.fullmatch(rf"FROM rayproject/ray:{RAY}-\S+", line) for line in lines)
+
+
+def test_ray_is_the_version_that_the_files_name() -> None:
+    constraints = (CLUSTER.parent / "constraints.txt").read_text()
+    assert f"ray=={RAY}" in constraints

@@ -1,0 +1,74 @@
+"""What a node lacks is one sentence that names the node's cure; a node like ours lacks nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.serving import readiness
+from cluster.serving.readiness import NodeHas, NodeNeeds, look, missing
+from deployments.ray_facts import NODE_SETTINGS
+from profiles.errors import UserError
+
+HERE = NodeHas({"ray": "2.60.0"}, "c0de", {"/models/plan.json": "a1"}, dict(NODE_SETTINGS))
+SET = "RAY_SERVE_ENABLE_HA_PROXY"
+
+
+@pytest.mark.parametrize(
+    ("there", "sentence"),
+    [
+        (replace(HERE, settings=dict(NODE_SETTINGS) | {SET: None}), f"{SET} is not set where it should be 1"),
+        (replace(HERE, settings=dict(NODE_SETTINGS) | {SET: "0"}), f"{SET} is 0 where it should be 1"),
+        (replace(HERE, no_proxy="it is ''"), "HAProxy cannot run there"),
+        (replace(HERE, versions={"ray": "2.59.0"}), "ray is 2.59.0 there and 2.60.0 here"),
+        (replace(HERE, code="01d"), "isobatch itself is another version there"),
+        (replace(HERE, files={"/models/plan.json": ""}), "/models/plan.json is not there: copy it"),
+        (replace(HERE, files={"/models/plan.json": "b2"}), "/models/plan.json has another content there"),
+        (replace(HERE, unset=["KEY"]), "the environment variable KEY is not set there"),
+        (replace(HERE, taken=[8000]), "port 8000 is taken there"),
+    ],
+)
+def test_each_thing_that_is_missing_is_one_sentence(there: NodeHas, sentence: str) -> None:
+    (told,) = missing(HERE, there)
+    assert sentence in told
+    assert "\n" not in told
+
+
+def test_a_node_like_ours_lacks_nothing() -> None:
+    assert list(missing(HERE, HERE)) == []
+
+
+def test_a_look_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in NODE_SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", "/bin/true")
+    monkeypatch.setenv("KEY", "k")
+    (tmp_path / "model.safetensors").write_text("weights")
+    (tmp_path / "plan.json").write_text("{}")
+    files = [str(tmp_path), str(tmp_path / "plan.json"), "/nowhere"]
+    found = look(NodeNeeds(files, ["KEY", "OTHER"], []))
+    assert found.settings == NODE_SETTINGS
+    assert [bool(found.files[path]) for path in files] == [True, True, False]
+    assert (found.unset, found.no_proxy) == (["OTHER"], "")
+    before = found.files[str(tmp_path)]
+    (tmp_path / "ramps.safetensors").write_text("ramps")
+    assert look(NodeNeeds(files, [], [])).files[str(tmp_path)] not in ("", before)
+
+
+def test_a_node_that_cannot_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = ModuleNotFoundError("No module named 'cluster'")
+    monkeypatch.setattr(readiness, "look", lambda _: HERE)
+    monkeypatch.setattr(readiness, "serve_client", lambda: None)
+    monkeypatch.setattr(readiness, "each_node", lambda *_: [("10.0.0.1", HERE), ("10.0.0.2", nowhere)])
+    content = {"applications": [], "http_options": {"host": "0.0.0.0", "port": 8000}}
+    with pytest.raises(UserError, match=r"node 10\.0\.0\.2: isobatch is not installed there .*No module named"):
+        readiness.check_nodes(content)
+
+
+def test_fronts_on_several_nodes_cannot_listen_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "look", lambda _: HERE)
+    monkeypatch.setattr(readiness, "serve_client", lambda: None)
+    monkeypatch.setattr(readiness, "each_node", lambda *_: [("10.0.0.1", HERE), ("10.0.0.2", HERE)])
+    content = {"applications": [], "http_options": {"host": "127.0.0.1", "port": 8000}}
+    with pytest.raises(UserError, match=r"host = 127\.0\.0\.1: fronts on other nodes could not be reached"):
+        readiness.check_nodes(content)
