@@ -26,7 +26,7 @@ def check_surroundings(config: AppConfig, around: Surroundings) -> None:
         path = getattr(config, name)
         if path and not Path(path).is_absolute():
             raise UserError(
-                f"args: {name} = {path!r} must be an absolute path, since each node reads it by itself: write it so, or "
+                f"args: {name} = {path!r} must be an absolute path, as each node reads it by itself: write it so, or "
                 "use `isobatch deploy`, which takes paths from the file's folder"
             )
     check_http(around.http_host, around.encrypts, around.nodes)

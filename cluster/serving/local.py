@@ -141,10 +141,8 @@ class LocalRay:
 
 
 @contextmanager
-def local_ray(
-    http: dict[str, Any], dashboard: bool = False, more: Sequence[LocalNode] = ()
-) -> Iterator[LocalRay]:
-    """Ray and Serve on this machine, until the block ends; `http` are Serve's http_options, `more` are further nodes."""
+def local_ray(http: dict[str, Any], dashboard: bool = False, more: Sequence[LocalNode] = ()) -> Iterator[LocalRay]:
+    """Ray and Serve on this machine, until the block ends; `http`: Serve's http_options; `more`: further nodes."""
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="isobatch-", dir=short_temporary()))
     _folders.add(folder)
@@ -189,7 +187,7 @@ def _start(http: dict[str, Any], dashboard: bool, folder: Path, more: Sequence[L
 
     _start_ray(dashboard)
     if more:  # they share this machine's ports, so one proxy serves them all
-        join(more, ray.get_runtime_context().gcs_address, RAY_WITHIN_S)
+        join(more, ray.get_runtime_context().gcs_address, folder, RAY_WITHIN_S)
         http = http | {"location": "HeadOnly"}
     return _serving(http, folder)
 
@@ -216,7 +214,7 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
-            f"no Ray can be reached at {address} ({reason}): run this on a node of the cluster, with its ~/.ray/auth_token"
+            f"no Ray can be reached at {address} ({reason}): run this on one of its nodes, with its token in ~/.ray"
         ) from error
     try:
         yield partial(_serving, folder=Path(tempfile.gettempdir()))

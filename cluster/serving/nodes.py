@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -38,9 +39,13 @@ def local_nodes(content: dict[str, Any]) -> list[LocalNode]:
     return checked(_Nodes, {"nodes": content.get("nodes") or []}).nodes
 
 
-def join(wanted: Sequence[LocalNode], gcs_address: str, within_s: float) -> None:
-    """Start the nodes; returns when Ray knows all of them."""
-    started = [subprocess.Popen(_command(each, gcs_address), **_QUIETLY) for each in wanted]
+def join(wanted: Sequence[LocalNode], gcs_address: str, folder: Path, within_s: float) -> None:
+    """Start the nodes; returns when Ray knows all of them. Each has a folder of its own below `folder`.
+
+    In the usual one `ray start` would note that this machine has a cluster, which others would heed.
+    """
+    commands = [_command(each, gcs_address, folder / f"node-{number}") for number, each in enumerate(wanted)]
+    started = [subprocess.Popen(command, **_QUIETLY) for command in commands]
     until_s = time.monotonic() + within_s
     while len(nodes()) <= len(started):
         if any(each.poll() is not None for each in started) or time.monotonic() > until_s:
@@ -54,11 +59,11 @@ _QUIETLY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _command(node: LocalNode, gcs_address: str) -> list[str]:
+def _command(node: LocalNode, gcs_address: str, folder: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
         *("--address", gcs_address, "--node-ip-address", gcs_address.rpartition(":")[0]),
         *("--num-cpus", str(node.cpus), "--resources", json.dumps(node.devices)),
         *("--object-store-memory", str(STORE_BYTES), "--min-worker-port", "0", "--max-worker-port", "0"),
-        *("--include-log-monitor", "false"),
+        *("--include-log-monitor", "false", "--temp-dir", str(folder)),
     ]

@@ -80,12 +80,7 @@ def look(wanted: NodeNeeds) -> NodeHas:
 
 def missing(here: NodeHas, there: NodeHas) -> Iterator[str]:
     """Sentences on what a node lacks, beside the node where they are written; the first are the most likely causes."""
-    prepare = 'start Ray there behind  eval "$(isobatch environment)"'
-    for name, value in NODE_SETTINGS.items():
-        if (set_to := there.settings.get(name)) != value:
-            yield f"{name} is {'not set' if set_to is None else set_to} where it should be {value}: {prepare}"
-    if there.no_proxy:
-        yield f"HAProxy cannot run there ({there.no_proxy}): {prepare}"
+    yield from _unprepared(there)
     for name, ours_is in here.versions.items():
         if there.versions.get(name) != ours_is:
             yield f"{name} is {there.versions.get(name)} there and {ours_is} here: install the same everywhere"
@@ -96,6 +91,15 @@ def missing(here: NodeHas, there: NodeHas) -> Iterator[str]:
             yield f"{path} is not there: copy it to the same path on every node, or to a shared volume"
         elif there.files[path] != ours_is:
             yield f"{path} has another content there: copy it anew to every node"
+
+
+def _unprepared(there: NodeHas) -> Iterator[str]:
+    prepare = 'start Ray there behind  eval "$(isobatch environment)"'
+    for name, value in NODE_SETTINGS.items():
+        if (set_to := there.settings.get(name)) != value:
+            yield f"{name} is {'not set' if set_to is None else set_to} where it should be {value}: {prepare}"
+    if there.no_proxy:
+        yield f"HAProxy cannot run there ({there.no_proxy}): {prepare}"
     for name in there.unset:
         yield f"the environment variable {name} is not set there: set it before Ray starts"
     for port in there.taken:

@@ -44,7 +44,9 @@ class Wire:
         loop = asyncio.get_running_loop()
         for port in self.ports:
             try:
-                server = await loop.create_server(protocol, self.host, port, ssl=self.inward, **self._patience)
+                server = await loop.create_server(
+                    protocol, self.host, port, ssl=self.inward, ssl_handshake_timeout=self._patience_s
+                )
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
@@ -55,12 +57,14 @@ class Wire:
 
     async def connect(self, protocol: Callable[[], Connection], address: str) -> Connection:
         host, _, port = address.rpartition(":")
-        loop = asyncio.get_running_loop()
-        return (await loop.create_connection(protocol, host, int(port), ssl=self.outward, **self._patience))[1]
+        _, connection = await asyncio.get_running_loop().create_connection(
+            protocol, host, int(port), ssl=self.outward, ssl_handshake_timeout=self._patience_s
+        )
+        return connection
 
     @property
-    def _patience(self) -> dict[str, float]:
-        return {"ssl_handshake_timeout": HANDSHAKE_S} if self.inward else {}
+    def _patience_s(self) -> float | None:
+        return HANDSHAKE_S if self.inward else None
 
 
 def contexts(files: Certificates) -> tuple[ssl.SSLContext, ssl.SSLContext]:

@@ -2,14 +2,10 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,64 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from cluster.serving.local import free_port
 from tests.helpers.asking import ask, eventually, predict
+from tests.helpers.serving import ROOT, SERVE, marked, serving, temporary
 
-ROOT = Path(__file__).parents[2]
-SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
 END_S = 60.0  # how long the end may take that a signal asks for
-
-
-def temporary(folder: Path) -> Path:
-    """A folder of the command's own; its path is short, as those of sockets must be."""
-    return Path(tempfile.gettempdir()) / f"{abs(hash(folder)) % 10**5}"
-
-
-def marked(mark: str) -> list[str]:
-    """The processes that were started with this mark in their environment, whoever is their parent now."""
-    found = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark.encode() in environment.read_bytes():
-                found.append(environment.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode()[:100])
-        except OSError:
-            continue
-    return found
 
 
 @contextmanager
 def served(folder: Path, loader: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """The command at work: its process, its address, and the mark that all its processes bear."""
-    mark, port = f"ISOBATCH_TEST={uuid.uuid4().hex}", free_port(0)
-    file = folder / "serve.yaml"
+    """The command at work on a toy network."""
     application = {"name": "isobatch", "import_path": "deployments.app:build"}
     application |= {"args": {"model": str(folder), "loader": loader, "slo_ms": 60_000}}
+    file = folder / "serve.yaml"
     file.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
-    environment |= dict([mark.split("=")]) | {"TMPDIR": str(temporary(folder)), "RAY_TMPDIR": "/tmp"}
-    temporary(folder).mkdir()
-    with subprocess.Popen(
-        [*SERVE, str(file), "--port", str(port), "--grpc-port", "0"],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=_heeds_signals,
-    ) as process:
-        try:
-            assert process.stdout
-            assert "ready at" in process.stdout.readline()
-            yield process, f"http://127.0.0.1:{port}", mark
-        finally:
-            process.kill()
-            shutil.rmtree(temporary(folder), ignore_errors=True)
-
-
-def _heeds_signals() -> None:
-    """Whatever those who run the tests ignore: nohup ignores SIGHUP, and a shell's background jobs SIGINT."""
-    for each in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(each, signal.SIG_DFL)
+    with serving(folder, file) as found:
+        yield found
 
 
 def to_the_group(number: int, process: subprocess.Popen[str]) -> None:

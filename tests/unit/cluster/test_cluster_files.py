@@ -3,10 +3,10 @@
 import copy
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -48,9 +48,9 @@ def test_each_says_in_three_lines_what_it_is(name: str) -> None:
 # Files of Serve
 
 
-def serve_contents() -> Iterator[Any]:
-    yield from (pytest.param(content(name), id=name) for name in SERVE)
-    yield pytest.param(yaml.safe_load(kuberay().spec.serveConfigV2), id="kuberay.yaml")
+def serve_contents() -> list[Any]:
+    inside = yaml.safe_load(kuberay().spec.serveConfigV2)
+    return [*(pytest.param(content(name), id=name) for name in SERVE), pytest.param(inside, id="kuberay.yaml")]
 
 
 @pytest.mark.parametrize("told", serve_contents())
@@ -95,7 +95,7 @@ def test_the_local_profile_is_what_datasheets_say() -> None:
     made = BERT_BASE.profile("v100=1,p100=1,k80=1,t4=1", "float32")
     assert (told.model, told.exits) == (made.model, made.exits)
     for kind in made.kinds:
-        assert told.table(kind).block_s == pytest.approx(made.table(kind).block_s)
+        assert np.allclose(told.table(kind).block_s, made.table(kind).block_s, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_pods_outlive_their_drain_and_the_head_runs_nothing() -> None:
     config = parse(yaml.safe_load(spec.serveConfigV2)["applications"][0]["args"])
     for template in templates():
         assert template["spec"]["terminationGracePeriodSeconds"] > config.drain_s + 30
-    assert spec.rayClusterDeletionDelaySeconds and spec.rayClusterDeletionDelaySeconds > config.drain_s + 30
+    assert (spec.rayClusterDeletionDelaySeconds or 0) > config.drain_s + 30
     assert spec.rayClusterConfig.headGroupSpec.rayStartParams["num-cpus"] == "0"
     assert spec.rayClusterConfig.rayVersion == RAY
     for group in spec.rayClusterConfig.workerGroupSpecs:

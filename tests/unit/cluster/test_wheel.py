@@ -23,7 +23,8 @@ from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_p
 PACKAGES = ("profiles", "optimizer", "deployments", "cluster")
 
 # Runs command lines one after the other, as `isobatch` would, and prints how each of them ended. Only what never ends
-# by itself is cut short: `serve` and `deploy` where they would need a Ray, `status --watch` after it has shown everything once.
+# by itself is cut short: `serve` and `deploy` where they would need a Ray, `status --watch` after
+# it has shown everything once.
 DRIVER = """
 import contextlib, io, json, sys, types
 import cluster.commands.deploy, cluster.commands.serve, cluster.commands.status

@@ -1,0 +1,65 @@
+"""`isobatch serve` as a process of its own, whose every descendant can be found again by a mark."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster.serving.local import free_port
+
+ROOT = Path(__file__).parents[2]
+SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
+
+
+def temporary(folder: Path) -> Path:
+    """A folder of the command's own; its path is short, as those of sockets must be."""
+    return Path(tempfile.gettempdir()) / f"{abs(hash(folder)) % 10**5}"
+
+
+def marked(mark: str) -> list[str]:
+    """The processes that were started with this mark in their environment, whoever is their parent now."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in environment.read_bytes():
+                found.append(environment.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode()[:100])
+        except OSError:
+            continue
+    return found
+
+
+@contextmanager
+def serving(folder: Path, file: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """The command at work on a Serve file: its process, its address, and the mark that all its processes bear."""
+    mark, port = f"ISOBATCH_TEST={uuid.uuid4().hex}", free_port(0)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
+    environment |= dict([mark.split("=")]) | {"TMPDIR": str(temporary(folder)), "RAY_TMPDIR": "/tmp"}
+    temporary(folder).mkdir()
+    with subprocess.Popen(
+        [*SERVE, str(file), "--port", str(port), "--grpc-port", "0"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_heeds_signals,
+    ) as process:
+        try:
+            assert process.stdout
+            assert "ready at" in process.stdout.readline()
+            yield process, f"http://127.0.0.1:{port}", mark
+        finally:
+            process.kill()
+            shutil.rmtree(temporary(folder), ignore_errors=True)
+
+
+def _heeds_signals() -> None:
+    """Whatever those who run the tests ignore: nohup ignores SIGHUP, and a shell's background jobs SIGINT."""
+    for each in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(each, signal.SIG_DFL)

@@ -1,0 +1,99 @@
+"""Several nodes on this machine: played by `isobatch serve`, and a cluster that others started with `ray start`."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cluster.serving.local import free_port
+from tests.helpers.asking import ask
+from tests.helpers.serving import ROOT, marked, serving
+
+LOCAL = ROOT / "cluster" / "local.yaml"
+HEAD, OTHER = "127.0.0.2", "127.0.0.3"
+
+
+def kinds(base: str) -> set[str]:
+    """The kinds of devices that have run anything."""
+    splits = ask(base, "GET", "/stats")[1]["splits"]
+    return {split["group"].rpartition("-")[0] for split in splits if split["launches"]}
+
+
+def test_four_nodes_of_four_kinds_answer_and_leave_no_process(tmp_path: Path) -> None:
+    with serving(tmp_path, LOCAL) as (process, base, mark), ThreadPoolExecutor(16) as pool:
+        replies = list(pool.map(lambda _: ask(base, "POST", "/predict", {"inputs": [{}] * 8}), range(60)))
+        assert {status for status, _ in replies} == {200}
+        assert len(kinds(base)) >= 3
+        assert sum("raylet" in line for line in marked(mark)) == 5
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        assert process.wait(60) == 0
+        assert marked(mark) == []
+
+
+class Cluster:
+    """What `ray start` starts on two machines, here at two addresses. Everything ends with the block."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._started = folder, list[subprocess.Popen[bytes]]()
+        self.port, self.http_port, self.dashboard_port = (free_port(0) for _ in range(3))
+        self.plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
+        self.plain |= {"RAY_AUTH_MODE": "token", "RAY_TMPDIR": str(folder / "ray")}
+        # The usual ports may be another's on this machine.
+        ports = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT")
+        self.prepared = self.plain | self._environment() | {name: str(free_port(0)) for name in ports}
+
+    def _environment(self) -> dict[str, str]:
+        script = f'eval "$({sys.executable} -m cluster.cli environment --folder {self._folder}/node)"; env -0'
+        said = subprocess.check_output(["sh", "-c", script], cwd=ROOT, env=self.plain)
+        return dict(line.split("=", 1) for line in said.decode().split("\0") if "=" in line)
+
+    def start(self, address: str, devices: Mapping[str, int], cpus: int, environment: Mapping[str, str]) -> None:
+        where = ["--address", f"{HEAD}:{self.port}"]
+        if address == HEAD:
+            where = ["--head", "--port", str(self.port), "--dashboard-host", HEAD, "--dashboard-port"]
+            where += [str(self.dashboard_port), "--ray-client-server-port", str(free_port(0))]
+        words = ["--block", "--node-ip-address", address, "--num-cpus", str(cpus), "--resources", json.dumps(devices)]
+        words += ["--object-store-memory", str(80 << 20), "--min-worker-port", "0", "--max-worker-port", "0"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *where, *words]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._started.append(
+            subprocess.Popen(command, cwd=ROOT, env=dict(environment), start_new_session=True, **quiet)  # type: ignore[call-overload]
+        )
+
+    def end(self) -> None:
+        for process in reversed(self._started):
+            process.terminate()
+        for process in self._started:
+            process.wait(60)
+        self._started.clear()
+
+    def end_last(self) -> None:
+        process = self._started.pop()
+        process.terminate()
+        process.wait(60)
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command of ours on the head."""
+        command = [sys.executable, "-m", "cluster.cli", *words]
+        return subprocess.run(command, cwd=ROOT, env=self.prepared, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="ib", dir="/tmp"))  # short, as the paths of sockets must be
+    (folder / "ray").mkdir()
+    found = Cluster(folder)
+    try:
+        found.start(HEAD, {"v100": 1, "p100": 1}, 0, found.prepared)
+        yield found
+    finally:
+        found.end()
+        shutil.rmtree(folder, ignore_errors=True)
