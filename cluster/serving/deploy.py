@@ -72,8 +72,10 @@ def _wait_until_running(
 
 
 def _wait_until_reachable(ray: LocalRay, client: Any, until_s: float, patience_s: float) -> None:
-    """Wait for HTTP. Serve itself gives up after a minute, which is too short on a busy machine."""
-    with suppress(TimeoutError):
+    """Wait for HTTP. Serve itself gives up after a minute, or when it starts its proxy anew; both may be too soon."""
+    from ray.exceptions import RayActorError
+
+    with suppress(TimeoutError, RayActorError):
         ray.serving.result()
     while True:
         try:
