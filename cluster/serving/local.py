@@ -216,6 +216,7 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
         raise UserError(
             f"no Ray can be reached at {address} ({reason}): run this on one of its nodes, with its token in ~/.ray"
         ) from error
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         yield partial(_serving, folder=Path(tempfile.gettempdir()))
     finally:
