@@ -151,19 +151,19 @@ def promise_kept(promise: ExitPromise, found: Evaluation) -> str | None:
     )
 
 
-def served(url: str, values: Sequence[Any]) -> list[Predicted]:
+def served(url: str, values: Sequence[Any], headers: Mapping[str, str]) -> list[Predicted]:
     """What a server answers to these inputs."""
     listed = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     return [
         Predicted(each["label"], each["name"], each["score"], each["exit_block"])
         for start in range(0, len(listed), AT_ONCE)
-        for each in _asked(url, listed[start : start + AT_ONCE])
+        for each in _asked(url, listed[start : start + AT_ONCE], headers)
     ]
 
 
-def _asked(url: str, inputs: Sequence[Any]) -> Any:
+def _asked(url: str, inputs: Sequence[Any], told: Mapping[str, str]) -> Any:
     body = json.dumps({"inputs": inputs}).encode()
-    headers = {"Content-Type": "application/json", "X-Deadline-Ms": str(1e3 * PATIENCE_S)}
+    headers = {"Content-Type": "application/json", "X-Deadline-Ms": str(1e3 * PATIENCE_S), **told}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=2 * PATIENCE_S) as reply:
             return json.load(reply)["outputs"]

@@ -1,7 +1,7 @@
 """Turn a user's request into a network on a backend, with its table, its exits and its inputs."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from deployments.demo.digits import demo_digits
 from deployments.models import TorchModel, checkpoint, load
 from deployments.models.backends import INT8, make_ready, on_backend, planned
 from deployments.models.seam import BackedModel, Stretch
-from deployments.prepare.data import rows, taken
+from deployments.prepare.data import Columns, rows, taken
 from deployments.prepare.sample import LabelNames, numbered, sampled
 from optimizer.plan import Plan
 from profiles.errors import UserError
@@ -55,6 +55,8 @@ class BenchRequest:
     budget_s: float = 20.0
     threads: int = 1
     max_rows: int = 1000
+    columns: Columns = field(default_factory=Columns)
+    labels: Mapping[str, str] = field(default_factory=dict)  # what the file's labels are to the head
 
 
 @dataclass(frozen=True)
@@ -106,15 +108,15 @@ def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:
         return RecordedInputs(list(images), labels)
     if request.data is None:
         return None
-    found = sampled(rows(request.data, images=checkpoint.reads_images(folder)), request.max_rows)
+    found = sampled(rows(request.data, request.columns, images=checkpoint.reads_images(folder)), request.max_rows)
     if not found:
         raise UserError(f"{request.data} holds no inputs")
-    names = LabelNames(checkpoint.label_names(folder))
+    names = LabelNames(checkpoint.label_names(folder), request.labels)
     return RecordedInputs([row.value for row in found], numbered(found, request.data, names))
 
 
 def _read_from(request: BenchRequest, folder: Path) -> tuple[str, ...]:
-    return (taken(request.data, images=checkpoint.reads_images(folder)),) if request.data else ()
+    return (taken(request.data, request.columns, images=checkpoint.reads_images(folder)),) if request.data else ()
 
 
 def _invented(model: BackedModel, folder: Path, length: int) -> SampleInputs:

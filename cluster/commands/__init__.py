@@ -1,13 +1,28 @@
 """One file per command of `isobatch`. Heavy imports stay inside the functions, so that --help is instant."""
 
+import os
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Literal
+from typing import Annotated, Literal
+
+import typer
 
 from profiles.errors import UserError
 
 Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc"]  # profiles/losses.py says what they are
 METRICS = "accuracy, agreement with the full network (needs no labels), the recall of any class, macro-F1 or MCC"
+
+
+KeyVariable = Annotated[str | None, typer.Option(help="Environment variable with the server's API key.")]
+
+
+def key_headers(variable: str | None) -> dict[str, str]:
+    """What shows the key that this environment variable holds to a server; nothing where none is asked for."""
+    if variable is None:
+        return {}
+    if not os.environ.get(variable):
+        raise UserError(f"--api-key-variable {variable}: that environment variable is not set")
+    return {"X-API-Key": os.environ[variable]}
 
 
 def above_0(option: str, value: float | None) -> None:

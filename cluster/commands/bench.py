@@ -5,6 +5,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cluster.commands.reading import (
+    READS,
+    Delimiter,
+    Encoding,
+    Header,
+    ImageColumn,
+    LabelColumn,
+    Labels,
+    PairColumn,
+    TextColumn,
+    columns_of,
+    pairs_of,
+)
 from deployments.config import known_backend
 from profiles.errors import UserError
 
@@ -17,8 +30,16 @@ def bench(
         str, typer.Argument(help="Directory of a checkpoint made by `isobatch prepare`; demo: the demo's.")
     ],
     data: Annotated[
-        Path | None, typer.Option(help="Real inputs, with labels if there are (csv, tsv, jsonl, npz): exits are real.")
+        Path | None, typer.Option(help=f"Real inputs, with labels if there are, so that exits are real: {READS}.")
     ] = None,
+    text_column: TextColumn = None,
+    text_pair_column: PairColumn = None,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    columns: Header = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = "utf-8",
+    labels: Labels = None,
     profile: Annotated[
         Path | None, typer.Option(help="Of `isobatch profile` on this device; none: measured first, for --budget.")
     ] = None,
@@ -57,10 +78,23 @@ def bench(
     known_backend(backend)
     slos = _numbers(slo_ms)
     check_writable(out)
+    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     with console.status("loading") as status:
         made = setup.make(
             setup.BenchRequest(
-                model, data, _read(profile), device, dtype, backend, length, largest, budget, threads, max_rows
+                model,
+                data,
+                _read(profile),
+                device,
+                dtype,
+                backend,
+                length,
+                largest,
+                budget,
+                threads,
+                max_rows,
+                wanted,
+                pairs_of(labels),
             ),
             status.update,
         )

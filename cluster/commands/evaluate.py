@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from cluster.commands import KeyVariable, key_headers
 from cluster.commands.reading import (
     READS,
     Delimiter,
@@ -27,6 +28,7 @@ def evaluate(
     url: Annotated[
         str | None, typer.Option(help="Take the answers with exits from this server of the same network.")
     ] = None,
+    api_key_variable: KeyVariable = None,
     text_column: TextColumn = None,
     text_pair_column: PairColumn = None,
     image_column: ImageColumn = None,
@@ -54,7 +56,7 @@ def evaluate(
     from deployments.prepare.data import rows, taken
     from deployments.prepare.sample import numbered, sampled
 
-    network = load(model, device=device)
+    key, network = key_headers(api_key_variable), load(model, device=device)
     if not network.ramp_blocks and not url:
         raise UserError(f"{model} has no ramps: give it some with 'isobatch prepare'")
     names = label_names(network.labels, labels)
@@ -66,7 +68,7 @@ def evaluate(
     truth, values = numbered(kept, data, names), [row.value for row in kept]
     with console.status(f"answering {len(values)} inputs"):
         full = predict(network, values, exits=False)
-        exits = served(predicts_at(url), values) if url else predict(network, values)
+        exits = served(predicts_at(url), values, key) if url else predict(network, values)
     found = evaluated(full, exits, truth, network.num_blocks)
     if as_json:
         print(found.as_json())

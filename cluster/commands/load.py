@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cluster.commands import KeyVariable, key_headers
 from cluster.commands.reading import (
     READS,
     Delimiter,
@@ -62,6 +63,7 @@ def load(
     columns: Header = None,
     delimiter: Delimiter = None,
     encoding: Encoding = "utf-8",
+    api_key_variable: KeyVariable = None,
     connections: Annotated[int, typer.Option(min=1, help="At most.")] = 512,
     seed: Annotated[int, typer.Option(help="The same seed, the same arrivals.")] = 0,
     out: Annotated[Path, typer.Option(help="Where the figures go; the picture beside it.")] = Path("load.json"),
@@ -87,10 +89,12 @@ def load(
     above_0("--slo-ms", slo_ms)
     check_writable(out)
     url, console = predicts_at(url), Console(soft_wrap=True)
-    headers = f"X-Deadline-Ms: {slo_ms:g}\r\n" if deadline else ""
+    key = key_headers(api_key_variable)
+    told = key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {})
+    headers = "".join(f"{name}: {value}\r\n" for name, value in told.items())
     tokens = _tokens(lengths) if lengths else None
     wanted = columns_of(text_column, text_pair_column, image_column, None, columns, delimiter, encoding)
-    sent = bodies_of(map(text_of, tokens)) if tokens else _bodies(url, data, wanted, max_rows, bodies, console)
+    sent = bodies_of(map(text_of, tokens)) if tokens else _bodies(url, key, data, wanted, max_rows, bodies, console)
     source = generator.LoadGenerator(url, sent, max(connections, clients or 0), headers)
     if clients:
         asking = source.by_clients(clients, seconds)
@@ -125,13 +129,19 @@ def _tokens(path: Path) -> tuple[int, ...]:
 
 
 def _bodies(
-    url: str, data: Path | None, columns: Columns, max_rows: int, bodies: Path | None, console: Console
+    url: str,
+    key: dict[str, str],
+    data: Path | None,
+    columns: Columns,
+    max_rows: int,
+    bodies: Path | None,
+    console: Console,
 ) -> list[bytes]:
     from cluster.load.bodies import bodies_in, bodies_of, made_up, reads_texts
 
     if bodies:
         return bodies_in(bodies)
-    texts = reads_texts(url)
+    texts = reads_texts(url, key)
     if data is None:
         sent = made_up(texts)
         what = "made-up sentences" if texts else "the demo's digits"

@@ -52,12 +52,12 @@ def label_names(names: "Sequence[str]", told: str | None) -> "LabelNames":
     """What labels mean, by the head's names and by what --labels says."""
     from deployments.prepare.sample import LabelNames
 
-    return LabelNames(names, _pairs(told))
+    return LabelNames(names, pairs_of(told))
 
 
-def _pairs(told: str | None) -> "Mapping[str, str]":
+def pairs_of(told: str | None) -> "Mapping[str, str]":
     """
-    >>> _pairs("neg=0, pos=1")
+    >>> pairs_of("neg=0, pos=1")
     {'neg': '0', 'pos': '1'}
     """
     parts = [part.partition("=") for part in (told or "").split(",") if part.strip()]

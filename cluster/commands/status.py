@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from cluster.commands import KeyVariable, key_headers
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def status(
     force: Annotated[bool, typer.Option("--force", help="Plan again now, and take the best plan there is.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="What would be decided now?")] = False,
     path: Annotated[str, typer.Option(help="Route prefix of the controller's application.")] = PATH,
-    api_key_variable: Annotated[str | None, typer.Option(help="Environment variable with the key.")] = None,
+    api_key_variable: KeyVariable = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
     """The running plan, promised and achieved goodput, the forecast, and the last decisions with their reasons.
@@ -63,9 +63,7 @@ def status(
 
 
 def _ask(url: str, variable: str | None, post: bool = False) -> Any:
-    if variable and not os.environ.get(variable):
-        raise UserError(f"--api-key-variable {variable}: that environment variable is not set")
-    headers = {"X-API-Key": os.environ[variable]} if variable else {}
+    headers = key_headers(variable)
     try:
         request = urllib.request.Request(url, headers=headers, method="POST" if post else "GET")
         with urllib.request.urlopen(request, timeout=FORCE_PATIENCE_S if post else PATIENCE_S) as reply:

@@ -3,7 +3,7 @@
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +12,7 @@ from profiles.errors import UserError
 
 MADE_UP = 256
 PATIENCE_S = 10.0
+UNAUTHORIZED = 401
 BYTES = "BYTES"  # as the Open Inference Protocol calls texts
 SENTENCES = (
     "It works as it should, and I would buy it again.",
@@ -51,15 +52,17 @@ def bodies_in(path: Path) -> list[bytes]:
     return lines
 
 
-def reads_texts(url: str) -> bool:
+def reads_texts(url: str, headers: Mapping[str, str]) -> bool:
     """Whether the network behind this URL takes texts, by what its server says of it."""
     base = url.rpartition("/")[0]
     try:
-        name = _asked(f"{base}/readyz")["model"]
-        return bool(_asked(f"{base}/v2/models/{name}")["inputs"][0]["datatype"] == BYTES)
+        name = _asked(f"{base}/readyz", headers)["model"]
+        return bool(_asked(f"{base}/v2/models/{name}", headers)["inputs"][0]["datatype"] == BYTES)
     except (OSError, ValueError, LookupError, TypeError) as error:
         if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
             raise UserError(f"nobody answers at {base}: {error.reason}") from error
+        if isinstance(error, urllib.error.HTTPError) and error.code == UNAUTHORIZED:
+            raise UserError(f"{base} asks for a key: --api-key-variable names the variable that holds it") from error
         raise UserError(
             f"{base} does not say what its network takes ({_reason(error)}): give --data FILE or --bodies FILE"
         ) from error
@@ -74,8 +77,8 @@ def made_up(texts: bool) -> list[bytes]:
     return bodies_of(digit.round(1) for digit in demo_inputs(MADE_UP))
 
 
-def _asked(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
+def _asked(url: str, headers: Mapping[str, str]) -> Any:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=PATIENCE_S) as reply:
         return json.load(reply)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from cluster.serving.haproxy import ready
 from cluster.serving.local import LocalRay
 from cluster.serving.serve_file import ServeFile
 from deployments.ray_facts import serve_client
@@ -31,6 +32,7 @@ def deploy(ray: LocalRay, content: ServeFile, patience_s: float, tell: Callable[
     until_s = time.monotonic() + patience_s
     _wait_until_running(names, leaving, patience_s, tell)
     _wait_until_reachable(ray, client, until_s, patience_s)
+    ready(ray.folder)
 
 
 def _client(ray: LocalRay) -> Any:

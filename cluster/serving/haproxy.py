@@ -22,7 +22,8 @@ MAX_OF_ONE_ADDRESS = MAX_CONNECTIONS // 2  # so that no single client locks out 
 ORDER_S = 2.0  # an order to HAProxy may take so long
 SILENT_S = 60  # how long a client may neither send nor take anything while it should
 
-_STOPPING = "stopping"  # this file exists in the folder once the server stops
+_STARTING = "starting"  # this file exists in the folder until the server is ready
+_STOPPING = "stopping"  # and this one once it stops
 _SCRIPT = """#!/bin/sh
 for word in "$@"; do
   if [ "$before" = -f ] && ! grep -q '# isobatch' "$word"; then
@@ -32,6 +33,9 @@ for word in "$@"; do
     fi
     if [ -e {folder}/{stopping} ]; then
       sed -i '/^ *server .* backup$/d' "$word"
+    fi
+    if [ -e {folder}/{starting} ]; then
+      sed -i -E 's/^( *server .* backup)$/\\1 disabled/' "$word"
     fi
   fi
   before=$word
@@ -93,10 +97,21 @@ def guarded(folder: Path, ports: Collection[str]) -> str:
     )
     (folder / "haproxy.sed").write_text(edits)
     script = folder / "haproxy"
-    told = {"folder": shlex.quote(str(folder)), "binary": shlex.quote(_copied(folder)), "stopping": _STOPPING}
+    (folder / _STARTING).touch()
+    told = {"folder": shlex.quote(str(folder)), "binary": shlex.quote(_copied(folder))}
+    told |= {"starting": _STARTING, "stopping": _STOPPING}
     script.write_text(_SCRIPT.format(**told))
     script.chmod(0o700)
     return str(script)
+
+
+def ready(folder: Path) -> None:
+    """From now on HAProxy asks Serve's own proxy, where an application has no replica that it could ask itself.
+
+    Until then it says 503: that proxy keeps requests until there is a replica, longer than their clients wait.
+    """
+    (folder / _STARTING).unlink(missing_ok=True)
+    _order(folder, "enable")
 
 
 def stopping(folder: Path) -> None:
@@ -105,10 +120,16 @@ def stopping(folder: Path) -> None:
     Without this, it says 404 itself, or asks Serve's own proxy, which says 404 of an application that is being deleted.
     """
     (folder / _STOPPING).touch()
+    _order(folder, "disable")
+
+
+def _order(folder: Path, what: str) -> None:
+    """Have the HAProxy that runs enable or disable the servers by which it reaches Serve's own proxy."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as haproxy:  # there may be none
         haproxy.settimeout(ORDER_S)
         haproxy.connect(str(folder / "admin.sock"))
-        haproxy.sendall(";".join(map("disable server {}".format, _backups(folder))).encode() + b"\n")
+        orders = ";".join(f"{what} server {each}" for each in _backups(folder))
+        haproxy.sendall(orders.encode() + b"\n")
         haproxy.recv(1)  # it is done
 
 
@@ -119,7 +140,7 @@ def _backups(folder: Path) -> list[str]:
         match line.split():
             case ["backend", backend]:
                 pass
-            case ["server", server, *_, "backup"]:
+            case ["server", server, *_, "backup"] | ["server", server, *_, "backup", "disabled"]:
                 found.append(f"{backend}/{server}")
     return found
 

@@ -208,9 +208,10 @@ def test_the_command_prints_json(
 ) -> None:
     monkeypatch.setattr(compare, "STEPS", 1)  # how well a rate is found is tested above
     monkeypatch.setattr(saturated, "ROUNDS", 1)
-    (tmp_path / "inputs.jsonl").write_text('{"text": "the film", "label": 1}\n{"text": "the", "label": 0}\n' * 5)
+    (tmp_path / "inputs.csv").write_text("words;verdict\nthe film;yes\n" + "the;no\n" * 9)
     command = ["bench", str(checkpoint), "--backend", "torch", "--slo-ms", "200", "--seconds", "0.1", "--budget", "0.2"]
-    data = ["--data", str(tmp_path / "inputs.jsonl")] if with_data else []
+    columns = ["--text-column", "words", "--label-column", "verdict", "--labels", "yes=1,no=0", "--delimiter", ";"]
+    data = ["--data", str(tmp_path / "inputs.csv"), *columns] if with_data else []
     out = ["--largest", "4", "--device", "cpu", "--streams", "2", "--json", "--out", str(tmp_path / "bench.json")]
     result = CliRunner().invoke(app, [*command, *data, *out], catch_exceptions=False)
     assert result.exit_code == 0, result.output

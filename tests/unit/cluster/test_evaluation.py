@@ -92,15 +92,18 @@ def test_a_running_server_may_answer_instead(place: Path, monkeypatch: pytest.Mo
     model = load(place / "my-bert-ee")
     asked: list[str] = []
 
-    def answered(url: str, inputs: Any) -> Any:
+    def answered(url: str, inputs: Any, headers: Any) -> Any:
         asked.append(url)
+        assert headers in ({}, {"X-API-Key": "secret"})
         return [vars(each) for each in predict(model, inputs)]
 
     monkeypatch.setattr(evaluation, "_asked", answered)
     told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--json")
-    assert json.loads(run(*told, "--url", "http://x:1").stdout) == json.loads(run(*told).stdout)
+    monkeypatch.setenv("MY_KEY", "secret")
+    keyed = ("--url", "http://x:1", "--api-key-variable", "MY_KEY")
+    assert json.loads(run(*told, *keyed).stdout) == json.loads(run(*told).stdout)
     assert set(asked) == {"http://x:1/predict"}
-    assert served("http://x:1", ["good"]) == model.predict(["good"])
+    assert served("http://x:1", ["good"], {}) == model.predict(["good"])
 
 
 def test_what_exits_cost_is_known_better_than_either_accuracy() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from cluster.serving import local
 from cluster.serving.deploy import _wait_until_reachable
-from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, QUEUED, QUEUED_MS, REQUEST_S, RETRY_S, guarded, stopping
+from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, QUEUED, QUEUED_MS, REQUEST_S, RETRY_S, guarded, ready, stopping
 from cluster.serving.local import SHORT, LocalRay, check_place, free_port, is_free, running_cluster, short_temporary
 from cluster.serving.processes import descendants
 from deployments.front.headers import waited_s_by
@@ -163,10 +163,13 @@ def haproxy(
     front: int | None = None,
     queued_ms: int = QUEUED_MS,
     queued: int = QUEUED,
+    starts: bool = False,
 ) -> Iterator[int]:
     """HAProxy itself, with a configuration like Ray's; how long it waits, and where many wait, can be told."""
     port = free_port(0)
     script = guarded(folder, ())
+    if not starts:
+        ready(folder)
     edits = folder / "haproxy.sed"
     edits.write_text(edits.read_text().replace(f"timeout queue {QUEUED_MS}", f"timeout queue {queued_ms}"))
     edits.write_text(edits.read_text().replace(f" gt {QUEUED} }}", f" gt {queued} }}"))
@@ -321,6 +324,19 @@ class NotFound(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+def test_until_it_is_ready_nobody_waits_in_serves_own_proxy(tmp_path: Path) -> None:
+    """That one keeps requests until there is a replica; who is told 503 at once can come again."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as serve:
+        threading.Thread(target=serve.serve_forever, daemon=True).start()
+        with haproxy(tmp_path, front=serve.server_port, starts=True) as port:
+            said(tmp_path / "admin.sock", "disable server app/front")
+            status, headers, _ = asked(port, "/app/predict")
+            assert (status, b"retry-after: " in headers) == (503, True)
+            ready(tmp_path)
+            assert asked(port, "/app/predict")[0] == 404, "Serve's proxy has answered"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")

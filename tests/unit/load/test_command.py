@@ -20,7 +20,7 @@ from cluster.load.report import _kinds, summary
 class Served:
     """A server that takes inputs of one kind and remembers them."""
 
-    def __init__(self, datatype: str) -> None:
+    def __init__(self, datatype: str, key: str | None = None) -> None:
         self.seen: list[Any] = []
         served = self
 
@@ -40,6 +40,8 @@ class Served:
                 self._reply(200 if right else 422, {"outputs": []})
 
             def _reply(self, status: int, content: Any) -> None:
+                if key and self.headers["X-API-Key"] != key:
+                    status, content = 401, {"error": "no key"}
                 body = json.dumps(content).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
@@ -58,8 +60,8 @@ class Served:
 def serve() -> Iterator[Callable[[str], Served]]:
     running: list[Served] = []
 
-    def start(datatype: str) -> Served:
-        running.append(Served(datatype))
+    def start(datatype: str, key: str | None = None) -> Served:
+        running.append(Served(datatype, key))
         return running[-1]
 
     yield start
@@ -80,7 +82,7 @@ def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
     return typed
 
 
-Load, Serve = Callable[..., int], Callable[[str], Served]
+Load, Serve = Callable[..., int], Callable[..., Served]
 
 
 @pytest.mark.parametrize(("datatype", "kind"), [("BYTES", str), ("FP32", list)])
@@ -102,6 +104,20 @@ def test_inputs_of_ones_own_are_sent(
     assert load(f"{served.url}/predict", "--data", tmp_path / "reviews.csv") == 0
     assert set(served.seen) == {"good", "bad"}
     assert "reviews.csv: text from 'text', label from 'label'" in capsys.readouterr().out
+
+
+def test_a_server_that_asks_for_a_key_is_shown_it(
+    serve: Serve, load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve("BYTES", "secret")
+    assert load(served.url) == 2
+    assert "asks for a key: --api-key-variable names the variable" in capsys.readouterr().err.replace("\n", " ")
+    monkeypatch.delenv("MY_KEY", raising=False)
+    assert load(served.url, "--api-key-variable", "MY_KEY") == 2
+    assert "--api-key-variable MY_KEY: that environment variable is not set" in capsys.readouterr().err
+    monkeypatch.setenv("MY_KEY", "secret")
+    assert load(served.url, "--api-key-variable", "MY_KEY") == 0
+    assert served.seen
 
 
 def test_what_is_answered_otherwise_is_a_failure(serve: Serve, load: Load, tmp_path: Path) -> None:
