@@ -124,19 +124,23 @@ def stopping(folder: Path) -> None:
 
 
 def _order(folder: Path, what: str) -> None:
-    """Have the HAProxy that runs enable or disable the servers by which it reaches Serve's own proxy."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as haproxy:  # there may be none
-        haproxy.settimeout(ORDER_S)
-        haproxy.connect(str(folder / "admin.sock"))
-        orders = ";".join(f"{what} server {each}" for each in _backups(folder))
-        haproxy.sendall(orders.encode() + b"\n")
-        haproxy.recv(1)  # it is done
+    """Have the HAProxy that runs enable or disable the servers by which it reaches Serve's own proxy.
+
+    Ray keeps the files of each node's HAProxy in a folder of their own, below the one that it was told.
+    """
+    for config in folder.rglob("haproxy.cfg"):
+        orders = ";".join(f"{what} server {each}" for each in _backups(config))
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as haproxy:  # there may be none
+            haproxy.settimeout(ORDER_S)
+            haproxy.connect(str(config.with_name("admin.sock")))
+            haproxy.sendall(orders.encode() + b"\n")
+            haproxy.recv(1)  # it is done
 
 
-def _backups(folder: Path) -> list[str]:
+def _backups(config: Path) -> list[str]:
     """The servers by which HAProxy reaches Serve's own proxy."""
     found, backend = [], ""
-    for line in (folder / "haproxy.cfg").read_text().splitlines():
+    for line in config.read_text().splitlines():
         match line.split():
             case ["backend", backend]:
                 pass

@@ -10,14 +10,19 @@ from torch import Tensor, nn
 from deployments.models.spans import Spans
 
 
+def first_tokens(hidden: Tensor, spans: Spans) -> Tensor:
+    """What most heads read of a text."""
+    return hidden[spans.starts].unsqueeze(1)
+
+
 @dataclass(frozen=True)
 class Anatomy:
     """A network taken apart. Every part is a view of the Hugging Face model: nothing is copied.
 
     Texts come as one row per token, without padding: `embed` is given the tokens with their places in their texts
     (`position_ids`, from 0), and `spans` tell `block(hidden, spans)` and `pool(hidden, spans)` where texts lie. The
-    head is given the first token of each, as texts x 1 x width. Images have one row each, and `spans` is None. What
-    `pool` gives, one row an input, is what a ramp reads.
+    head is given what `gather` makes of each text, as texts x 1 x width. Images have one row each, and `spans` is None.
+    What `pool` gives, one row an input, is what a ramp reads.
     """
 
     embed: Callable[[Mapping[str, Tensor]], Tensor]
@@ -25,6 +30,7 @@ class Anatomy:
     head: Callable[[Tensor], Tensor]
     pool: Callable[[Tensor, Spans | None], Tensor]
     pooled_widths: Sequence[int]
+    gather: Callable[[Tensor, Spans], Tensor] = first_tokens
 
 
 @dataclass(frozen=True)

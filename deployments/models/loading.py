@@ -94,7 +94,7 @@ def _read_encoder(folder: Path, family: Family, config: Any) -> Encoder:
 
 def _positions(config: Any) -> int:
     """RoBERTa numbers its positions from behind the padding token's id, so fewer are left."""
-    roberta = "roberta" in config.model_type or config.model_type == "camembert"
+    roberta = "roberta" in config.model_type or config.model_type in ("camembert", "mpnet")
     offset = (config.pad_token_id or 0) + 1 if roberta else 0
     return int(config.max_position_embeddings - offset)
 

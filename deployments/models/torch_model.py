@@ -126,8 +126,8 @@ class TorchModel:
                 logits[block] = self.ramps.logits(block, self.anatomy.pool(hidden, spans))
         if stretch.stop < self.num_blocks:
             return Passed(hidden, logits, None)
-        first = hidden if spans is None else hidden[spans.starts].unsqueeze(1)
-        return Passed(None, logits, self.anatomy.head(first).float() / self.ramps.head_temperature)
+        read = hidden if spans is None else self.anatomy.gather(hidden, spans)
+        return Passed(None, logits, self.anatomy.head(read).float() / self.ramps.head_temperature)
 
     @torch.inference_mode()
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:

@@ -13,7 +13,19 @@ from deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
 from deployments.models.torch_model import TorchModel
 from profiles.model import Batch
 
-TEXT = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert")
+TEXT = (
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "electra",
+    "distilbert",
+    "albert",
+    "mpnet",
+    "modernbert",
+    "modernbert-mean",
+    "deberta-v3",
+)
 PATCHES = ("vit", "deit", "deit-distilled", "beit", "swin")  # of images of 8 x 8, with one channel
 IMAGE = (*PATCHES, "resnet", "resnet-bottleneck", "convnext", "convnextv2")
 FAMILIES = TEXT + IMAGE
@@ -44,6 +56,16 @@ def _text_config(name: str) -> Any:
         case "albert":
             groups = {"num_hidden_groups": 2, "embedding_size": 8, "classifier_dropout_prob": 0.0}
             return transformers.AlbertConfig(num_hidden_layers=4, **groups, **text, **WIDE)
+        case "mpnet":
+            return transformers.MPNetConfig(num_hidden_layers=3, **text, **WIDE)
+        case "modernbert" | "modernbert-mean":
+            pooled = {"classifier_pooling": "mean" if name.endswith("mean") else "cls", "global_attn_every_n_layers": 2}
+            return transformers.ModernBertConfig(num_hidden_layers=3, local_attention=6, **pooled, **text, **WIDE)
+        case "deberta-v3":
+            like_v3 = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
+            places = {"position_buckets": 4, "norm_rel_ebd": "layer_norm", "position_biased_input": False}
+            told = {**like_v3, **places, "type_vocab_size": 0}
+            return transformers.DebertaV2Config(num_hidden_layers=3, **told, **text, **WIDE)
     raise ValueError(name)
 
 

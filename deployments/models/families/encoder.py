@@ -15,7 +15,7 @@ def dissect(model: Any) -> Anatomy:
     base = model.base_model
     layers = base.transformer.layer if hasattr(base, "transformer") else base.encoder.layer
     return Anatomy(
-        embed=_embedding(base),
+        embed=embedding(base),
         blocks=[call_transformer_layer(layer) for layer in layers],
         head=_head(model),
         pool=pool_tokens,
@@ -23,7 +23,7 @@ def dissect(model: Any) -> Anatomy:
     )
 
 
-def _embedding(base: Any) -> Callable[[Mapping[str, Tensor]], Tensor]:
+def embedding(base: Any) -> Callable[[Mapping[str, Tensor]], Tensor]:
     project = getattr(base, "embeddings_project", nn.Identity())  # ELECTRA's embeddings may be narrower
     first = getattr(base.embeddings, "padding_idx", -1) + 1  # RoBERTa's positions begin behind the padding token's id
     has_types = hasattr(base.embeddings, "token_type_embeddings")

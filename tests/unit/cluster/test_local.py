@@ -132,7 +132,7 @@ def test_statistics_of_haproxy_are_for_this_machine_whatever_the_configuration_s
 
 
 CONFIGURATION = """global
-    stats socket {folder}/admin.sock level admin
+    stats socket {folder}/node/admin.sock level admin
 defaults
     mode http
     timeout connect 5s
@@ -175,13 +175,14 @@ def haproxy(
     edits.write_text(edits.read_text().replace(f" gt {QUEUED} }}", f" gt {queued} }}"))
     if within_s:
         edits.write_text(edits.read_text().replace(f"http-request {REQUEST_S}s", f"http-request {within_s}s"))
-    config = folder / "haproxy.cfg"
+    config = folder / "node" / "haproxy.cfg"  # as Ray has it: a folder for each node
+    config.parent.mkdir(exist_ok=True)
     config.write_text(CONFIGURATION.format(port=port, front=front or free_port(0), uses=uses, folder=folder))
     subprocess.run([script, "-c", "-f", config], check=True, capture_output=True)  # as Ray does, before it starts it
     with subprocess.Popen([script, "-db", "-f", config], stderr=subprocess.DEVNULL) as process:
         try:
             deadline_s = time.monotonic() + 10
-            while is_free("127.0.0.1", port) or not (folder / "admin.sock").exists():
+            while is_free("127.0.0.1", port) or not (folder / "node" / "admin.sock").exists():
                 assert time.monotonic() < deadline_s
                 time.sleep(0.02)
             yield port
@@ -232,7 +233,7 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
     with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
         place = front.getsockname()[1]
         port = stack.enter_context(haproxy(tmp_path, front=place))
-        allow(tmp_path / "admin.sock", place, 2)
+        allow(tmp_path / "node" / "admin.sock", place, 2)
 
         def connected() -> socket.socket:
             return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
@@ -262,7 +263,7 @@ def test_a_flood_from_one_address_leaves_the_others_their_share(tmp_path: Path) 
     with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
         place = front.getsockname()[1]
         port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=5000))
-        allow(tmp_path / "admin.sock", place, 1)
+        allow(tmp_path / "node" / "admin.sock", place, 1)
 
         def ask(source: str) -> None:
             asking = socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0))
@@ -286,7 +287,7 @@ def test_where_many_wait_who_asks_much_is_refused_at_once_and_who_asks_little_wa
     with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
         place = front.getsockname()[1]
         port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=5000, queued=5))
-        allow(tmp_path / "admin.sock", place, 1)
+        allow(tmp_path / "node" / "admin.sock", place, 1)
 
         def ask(source: str) -> socket.socket:
             asking = socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0))
@@ -312,7 +313,7 @@ def test_while_it_stops_nobody_is_told_404(tmp_path: Path, uses: str) -> None:
         stopping(tmp_path)
     with haproxy(tmp_path, uses) as port:
         status, headers, body = asked(port, "/predict")
-    assert ("backup" in (tmp_path / "haproxy.cfg").read_text()) == (not uses)
+    assert ("backup" in (tmp_path / "node" / "haproxy.cfg").read_text()) == (not uses)
     assert (status, b"retry-after: " in headers, list(json.loads(body))) == (503, True, ["error"])
 
 
@@ -332,7 +333,7 @@ def test_until_it_is_ready_nobody_waits_in_serves_own_proxy(tmp_path: Path) -> N
     with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as serve:
         threading.Thread(target=serve.serve_forever, daemon=True).start()
         with haproxy(tmp_path, front=serve.server_port, starts=True) as port:
-            said(tmp_path / "admin.sock", "disable server app/front")
+            said(tmp_path / "node" / "admin.sock", "disable server app/front")
             status, headers, _ = asked(port, "/app/predict")
             assert (status, b"retry-after: " in headers) == (503, True)
             ready(tmp_path)
@@ -345,7 +346,7 @@ def test_when_it_stops_serves_own_proxy_is_asked_no_more(tmp_path: Path) -> None
     with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as serve:
         threading.Thread(target=serve.serve_forever, daemon=True).start()
         with haproxy(tmp_path, front=serve.server_port) as port:
-            said(tmp_path / "admin.sock", "disable server app/front")
+            said(tmp_path / "node" / "admin.sock", "disable server app/front")
             assert asked(port, "/app/predict")[0] == 404
             stopping(tmp_path)
             assert asked(port, "/app/predict")[0] == 503

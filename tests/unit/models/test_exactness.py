@@ -13,6 +13,7 @@ from deployments.models.departures import to_host
 from profiles.model import Batch, Exits
 from tests.helpers.tiny_networks import FAMILIES, TEXT, network, random_inputs, reference_logits, with_memory
 
+ROUNDED = ("mpnet", "deberta-v3")  # Hugging Face's own attention rounds scores and shares to the dtype on its way
 POLICIES = {"entropy": 0.8, "confidence": 0.6, "margin": 0.4, "patience": 2, "voting": 2}
 
 
@@ -178,8 +179,9 @@ def test_half_precision_equals_the_uncut_network(name: str, dtype: torch.dtype) 
     batch = model.merge(random_inputs(name, 5, seed=2))
     expected = reference_logits(name, batch, dtype)
     scale = np.abs(expected).max()
+    near = torch.finfo(dtype).eps if name in ROUNDED else 1e-3
     for cuts in ([], [1], [1, 2]):
-        assert np.abs(run_in_splits(model, batch, cuts) - expected).max() <= 1e-3 * scale
+        assert np.abs(run_in_splits(model, batch, cuts) - expected).max() <= near * scale
 
 
 @pytest.mark.parametrize("name", TEXT)
