@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cluster.commands.bench import bench
+from cluster.commands.cascade import cascade
 from cluster.commands.deploy import deploy
 from cluster.commands.doctor import doctor
 from cluster.commands.environment import environment
@@ -49,6 +50,7 @@ def _options(
 
 
 app.command("bench")(bench)
+app.command("cascade")(cascade)
 app.command("deploy")(deploy)
 app.command("doctor")(doctor)
 app.command("environment")(environment)

@@ -123,7 +123,7 @@ class AppConfig(BaseModel):
         None, pattern=r"^[\w.-]+$", description="What the model is called in answers and paths; none: as its directory."
     )
     loader: ImportPath = Field(
-        "deployments.models:load", description="Function (directory, device=, dtype=) that returns a SplitModel."
+        "deployments.models:load_served", description="Function (directory, device=, dtype=) that returns a SplitModel."
     )
     plan: str | None = Field(
         None,
@@ -176,6 +176,11 @@ class AppConfig(BaseModel):
         "truncate",
         description="What becomes of a text that is longer than the network reads: its end is cut off, and the answer "
         'says "truncated": true, or it is refused (422).',
+    )
+    on_deadline: Literal["refuse", "best"] = Field(
+        "refuse",
+        description="What becomes of an input of a cascade for whose next level there is no time left: it is refused "
+        '(504), or answered with what the levels before say, marked "degraded": true.',
     )
     max_inputs: int = Field(256, ge=1, description="Inputs that one request may carry (422 beyond).")
     max_body_bytes: int = Field(

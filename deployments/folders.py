@@ -64,7 +64,7 @@ def weights_of(folder: Path) -> str:
 
     It is the same wherever the checkpoint lies, and whether or not it was prepared.
     """
-    return _hash_of(sorted(folder.glob("model*.safetensors")))
+    return _hash_of(sorted([*folder.glob("model*.safetensors"), *folder.glob("level-*/model*.safetensors")]))
 
 
 def content_of(folder: Path) -> str:

@@ -135,7 +135,7 @@ def check_weights(config: AppConfig) -> None:
 _OF_PLANS = {"plan", "devices", "rate_per_s", "slo_ms", "max_batch"}
 _OF_THE_FRONT = {
     "name", "front_replicas", "max_waiting", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
-    "grpc_port", "grpc_host", "too_long", "replan", "audit_share", "audit_cost", "agreement",
+    "grpc_port", "grpc_host", "too_long", "on_deadline", "replan", "audit_share", "audit_cost", "agreement",
 }  # fmt: skip
 
 

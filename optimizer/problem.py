@@ -21,6 +21,7 @@ class Problem:
     links: dict[tuple[str, str], Link]
     pessimistic: tuple[float, ...] | None = None  # a survival at which the plan must hold as well
     length: int | None = None  # tokens of an input, where all is counted in tokens; None: inputs are all alike
+    edges: tuple[int, ...] = ()  # blocks before which every plan is cut, since another level of a cascade begins there
 
     def __post_init__(self) -> None:
         for table in self.tables:
@@ -108,4 +109,4 @@ def problem(
         survival = profile.survival(length)
     ways = {(link.source, link.target): link for link in links}
     worse = None if pessimistic is None else ExitProfile(tuple(pessimistic)).survival
-    return Problem(ExitProfile(tuple(survival)).survival, tables, here, ways, worse, length)
+    return Problem(ExitProfile(tuple(survival)).survival, tables, here, ways, worse, length, profile.edges)

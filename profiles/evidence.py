@@ -18,7 +18,7 @@ from profiles.exit_table import ExitTable, highest, ladder
 from profiles.losses import Floats, Indices, Loss, Metric
 
 EVIDENCE = "exit_table.npz"
-_ARRAYS = tuple(field.name for field in fields(ExitTable))
+_ARRAYS = tuple(field.name for field in fields(ExitTable) if field.name != "reference")
 
 
 @dataclass(frozen=True)

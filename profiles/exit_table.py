@@ -42,6 +42,8 @@ class ExitTable:
     leaves there, their number where it leaves at none. `right` and `said` are ramps + 1 x inputs, the full network
     last: how probable it is that the answer is right (0 or 1 where labels are known), and which label it is. `truth` is
     the label of each input. `costs` is what was run at each ramp, and at the end, as a share of the whole network.
+
+    `reference` is what another network says, which nothing may be lost against. None: the full network's own answers.
     """
 
     candidates: Floats
@@ -50,6 +52,7 @@ class ExitTable:
     said: Labels
     truth: Labels
     costs: Floats
+    reference: Labels | None = None
 
     @property
     def num_ramps(self) -> int:
@@ -67,13 +70,28 @@ class ExitTable:
     @property
     def agrees(self) -> NDArray[np.bool_]:
         """Ramps + 1 x inputs: whether the answer is the full network's."""
-        agrees: NDArray[np.bool_] = self.said == self.said[-1]
+        agrees: NDArray[np.bool_] = self.said == self.full_said
         return agrees
+
+    @property
+    def full_said(self) -> Labels:
+        """What counts as the full network's answers."""
+        said: Labels = self.said[-1] if self.reference is None else self.reference
+        return said
+
+    @property
+    def full_right(self) -> Floats:
+        """How probable it is that those are right."""
+        right = self.right[-1] if self.reference is None else self.reference == self.truth
+        return np.asarray(right, np.float64)
 
     def of(self, chosen: Indices) -> "ExitTable":
         """These inputs only."""
         right, said = self.right[:, chosen], self.said[:, chosen]
-        return replace(self, first=self.first[:, chosen], right=right, said=said, truth=self.truth[chosen])
+        reference = None if self.reference is None else self.reference[chosen]
+        return replace(
+            self, first=self.first[:, chosen], right=right, said=said, truth=self.truth[chosen], reference=reference
+        )
 
     def only(self, ramps: list[int], costs: Floats) -> "ExitTable":
         """The same inputs where only these ramps are open, and what was run by then costs as much as this."""
@@ -82,6 +100,8 @@ class ExitTable:
 
     def places(self, chosen: Indices) -> Indices:
         """The ramp where each input leaves with this candidate at each ramp; their number where at none."""
+        if not self.num_ramps:
+            return np.zeros(self.num_inputs, np.int64)
         leaving = self.first <= chosen[:, None]
         return np.where(leaving.any(axis=0), leaving.argmax(axis=0), self.num_ramps)
 
@@ -97,16 +117,16 @@ class ExitTable:
         rare they are, so do their losses here.
         """
         judged = (self.agrees if metric == "agreement" else self.right).astype(np.float64)
-        lost: Floats = judged[-1] - judged
+        lost: Floats = (1.0 if metric == "agreement" else self.full_right) - judged
         return lost if metric in OF_ALL else lost * balancing(self.truth)
 
     def lost(self, places: Indices, metric: Metric) -> tuple[Loss, ...]:
         """What inputs lose that leave at these ramps: each of these losses must be within what is allowed."""
         if metric in SCORES:
-            return (score_loss(metric, self.truth, self.said[-1], self.answers(places)),)
+            return (score_loss(metric, self.truth, self.full_said, self.answers(places)),)
         everyone = np.arange(self.num_inputs)
         if metric == "worst-class":
-            return losses_by_class(self.right[-1].astype(np.float64) - self.right[places, everyone], self.truth)
+            return losses_by_class(self.full_right - self.right[places, everyone], self.truth)
         return (mean_loss(self.losses(metric)[places, everyone]),)
 
 

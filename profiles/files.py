@@ -33,6 +33,8 @@ class Profile:
     weights: str = ""  # a hash of the network's weights; "": not known
     lengths: Lengths | None = None
     token_exits: ExitProfile | None = None
+    # Of a cascade: the blocks at which a level begins behind another. Every plan is cut there.
+    edges: tuple[int, ...] = ()
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
 
@@ -46,6 +48,8 @@ class Profile:
             counts["token_exits"] = self.token_exits.num_blocks
         if len(set(counts.values())) > 1:
             raise ValueError(f"all parts must have the same number of blocks, got {counts}")
+        if list(self.edges) != sorted({edge for edge in self.edges if 0 < edge < self.num_blocks}):
+            raise ValueError(f"edges = {self.edges} must ascend and lie inside the network")
 
     @property
     def num_blocks(self) -> int:
@@ -82,6 +86,7 @@ class Profile:
             other.weights or self.weights,
             other.lengths or self.lengths,
             counted.token_exits,
+            self.edges,
         )
 
     def check_same(self, model: str, num_blocks: int, weights: str = "") -> None:

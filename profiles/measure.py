@@ -249,7 +249,7 @@ def _bytes(launched: Launched) -> int:
     """The bytes of one input after one block: of its hidden state, or of its answer."""
     if launched.survivors is None:
         return int(launched.exits.logits.nbytes)
-    return int(sum(array.nbytes for array in (*launched.survivors.arrays.values(), launched.survivors.memory)))
+    return launched.survivors.size_bytes
 
 
 @contextmanager

@@ -32,6 +32,8 @@ class Batch:
     lengths: NDArray[np.int64] | None = None
     # Positions of texts that are longer than the network reads, and were cut; known where they are encoded only.
     truncated: frozenset[int] = frozenset()
+    # Of a cascade: the same inputs as the next level reads them. It stands before that level's first block.
+    ahead: "Batch | None" = None
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -42,7 +44,8 @@ class Batch:
         >>> Batch(4, {"hidden": np.zeros((2, 8), np.float16)}, np.zeros((2, 1), np.float32)).size_bytes
         40
         """
-        return int(sum(array.nbytes for array in (*self.arrays.values(), self.memory)))
+        own = int(sum(array.nbytes for array in (*self.arrays.values(), self.memory)))
+        return own + (self.ahead.size_bytes if self.ahead else 0)
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,14 @@ class Exits:
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch: who left, and who goes on (None when nobody is inside any more)."""
+    """One launch: who left, and who goes on (None when nobody is inside any more).
+
+    `meanwhile` is what the levels so far would answer to those who have just come to the edge of a cascade.
+    """
 
     exits: Exits
     survivors: Batch | None
+    meanwhile: Exits | None = None
 
 
 NOBODY: NDArray[np.int64] = np.empty(0, np.int64)
@@ -136,6 +143,20 @@ class KnowsItsInputs(Protocol):
 
     @property
     def reads_text(self) -> bool: ...
+
+
+@runtime_checkable
+class HasLevels(Protocol):
+    """A cascade: several networks as one."""
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The blocks at which a level begins behind another."""
+        ...
+
+
+def edges_of(model: SplitModel) -> tuple[int, ...]:
+    return model.edges if isinstance(model, HasLevels) else ()
 
 
 def label_names(model: SplitModel) -> tuple[str, ...]:

@@ -50,13 +50,13 @@ def evaluate(
 
     from cluster.evaluation import evaluated, promise_kept, served, table
     from cluster.load.bodies import predicts_at
-    from deployments.models import checkpoint, load
+    from deployments.models import checkpoint, load_served
     from deployments.models.predict import predict
     from deployments.prepare.classes import class_table, warnings
     from deployments.prepare.data import rows, taken
     from deployments.prepare.sample import numbered, sampled
 
-    key, network = key_headers(api_key_variable), load(model, device=device)
+    key, network = key_headers(api_key_variable), load_served(model, device=device)
     if not network.ramp_blocks and not url:
         raise UserError(f"{model} has no ramps: give it some with 'isobatch prepare'")
     names = label_names(network.labels, labels)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cluster.profiling.checkpoint import SampleInputs
-    from deployments.models.seam import BackedModel
+    from deployments.models.seam import ServedModel
     from deployments.prepare.data import Columns
     from profiles.exits import ExitProfile
     from profiles.files import Profile
@@ -81,11 +81,12 @@ def profile(
         uncatalogued,
     )
     from deployments.folders import weights_of
-    from deployments.models import checkpoint, load
+    from deployments.models import checkpoint, load_served
     from deployments.models.backends import INT8, make_ready, on_backend
     from profiles.files import Profile, save
     from profiles.files import load as load_profile
     from profiles.measure import count_exits_and_tokens, device_name
+    from profiles.model import edges_of
     from profiles.picture import draw
 
     known_backend(backend)
@@ -94,7 +95,7 @@ def profile(
     torch.set_num_threads(threads)
     console = Console(soft_wrap=True)
     known = load_profile(out) if out.exists() else None
-    exact = load(model, device=device, dtype="float32" if dtype == INT8 else dtype)
+    exact = load_served(model, device=device, dtype="float32" if dtype == INT8 else dtype)
     weights = weights_of(checkpoint.locate(model))
     if known:
         known.check_same(Path(model).name, exact.num_blocks, weights)
@@ -119,7 +120,7 @@ def profile(
         told = (f"exits: counted over {len(recorded)} inputs of {data.name}", *_told(found, data))
     notes = (*(str(each) for each in measured), *told)
     tables = (*(each.table for each in measured), *derived)
-    new = Profile(Path(model).name, tables, exits, notes, weights, found, by_tokens)
+    new = Profile(Path(model).name, tables, exits, notes, weights, found, by_tokens, edges_of(network))
     save(known.joined_by(new) if known else new, out)
     draw(new, picture_path(out))
     _tell(console, new, out)
@@ -163,11 +164,11 @@ def _kinds(text: str) -> list[str]:
     return kinds
 
 
-def _lengths_of(network: "BackedModel", recorded: list[Any]) -> "Lengths | None":
+def _lengths_of(network: "ServedModel", recorded: list[Any]) -> "Lengths | None":
     """How long the recorded texts are; None where there are none."""
     from profiles.lengths import Lengths
 
-    lengths = network.encode(recorded).lengths if recorded and network.exact.reads_text else None
+    lengths = network.encode(recorded).lengths if recorded and network.reads_text else None
     return None if lengths is None else Lengths.of(lengths.tolist())
 
 
@@ -178,7 +179,7 @@ def _told(lengths: "Lengths | None", data: Path) -> tuple[str, ...]:
     return (f"lengths: {lengths.mean} tokens on average in {data.name}, {shortest} to {longest}: plans count tokens",)
 
 
-def _inputs(network: "BackedModel", model: str, lengths: list[int], found: "Lengths | None") -> "list[SampleInputs]":
+def _inputs(network: "ServedModel", model: str, lengths: list[int], found: "Lengths | None") -> "list[SampleInputs]":
     """Texts of each of these lengths; where none are asked for, as long as those that were recorded."""
     from cluster.profiling.checkpoint import images, texts, texts_like
     from deployments.models import checkpoint
@@ -191,19 +192,19 @@ def _inputs(network: "BackedModel", model: str, lengths: list[int], found: "Leng
 
 
 def _derived(
-    network: "BackedModel", model: str, kinds: list[str], inputs: "list[SampleInputs]", dtype: str
+    network: "ServedModel", model: str, kinds: list[str], inputs: "list[SampleInputs]", dtype: str
 ) -> "list[LatencyTable]":
     """Tables from datasheets, at the lengths that are measured here."""
-    from cluster.profiling.datasheets import tables
+    from cluster.profiling.datasheets import checkpoint_tables
     from deployments.models import checkpoint
 
     folder = checkpoint.locate(model)
     side = checkpoint.image_size(folder)[0] if checkpoint.reads_images(folder) else 0
     lengths = [each.length for each in inputs]
-    return list(tables(checkpoint.read_config(folder), kinds, lengths, side, network.ramp_blocks, dtype))
+    return checkpoint_tables(folder, kinds, lengths, side, network.ramp_blocks, dtype)
 
 
-def _prepared_exits(network: "BackedModel") -> "tuple[ExitProfile | None, tuple[str, ...]]":
+def _prepared_exits(network: "ServedModel") -> "tuple[ExitProfile | None, tuple[str, ...]]":
     """The exits that 'isobatch prepare' measured, used where no data is given, and a note on where they come from."""
     from cluster.profiling.checkpoint import exits_from_rules
 

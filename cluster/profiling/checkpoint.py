@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from deployments.models.backends import backend_of
-from deployments.models.seam import BackedModel, Stretch
+from deployments.models.seam import ServedModel, Stretch
 from profiles.devices import CATALOGUE, GB
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -104,7 +104,7 @@ def timed(
     with _bar("timing", total=1.0) as advance:
         for index, each in enumerate(inputs):
             # Only torch's own model knows the size of its modules.
-            exact = model.exact if isinstance(model, BackedModel) else model
+            exact = model.exact if isinstance(model, ServedModel) else model
             facts = facts_of(exact, each.batch(1), kind, each.length, source, device)
             facts = replace(facts, backend=backend_of(model))
             sweep = Sweep(

@@ -3,11 +3,15 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+from deployments.models.checkpoint import label_names, read_config
+from deployments.models.levels import checkpoints_of, is_cascade, read_levels
 from profiles.datasheet import Shape, datasheet_table
 from profiles.errors import UserError
 from profiles.latency import LatencyTable
+from profiles.levels import edge_bytes, one_behind_the_other
 from profiles.shapes import encoder, residual
 
 RATES = {"bfloat16": "float16"}  # datasheets give one rate for both
@@ -49,6 +53,25 @@ def _repeated(config: Any, memory_bytes: Sequence[int]) -> tuple[int, ...]:
     group = [layer * groups // layers for layer in range(layers)]
     alone = min(memory_bytes)  # without embedding and head
     return tuple(alone if layer and group[layer] == group[layer - 1] else 0 for layer in range(layers))
+
+
+def checkpoint_tables(
+    folder: Path, kinds: Sequence[str], lengths: Sequence[int | None], side: int, ramps: Collection[int], dtype: str
+) -> list[LatencyTable]:
+    """The tables of the network in a directory; of a cascade those of its levels, one behind the other."""
+    if not is_cascade(folder):
+        return list(tables(read_config(folder), kinds, lengths, side, ramps, dtype))
+    rules = read_levels(folder)
+    parts = [
+        list(
+            tables(read_config(place), kinds, lengths, side, {ramp - start for ramp in ramps if ramp < stop - 1}, dtype)
+        )
+        for place, start, stop in zip(checkpoints_of(folder), rules.starts, rules.starts[1:], strict=False)
+    ]
+    num_labels = len(label_names(folder))
+    return [
+        one_behind_the_other(each, edge_bytes(each[0].length, side, num_labels)) for each in zip(*parts, strict=True)
+    ]
 
 
 def _encoder(config: Any, name: str, length: int, vocabulary: int) -> Shape:

@@ -111,6 +111,13 @@ class Tally:
         """This quantile of all answers' latencies; NaN when there are none."""
         return _quantile(self._bins.sum(0), share)
 
+    @property
+    def mean_s(self) -> float:
+        """The mean of all answers' latencies, to half a percent; NaN when there are none."""
+        counts = self._bins.sum(0)
+        middles = FASTEST_S * (SLOWEST_S / FASTEST_S) ** ((np.arange(BINS) + 0.5) / (BINS - 1))
+        return float(counts @ middles / counts.sum()) if counts.any() else float("nan")
+
     def quantiles_s(self, share: float) -> Floats:
         """This quantile of the latencies in every window."""
         return np.array([_quantile(row, share) for row in self._bins])

@@ -86,6 +86,7 @@ class Route:
 
     stages: tuple[Stage, ...]
     beside: "tuple[Route, ...]" = ()
+    edges: tuple[int, ...] = ()  # the blocks at which a level of a cascade begins behind another
 
     def __post_init__(self) -> None:
         if not self.stages or self.stages[0].start != 0:
@@ -174,7 +175,7 @@ def route_of(plan: Plan, facts: Problem, groups: Sequence[str]) -> Route:
     """
     names = iter(groups)
     first, *others = [
-        Route(tuple(_stages(pipeline, facts, [next(names) for _ in pipeline.placements])))
+        Route(tuple(_stages(pipeline, facts, [next(names) for _ in pipeline.placements])), edges=facts.edges)
         for pipeline in plan.pipelines
     ]
     return replace(first, beside=tuple(others))

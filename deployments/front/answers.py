@@ -25,6 +25,8 @@ class Answer:
     exit_block: int  # the block it left after
     steps: tuple[Step, ...]
     truncated: bool = False  # the input was longer than the network reads: its end was cut off
+    level: int | None = None  # of a cascade: the level that answered, from 0
+    degraded: bool = False  # there was no time for the next level, which would have answered
 
     @property
     def queued_ms(self) -> float:

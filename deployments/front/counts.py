@@ -1,7 +1,7 @@
 """Counts everything that a front counts, each thing once. `/stats`, the metrics and the controller read it here."""
 
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +67,7 @@ class Counts:
         self.arrivals = 0
         self.in_time = 0
         self.exits: Counter[int] = Counter()  # by the block they left after
+        self.degraded: Counter[int] = Counter()  # answered without the next level, by the block they stood behind
         # What they weigh: texts their tokens, where the plan counts them; all others 1.
         self.arrived_weight = self.in_time_weight = 0
         self.exit_weights: Counter[int] = Counter()
@@ -157,6 +158,7 @@ class Counts:
         """Add what another front has counted."""
         self.outcomes.update(other.outcomes)
         self.exits.update(other.exits)
+        self.degraded.update(other.degraded)
         self.exit_weights.update(other.exit_weights)
         self.audited.update(other.audited)
         self.missed.update(other.missed)
@@ -186,6 +188,18 @@ def together(parts: Iterable[Counts]) -> Counts:
     for part in parts:
         whole.add(part)
     return whole
+
+
+def by_level(counted: Mapping[int, int], edges: Sequence[int]) -> Counter[int]:
+    """Counts by block as counts by the level of a cascade that the block belongs to.
+
+    >>> by_level({0: 1, 3: 2, 4: 5}, edges=[4])
+    Counter({1: 5, 0: 3})
+    """
+    levels: Counter[int] = Counter()
+    for block, count in counted.items():
+        levels[bisect_right(edges, block)] += count
+    return levels
 
 
 def survival(left: Mapping[int, int], num_blocks: int) -> list[float]:

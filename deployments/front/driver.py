@@ -6,9 +6,10 @@ Launches run on `Workers`: replicas on Ray Serve, or threads of this process.
 import asyncio
 import logging
 import weakref
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import inf, isfinite
 from typing import Protocol
@@ -56,6 +57,7 @@ class _Waiting:
     deadline_s: float
     weight: int
     steps: list[Step] = field(default_factory=list)
+    known: Answer | None = None  # of a cascade: what the levels so far say
 
     def step(self, block: int, started_s: float, computed_s: float, now_s: float) -> None:
         self.steps.append(Step(block, 1e3 * (started_s - self.since_s), 1e3 * computed_s))
@@ -71,12 +73,14 @@ class Driver:
         workers: Workers,
         clock: Callable[[], float],
         counts: Counts | None = None,
+        degrades: bool = False,
     ) -> None:
         self.dispatcher = dispatcher
         self.counts = counts or Counts()
         self.lag = Peak()  # how long an answer that is known waits until who asked for it goes on
         self._workers = workers
         self._clock = clock
+        self._degrades = degrades  # whom there is no time to answer better gets what the levels so far say
         self._waiting: dict[int, _Waiting] = {}
         self._flights: set[asyncio.Task[None]] = set()
         self._pumping = False  # whether `_pump` is due in this turn of the event loop
@@ -92,6 +96,8 @@ class Driver:
         waiting = [self._waiting[ticket] for ticket in tickets]
         self.pump()
         try:
+            if self._degrades:
+                await self._in_time(waiting, within_s)
             answers = (
                 [await waiting[0].reply] if len(waiting) == 1 else await asyncio.gather(*[w.reply for w in waiting])
             )
@@ -101,6 +107,17 @@ class Driver:
         finally:
             for ticket in tickets:  # if the client went away or one input failed, the others are no longer needed
                 self.dispatcher.abandon(ticket)
+
+    async def _in_time(self, waiting: Sequence[_Waiting], within_s: float) -> None:
+        """When the time is over, answer who is on the way through the next level of a cascade."""
+        await asyncio.wait([each.reply for each in waiting], timeout=within_s)
+        for each in waiting:
+            if not each.reply.done() and each.known:
+                self._degrade(each, each.known)
+
+    def _degrade(self, waiting: _Waiting, known: Answer) -> None:
+        self.counts.degraded[known.exit_block] += 1
+        waiting.reply.set_result(replace(known, steps=tuple(waiting.steps)))
 
     def pump(self) -> None:
         """Pump once for all that arrives in one turn of the event loop, so that a busy front sends more together."""
@@ -209,13 +226,23 @@ class Driver:
         for row, label, score, block in zip(rows, labels, scores.tolist(), blocks, strict=True):
             waiting = self._waiting.get(launch.tickets[row])
             if waiting and not waiting.reply.done():
+                if departed.stays:
+                    waiting.known = Answer(label, score, block, (), level=self._level(block), degraded=True)
+                    continue
                 waiting.step(launch.cursor, started_s, departed.computed_s, now_s)
                 in_time = now_s <= waiting.deadline_s
                 self.counts.input_left(block, now_s - waiting.admitted_s, in_time, waiting.weight)
-                waiting.reply.set_result(Answer(label, score, block, tuple(waiting.steps)))
+                waiting.reply.set_result(Answer(label, score, block, tuple(waiting.steps), level=self._level(block)))
+        if departed.stays:
+            return
         self.dispatcher.released(launch.id, rows, list(zip(blocks, labels, strict=True)) if launch.kinds else ())
         for audit in self.dispatcher.audits() if launch.kinds else ():
             self.counts.audit_ended(audit.block, audit.agrees)
+
+    def _level(self, block: int) -> int | None:
+        """The level of a cascade that this block belongs to; None: the network is no cascade."""
+        edges = self.dispatcher.route.edges
+        return bisect_right(edges, block) if edges else None
 
     def _stay(self, launch: Launch, stayed: Stayed, started_s: float) -> None:
         now_s, rows = self._clock(), stayed.rows.tolist()
@@ -241,6 +268,8 @@ class Driver:
             if waiting.reply.done():
                 continue
             match ending.outcome:
+                case Outcome.EXPIRED if self._degrades and waiting.known:
+                    self._degrade(waiting, waiting.known)
                 case Outcome.EXPIRED:
                     waiting.reply.set_exception(RefusedError(504, "the deadline passed before the answer was known"))
                 case Outcome.FAILED:

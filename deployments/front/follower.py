@@ -44,7 +44,7 @@ class Follower:
         await self._join(self._graph)
         limits = self._config.limits(self._config.front_replicas)
         dispatcher = Dispatcher(self._graph.route, self._graph.members(self._replicas), limits)
-        self._driver = Driver(dispatcher, self._workers, clock, Counts(self._kinds))
+        self._driver = Driver(dispatcher, self._workers, clock, Counts(self._kinds), self._config.on_deadline == "best")
         self._listening = asyncio.create_task(self._listen(messages))
         return self._driver
 

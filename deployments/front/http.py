@@ -34,6 +34,8 @@ class Output(BaseModel):
     computed_ms: float = Field(description="Time in launches, until it left.")
     splits: list[Step] = Field(description="The same for each launch it took part in.")
     truncated: bool = Field(False, description="The text is longer than the network reads: its end was cut off.")
+    level: int | None = Field(None, description="Of a cascade: the level that answered, from 0.")
+    degraded: bool = Field(False, description="There was no time for the next level, which would have answered.")
 
 
 class Predictions(BaseModel):

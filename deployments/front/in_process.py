@@ -9,7 +9,7 @@ from deployments.dispatch.route import Route, Stage
 from deployments.front.driver import Driver
 from deployments.replica.local_workers import LocalWorkers
 from deployments.replica.split import SplitReplica
-from profiles.model import SplitModel
+from profiles.model import SplitModel, edges_of
 
 _GROUP = _REPLICA = "here"
 _UNKNOWN_S = 0.0  # nothing was measured, so deadlines are judged when batches form, not when inputs ask
@@ -18,8 +18,10 @@ _UNKNOWN_S = 0.0  # nothing was measured, so deadlines are judged when batches f
 async def in_process(config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:
     ramps = frozenset(model.ramp_blocks if config.exits else ())
     times = (_UNKNOWN_S,) * config.max_batch
-    route = Route((Stage(0, model.num_blocks, config.max_batch, _GROUP, times, ramps=ramps),))
+    stage = Stage(0, model.num_blocks, config.max_batch, _GROUP, times, ramps=ramps)
+    route = Route((stage,), edges=edges_of(model))
     # Never ahead: what waits at a busy thread could have been merged with what comes meanwhile.
     limits = replace(config.limits(config.front_replicas), retries=0, ahead=0)
     dispatcher = Dispatcher(route, {_GROUP: [_REPLICA]}, limits)
-    return Driver(dispatcher, LocalWorkers({_REPLICA: SplitReplica(model)}), clock)
+    degrades = config.on_deadline == "best"
+    return Driver(dispatcher, LocalWorkers({_REPLICA: SplitReplica(model)}), clock, degrades=degrades)

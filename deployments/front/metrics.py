@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from deployments.front.counts import BOUNDS_MS, OUTCOMES
+from deployments.front.counts import BOUNDS_MS, OUTCOMES, Counts, by_level
 from deployments.front.driver import Driver
 
 EVERY_S = 1.0
@@ -26,6 +27,8 @@ class _Series:
 
         self._requests = metrics.Counter("isobatch_requests", "Requests by what became of them.", ("outcome",))
         self._exits = metrics.Counter("isobatch_exits", "Inputs by the block they left after.", ("block",))
+        self._levels = metrics.Counter("isobatch_level_answers", "Answers by the level of a cascade.", ("level",))
+        self._degraded = metrics.Counter("isobatch_degraded_answers", "Answers without the next level.", ("level",))
         self._launches = metrics.Counter("isobatch_launches", "Batches by the block they began at.", _WHERE)
         self._inputs = metrics.Counter("isobatch_launched_inputs", "Inputs in those batches.", _WHERE)
         self._weight = metrics.Counter("isobatch_launched_weight", "What they weigh: tokens, or 1 each.", _WHERE)
@@ -55,6 +58,7 @@ class _Series:
             self._count(self._requests, {"outcome": outcome}, counts.outcomes[outcome])
         for block, count in counts.exits.items():
             self._count(self._exits, {"block": str(block)}, count)
+        self._tell_levels(counts, driver.dispatcher.route.edges)
         for way, size in counts.survivor_bytes.items():
             self._count(self._survivors, {"way": way}, size)
         for (group, block), launches in counts.launches.items():
@@ -78,6 +82,12 @@ class _Series:
         self._count(self._arrived, {}, counts.arrived_weight)
         self._count(self._sum, {}, 1e3 * counts.seconds["all"])
         self._count(self._answers, {}, counts.outcomes["answered"])
+
+    def _tell_levels(self, counts: Counts, edges: Sequence[int]) -> None:
+        """Of a cascade, which has edges."""
+        for series, counted in ((self._levels, counts.exits), (self._degraded, counts.degraded)) if edges else ():
+            for level, total in by_level(counted, edges).items():
+                self._count(series, {"level": str(level)}, total)
 
     def _count(self, counter: Any, tags: dict[str, str], total: float) -> None:
         """Add what came since the last export, as Ray's counters take increments."""

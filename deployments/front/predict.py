@@ -72,4 +72,6 @@ def _output(answer: Answer, labels: Sequence[str]) -> dict[str, Any]:
         "computed_ms": round(answer.computed_ms, 3),
         "splits": steps,
     }
-    return output | {"truncated": True} if answer.truncated else output
+    if answer.level is not None:
+        output["level"] = answer.level
+    return output | {name: True for name in ("truncated", "degraded") if getattr(answer, name)}

@@ -5,11 +5,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from deployments.dispatch.route import Route, Stage
-from deployments.front.counts import OUTCOMES, Counts, survival, together
+from deployments.front.counts import OUTCOMES, Counts, by_level, survival, together
 from deployments.front.driver import Driver
 from deployments.front.messages import FrontState, Usage
 
@@ -38,7 +39,24 @@ def stats_of(fronts: Sequence[FrontState]) -> dict[str, Any]:
         "survivor_bytes": dict(counts.survivor_bytes),
         "fronts": [asdict(each.usage) for each in fronts],
     }
+    if route.edges:
+        found["levels"] = _levels(counts, route)
     return found if route.length is None else found | {"tokens": _tokens(counts, route)}
+
+
+def _levels(counts: Counts, route: Route) -> list[dict[str, Any]]:
+    """Of each level of a cascade: its blocks, what it answered, and for whom there was no time to go further."""
+    answered, degraded = (by_level(counted, route.edges) for counted in (counts.exits, counts.degraded))
+    total = answered.total() + degraded.total()
+    return [
+        {
+            "blocks": [start, stop],
+            "answered": answered[level],
+            "degraded": degraded[level],
+            "share": round((answered[level] + degraded[level]) / total, 4) if total else None,
+        }
+        for level, (start, stop) in enumerate(pairwise((0, *route.edges, route.num_blocks)))
+    ]
 
 
 def _tokens(counts: Counts, route: Route) -> dict[str, Any]:

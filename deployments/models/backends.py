@@ -11,7 +11,8 @@ import torch
 
 from deployments.config import AUTO, BACKENDS
 from deployments.dispatch.route import stops
-from deployments.models.seam import BackedModel, Fingerprint, Stretch, backend_named
+from deployments.models.cascade import Cascade
+from deployments.models.seam import BackedModel, Fingerprint, ServedModel, Stretch, backend_named
 from deployments.models.streams import beside_others
 from deployments.models.torch_model import TorchModel
 from optimizer.plan import Plan
@@ -29,11 +30,17 @@ def on_backend(model: BackedModel, directory: str | Path, backend: str, *, int8:
 
 
 @overload
+def on_backend(model: ServedModel, directory: str | Path, backend: str, *, int8: bool = False) -> ServedModel: ...
+
+
+@overload
 def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: bool = False) -> SplitModel: ...
 
 
 def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: bool = False) -> SplitModel:
     """The network as the backend runs it. `directory` is where it was loaded from."""
+    if isinstance(model, Cascade):
+        return model.on_backend(lambda level, folder: on_backend(level, folder, backend, int8=int8))
     _warn_of_ramps(model, directory, INT8 if int8 else "float32")
     if int8 and backend not in ("onnx", AUTO):
         raise UserError("dtype int8 runs on ONNX Runtime only: use backend: onnx or auto")
@@ -78,12 +85,12 @@ def _mark(directory: str | Path, model: TorchModel) -> str:
 
 def backend_of(model: SplitModel) -> str:
     """What computes it. A network of a user's own loader counts as torch's: no other backend takes it over."""
-    return model.backend if isinstance(model, BackedModel) else "torch"
+    return model.backend if isinstance(model, ServedModel) else "torch"
 
 
 def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[Stretch]) -> None:
     """Have these stretches exported before anybody asks for them, where the backend exports."""
-    if isinstance(model, BackedModel) and model.exports:
+    if isinstance(model, ServedModel) and model.exports:
         from deployments.models.choice import example
 
         model.prepare(wanted, example(model, directory))
@@ -91,7 +98,7 @@ def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[Stre
 
 def for_threads(model: SplitModel, count: int) -> tuple[list[SplitModel], Callable[[], AbstractContextManager[None]]]:
     """The network once for each of so many threads, and the context in which each of them must compute."""
-    if not isinstance(model, BackedModel):
+    if not isinstance(model, ServedModel):
         if count > 1:
             raise UserError(f"a {type(model).__name__} computes one launch at a time: leave out streams")
         return [model], nullcontext
@@ -114,7 +121,7 @@ def planned(model: SplitModel, plan: Plan, kind: str) -> list[Stretch]:
 
 def stretches(model: SplitModel, start: int, stop: int, ramps: Collection[int]) -> Iterator[Stretch]:
     """The stretches that a replica runs in turn, from active ramp to active ramp, with all ramps the policy needs."""
-    observed = model.ramps.observed(ramps) if isinstance(model, BackedModel) else frozenset(ramps)
+    observed = model.ramps.observed(ramps) if isinstance(model, ServedModel) else frozenset(ramps)
     at = start
     for end in stops(start, stop, ramps):
         yield Stretch(at, end, tuple(sorted(ramp for ramp in observed if at <= ramp < end)))

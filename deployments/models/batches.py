@@ -21,7 +21,8 @@ def merge(batches: Sequence[Batch]) -> Batch:
     arrays = {name: torch.cat([torch.as_tensor(batch.arrays[name]) for batch in batches]) for name in first.arrays}
     memory = torch.cat([torch.as_tensor(batch.memory) for batch in batches])
     lengths = None if first.lengths is None else np.concatenate([_lengths(batch) for batch in batches])
-    return Batch(first.cursor, arrays, memory, lengths)
+    ahead = [batch.ahead for batch in batches if batch.ahead]
+    return Batch(first.cursor, arrays, memory, lengths, ahead=merge(ahead) if ahead else None)
 
 
 def select(batch: Batch, rows: NDArray[np.int64]) -> Batch:
@@ -33,7 +34,8 @@ def select(batch: Batch, rows: NDArray[np.int64]) -> Batch:
         where = torch.from_numpy(rows_of(batch.lengths, rows)).to(memory.device, non_blocking=True)
         lengths = batch.lengths[rows]
     arrays = {name: torch.as_tensor(array).index_select(0, where) for name, array in batch.arrays.items()}
-    return Batch(batch.cursor, arrays, memory.index_select(0, inputs), lengths)
+    ahead = select(batch.ahead, rows) if batch.ahead else None
+    return Batch(batch.cursor, arrays, memory.index_select(0, inputs), lengths, ahead=ahead)
 
 
 def _lengths(batch: Batch) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.models.families import family_of
+from deployments.models.levels import is_cascade, last_of
 from deployments.models.ramps import WEIGHTS
 from profiles.errors import UserError
 from profiles.promise import RULES
@@ -20,6 +21,8 @@ KEPT = (".json", ".txt", ".safetensors", ".model", ".jinja")
 def locate(checkpoint: str | Path) -> Path:
     """The directory of a checkpoint; one that is named by its hub id is downloaded, without pickles."""
     folder = Path(checkpoint) if Path(checkpoint).is_dir() else _download(str(checkpoint))
+    if is_cascade(folder):
+        return folder
     if not (folder / "config.json").is_file():
         raise UserError(f"{checkpoint}: is no checkpoint: it has no config.json")
     if not any(folder.glob("*.safetensors")):
@@ -70,12 +73,12 @@ def fingerprint(folder: Path) -> str:
 
 def reads_images(folder: Path) -> bool:
     """Whether the network in this directory takes images, not texts."""
-    return family_of(read_config(folder).model_type).task == "image"
+    return family_of(read_config(last_of(folder)).model_type).task == "image"
 
 
 def image_size(folder: Path) -> tuple[int, int]:
     """Side and channels of square images that the network in this directory takes."""
-    config = read_config(folder)
+    config = read_config(last_of(folder))
     height, _ = fixed_size(config) or (USUAL_SIDE, USUAL_SIDE)
     return height, config.num_channels
 
@@ -87,7 +90,7 @@ def fixed_size(config: Any) -> tuple[int, int] | None:
 
 
 def label_names(folder: Path) -> list[str]:
-    names: dict[int, str] = read_config(folder).id2label
+    names: dict[int, str] = read_config(last_of(folder)).id2label
     return [names[number] for number in sorted(names)]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from deployments.folders import alone, cache_directory
 from deployments.models import checkpoint
-from deployments.models.seam import BackedModel, Stretch
+from deployments.models.seam import BackedModel, ServedModel, Stretch
 from deployments.models.torch_model import TorchModel
 from profiles.measure import device_name, stopwatch_for
 from profiles.model import Batch, Exits
@@ -70,7 +70,7 @@ def _measured(
             log.exception("%s: %s cannot run it", directory, backend)
 
 
-def example(model: BackedModel, directory: str | Path, count: int = 1) -> Batch:
+def example(model: ServedModel, directory: str | Path, count: int = 1) -> Batch:
     """A made-up batch to export from and to measure with."""
     if model.reads_text:
         return model.encode([" ".join(["the"] * WORDS)] * count)

@@ -13,6 +13,7 @@ from deployments.models.anatomy import Anatomy, Family
 from deployments.models.checkpoint import check_head, check_preprocessor, fixed_size, locate, read_config
 from deployments.models.encode import Encoder, ImageEncoder, TextEncoder
 from deployments.models.families import family_of
+from deployments.models.levels import is_cascade
 from deployments.models.ramps import WEIGHTS, Ramps, read_ramps
 from deployments.models.torch_model import TorchModel
 from profiles.errors import UserError
@@ -32,13 +33,15 @@ def load(
     """
     place, precision = resolve_device(device), resolve_dtype(dtype)
     folder = locate(checkpoint)
-    with quietly(), _one_line_errors(folder):
+    if is_cascade(folder):
+        raise UserError(f"{folder}: is a cascade, made of several networks: give one of them")
+    with quietly(), one_line_errors(folder):
         config = read_config(folder)
         family = family or family_of(config.model_type)
         check_preprocessor(folder, family.task)
         check_head(folder, config)
         model = _read_classifier(folder, family, precision).to(place).eval()
-        encoder = _read_encoder(folder, family, config)
+        encoder = read_encoder(folder, family)
     anatomy = family.dissect(model)
     return TorchModel(
         anatomy,
@@ -82,10 +85,12 @@ def _read_classifier(folder: Path, family: Family, dtype: torch.dtype) -> Any:
     return model
 
 
-def _read_encoder(folder: Path, family: Family, config: Any) -> Encoder:
+def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
+    """The checkpoint's preprocessor, without its weights."""
     from transformers import AutoImageProcessor, AutoTokenizer
 
-    if family.task == "image":
+    config = read_config(folder)
+    if (family or family_of(config.model_type)).task == "image":
         processor = AutoImageProcessor.from_pretrained(folder)
         return ImageEncoder(processor, config.num_channels, fixed_size(config))
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
@@ -127,7 +132,7 @@ def quietly() -> Iterator[None]:
 
 
 @contextmanager
-def _one_line_errors(folder: Path) -> Iterator[None]:
+def one_line_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.dispatch.route import stops
-from deployments.models.seam import BackedModel
+from deployments.models.seam import ServedModel
 from profiles.model import Batch, Exits
 
 AT_ONCE = 32
@@ -24,7 +24,7 @@ class Predicted:
     exit_block: int
 
 
-def predict(model: BackedModel, inputs: Sequence[Any], exits: bool = True) -> list[Predicted]:
+def predict(model: ServedModel, inputs: Sequence[Any], exits: bool = True) -> list[Predicted]:
     """The answers in the order of the inputs, as they are served; without `exits` all run to the last block."""
     ramps = model.ramp_blocks if exits else ()
     return [
@@ -34,7 +34,7 @@ def predict(model: BackedModel, inputs: Sequence[Any], exits: bool = True) -> li
     ]
 
 
-def _answered(model: BackedModel, batch: Batch, ramps: Collection[int]) -> list[Predicted]:
+def _answered(model: ServedModel, batch: Batch, ramps: Collection[int]) -> list[Predicted]:
     found: dict[int, Predicted] = {}
     rows, here = np.arange(len(batch)), batch
     for stop in stops(0, model.num_blocks, ramps):

@@ -188,7 +188,14 @@ def read_rules(path: Path) -> ExitRules:
 
 def read_ramps(rules_path: Path, weights_path: Path, pooled_widths: Collection[int], num_labels: int) -> Ramps:
     """Ramps as they stand beside a checkpoint whose blocks are pooled to these widths."""
-    rules, widths = read_rules(rules_path), list(pooled_widths)
+    return ramps_of(read_rules(rules_path), rules_path, weights_path, pooled_widths, num_labels)
+
+
+def ramps_of(
+    rules: ExitRules, rules_path: Path, weights_path: Path, pooled_widths: Collection[int], num_labels: int
+) -> Ramps:
+    """Ramps by these rules, which stand in a file or are made of what stands there."""
+    widths = list(pooled_widths)
     try:
         weights = load_file(weights_path)
     except (OSError, SafetensorError) as error:

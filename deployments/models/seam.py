@@ -52,8 +52,11 @@ class Passed:
 
 
 @runtime_checkable
-class BackedModel(SplitModel, Protocol):
-    """A network that torch has loaded, whatever computes it now. A loader of the user's own may give anything else."""
+class ServedModel(SplitModel, Protocol):
+    """A network that our loader gives, whatever computes it: one checkpoint, or a cascade of several.
+
+    A loader of the user's own may give anything else.
+    """
 
     @property
     def backend(self) -> str:
@@ -81,17 +84,29 @@ class BackedModel(SplitModel, Protocol):
     def dtype(self) -> torch.dtype: ...
 
     @property
-    def exact(self) -> "TorchModel":
+    def exact(self) -> SplitModel:
         """The network on torch, whose modules hold the weights."""
         ...
 
-    def twin(self) -> "BackedModel":
+    def twin(self) -> "ServedModel":
         """The same network, same weights, for another thread that computes at the same time. Nothing else is shared."""
         ...
 
     def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
         """Export these before anybody asks. The example stands before block 0."""
         ...
+
+
+@runtime_checkable
+class BackedModel(ServedModel, Protocol):
+    """One network that torch has loaded, whatever computes it now."""
+
+    @property
+    def exact(self) -> "TorchModel":
+        """The network on torch, whose modules hold the weights."""
+        ...
+
+    def twin(self) -> "BackedModel": ...
 
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         """What ramps are made from: what one after each block but the last reads, and the network's own logits."""

@@ -155,9 +155,10 @@ def _choose(shape: Seen, test: Seen, options: PrepareOptions) -> Reached:
 def promised(evidence: Evidence, chosen: Indices) -> ExitPromise | None:
     """What has passed the test; that nothing is lost where nobody leaves needs none."""
     found = outcome(evidence.test, chosen, evidence.metric)
-    if found.cost < 1.0 and not all(map(evidence.shows, found.losses)):
+    may_lose = found.cost < 1.0 or evidence.test.reference is not None
+    if may_lose and not all(map(evidence.shows, found.losses)):
         return None
-    most = max(bound(each, evidence.confidence, evidence.metric) for each in found.losses) if found.cost < 1.0 else 0.0
+    most = max(bound(each, evidence.confidence, evidence.metric) for each in found.losses) if may_lose else 0.0
     return ExitPromise(
         metric=evidence.metric,
         max_loss=evidence.max_loss,

@@ -42,11 +42,18 @@ def candidates(policy: Policy, num_labels: int, num_ramps: int) -> NDArray[np.fl
 
 @torch.inference_mode()
 def replay(
-    policy: Policy, logits: Tensor, head: Tensor, targets: Tensor, costs: Sequence[float], only: float | None = None
+    policy: Policy,
+    logits: Tensor,
+    head: Tensor,
+    targets: Tensor,
+    costs: Sequence[float],
+    only: float | None = None,
+    reference: Tensor | None = None,
 ) -> ExitTable:
     """Ask the policy about every ramp (logits: ramps x inputs x labels, calibrated) and every candidate.
 
-    `only`: the one threshold to be asked about, instead of those worth trying.
+    `only`: the one threshold to be asked about, instead of those worth trying. `reference`: the logits of another
+    network, which nothing may be lost against.
     """
     num_ramps, count, num_labels = logits.shape
     tried = candidates(policy, num_labels, num_ramps) if only is None else np.array([only])
@@ -65,7 +72,8 @@ def replay(
     _check_monotone(policy, leaves)
     first = (~leaves).sum(axis=1, dtype=np.uint8)
     said, truth = labels.numpy().astype(np.uint16), targets.argmax(dim=1).numpy()
-    return ExitTable(tried, first, right.numpy(), said, truth, np.array([*costs, 1.0]))
+    full = None if reference is None else reference.argmax(dim=1).numpy().astype(np.uint16)
+    return ExitTable(tried, first, right.numpy(), said, truth, np.array([*costs, 1.0]), full)
 
 
 def _check_independent(policy: Policy, memories: Sequence[Tensor]) -> None:

@@ -67,4 +67,5 @@ def _virtual(config: AppConfig, kind: str | None) -> SplitModel:
     if profile.exits is None:
         raise UserError(f"{config.profile} says nothing of exits: profile it with --data")
     length = profile.length
-    return VirtualModel(profile.table_of(kind or profile.kinds[0], length), profile.exits, length=length)
+    table = profile.table_of(kind or profile.kinds[0], length)
+    return VirtualModel(table, profile.exits, length=length, edges=profile.edges)

@@ -29,7 +29,8 @@ class SplitReplica:
     def run(self, order: Order) -> Iterator[Departed | Stayed]:
         """Yield the inputs that leave at each active ramp as soon as they are known, and finally those that stay.
 
-        When only shadows of its inputs are left, the launch ends, as it would without them.
+        When only shadows of its inputs are left, the launch ends, as it would without them. At the edge of a cascade it
+        is told first what is known so far of those who stay.
         """
         started_s = time.perf_counter()
         ahead = self._joined(order.parts)
@@ -49,6 +50,9 @@ class SplitReplica:
             if launched.survivors is None:
                 break
             ahead = launched.survivors
+            if known := launched.meanwhile:
+                so_far = Exits(rows, known.blocks, known.logits)
+                yield Departed(so_far, time.perf_counter() - started_s, stays=True)
         staying = self._staying(ahead, order) if len(rows) else None
         stopped = ahead.cursor if len(rows) and ahead.cursor != order.stop else None
         yield Stayed(staying, rows, time.perf_counter() - started_s, stopped)

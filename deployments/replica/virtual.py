@@ -51,11 +51,12 @@ class VirtualModel:
         clock: Callable[[], float] = time.perf_counter,
         slower: Callable[[], float] = told_slowdown,
         length: int | None = None,
+        edges: tuple[int, ...] = (),
     ) -> None:
         if table.num_blocks != exits.num_blocks:
             raise UserError(f"the table has {table.num_blocks} blocks, the exit profile {exits.num_blocks}")
         self.labels = tuple(str(label) for label in range(num_labels))
-        self._table, self._length = table, length
+        self._table, self._length, self.edges = table, length, edges
         self._survival = np.append(exits.survival, 0.0)
         self._random = np.random.default_rng(seed)
         self._sleep, self._clock, self._slower = sleep, clock, slower
@@ -108,7 +109,10 @@ class VirtualModel:
         staying = np.flatnonzero(stays)
         logits = np.zeros((len(leaving), self.num_labels), np.float32)
         exits = Exits(leaving, left_at[leaving], logits)
-        return Launched(exits, self._survivors(batch, stop, staying) if len(staying) else None)
+        if not len(staying):
+            return Launched(exits, None)
+        known = Exits(staying, np.full(len(staying), stop - 1), np.zeros((len(staying), self.num_labels), np.float32))
+        return Launched(exits, self._survivors(batch, stop, staying), known if stop in self.edges else None)
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
         sure_after = np.concatenate([batch.arrays["sure_after"] for batch in batches])

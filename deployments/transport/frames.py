@@ -49,18 +49,21 @@ class PackedForm(Message, frozen=True):
     memory: ArrayForm
     lengths: ArrayForm | None
     bfloat16: frozenset[str]
+    ahead: "PackedForm | None" = None
 
     @classmethod
     def of(cls, packed: Packed) -> Self:
         arrays = {name: ArrayForm.of(array) for name, array in packed.arrays.items()}
         lengths = None if packed.lengths is None else ArrayForm.of(packed.lengths)
-        return cls(packed.cursor, arrays, ArrayForm.of(packed.memory), lengths, packed.bfloat16)
+        ahead = cls.of(packed.ahead) if packed.ahead else None
+        return cls(packed.cursor, arrays, ArrayForm.of(packed.memory), lengths, packed.bfloat16, ahead)
 
     def allocate(self) -> Packed:
         """A packed batch of this form, whose content is received later, into its `buffers`."""
         arrays = {name: form.allocate() for name, form in self.arrays.items()}
         lengths = None if self.lengths is None else self.lengths.allocate()
-        return Packed(self.cursor, arrays, self.memory.allocate(), lengths, self.bfloat16)
+        ahead = self.ahead.allocate() if self.ahead else None
+        return Packed(self.cursor, arrays, self.memory.allocate(), lengths, self.bfloat16, ahead=ahead)
 
 
 def frame(message: object) -> bytes:
@@ -82,6 +85,8 @@ def _buffers(packed: Packed) -> Iterator[memoryview]:
     lengths = () if packed.lengths is None else (packed.lengths,)
     for array in (*packed.arrays.values(), packed.memory, *lengths):
         yield from bytes_of(array)
+    if packed.ahead:
+        yield from _buffers(packed.ahead)
 
 
 def bytes_of(array: NDArray[Any]) -> Iterator[memoryview]:

@@ -33,10 +33,14 @@ class Order:
 
 @dataclass(frozen=True)
 class Departed:
-    """The inputs that left, with their rows in the order's batch; sent as soon as they are known."""
+    """The inputs that left, with their rows in the order's batch; sent as soon as they are known.
+
+    `stays`: they have not left but come to the edge of a cascade, and would be answered so if they went no further.
+    """
 
     exits: Exits
     computed_s: float
+    stays: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class DepartedForm(Message, frozen=True):
     blocks: list[int]
     logits: ArrayForm
     computed_s: float
+    stays: bool = False
 
 
 class StayedForm(Message, frozen=True):
@@ -138,9 +143,9 @@ def order_of(form: OrderForm) -> Order:
 
 def message_of_reply(number: int, reply: Reply) -> tuple[ReplyForm, Iterable[memoryview]]:
     match reply:
-        case Departed(exits, computed_s):
+        case Departed(exits, computed_s, stays):
             rows, blocks = exits.rows.tolist(), exits.blocks.tolist()
-            form = DepartedForm(number, rows, blocks, ArrayForm.of(exits.logits), computed_s)
+            form = DepartedForm(number, rows, blocks, ArrayForm.of(exits.logits), computed_s, stays)
             return form, bytes_of(exits.logits)
         case Stayed(survivors, rows, computed_s, stop):
             staying = PackedForm.of(survivors) if isinstance(survivors, Packed) else survivors
@@ -152,9 +157,9 @@ def message_of_reply(number: int, reply: Reply) -> tuple[ReplyForm, Iterable[mem
 def reply_of(form: ReplyForm) -> tuple[Reply, Iterable[memoryview]]:
     """The reply of a message, and its buffers, which are still to be filled."""
     match form:
-        case DepartedForm(_, rows, blocks, logits, computed_s):
+        case DepartedForm(_, rows, blocks, logits, computed_s, stays):
             exits = Exits(_integers(rows), _integers(blocks), logits.allocate())
-            return Departed(exits, computed_s), bytes_of(exits.logits)
+            return Departed(exits, computed_s, stays), bytes_of(exits.logits)
         case StayedForm(_, staying, rows, computed_s, stop):
             survivors = staying.allocate() if isinstance(staying, PackedForm) else staying
             return Stayed(survivors, _integers(rows), computed_s, stop), buffers([survivors])

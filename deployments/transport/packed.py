@@ -31,6 +31,7 @@ class Packed:
     lengths: Integers | None = None
     bfloat16: frozenset[str] = field(default_factory=frozenset)  # names of arrays that hold bits
     truncated: frozenset[int] = frozenset()  # positions of texts that were cut, where a front has encoded them
+    ahead: Packed | None = None  # of a cascade: the same inputs as its next level reads them
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -41,20 +42,23 @@ class Packed:
         >>> Packed(0, {"hidden": np.zeros((2, 3), np.float16)}, np.zeros((2, 1), np.float32)).size_bytes
         20
         """
-        return sum(array.nbytes for array in self.arrays.values()) + self.memory.nbytes
+        own = sum(array.nbytes for array in self.arrays.values()) + self.memory.nbytes
+        return own + (self.ahead.size_bytes if self.ahead else 0)
 
 
 def pack(batch: Batch) -> Packed:
     """Pack a batch from any device."""
+    ahead = pack(batch.ahead) if batch.ahead else None
     if _is_plain(batch):  # there is nothing to move
-        return Packed(batch.cursor, batch.arrays, batch.memory, batch.lengths, truncated=batch.truncated)
+        return Packed(batch.cursor, batch.arrays, batch.memory, batch.lengths, truncated=batch.truncated, ahead=ahead)
     import torch
 
     bits = torch.int16  # numpy has no bfloat16: such arrays travel as their bits
     tensors = {name: torch.as_tensor(array) for name, array in batch.arrays.items()}
     brain = frozenset(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16)
     arrays = {name: (t.view(bits) if name in brain else t).cpu().numpy() for name, t in tensors.items()}
-    return Packed(batch.cursor, arrays, torch.as_tensor(batch.memory).cpu().numpy(), batch.lengths, brain)
+    memory = torch.as_tensor(batch.memory).cpu().numpy()
+    return Packed(batch.cursor, arrays, memory, batch.lengths, brain, ahead=ahead)
 
 
 def _is_plain(batch: Batch) -> bool:
@@ -70,7 +74,8 @@ def join(parts: Sequence[Packed]) -> Packed:
         raise ValueError(f"parts must stand before one block, got {sorted({part.cursor for part in parts})}")
     arrays = {name: _one_after_another([part.arrays[name] for part in parts]) for name in first.arrays}
     lengths = None if first.lengths is None else np.concatenate([_lengths(part) for part in parts])
-    return Packed(first.cursor, arrays, np.concatenate([part.memory for part in parts]), lengths, first.bfloat16)
+    memory, ahead = np.concatenate([part.memory for part in parts]), [part.ahead for part in parts if part.ahead]
+    return Packed(first.cursor, arrays, memory, lengths, first.bfloat16, ahead=join(ahead) if ahead else None)
 
 
 def _one_after_another(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -86,11 +91,15 @@ def _one_after_another(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 def unpack(parts: Sequence[Packed]) -> Batch:
     """One batch of all parts, in order."""
-    joined = join(parts)
+    return _batch(join(parts))
+
+
+def _batch(joined: Packed) -> Batch:
     arrays: dict[str, Array] = {
         name: _brain(rows) if name in joined.bfloat16 else rows for name, rows in joined.arrays.items()
     }
-    return Batch(joined.cursor, arrays, joined.memory, joined.lengths)
+    ahead = _batch(joined.ahead) if joined.ahead else None
+    return Batch(joined.cursor, arrays, joined.memory, joined.lengths, ahead=ahead)
 
 
 def take(packed: Packed, rows: Integers) -> Packed:
@@ -100,7 +109,8 @@ def take(packed: Packed, rows: Integers) -> Packed:
     lengths = None if packed.lengths is None else packed.lengths[rows]
     where = rows if packed.lengths is None else rows_of(packed.lengths, rows)
     arrays = {name: array[where] for name, array in packed.arrays.items()}
-    return Packed(packed.cursor, arrays, packed.memory[rows], lengths, packed.bfloat16)
+    ahead = take(packed.ahead, rows) if packed.ahead else None
+    return Packed(packed.cursor, arrays, packed.memory[rows], lengths, packed.bfloat16, ahead=ahead)
 
 
 def is_all(rows: Integers, count: int) -> bool:

@@ -49,7 +49,8 @@ def _of_every_way(facts: Problem, objective: Objective) -> Iterator[float]:
     parts = cache(partial(_parts, facts, objective))
     for count in range(facts.num_blocks):
         for cuts in combinations(range(1, facts.num_blocks), count):
-            if objective.cuts not in (None, cuts):
+            needed = {*facts.edges, *(objective.cuts or ())}
+            if not needed <= {*cuts} or (objective.cuts is not None and len(needed) < len(cuts)):
                 continue
             edges = tuple(pairwise((0, *cuts, facts.num_blocks)))
             for kinds in product(range(len(facts.devices)), repeat=count + 1):

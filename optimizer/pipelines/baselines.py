@@ -105,8 +105,8 @@ def _naive(facts: Problem, objective: Objective) -> Ways:
 
 
 def _whole(facts: Problem, objective: Objective, ramps: tuple[int, ...]) -> Ways:
-    """One split, at every batch size."""
-    here = Builder(facts, objective.batches, np.inf, pruned=False).starting(0)
+    """One split, at every batch size, even across the edges of a cascade."""
+    here = Builder(replace(facts, edges=()), objective.batches, np.inf, pruned=False).starting(0)
     here = here.only((here.stop == facts.num_blocks) & (here.inner == bool(ramps)))
     return Ways(
         here.load_s[0], here.work_s[0], here.batch.astype(float),

@@ -59,7 +59,8 @@ def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) 
     """One pipeline, or kinds side by side that are used up one after the other; never worse than a baseline."""
     one = search(facts, objective, gap, effort=effort)
     several = spread(facts, objective, partial(search, gap=gap, effort=effort), effort)
-    others = baselines(facts, objective) if objective.cuts is None else ()  # those are cut as they want
+    free = objective.cuts is None and not facts.edges  # baselines are cut as they want
+    others = baselines(facts, objective) if free else ()
     best = best_of([one, several, *(each.plan for each in others)], facts, objective)
     if best is None or best is one:
         return best

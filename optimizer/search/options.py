@@ -130,11 +130,12 @@ class Builder:
     def _allowed(self, start: int) -> Bools:
         """By stop, whether a split may run from this block to there."""
         stops = np.arange(start + 1, self.facts.num_blocks + 1)
-        if self.cuts is None:
-            return np.ones(len(stops), bool)
-        edges = (0, *self.cuts, self.facts.num_blocks)
-        behind = next((edge for edge in edges if edge > start), 0)
-        allowed: Bools = (stops == behind) & (start in edges)
+        level_stop = next((edge for edge in self.facts.edges if edge > start), self.facts.num_blocks)
+        allowed: Bools = stops <= level_stop
+        if self.cuts is not None:
+            ends = sorted({0, *self.cuts, *self.facts.edges, self.facts.num_blocks})
+            behind = next((end for end in ends if end > start), 0)
+            allowed = (stops == behind) & (start in ends)
         return allowed
 
     def _dense(self, method: str) -> Floats:

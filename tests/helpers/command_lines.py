@@ -18,6 +18,7 @@ SMALL = {
     "doctor": "",
     "environment": f"--folder /tmp/isobatch-{os.getuid()}",  # sockets need a short path
     "evaluate": "--device cpu --max-rows 20",
+    "cascade": "--device cpu --max-rows 60 --budget 0.1 --largest 4",
     "profile": "--device cpu --lengths 6 --largest 4 --budget 0.1",
     "plan": "",
     "tune": "--gap 0.1",
@@ -56,9 +57,11 @@ def material(folder: Path) -> Path:
     from tests.helpers.tiny_networks import hugging_face
 
     hugging_face("bert").save_pretrained(folder / "my-bert")
+    hugging_face("electra").save_pretrained(folder / "my-small")
     vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}, model_max_length=24)
-    tokenizer.save_pretrained(folder / "my-bert")
+    for name in ("my-bert", "my-small"):
+        tokenizer.save_pretrained(folder / name)
     for seed, name in enumerate(("reviews.csv", "others.csv")):
         random = np.random.default_rng(seed)
         texts = [" ".join(random.choice(WORDS, random.integers(1, 12))) for _ in range(120)]

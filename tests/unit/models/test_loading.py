@@ -14,17 +14,7 @@ from deployments.models.families import known
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from profiles.errors import UserError
 from tests.helpers.tiny_networks import hugging_face
-
-WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
-
-
-def save_tokenizer(folder: Path) -> Any:
-    from transformers import BertTokenizer
-
-    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}, model_max_length=512)
-    tokenizer.save_pretrained(folder)
-    return tokenizer
+from tests.helpers.tiny_tokenizers import save_tokenizer
 
 
 @pytest.fixture

@@ -111,6 +111,24 @@ def test_cuts_that_are_given_are_kept_and_the_plan_is_the_best_with_them(seed: i
         assert [split.start for split in plan.splits] == [0, *cuts]
 
 
+@many
+@given(SEEDS, st.booleans(), st.data())
+def test_every_plan_of_a_cascade_is_cut_at_its_edges_and_is_the_best_of_those(
+    seed: int, distant: bool, data: st.DataObject
+) -> None:
+    facts = random_problem(seed)
+    inside = st.integers(1, facts.num_blocks - 1) if facts.num_blocks > 1 else st.nothing()
+    edges = tuple(sorted(data.draw(st.sets(inside, max_size=2) if facts.num_blocks > 1 else st.just(set()))))
+    if distant:  # local placements win
+        ways = {way: replace(link, latency_s=1.0, turn_s=1e-3) for way, link in facts.links.items()}
+        facts = replace(facts, links=ways)
+    facts = replace(facts, edges=edges)
+    objective = random_objective(seed, facts)
+    assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
+    if plan := search(facts, objective):
+        assert {*edges} <= {split.start for split in plan.splits}
+
+
 @few
 @given(SEEDS, st.integers(1, 2))
 def test_the_best_of_a_few_splits(seed: int, most: int) -> None:

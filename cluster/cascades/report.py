@@ -1,0 +1,51 @@
+"""The table of `isobatch cascade`."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from cluster.cascades.rows import AnswerTimes, Contender
+from deployments.models.ramps import ExitRules
+
+COLUMNS = (
+    "right\n%", "agrees\n%", "lost\n%", "mean\nms", "p99\nms", "goodput\n/s", "$ per\nmillion", "levels\n%",
+)  # fmt: skip
+
+
+def table(rows: Sequence[Contender], latencies: Sequence[AnswerTimes | None], rate_per_s: float) -> Table:
+    """One row a combination."""
+    title = f"latencies at {rate_per_s:,.0f} inputs/s; goodput and cost at full load, within the deadline"
+    caption = "right, and the last network's answer; lost against it alone (!: more than can be promised)"
+    found = Table(title=title, caption=caption, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    found.title_justify = found.caption_justify = "left"
+    found.add_column("network")
+    for heading in COLUMNS:
+        found.add_column(heading, justify="right", no_wrap=True)
+    for row, latency in zip(rows, latencies, strict=True):
+        found.add_row(row.name, *_cells(row, latency))
+    return found
+
+
+def _cells(row: Contender, latency: AnswerTimes | None) -> tuple[str, ...]:
+    told, dollars = row.told, row.dollars_per_million
+    return (
+        f"{100 * told.accuracy:.1f}",
+        f"{100 * told.agreement:.1f}",
+        f"{100 * told.lost:+.2f}" + ("" if row.hopeful else "!"),
+        "-" if latency is None else f"{1e3 * latency.mean_s:.3g}",
+        "-" if latency is None else f"{1e3 * latency.p99_s:.3g}",
+        f"{row.goodput_per_s:,.0f}" if row.plan else "late",
+        f"{dollars:.3g}" if isfinite(dollars) else "-",
+        "/".join(f"{100 * share:.0f}" for share in row.shares),
+    )
+
+
+def taken(row: Contender, rules: ExitRules) -> str:
+    """What is written, and what is promised of it."""
+    weights = "".join(f", weight {weight:g}" for weight in row.made.weights[1:])
+    shares = " / ".join(f"{share:.1%}" for share in row.shares)
+    answered = f"; its levels answer {shares}{weights}" if len(row.made.members) > 1 else ""
+    promised = str(rules.promise) if rules.promise else "nothing is promised: too few inputs to test it on"
+    return f"taken: {row.name}: {row.goodput_per_s:,.0f} inputs/s{answered}\n{promised}"

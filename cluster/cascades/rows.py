@@ -1,0 +1,129 @@
+"""What each combination would do on the user's devices: its plan, and that plan simulated under one load for all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster.cascades.timing import Timed, table_of
+from cluster.load.workloads import arrivals, exit_blocks
+from cluster.simulator.simulation import World, simulate
+from deployments.prepare.cascades import Candidate, Combination, Terms, Told, Tried, all_combinations, tried
+from deployments.prepare.sample import Indices
+from optimizer import Objective, Plan, optimize, problem
+from profiles.devices import Device, links_between
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+
+SIMULATED = 20_000  # inputs
+GAP = 0.01  # plans need be no closer to the best there is
+A_MILLION_PER_HOUR = 1e6 / 3600
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One combination with some thresholds. `plan` is None where no plan keeps the deadline."""
+
+    made: Tried
+    chosen: Indices
+    told: Told
+    hopeful: bool  # as far as the rows tell that thresholds were made from, it loses no more than is allowed
+    profile: Profile
+    plan: Plan | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.profile.model}, exits" if self.made.exits else self.profile.model
+
+    @property
+    def goodput_per_s(self) -> float:
+        return self.plan.promise.goodput_per_s if self.plan and self.plan.promise else 0.0
+
+    @property
+    def dollars_per_million(self) -> float:
+        """At full load."""
+        if not (self.plan and self.plan.promise and self.goodput_per_s):
+            return float("inf")
+        return self.plan.promise.cost_per_hour * A_MILLION_PER_HOUR / self.goodput_per_s
+
+    @property
+    def shares(self) -> list[float]:
+        """The share of inputs that each level answers."""
+        survival = self.made.survival(self.chosen)
+        entering = [survival[start] for start in self.made.starts[:-1]]
+        return [here - behind for here, behind in zip(entering, [*entering[1:], 0.0], strict=True)]
+
+
+@dataclass(frozen=True)
+class AnswerTimes:
+    mean_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True)
+class Tryout:
+    """All that combinations are tried with. `timed` and `tokens` (of the tested rows) are by candidate."""
+
+    candidates: Sequence[Candidate]
+    timed: Sequence[Timed]
+    tokens: Sequence[Indices | None]
+    terms: Terms
+    devices: tuple[Device, ...]
+    slo_s: float
+
+    def combinations(self, most: int) -> list[Combination]:
+        return list(all_combinations(self.candidates, most))
+
+    def row(self, combination: Combination) -> Contender:
+        """A combination under the thresholds that may be hoped for."""
+        made = tried(self.candidates, combination, [each.costs for each in self.timed], self.terms)
+        return self._row(made, combination, made.hoped())
+
+    def tested(self, rows: Sequence[Contender], combinations: Sequence[Combination]) -> Contender:
+        """The best row that may be hoped for, as far as it passes the test; else the last network alone."""
+        first, last = best(rows), next(row for row in rows if row.made.alone)
+        if first is last:
+            return last
+        passed = self._row(first.made, combinations[rows.index(first)], first.made.shown())
+        return passed if passed.told.promise and passed.goodput_per_s > last.goodput_per_s else last
+
+    def latency(self, row: Contender, rate_per_s: float) -> AnswerTimes | None:
+        """Of answers, where so many inputs come per second; None where there is no plan."""
+        if row.plan is None:
+            return None
+        profile, seconds = row.profile, SIMULATED / rate_per_s
+        facts = problem(profile, self.devices, links_between(self.devices), length=profile.length)
+        times_s = arrivals("poisson", rate_per_s, seconds, seed=0)
+        blocks = exit_blocks(ExitProfile(facts.survival), len(times_s), np.random.default_rng(1))
+        report = simulate(World(row.plan, facts, self.slo_s, lengths=profile.lengths), [(times_s, blocks)], seconds)
+        return AnswerTimes(report.tally.mean_s, report.tally.quantile_s(0.99))
+
+    def _row(self, made: Tried, combination: Combination, chosen: Indices) -> Contender:
+        profile = self._profile(made, [self.timed[number] for number in combination.members], chosen, combination)
+        return Contender(made, chosen, made.told(chosen), made.hopeful(chosen), profile, self._plan(profile))
+
+    def _profile(self, made: Tried, levels: Sequence[Timed], chosen: Indices, combination: Combination) -> Profile:
+        tokens, num_labels = self.tokens[combination.members[0]], made.members[0].head.shape[1]
+        return Profile(
+            " > ".join(member.name for member in made.members),
+            tuple(table_of(levels, place, num_labels) for place in range(len(self.devices))),
+            ExitProfile(made.survival(chosen)),
+            lengths=levels[0].lengths,
+            token_exits=None if tokens is None else ExitProfile(made.survival(chosen, tokens)),
+            edges=made.edges,
+        )
+
+    def _plan(self, profile: Profile) -> Plan | None:
+        try:
+            return optimize(profile, self.devices, links_between(self.devices), Objective(slo_s=self.slo_s), gap=GAP)
+        except UserError:
+            return None
+
+
+def best(rows: Sequence[Contender]) -> Contender:
+    """The row of the highest goodput of those that may be hoped to keep what is promised."""
+    hopeful = [row for row in rows if row.hopeful and row.plan]
+    if not hopeful:
+        raise UserError("no network and no cascade of them keeps --slo-ms on these devices: allow more, or give more")
+    return max(hopeful, key=lambda row: row.goodput_per_s)

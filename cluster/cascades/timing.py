@@ -1,0 +1,83 @@
+"""How long every candidate takes on every kind of device: measured if the kind is here, else from its datasheet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cluster.profiling.checkpoint import SampleInputs, images, kind_of, source_of, texts_like, timed
+from cluster.profiling.datasheets import tables as derived
+from deployments.models import TorchModel, checkpoint, load
+from deployments.models.encode import Encoder
+from deployments.prepare.cascades import Candidate
+from profiles.latency import LatencyTable
+from profiles.lengths import Lengths
+from profiles.levels import edge_bytes, one_behind_the_other
+from profiles.measure import device_name
+
+FULL = 8  # inputs of a launch, by whose times blocks are compared
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One candidate's table on every kind, and how long texts are to it (None: it reads images)."""
+
+    tables: tuple[LatencyTable, ...]
+    lengths: Lengths | None
+    side: int  # of its images, in pixels
+    encoder: Encoder
+
+    @property
+    def costs(self) -> list[float]:
+        """Seconds of each block for one input, on the first kind."""
+        table = self.tables[0]
+        size = min(FULL, table.largest)
+        costs: list[float] = (table.block_times_s(size) / size).tolist()
+        return costs
+
+    def tokens(self, values: Sequence[Any]) -> NDArray[np.int64] | None:
+        """Of each of these inputs; None where they are images."""
+        return self.encoder(values).lengths if self.lengths else None
+
+
+def timed_candidate(
+    each: Candidate, values: Sequence[Any], kinds: Sequence[str], device: str, budget_s: float, largest: int
+) -> tuple[Timed, tuple[str, ...]]:
+    """A candidate's tables, and what its measurement says of itself."""
+    model = load(each.folder, device)
+    lengths = _lengths(model, values)
+    inputs = _inputs(model, each.folder, lengths)
+    called = device_name(str(model.device))
+    here, found, notes = kind_of(called), dict[str, LatencyTable](), list[str]()
+    if here in kinds:
+        source = source_of(called, "torch", str(model.dtype).removeprefix("torch."), torch.get_num_threads())
+        (measured,) = timed(model, [inputs], here, source, str(model.device), budget_s, largest)
+        found[here], notes = measured.table, [f"{each.name}: {measured}"]
+    others, config = [kind for kind in kinds if kind != here], checkpoint.read_config(each.folder)
+    side = checkpoint.image_size(each.folder)[0] if lengths is None else 0
+    for table in derived(config, others, [inputs.length], side, model.ramp_blocks, "float32"):
+        found[table.kind] = table
+    return Timed(tuple(found[kind] for kind in kinds), lengths, side, model.encoder), tuple(notes)
+
+
+def table_of(levels: Sequence[Timed], place: int, num_labels: int) -> LatencyTable:
+    """The table of candidates one behind the other, on the kind at this place; sizes count the first one's tokens."""
+    first = levels[0].tables[place]
+    if len(levels) == 1:
+        return first
+    carried_bytes = edge_bytes(levels[1].lengths.mean if levels[1].lengths else None, levels[1].side, num_labels)
+    tables = [replace(level.tables[place], length=first.length) for level in levels]
+    return one_behind_the_other(tables, carried_bytes)
+
+
+def _lengths(model: TorchModel, values: Sequence[Any]) -> Lengths | None:
+    lengths = model.encode(values).lengths if model.reads_text else None
+    return None if lengths is None else Lengths.of(lengths.tolist())
+
+
+def _inputs(model: TorchModel, folder: Path, lengths: Lengths | None) -> SampleInputs:
+    return texts_like(model, lengths) if lengths else images(model, *checkpoint.image_size(folder))

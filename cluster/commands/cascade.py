@@ -1,0 +1,220 @@
+"""`isobatch cascade`: small and large networks for one task become one, which asks the large only where it must."""
+
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cluster.commands import METRICS, Metric
+from cluster.commands.prepare import share
+from cluster.commands.reading import (
+    READS,
+    Delimiter,
+    Encoding,
+    Header,
+    ImageColumn,
+    LabelColumn,
+    Labels,
+    PairColumn,
+    TextColumn,
+    columns_of,
+    label_names,
+)
+from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from cluster.cascades.rows import Contender, Tryout
+    from deployments.prepare.cascades import Candidate, Terms
+    from deployments.prepare.data import Columns
+    from deployments.prepare.sample import Sample
+    from profiles.devices import Device
+
+PLAN, PROFILE = "plan.json", "profile.json"
+RATE_SHARE = 0.8  # of what the last network alone sustains: the load that latencies are told for
+LENGTHS_OF = 1000  # rows tell how long texts are
+
+
+def cascade(
+    models: Annotated[
+        list[str], typer.Argument(help="Directories or hub ids, from the smallest to the largest; prepared or not.")
+    ],
+    data: Annotated[Path, typer.Option(help=f"Inputs, labelled or not, that no network has learnt from: {READS}.")],
+    out: Annotated[Path, typer.Option(help="Directory to write: what was found best.")],
+    devices: Annotated[str, typer.Option(help="The fleet, as in cpu=2 or v100=6,k80=15@0.45 (dollars per hour).")],
+    slo_ms: Annotated[float, typer.Option(help="The deadline that plans must keep.")] = 1000.0,
+    max_accuracy_loss: Annotated[str, typer.Option(help="What may be lost against the last network alone.")] = "1%",
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="How sure it must be of that.")] = 0.95,
+    metric: Annotated[Metric, typer.Option(help=f"What may be lost: {METRICS}.")] = "accuracy",
+    policy: Annotated[
+        str, typer.Option(help="Who is answered early: entropy, confidence, margin, or module:function.")
+    ] = "entropy",
+    levels: Annotated[int, typer.Option(min=1, max=4, help="The most networks one behind the other.")] = 2,
+    text_column: TextColumn = None,
+    text_pair_column: PairColumn = None,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    columns: Header = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = "utf-8",
+    labels: Labels = None,
+    max_rows: Annotated[int, typer.Option(min=50, help="Use a uniform sample of at most so many rows.")] = 20_000,
+    device: Annotated[str, typer.Option(help="Where networks run over the data: auto, cpu, cuda:0.")] = "auto",
+    budget: Annotated[float, typer.Option(min=0.1, help="Seconds of timing for each network.")] = 20.0,
+    largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 32,
+    threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one per CPU it asks for.")] = 1,
+    seed: Annotated[int, typer.Option(help="For the sample and its parts.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False,
+) -> None:
+    """Put small and large networks together, and write the best of all ways within what may be lost.
+
+    Each network runs once over the data. Every one alone, every one with its exits, and every cascade of them is
+    planned for the fleet and simulated; the one that serves most is tested on rows that nothing was made from.
+
+    Example: [bold]isobatch cascade my-minilm my-bert --data reviews.csv --devices cpu=4 --slo-ms 200 --out both[/]
+    """
+    from rich.console import Console
+
+    from cluster.commands import above_0
+    from deployments.models.cascade_loading import check_policy
+    from deployments.models.ramps import ExitRules, Ramps
+    from deployments.prepare.pipeline import check_free
+    from profiles.devices import fleet
+
+    above_0("--slo-ms", slo_ms)
+    path = policy if ":" in policy else f"deployments.exits:{policy}"
+    check_policy(Ramps(ExitRules(policy=path)), "--policy")
+    check_free(out, force)
+    kinds, allowed = fleet(devices), share(max_accuracy_loss)
+    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
+    folders, console = _folders(models), Console(soft_wrap=True)
+    sample = _sample(console, folders[-1], data, wanted, labels, max_rows, seed)
+    if sample.labels is None:
+        metric = _without_labels(console, data, metric)
+    terms = partial(_terms, sample, path, metric, allowed, confidence)
+    trial = _trial(console, folders, sample, terms, kinds, slo_ms / 1e3, device, threads, budget, largest)
+    taken = _chosen(console, trial, levels)
+    notes: dict[str, str | int | float] = {"data": data.name, "rows": len(sample), "seed": seed}
+    _write(console, out, taken, path, notes, force)
+
+
+def _folders(models: list[str]) -> list[Path]:
+    """Checkpoints of one set of labels and one kind of input, which are checked before anything is computed."""
+    from deployments.models import checkpoint
+    from deployments.models.cascade_loading import order_of
+    from deployments.models.levels import is_cascade
+
+    if len(models) < 2:
+        raise UserError("a cascade needs two networks or more, from the smallest to the largest")
+    folders = [checkpoint.locate(model) for model in models]
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UserError("a network is named twice: give each once, from the smallest to the largest")
+    for folder in folders:
+        if is_cascade(folder):
+            raise UserError(f"{folder}: is a cascade already: give the networks that it was made of")
+        checkpoint.check(folder)
+        order_of(checkpoint.label_names(folder), checkpoint.label_names(folders[-1]), folder)
+    if len({checkpoint.reads_images(folder) for folder in folders}) > 1:
+        raise UserError("some of these networks read texts and some images: a cascade needs one kind")
+    return folders
+
+
+def _sample(
+    console: "Console", last: Path, data: Path, wanted: "Columns", labels: str | None, max_rows: int, seed: int
+) -> "Sample":
+    from deployments.models import checkpoint
+    from deployments.prepare.data import rows, taken
+    from deployments.prepare.sample import draw
+    from deployments.progress import show
+
+    images = checkpoint.reads_images(last)
+    console.print(taken(data, wanted, images=images), highlight=False, markup=False)
+    names = label_names(checkpoint.label_names(last), labels)
+    return draw(show(rows(data, wanted, images=images), f"reading {data.name}"), data, names, max_rows, seed)
+
+
+def _without_labels(console: "Console", data: Path, metric: Metric) -> Metric:
+    if metric not in ("accuracy", "agreement"):
+        raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
+    console.print(f"{data} has no column of labels (see --label-column): agreement with the last network is promised")
+    return "agreement"
+
+
+def _terms(
+    sample: "Sample", policy: str, metric: Metric, allowed: float, confidence: float, found: "list[Candidate]"
+) -> "Terms":
+    """Labels say what is right; without any, the last network does."""
+    import numpy as np
+    import torch
+
+    from deployments.prepare.cascades import Terms
+
+    head = found[-1].head
+    right = head.argmax(dim=1) if sample.labels is None else torch.from_numpy(sample.labels)
+    truth = torch.nn.functional.one_hot(right, head.shape[1]).float()
+    shape = np.concatenate((sample.parts.train, sample.parts.calibrate))
+    return Terms(truth, shape, sample.parts.test, policy, metric, allowed, confidence)
+
+
+def _trial(
+    console: "Console", folders: list[Path], sample: "Sample", terms: "Callable[[list[Candidate]], Terms]",
+    kinds: "tuple[Device, ...]", slo_s: float, device: str, threads: int, budget: float, largest: int,
+) -> "Tryout":  # fmt: skip
+    """Run every network over the data, then time it."""
+    import torch
+
+    from cluster.cascades.rows import Tryout
+    from cluster.cascades.timing import timed_candidate
+    from deployments.models import checkpoint
+    from deployments.prepare.cascades import candidate
+    from deployments.progress import show
+
+    labels = checkpoint.label_names(folders[-1])
+    found = [candidate(folder, folder.name, sample, labels, device) for folder in show(folders, "networks")]
+    torch.set_num_threads(threads)
+    recorded, asked = sample.values[:LENGTHS_OF], [kind.kind for kind in kinds]
+    timed, notes = zip(
+        *(timed_candidate(each, recorded, asked, device, budget, largest) for each in found), strict=True
+    )
+    for note in chain.from_iterable(notes):
+        console.print(note, highlight=False, markup=False)
+    tested = [sample.values[row] for row in sample.parts.test]
+    return Tryout(found, timed, [each.tokens(tested) for each in timed], terms(found), kinds, slo_s)
+
+
+def _chosen(console: "Console", trial: "Tryout", levels: int) -> "Contender":
+    """Try all combinations, tell of them, and take the best that passes the test."""
+    from cluster.cascades.report import table
+    from deployments.progress import show
+
+    combinations = trial.combinations(levels)
+    rows = [trial.row(each) for each in show(combinations, "planning")]
+    last = next(row for row in rows if row.made.alone)
+    rate = RATE_SHARE * (last.goodput_per_s or max(row.goodput_per_s for row in rows) or 1.0)
+    latencies = [trial.latency(row, rate) for row in show(rows, "simulating")]
+    console.print(table(rows, latencies, rate))
+    return trial.tested(rows, combinations)
+
+
+def _write(
+    console: "Console", out: Path, taken: "Contender", policy: str, notes: "dict[str, str | int | float]", force: bool
+) -> None:
+    from cluster.cascades import report
+    from deployments.folders import weights_of
+    from deployments.prepare import cascade_folder
+    from profiles.files import save
+
+    rules = cascade_folder.write(out, taken.made, taken.chosen, policy, notes, force)
+    profile = replace(taken.profile, model=out.name, weights=weights_of(out))
+    save(profile, out / PROFILE)
+    assert taken.plan, "This is a bug: what has no plan is not taken."
+    named = replace(taken.plan, model=profile.model, weights=profile.weights)
+    (out / PLAN).write_text(named.to_json() + "\n")
+    console.print(report.taken(taken, rules), highlight=False, markup=False)
+    console.print(f"written to {out}, with its {PLAN} and {PROFILE}: serve it as any other", highlight=False)

@@ -1,0 +1,15 @@
+"""A tokenizer of a few words, so that texts can be read without a download."""
+
+from pathlib import Path
+from typing import Any
+
+WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
+
+
+def save_tokenizer(folder: Path) -> Any:
+    from transformers import BertTokenizer
+
+    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}, model_max_length=512)
+    tokenizer.save_pretrained(folder)
+    return tokenizer

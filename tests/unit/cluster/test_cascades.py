@@ -1,0 +1,154 @@
+"""`isobatch cascade`: what it tries, what it takes, and what it says of input that does not fit."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cascades.report import table
+from cluster.cascades.rows import Tryout, best
+from cluster.cascades.timing import Timed
+from cluster.cli import app
+from deployments.models import load_served
+from deployments.models.encode import Encoded
+from deployments.prepare.cascades import Combination
+from optimizer import Objective, evaluate, optimize, problem
+from profiles.devices import fleet, links_between
+from profiles.errors import UserError
+from profiles.files import load as load_profile
+from profiles.latency import LatencyTable
+from tests.helpers.command_lines import material
+from tests.helpers.made_up_candidates import made_up
+
+
+class Images:
+    longest = None
+
+    def __call__(self, inputs: object) -> Encoded:
+        raise AssertionError("nothing is encoded here")
+
+
+def timed(blocks: int, block_s: float) -> Timed:
+    rows = ((block_s,) * blocks, (4 * block_s,) * blocks)
+    made = LatencyTable(
+        "v100", (1, 8), rows, ((0.0,) * blocks,) * 2, 1e-4, (64,) * blocks, (10**8,) * blocks, "made up"
+    )
+    return Timed((made,), None, 8, Images())
+
+
+def tryout(slo_s: float = 1.0, count: int = 3000) -> Tryout:
+    candidates, terms = made_up(count)
+    return Tryout(candidates, [timed(2, 0.001), timed(4, 0.005)], [None, None], terms, fleet("v100=2"), slo_s)
+
+
+def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost() -> None:
+    here = tryout()
+    combinations = here.combinations(2)
+    rows = [here.row(each) for each in combinations]
+    assert [row.name for row in rows] == ["small", "large", "small > large"]
+    small, large, both = rows
+    assert not small.hopeful, "it serves most, but errs"
+    assert small.goodput_per_s > both.goodput_per_s > 1.5 * large.goodput_per_s
+    assert best(rows) is both
+    taken = here.tested(rows, combinations)
+    assert taken.told.promise
+    assert (taken.profile.edges, taken.made.members) == ((2,), both.made.members)
+    assert sum(taken.shares) == pytest.approx(1.0)
+    assert taken.dollars_per_million < large.dollars_per_million
+    assert 2 in {split.start for split in taken.plan.splits}
+    rate = 0.5 * large.goodput_per_s
+    quick, slow = here.latency(taken, rate), here.latency(large, rate)
+    assert quick.mean_s < slow.mean_s
+    assert quick.mean_s < quick.p99_s
+    assert len(table(rows, [quick, slow, None], rate).rows) == 3
+
+
+def test_where_the_test_rows_are_too_few_the_last_network_alone_is_taken() -> None:
+    here = tryout(count=120)
+    combinations = here.combinations(2)
+    rows = [here.row(each) for each in combinations]
+    assert here.tested(rows, combinations).made.alone
+
+
+def test_a_deadline_that_nobody_keeps_is_one_line() -> None:
+    here = tryout(slo_s=0.0001)
+    with pytest.raises(UserError, match="--slo-ms"):
+        best([here.row(each) for each in here.combinations(2)])
+
+
+def test_levels_that_fit_on_no_device_together_get_devices_of_their_own() -> None:
+    profile = tryout().row(Combination((0, 1))).profile
+    small = [replace(device, memory_bytes=4 * 10**8) for device in fleet("v100=2")]
+    plan = optimize(profile, small, links_between(small), Objective(slo_s=1.0))
+    assert len(plan.placements) == 2
+    facts = problem(profile, small, links_between(small))
+    assert not evaluate(plan, facts, Objective(slo_s=1.0)).broken
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(material(tmp_path))
+    return tmp_path
+
+
+LINE = "cascade my-small my-bert --data others.csv --devices v100=2 --slo-ms 500 --device cpu --out both"
+
+
+def run(line: str) -> tuple[int, str]:
+    found = CliRunner().invoke(app, line.split())
+    return found.exit_code, found.output + (str(found.exception) if isinstance(found.exception, UserError) else "")
+
+
+def test_what_is_written_is_served_planned_and_loaded(here: Path) -> None:
+    code, said = run(LINE)
+    assert code == 0, said
+    assert "written to both" in said
+    profile, answers = load_profile(here / "both" / "profile.json"), load_served(here / "both").predict(["a good film"])
+    assert len(answers) == 1
+    code, said = run("plan --profile both/profile.json --devices v100=2 --slo-ms 500")
+    assert code == 0, said
+    assert profile.num_blocks == load_served(here / "both").num_blocks
+    code, said = run(LINE)
+    assert "exists already" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (LINE.replace("my-small my-bert", "my-bert"), "two networks or more"),
+        (LINE.replace("my-small", "my-bert"), "named twice"),
+        (LINE.replace("my-small", "nowhere/at/all"), "no such directory"),
+        (LINE.replace("v100=2", "v100"), "KIND=COUNT"),
+        (LINE.replace("500", "0"), "--slo-ms 0 must be above 0"),
+        (LINE + " --policy patience", "remembers earlier ramps"),
+        (LINE + " --policy nothing", "cannot be imported"),
+        (LINE + " --max-accuracy-loss much", "is no share"),
+        (LINE.replace("others.csv", "bodies.jsonl"), "no column of texts"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(here: Path, line: str, told: str) -> None:
+    code, said = run(line)
+    assert code != 0
+    assert told in " ".join(said.split())
+
+
+def test_networks_that_do_not_belong_together_are_one_line(here: Path) -> None:
+    config = here / "my-small" / "config.json"
+    whole = config.read_text()
+    config.write_text(json.dumps(json.loads(whole) | {"id2label": {"0": "x", "1": "y", "2": "z"}}))
+    assert "its labels are x, y, z" in run(LINE)[1]
+    config.write_text(whole)
+    (here / "my-small" / "tokenizer.json").unlink()
+    assert "has no tokenizer" in run(LINE)[1]
+
+
+def test_without_labels_agreement_is_promised(here: Path) -> None:
+    texts = [line.split(",")[0] for line in (here / "others.csv").read_text().splitlines()[1:]]
+    (here / "others.csv").write_text("\n".join(["text", *texts]) + "\n")
+    code, said = run(LINE)
+    assert code == 0, said
+    assert "agreement with the last network is promised" in said
+    assert "--metric mcc needs" in run(LINE + " --metric mcc --force")[1]

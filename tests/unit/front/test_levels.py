@@ -1,0 +1,114 @@
+"""Cascades at the front: answers say which level gave them, and lateness at the next level need not be a refusal."""
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Limits
+from deployments.dispatch.route import Route, Stage
+from deployments.front.answers import Answer, RefusedError
+from deployments.front.driver import Driver
+from deployments.front.metrics import _Series
+from deployments.front.predict import _output
+from deployments.front.stats import state_of, stats_of
+from deployments.replica.local_workers import LocalWorkers
+from deployments.replica.split import SplitReplica
+from deployments.replica.virtual import VirtualModel
+from deployments.transport.packed import pack
+from profiles.exits import ExitProfile
+from profiles.latency import LatencyTable
+
+EDGE = 2
+NEVER_S, SLOW_S = 30.0, 0.4  # what the second level takes
+EASY, HARD = {"exit_block": 0}, {"exit_block": 3}
+
+
+def model(second_s: float) -> VirtualModel:
+    row = (1e-3, 1e-3, second_s / 2, second_s / 2)
+    table = LatencyTable("v100", (1, 3), (row,) * 2, ((0.0,) * 4,) * 2, 0.0, (8,) * 4, (8,) * 4, "made up")
+    return VirtualModel(table, ExitProfile((1.0, 1.0, 0.5, 0.5)), edges=(EDGE,))
+
+
+def driver(degrades: bool, local: bool = False, second_s: float = SLOW_S) -> Driver:
+    batch = 3 if local else 1
+    first = Stage(0, EDGE, batch, "all", (0.002,) * batch, ramps=frozenset({EDGE - 1}))
+    # As a table that is far too hopeful.
+    then = Stage(EDGE, 4, batch, "all" if local else "large", (0.001,) * batch, local=local)
+    groups = {"all": ["small"]} | ({} if local else {"large": ["large"]})
+    workers = LocalWorkers({name: SplitReplica(model(second_s)) for names in groups.values() for name in names})
+    route = Route((first, then), edges=(EDGE,))
+    return Driver(Dispatcher(route, groups, Limits(slack=0.0)), workers, time.perf_counter, degrades=degrades)
+
+
+def asked(made: Driver, *inputs: Any, within_s: float) -> tuple[list[Answer | BaseException], dict[str, Any]]:
+    async def scene() -> tuple[list[Answer | BaseException], dict[str, Any]]:
+        packed = [pack(model(SLOW_S).encode([one])) for one in inputs]
+        answers = await asyncio.gather(*(made.answer(one, within_s) for one in packed), return_exceptions=True)
+        stats = stats_of([state_of(made)])
+        await made.close()
+        return [one if isinstance(one, BaseException) else one[0] for one in answers], stats
+
+    return asyncio.run(scene())
+
+
+def test_answers_say_which_level_gave_them_and_stats_each_level_s_share() -> None:
+    (easy, hard), stats = asked(driver(degrades=False), EASY, HARD, within_s=5.0)
+    assert (easy.level, easy.exit_block, hard.level, hard.exit_block) == (0, 1, 1, 3)
+    assert stats["levels"] == [
+        {"blocks": [0, 2], "answered": 1, "degraded": 0, "share": 0.5},
+        {"blocks": [2, 4], "answered": 1, "degraded": 0, "share": 0.5},
+    ]
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_whom_the_next_level_cannot_answer_in_time_gets_what_is_known(local: bool) -> None:
+    """One is on its way through the large level when its time is over, the others wait; or all are, held there."""
+    began_s = time.perf_counter()
+    answers, stats = asked(driver(True, local, NEVER_S), HARD, HARD, HARD, within_s=2.0)
+    assert [(one.level, one.exit_block, one.degraded) for one in answers] == [(0, 1, True)] * 3
+    assert [len(one.steps) for one in answers] == [1, 1, 1]
+    assert stats["levels"][0] == {"blocks": [0, 2], "answered": 0, "degraded": 3, "share": 1.0}
+    assert time.perf_counter() - began_s < NEVER_S / 2
+
+
+def test_without_that_they_are_refused() -> None:
+    answers, stats = asked(driver(degrades=False), HARD, HARD, HARD, within_s=0.15)
+    refused = [one for one in answers if isinstance(one, RefusedError)]
+    assert [one.status for one in refused] == [504] * len(refused)
+    assert refused
+    assert [level["degraded"] for level in stats["levels"]] == [0, 0]
+
+
+def test_an_answer_names_its_level_only_where_there_are_levels() -> None:
+    plain = Answer(0, 0.9, 1, ())
+    assert not {"level", "degraded"} & set(_output(plain, ["a"]))
+    told = _output(replace(plain, level=0, degraded=True), ["a"])
+    assert (told["level"], told["degraded"]) == (0, True)
+
+
+def test_metrics_count_each_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.serve import metrics
+
+    counted: dict[tuple[str, str], float] = {}
+
+    class Noted:
+        def __init__(self, name: str, *_: object) -> None:
+            self.name = name
+
+        def inc(self, more: float, tags: dict[str, str]) -> None:
+            counted[self.name, tags.get("level", "")] = more
+
+        def set(self, *_: object) -> None:
+            pass
+
+    for kind in ("Counter", "Gauge"):
+        monkeypatch.setattr(metrics, kind, Noted)
+    made = driver(True, second_s=NEVER_S)
+    asked(made, EASY, HARD, HARD, within_s=2.0)
+    _Series().tell(made)
+    assert counted["isobatch_level_answers", "0"] == 1
+    assert counted["isobatch_degraded_answers", "0"] == 2

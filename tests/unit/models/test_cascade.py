@@ -1,0 +1,140 @@
+"""A cascade is its networks run by hand, one behind the other: for every threshold, weight, cut and company."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.models.cascade import Cascade
+from deployments.models.seam import ServedModel, Stretch
+from deployments.replica.split import SplitReplica
+from deployments.transport.orders import Departed, Order
+from deployments.transport.packed import pack, take
+from profiles.model import Batch, edges_of, label_names, reads_text
+from tests.helpers.tiny_cascades import answers_of, by_hand, cascade, inputs_of
+from tests.helpers.tiny_networks import network
+
+PAIRS = (("bert", "roberta"), ("distilbert", "electra"), ("albert", "bert"), ("electra", "bert", "distilbert"))
+SHARES = st.floats(0.0, 1.0, allow_nan=False)
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(
+    st.data(), st.sampled_from(PAIRS), st.floats(0.3, 1.1), st.sampled_from([None, 0.5, 0.7]), st.integers(0, 99),
+    st.integers(1, 6),
+)  # fmt: skip
+def test_a_cascade_is_its_networks_run_by_hand(
+    data: st.DataObject, names: tuple[str, ...], threshold: float, inner: float | None, seed: int, count: int
+) -> None:
+    weights = [1.0, *(data.draw(SHARES) for _ in names[1:])]
+    model = cascade(names, threshold, weights, inner)
+    stops = sorted(data.draw(st.sets(st.integers(1, model.num_blocks - 1), max_size=4)))
+    ramps = data.draw(st.sets(st.sampled_from(model.ramp_blocks)))
+    inputs = inputs_of(names, count, seed)
+    found = answers_of(model, model.merge(inputs), stops, ramps)
+    for row, one in enumerate(inputs):
+        block, probabilities = by_hand(names, one, threshold, weights, inner, ramps)
+        assert found[row][0] == block
+        assert found[row][1] == pytest.approx(probabilities, abs=1e-4)
+
+
+@pytest.mark.parametrize("names", PAIRS)
+def test_where_nobody_is_sure_enough_and_only_the_last_counts_it_is_the_large_network(names: tuple[str, ...]) -> None:
+    model, inputs = cascade(names, 1.1, [1.0] * len(names)), inputs_of(names, 5, seed=3)
+    found = answers_of(model, model.merge(inputs), [], set(model.ramp_blocks))
+    for row, one in enumerate(inputs):
+        while one.ahead is not None:
+            one = one.ahead
+        large = network(names[-1])
+        alone = large.run(Batch(0, one.arrays, one.memory, one.lengths), large.num_blocks, ()).exits
+        order = list(model.levels[-1].order)
+        assert found[row] == (model.num_blocks - 1, pytest.approx(alone.probabilities[0][order], abs=1e-5))
+
+
+def test_who_is_kept_is_told_of_and_goes_on() -> None:
+    """As audits need it: at a ramp inside a level and at the edge, in one call or in several."""
+    names = ("bert", "roberta")
+    model, inputs = cascade(names, 0.0, [1.0, 0.5], inner=0.0), inputs_of(names, 3, seed=2)
+    kept, batch = np.array([0, 2]), model.merge(inputs)
+    open_ = set(model.ramp_blocks)
+    for stop in range(1, 5):
+        launched = model.run(batch, stop, {stop - 1}, kept)
+        assert launched.exits.rows.tolist() == [0, 1, 2]
+        assert set(launched.exits.blocks.tolist()) == {stop - 1}
+        assert len(launched.survivors) == 2
+    full = answers_of(cascade(names, 2.0, [1.0, 0.5]), batch, [], set())
+    at_once = model.run(batch, model.num_blocks, open_, kept).exits
+    assert at_once.rows.tolist() == [0, 1, 2]
+    assert at_once.blocks.tolist() == [6, 0, 6]
+    for row in kept.tolist():
+        assert at_once.probabilities[row] == pytest.approx(full[row][1], abs=1e-4)
+
+
+def test_survivors_at_an_edge_carry_their_text_and_what_is_believed_of_them_and_nothing_else() -> None:
+    names = ("bert", "roberta")
+    model, inputs = cascade(names, 1.1, [1.0, 0.5]), inputs_of(names, 3, seed=1)
+    launched = model.run(model.merge(inputs), 4, model.ramp_blocks)
+    survivors = launched.survivors
+    assert survivors is not None
+    assert (survivors.cursor, survivors.ahead) == (4, None)
+    assert survivors.lengths.tolist() == [int(one.ahead.lengths[0]) for one in inputs]
+    assert np.asarray(survivors.arrays["input_ids"]).tolist() == [
+        token for one in inputs for token in one.ahead.arrays["input_ids"].tolist()
+    ]
+    assert np.exp(survivors.memory).sum(axis=1) == pytest.approx(1.0, abs=1e-5)
+
+
+@settings(deadline=None, max_examples=20, derandomize=True)
+@given(st.integers(0, 99), st.floats(0.4, 1.0), st.sets(st.integers(1, 6), max_size=3))
+def test_survivors_may_travel_between_any_two_splits(seed: int, threshold: float, cuts: set[int]) -> None:
+    """Packed, sent on in parts, and joined with others, they get what they would have got alone."""
+    names = ("bert", "roberta")
+    model, inputs = cascade(names, threshold, [1.0, 0.6]), inputs_of(names, 4, seed)
+    replica, ramps, found = SplitReplica(model), frozenset(model.ramp_blocks), dict[int, int]()
+    whole = pack(model.merge(inputs))
+    waiting = [(row, take(whole, np.array([row]))) for row in range(4)]
+    for stop in [*sorted(cuts), model.num_blocks]:
+        rows = [row for row, _ in waiting]
+        for reply in replica.run(Order(stop, ramps, tuple(part for _, part in waiting))) if waiting else ():
+            if isinstance(reply, Departed):
+                found |= {rows[at]: block for at, block in zip(reply.exits.rows, reply.exits.blocks, strict=True)}
+            elif reply.survivors is not None:
+                here = reply.survivors
+                waiting = [(rows[row], take(here, np.array([at]))) for at, row in enumerate(reply.rows)]
+            else:
+                waiting = []
+    assert found == {
+        row: by_hand(names, one, threshold, [1.0, 0.6], None, {*ramps})[0] for row, one in enumerate(inputs)
+    }
+
+
+def test_a_level_is_loaded_when_it_is_first_needed() -> None:
+    names, loaded = ("bert", "roberta"), list[int]()
+    model = cascade(names, 0.0, [1.0, 1.0])
+    noted = model._with(lambda level: loaded.append(level.start) or level.load())
+    noted.run(noted.merge(inputs_of(names, 2, seed=0)), 4, noted.ramp_blocks)
+    assert loaded == [0]
+    noted.prepare([Stretch(2, 7)], inputs_of(names, 1, seed=0)[0])
+    assert loaded == [0, 4]
+
+
+def test_stretches_are_prepared_level_by_level_by_their_own_numbers() -> None:
+    level = cascade(("bert", "roberta"), 0.5, [1.0, 1.0], inner=0.5).levels[1]
+    assert level.part(Stretch(2, 6, (2, 3, 4, 5))) == Stretch(0, 2, (0, 1))
+    assert level.part(Stretch(0, 4, (1, 3))) is None
+
+
+def test_a_cascade_is_served_as_any_other_network() -> None:
+    model = cascade(("bert", "roberta"), 0.5, [1.0, 1.0])
+    assert isinstance(model, ServedModel)
+    assert (model.num_blocks, model.num_labels, model.ramp_blocks) == (7, 3, (3,))
+    assert (edges_of(model), label_names(model), reads_text(model)) == ((4,), ("a", "b", "c"), True)
+    assert (model.backend, edges_of(network("bert"))) == ("torch", ())
+    assert isinstance(model.twin(), Cascade)
+
+
+@pytest.mark.parametrize(("stop", "ramps"), [(0, ()), (8, ()), (3, (0,))])
+def test_what_a_cascade_does_not_have_is_refused(stop: int, ramps: tuple[int, ...]) -> None:
+    model = cascade(("bert", "roberta"), 0.5, [1.0, 1.0])
+    with pytest.raises(ValueError, match=r"stop|no ramp"):
+        model.run(inputs_of(("bert", "roberta"), 1, seed=0)[0], stop, ramps)

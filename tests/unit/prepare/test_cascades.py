@@ -1,0 +1,153 @@
+"""Combinations of networks: what is told of one is what its directory answers, and nothing is promised too boldly."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.models import load_served
+from deployments.models.levels import read_levels
+from deployments.models.ramps import read_rules
+from deployments.prepare import cascade_folder
+from deployments.prepare.cascades import (
+    Combination,
+    Terms,
+    all_combinations,
+    best_weight,
+    candidate,
+    tried,
+)
+from deployments.prepare.measuring import PrepareOptions
+from deployments.prepare.pipeline import prepare
+from deployments.prepare.sample import Parts, Sample
+from profiles.errors import UserError
+from profiles.promise import RULES
+from tests.helpers.made_up_candidates import COSTS, POLICY, made_up
+from tests.helpers.tiny_networks import hugging_face
+from tests.helpers.tiny_tokenizers import WORDS, save_tokenizer
+
+COUNT = 240
+
+
+def test_a_small_network_that_knows_what_it_knows_spares_most_of_the_large_one() -> None:
+    candidates, terms = made_up(3000)
+    both = tried(candidates, Combination((0, 1)), COSTS, terms)
+    assert (both.blocks, both.edges, both.starts) == ((1,), (2,), [0, 2, 6])
+    told, survival = both.told(both.shown()), both.survival(both.shown())
+    assert told.promise
+    assert survival[:2] == (1.0, 1.0)
+    assert survival[2] == survival[5] == pytest.approx(0.3, abs=0.05)
+    assert told.accuracy >= float(both.evidence.test.full_right.mean()) - 0.01
+
+
+def test_nothing_may_be_lost_against_the_last_network_alone_whatever_a_cascade_says_when_nobody_leaves() -> None:
+    candidates, terms = made_up(3000)
+    worse = replace(candidates[0], head=-candidates[0].head)
+    spoilt = tried([worse, candidates[1]], Combination((0,)), COSTS, terms)
+    assert spoilt.told(spoilt.shown()).promise is None
+    alone = tried(candidates, Combination((1,)), COSTS, terms)
+    assert alone.alone
+    assert alone.told(alone.shown()).promise
+    assert (alone.told(alone.shown()).lost, alone.told(alone.shown()).agreement) == (0.0, 1.0)
+
+
+def test_the_weight_is_that_under_which_the_truth_is_most_likely_and_never_costs_accuracy() -> None:
+    candidates, terms = made_up(2000)
+    small, large = (each.head.log_softmax(dim=1) for each in candidates)
+    weight = best_weight(large, small, terms)
+    assert 0.2 < weight < 1.0
+    assert best_weight(large, -candidates[0].head.log_softmax(dim=1) - 9, terms) == 1.0
+
+
+def test_few_rows_promise_nothing() -> None:
+    few, terms = made_up(100)
+    both = tried(few, Combination((0, 1)), COSTS, terms)
+    assert both.survival(both.shown())[2] == 1.0
+    assert both.told(both.shown()).promise is None
+
+
+def test_every_network_alone_and_any_of_them_one_behind_the_other() -> None:
+    candidates, _ = made_up(100)
+    with_ramps = replace(candidates[0], ramps={0: candidates[0].head})
+    assert list(all_combinations(candidates, 2)) == [Combination((0,)), Combination((1,)), Combination((0, 1))]
+    three = list(all_combinations([with_ramps, candidates[1], candidates[1]], 3))
+    assert Combination((0,), exits=True) in three
+    assert Combination((0, 1, 2), exits=True) in three
+    other = replace(with_ramps, kind="pooler")
+    assert Combination((0, 1), exits=True) not in list(all_combinations([with_ramps, other], 2))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cascades")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.setattr("deployments.prepare.pipeline.draw_exits", lambda _, path: path.touch())
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def checkpoints(cache: Path) -> list[Path]:
+    """BERT with ramps, and ELECTRA, whose labels have other numbers."""
+    for name, labels in (("bert", ["a", "b", "c"]), ("electra", ["c", "a", "b"])):
+        hugging_face(name).save_pretrained(cache / name)
+        save_tokenizer(cache / name)
+        path = cache / name / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"id2label": dict(enumerate(labels))}))
+    prepare(cache / "bert", sample(), cache / "bert-ee", PrepareOptions(max_accuracy_loss=0.5))
+    return [cache / "bert-ee", cache / "electra"]
+
+
+def sample() -> Sample:
+    random = np.random.default_rng(5)
+    texts = [" ".join(random.choice(WORDS, random.integers(1, 9))) for _ in range(COUNT)]
+    return Sample(texts, random.integers(0, 3, COUNT), Parts.of(COUNT))
+
+
+@pytest.mark.parametrize("exits", [False, True])
+@pytest.mark.parametrize("members", [(0, 1), (0,), (1,)])
+def test_a_directory_answers_as_was_told_of_it(
+    checkpoints: list[Path], tmp_path: Path, members: tuple[int, ...], exits: bool
+) -> None:
+    rows = sample()
+    found = [candidate(folder, folder.name, rows, ["c", "a", "b"]) for folder in checkpoints]
+    truth = torch.nn.functional.one_hot(torch.from_numpy(rows.labels), 3).float()
+    shape = np.concatenate((rows.parts.train, rows.parts.calibrate))
+    terms = Terms(truth, shape, rows.parts.test, POLICY, "accuracy", max_loss=0.4)
+    made = tried(found, Combination(members, exits), [[1.0] * 4, [2.0] * 3], terms)
+    chosen = np.array([len(made.evidence.test.candidates) // 2] * len(made.blocks), np.int64)
+    rules = cascade_folder.write(tmp_path / "out", made, chosen, POLICY, {"rows": COUNT})
+
+    model = load_served(tmp_path / "out")
+    answers = model.predict([rows.values[row] for row in rows.parts.test])
+    table = made.evidence.test
+    places = table.places(chosen)
+    blocks = [*made.blocks, made.starts[-1] - 1]
+    assert [each.exit_block for each in answers] == [blocks[place] for place in places.tolist()]
+    right = np.array([each.label for each in answers]) == (
+        rows.labels[rows.parts.test] if members[-1] == 1 else mapped(rows.labels[rows.parts.test], model.labels)
+    )
+    assert right.mean() == pytest.approx(made.told(chosen).accuracy)
+    assert read_rules(tmp_path / "out" / RULES) == rules
+    assert rules.exit_accuracy == pytest.approx(right.mean())
+    if len(members) > 1:
+        levels = read_levels(tmp_path / "out")
+        assert [level.model for level in levels.levels] == ["bert-ee", "electra"]
+        assert levels.levels[1].weight == made.weights[1]
+
+
+def mapped(labels: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    """The labels as a network numbers them that is not the last."""
+    return np.array([names.index(("c", "a", "b")[label]) for label in labels])
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    candidates, terms = made_up(200)
+    made = tried(candidates, Combination((1,)), COSTS, terms)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UserError, match="--force"):
+        cascade_folder.write(tmp_path / "out", made, made.shown(), POLICY, {})
