@@ -40,7 +40,7 @@ def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: 
 def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: bool = False) -> SplitModel:
     """The network as the backend runs it. `directory` is where it was loaded from."""
     if isinstance(model, Cascade):
-        return model.on_backend(lambda level, folder: on_backend(level, folder, backend, int8=int8))
+        return model.on_backend(backend, lambda level, folder: on_backend(level, folder, backend, int8=int8))
     _warn_of_ramps(model, directory, INT8 if int8 else "float32")
     if int8 and backend not in ("onnx", AUTO):
         raise UserError("dtype int8 runs on ONNX Runtime only: use backend: onnx or auto")

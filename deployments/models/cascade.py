@@ -50,6 +50,10 @@ class Level:
     def model(self) -> BackedModel:
         return self.load()
 
+    @property
+    def is_loaded(self) -> bool:
+        return "model" in vars(self)
+
     def local(self, ramps: Collection[int]) -> list[int]:
         """Those of the cascade's ramps that stand inside this level, as its network numbers them."""
         return [ramp - self.start for ramp in ramps if self.start <= ramp < self.stop - 1]
@@ -77,12 +81,19 @@ class Cascade:
     exports = True  # levels that a plan wants here are better loaded before anybody waits for them
 
     def __init__(
-        self, levels: Sequence[Level], ramps: Ramps, labels: Sequence[str], device: torch.device, dtype: torch.dtype
+        self,
+        levels: Sequence[Level],
+        ramps: Ramps,
+        labels: Sequence[str],
+        device: torch.device,
+        dtype: torch.dtype,
+        backend: str = "torch",
     ) -> None:
         self.levels = tuple(levels)
         self.ramps = ramps
         self.labels = tuple(labels)
         self.device, self.dtype = device, dtype
+        self._backend = backend  # as it was asked for
 
     def predict(self, inputs: Sequence[Any], exits: bool = True) -> list[Predicted]:
         """The answers in the order of the inputs, as they are served; without `exits` all run to the last block."""
@@ -90,7 +101,9 @@ class Cascade:
 
     @property
     def backend(self) -> str:
-        return self.levels[-1].model.backend
+        """Of the levels that are loaded; until one is, what was asked for."""
+        loaded = [level.model.backend for level in self.levels if level.is_loaded]
+        return loaded[-1] if loaded else self._backend
 
     @property
     def num_blocks(self) -> int:
@@ -121,13 +134,13 @@ class Cascade:
         """Levels are loaded once: twins share their weights."""
         return self._with(lambda level: level.model.twin())
 
-    def on_backend(self, put: Put) -> "Cascade":
+    def on_backend(self, backend: str, put: Put) -> "Cascade":
         """The same with every level as `put` makes it of its network and of the folder that this came from."""
-        return self._with(lambda level: put(level.load(), level.folder))
+        return self._with(lambda level: put(level.load(), level.folder), backend)
 
-    def _with(self, load: Callable[[Level], BackedModel]) -> "Cascade":
+    def _with(self, load: Callable[[Level], BackedModel], backend: str | None = None) -> "Cascade":
         levels = [replace(level, load=partial(load, level)) for level in self.levels]
-        return Cascade(levels, self.ramps, self.labels, self.device, self.dtype)
+        return Cascade(levels, self.ramps, self.labels, self.device, self.dtype, backend or self._backend)
 
     def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
         """Load and prepare the levels that these stretches run through. The example stands before block 0."""

@@ -32,6 +32,8 @@ def locate(checkpoint: str | Path) -> Path:
 
 def check(folder: Path) -> None:
     """Raise UserError if the checkpoint lacks what its inputs are read by, or answers otherwise than we serve."""
+    if is_cascade(folder):
+        raise UserError(f"{folder}: is a cascade, made of several networks: give one of them")
     config = read_config(folder)
     check_preprocessor(folder, family_of(config.model_type).task)
     check_head(folder, config)

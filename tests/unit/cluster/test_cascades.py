@@ -15,10 +15,12 @@ from deployments.models import load_served
 from deployments.models.encode import Encoded
 from deployments.prepare.cascades import Combination
 from optimizer import Objective, evaluate, optimize, problem
+from optimizer.plan import read_plan
 from profiles.devices import fleet, links_between
 from profiles.errors import UserError
 from profiles.files import load as load_profile
 from profiles.latency import LatencyTable
+from tests.helpers.cascade_directories import cascade_directory
 from tests.helpers.command_lines import material
 from tests.helpers.made_up_candidates import made_up
 
@@ -113,6 +115,24 @@ def test_what_is_written_is_served_planned_and_loaded(here: Path) -> None:
     assert profile.num_blocks == load_served(here / "both").num_blocks
     code, said = run(LINE)
     assert "exists already" in said
+
+
+def test_a_cascade_is_profiled_planned_and_evaluated_as_any_other(here: Path) -> None:
+    cascade_directory(here / "both")
+    code, said = run("profile both --device cpu --lengths 6 --largest 2 --budget 0.1 --devices v100 --out profile.json")
+    assert code == 0, said
+    profile = load_profile(here / "profile.json")
+    assert (profile.num_blocks, profile.edges, profile.kinds) == (7, (4,), ("cpu", "v100"))
+    assert profile.exits.survival == (1.0, 1.0, 0.9, 0.9, 0.5, 0.5, 0.5)
+    measured, derived = profile.tables
+    assert min(map(min, (*measured.block_s, *derived.block_s))) > 0
+    assert measured.hidden_bytes[3] < measured.hidden_bytes[2], "at the edge only the text travels"
+    code, said = run("plan --profile profile.json --devices v100=2 --slo-ms 500 --out plan.json")
+    assert code == 0, said
+    assert 4 in {split.start for split in read_plan(here / "plan.json").splits}
+    code, said = run("evaluate both --data others.csv --device cpu --max-rows 20")
+    assert code == 0, said
+    assert "is a cascade" in run("prepare both --data others.csv --out ee")[1]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deployments.config import AppConfig
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Limits
 from deployments.dispatch.route import Route, Stage
@@ -14,13 +16,19 @@ from deployments.front.answers import Answer, RefusedError
 from deployments.front.driver import Driver
 from deployments.front.metrics import _Series
 from deployments.front.predict import _output
+from deployments.front.service import Content, Service
 from deployments.front.stats import state_of, stats_of
+from deployments.models import load_served
+from deployments.replica.loading import load_front_model, load_model
 from deployments.replica.local_workers import LocalWorkers
 from deployments.replica.split import SplitReplica
 from deployments.replica.virtual import VirtualModel
 from deployments.transport.packed import pack
+from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
+from profiles.files import Profile, save
 from profiles.latency import LatencyTable
+from tests.helpers.cascade_directories import cascade_directory
 
 EDGE = 2
 NEVER_S, SLOW_S = 30.0, 0.4  # what the second level takes
@@ -112,3 +120,38 @@ def test_metrics_count_each_level(monkeypatch: pytest.MonkeyPatch) -> None:
     _Series().tell(made)
     assert counted["isobatch_level_answers", "0"] == 1
     assert counted["isobatch_degraded_answers", "0"] == 2
+
+
+def test_the_directory_of_a_cascade_is_served_without_a_plan(tmp_path: Path) -> None:
+    config = AppConfig(model=str(cascade_directory(tmp_path)), slo_ms=60_000, on_deadline="best")
+
+    async def scene() -> tuple[list[Answer], dict[str, Any]]:
+        service = Service(config, time.perf_counter)
+        await service.open()
+        texts = ["the film is good", "dull", "not bad but great"]
+        answers = await service.answer(
+            service.visit("", 0, {}, None), lambda: Content(service.encoded(texts), list[Answer])
+        )
+        stats = await service.stats()
+        await service.close()
+        return answers, stats
+
+    answers, stats = asyncio.run(scene())
+    expected = load_served(tmp_path).predict(["the film is good", "dull", "not bad but great"])
+    assert [(one.label, one.exit_block) for one in answers] == [(one.label, one.exit_block) for one in expected]
+    assert [one.level for one in answers] == [int(one.exit_block >= 4) for one in expected]
+    assert [level["blocks"] for level in stats["levels"]] == [[0, 4], [4, 7]]
+
+
+def test_a_replica_loads_the_levels_that_the_plan_gives_to_its_kind(tmp_path: Path) -> None:
+    cascade_directory(tmp_path)
+    table = LatencyTable("cpu", (1,), ((1e-3,) * 7,), ((0.0,) * 7,), 0.0, (8,) * 7, (8,) * 7, "made up")
+    tables = (table, replace(table, kind="v100"))
+    save(Profile("both", tables, ExitProfile((1.0,) * 7), edges=(4,)), tmp_path / "profile.json")
+    here, there = Placement("cpu", 1, (Split(0, 4, 1, (1, 3)),)), Placement("v100", 1, (Split(4, 7, 1),))
+    (tmp_path / "plan.json").write_text(Plan((here, there)).to_json())
+    config = AppConfig(model=str(tmp_path), plan=str(tmp_path / "plan.json"), profile=str(tmp_path / "profile.json"))
+    small, large = load_model(config, "cpu", str(tmp_path)).levels
+    assert (small.is_loaded, large.is_loaded) == (True, False)
+    front = load_front_model(config, str(tmp_path))
+    assert not any(level.is_loaded for level in front.levels), "it only encodes"

@@ -1,6 +1,5 @@
 """A cascade on disk: its levels are checkpoints in folders beside cascade.json, and what does not fit is one line."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -13,35 +12,15 @@ from deployments.models import Cascade, checkpoint, load_served
 from deployments.models import load as load_network
 from deployments.models.cascade_loading import load_cascade
 from deployments.models.levels import CascadeRules, LevelRule, checkpoints_of, write_levels
-from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps, write_rules
 from profiles.errors import UserError
-from profiles.promise import RULES
-from tests.helpers.tiny_networks import hugging_face
-from tests.helpers.tiny_tokenizers import save_tokenizer
+from tests.helpers.cascade_directories import cascade_directory, edit
 
 TEXTS = ["the film is good", "dull", "not bad but not great and not dull"]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """BERT before ELECTRA, whose labels have other numbers; with a ramp inside BERT."""
-    for number, name in enumerate(("bert", "electra")):
-        place = tmp_path / f"level-{number}"
-        hugging_face(name).save_pretrained(place)
-        save_tokenizer(place)
-        labels = ["good", "bad", "so so"] if number else ["Bad", "Good", "So so"]
-        edit(place / "config.json", id2label=dict(enumerate(labels)), label2id={x: i for i, x in enumerate(labels)})
-    save_ramps(tmp_path / "level-0", ExitRules(), {1: make_head("light", 32, 3)})
-    (tmp_path / "level-0" / RULES).unlink()
-    ramps = (RampRule(block=1, threshold=0.9), RampRule(block=3, threshold=0.6, temperature=1.5))
-    write_rules(tmp_path, ExitRules(policy="deployments.exits:confidence", ramps=ramps, head_temperature=2.0))
-    levels = (LevelRule(folder="level-0", blocks=4), LevelRule(folder="level-1", blocks=3, weight=0.7))
-    write_levels(tmp_path, CascadeRules(levels=levels))
-    return tmp_path
-
-
-def edit(path: Path, **fields: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return cascade_directory(tmp_path)
 
 
 def test_it_is_what_its_networks_say_by_hand(folder: Path) -> None:
