@@ -1,6 +1,7 @@
 """What a user may write under `args:` of the Serve application."""
 
 from collections.abc import Callable
+from math import ceil
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -233,11 +234,11 @@ class AppConfig(BaseModel):
             raise ValueError("rate_per_s needs devices: it is for the plan that is made for them")
         return self
 
-    def limits(self, fronts: int) -> Limits:
-        """The limits of each front's dispatcher, where so many fronts share the replicas."""
+    def limits(self, share: float) -> Limits:
+        """The limits of a front's dispatcher that may count on this share of every replica."""
         return Limits(
-            backlog=-(-self.max_waiting // fronts),
-            share=1 / fronts,
+            backlog=ceil(self.max_waiting * share),
+            share=share,
             early_s=EARLY_S,
             audit_share=self.audit_share,
             audit_cost=self.audit_cost,

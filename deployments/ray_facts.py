@@ -40,6 +40,8 @@ SETTINGS = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.front.shortcut:middlewares",
     # A front that ends with a request unanswered had no effect: another can answer it, if it was no longer than 16 KiB.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    # The first front has all requests, as long as it has room: only it forms batches then, and they are full.
+    "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "first",
     # HAProxy is started again after it failed three of these in a row.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     # How long a stopping replica stays reachable: HAProxy, on this machine, forgets it in a fraction of a second.

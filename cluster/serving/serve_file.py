@@ -15,6 +15,7 @@ from profiles.errors import UserError
 ROOT = Path(__file__).resolve().parents[2]
 APPLICATION = "deployments.app:build"
 CONTROLLER = "cluster.controller.app:build"
+REACHED = ("front", "deployer")  # the deployments that Serve knows of; those of replicas are started by the deployer
 HTTP = {"host": "127.0.0.1", "port": 8000}
 GRPC_PORT = 8001
 
@@ -41,8 +42,9 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     for one in content["applications"]:
         _check_import_path(one.get("import_path"))
     for one in ours(content):
-        if one.get("deployments"):
-            raise UserError("deployments: does not reach replicas of plans: args: says what isobatch starts")
+        for deployment in one.get("deployments") or ():
+            if deployment.get("name") not in REACHED:
+                raise UserError(f"deployments: reaches {' and '.join(REACHED)} only: args: says what replicas are")
         one["args"] = _checked((one.get("args") or {}) | overrides, root)
     for one in controllers(content):
         checked(ControllerConfig, one.get("args") or {})

@@ -57,7 +57,7 @@ def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = Non
     if config.profile is None or (config.plan is None and not isinstance(config.devices, dict)):
         raise UserError("args: a simulation needs profile (of isobatch profile), and plan or devices: KIND: COUNT")
     graph = read_graph(config)
-    limits = replace(config.limits(fronts=1), early_s=EARLY_S if host else 0.0)
+    limits = replace(config.limits(share=1.0), early_s=EARLY_S if host else 0.0)
     lengths, slo_s = profile_of(config).lengths, config.slo_ms / 1e3
     return World(graph.plan, graph.facts, slo_s, limits, troubles, host, config.front_replicas, lengths)
 

@@ -93,6 +93,9 @@ class Deployer:
     async def reply(self, front: str, number: int, content: object) -> None:
         self._fronts.reply(front, number, content)
 
+    async def arrived(self, front: str, per_s: float) -> None:
+        self._fronts.arrived(front, per_s)
+
     # Calls of other fronts and of the controller
 
     async def config(self) -> AppConfig:

@@ -11,7 +11,7 @@ from deployments.config import AppConfig
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.front.counts import Counts
 from deployments.front.driver import Driver
-from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState, SharedBy
+from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState, Part
 from deployments.front.stats import state_of
 from deployments.front.workers import ServeWorkers
 from deployments.graph import Graph
@@ -19,6 +19,7 @@ from deployments.planning import summary
 
 log = logging.getLogger(__name__)
 JOIN_WITHIN_S = 4.0
+TELL_EVERY_S = 1.0
 AGAIN_S = 0.5  # the wait between two attempts to reach the deployer
 
 
@@ -42,10 +43,12 @@ class Follower:
         self._graph: Graph = message.content
         await self._workers.open()
         await self._join(self._graph)
-        limits = self._config.limits(self._config.front_replicas)
+        limits = self._config.limits(1 / self._config.front_replicas)
         dispatcher = Dispatcher(self._graph.route, self._graph.members(self._replicas), limits)
         self._driver = Driver(dispatcher, self._workers, clock, Counts(self._kinds), self._config.on_deadline == "best")
         self._listening = asyncio.create_task(self._listen(messages))
+        if self._config.front_replicas > 1:
+            self._telling = asyncio.create_task(self._tell_arrivals(self._driver))
         return self._driver
 
     @property
@@ -81,13 +84,24 @@ class Follower:
             await asyncio.sleep(AGAIN_S)
             messages = self._lease()
 
+    async def _tell_arrivals(self, driver: Driver) -> None:
+        """Say for ever what comes to this front, since its share of the replicas follows from that."""
+        loop = asyncio.get_running_loop()
+        before, since_s = driver.counts.arrivals, loop.time()
+        while True:
+            await asyncio.sleep(TELL_EVERY_S)
+            now, now_s = driver.counts.arrivals, loop.time()
+            with suppress(Exception):  # there is no deployer at the moment
+                await self._deployer.arrived.remote(self._name, (now - before) / (now_s - since_s))
+            before, since_s = now, now_s
+
     async def _receive(self, message: FrontMessage) -> None:
         reply: object = None
         match message.content:
             case Graph():
                 await self._follow(message.content)
-            case SharedBy(fronts) if self._driver:
-                self._driver.dispatcher.limit(self._config.limits(fronts))
+            case Part(share) if self._driver:
+                self._driver.dispatcher.limit(self._config.limits(share))
                 return
             case AskState() if self._driver:
                 reply = state_of(self._driver)

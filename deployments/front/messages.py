@@ -16,10 +16,10 @@ class FrontMessage:
 
 
 @dataclass(frozen=True)
-class SharedBy:
-    """So many fronts share the replicas from now on."""
+class Part:
+    """What a front may count on of every replica, from now on: all of it is 1."""
 
-    fronts: int
+    share: float
 
 
 @dataclass(frozen=True)

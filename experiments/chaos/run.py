@@ -74,10 +74,9 @@ def measure(rounds: int = ROUNDS, only: str = "") -> dict[str, float]:
     with TemporaryDirectory() as folder, application_on_two_nodes(Path(folder)) as (here, lose_node):
         faults = {name: do for name, do in (FAULTS | {"a node is lost": lose_node}).items() if only in name}
         with redirect_stdout(StringIO()):  # Ray prints much about every process that has died
-            record, struck, resent = asyncio.run(_struck_under_load(here, faults, rounds))
-        found = _rounds(record, struck, resent)
+            found = asyncio.run(struck_under_load(here, faults, rounds))
         console.print(table(found))
-    return _figures(found)
+    return figures_of(found)
 
 
 @contextmanager
@@ -97,9 +96,7 @@ def application_on_two_nodes(folder: Path, fronts: int = 2) -> Iterator[tuple[Li
         yield here, lose_node
 
 
-async def _struck_under_load(
-    here: Live, faults: dict[str, Fault], rounds: int
-) -> tuple[LoadRecord, list[Struck], set[int]]:
+async def struck_under_load(here: Live, faults: dict[str, Fault], rounds: int) -> list[Round]:
     """Cause each fault once, then faults chosen by chance, under load."""
     chance = random.Random(7)
     names = [*faults, *chance.choices(list(faults), k=max(0, rounds - len(faults)))][:rounds]
@@ -118,7 +115,7 @@ async def _struck_under_load(
             console.print(f"{len(struck)} of {len(names)}, {seen.told}")
     finally:
         requests.stop()
-    return await running, struck, requests.resent
+    return _rounds(await running, struck, requests.resent)
 
 
 def _rounds(record: LoadRecord, struck: Sequence[Struck], resent: set[int]) -> list[Round]:
@@ -152,7 +149,7 @@ def table(rounds: list[Round]) -> Table:
     return rows
 
 
-def _figures(rounds: list[Round]) -> dict[str, float]:
+def figures_of(rounds: list[Round]) -> dict[str, float]:
     figures = {"faults": float(len(rounds))}
     figures |= {name: float(sum(getattr(each, name) for each in rounds)) for name in COUNTS}
     figures["worst_recovery_s"] = max(each.recovery_s for each in rounds)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,14 +61,14 @@ class Live:
 
 
 @contextmanager
-def bare() -> Iterator[Live]:
-    """A Ray and a Serve that serves nothing yet."""
+def bare(host: str = "127.0.0.1") -> Iterator[Live]:
+    """A Ray and a Serve that serves nothing yet; `host` must be 0.0.0.0 where nodes have other addresses."""
     before, port = dict(os.environ), free_port(8610)
     os.environ.pop("RAY_ADDRESS", None)
     with TemporaryDirectory() as faults:
         os.environ[FAULTS] = faults
         # Only one proxy: those of several nodes of one machine would want the same port.
-        with local_ray({"host": "127.0.0.1", "port": port, "location": "HeadOnly"}) as ray:
+        with local_ray({"host": host, "port": port, "location": "HeadOnly"}) as ray:
             yield Live(ray, f"http://127.0.0.1:{port}", Path(faults))
             logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # of the event loop that handles belonged to
     os.environ.clear()
@@ -98,14 +99,18 @@ def controller(folder: Path, **told: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def node(address: str, resources: Mapping[str, float], cpus: float = 3.0) -> Iterator[int]:
-    """One more node of a running Ray, as a second machine would join it; yields its process, which may be killed."""
+def node(address: str, resources: Mapping[str, float], cpus: float = 3.0, host: str | None = None) -> Iterator[int]:
+    """One more node of a running Ray, as a second machine would join it; yields its process, which may be killed.
+
+    `host`: an address of its own, of those that this machine has.
+    """
     before = _alive()
     # In a folder of its own: `ray start` notes there that this machine has a cluster, which others would heed.
     with TemporaryDirectory(prefix="node-", ignore_cleanup_errors=True) as folder:
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--address={address}"]
         command += [f"--temp-dir={folder}", f"--num-cpus={cpus:g}", "--num-gpus=0"]
         command += [f"--resources={json.dumps(dict(resources))}"]
+        command += [f"--node-ip-address={host}", "--min-worker-port=0", "--max-worker-port=0"] if host else []
         process = _joined(command, before)
         try:
             yield process.pid
@@ -135,6 +140,13 @@ def kill_node(process: int) -> None:
     for each in (*descendants(process), process):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
+
+
+def asked(base: str) -> dict[str, Any]:
+    """What /stats says."""
+    with urllib.request.urlopen(f"{base}/stats", timeout=30) as reply:
+        found: dict[str, Any] = json.load(reply)
+    return found
 
 
 def named(what: str) -> list[int]:

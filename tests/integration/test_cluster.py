@@ -86,7 +86,7 @@ class Cluster:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command of ours on the head."""
         command = [sys.executable, "-m", "cluster.cli", *words]
-        return subprocess.run(command, cwd=ROOT, env=self.prepared, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, cwd=ROOT, env=self.prepared, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_applications_of_others_are_left_alone(tmp_path: Path) -> None:
         ("just text", "needs a list 'applications:'"),
         (f"applications: [{{import_path: '{APPLICATION}'}}]\nhttp_options: {{ssl_keyfile: k}}", "speaks no TLS"),
         (f"applications: [{{import_path: '{APPLICATION}'}}]\ntarget_capacity: 50", "target_capacity does not reach"),
-        (f"applications: [{{import_path: '{APPLICATION}', deployments: [{{name: front}}]}}]", "deployments: does not"),
+        (f"applications: [{{import_path: '{APPLICATION}', deployments: [{{name: split}}]}}]", "reaches front and"),
         ("applications: []", "needs a list 'applications:'"),
         (f"applications: [{{import_path: '{APPLICATION}', args: {{max_bach: 3}}}}]", "no field 'max_bach'"),
         (f"applications: [{{import_path: '{APPLICATION}', args: {{model: /nowhere}}}}]", "'/nowhere': no such"),
