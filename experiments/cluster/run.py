@@ -28,7 +28,7 @@ console = Console(stderr=True, width=140)
 
 
 @dataclass(frozen=True)
-class Measured:
+class FrontsSeen:
     """What one number of fronts made of the same load."""
 
     fill: float  # of batches at the first split, which newcomers fill
@@ -69,7 +69,7 @@ def _served_by(fronts: int) -> Iterator[Live]:
         yield here
 
 
-async def _measured(here: Live) -> Measured:
+async def _measured(here: Live) -> FrontsSeen:
     await load(here.url).at(arrivals("poisson", SHARE * offered_per_s(), WARM_S, 1))
     before = asked(here.base)
     record = await load(here.url).at(arrivals("poisson", SHARE * offered_per_s(), SECONDS, 0))
@@ -81,7 +81,7 @@ async def _measured(here: Live) -> Measured:
     cpu_s = np.array([b["cpu_s"] - a["cpu_s"] for a, b in zip(_by_cpu(before), _by_cpu(after), strict=True)])
     good = float(((record.status == 200) & (record.ended_s - record.due_s <= SLO_MS / 1e3)).mean())
     fill = (full[1] - full[0]) / (launches[1] - launches[0])
-    return Measured(fill, float(np.percentile(took_ms, 99)), good, float(cpu_s.max() / max(1e-9, cpu_s.sum())))
+    return FrontsSeen(fill, float(np.percentile(took_ms, 99)), good, float(cpu_s.max() / max(1e-9, cpu_s.sum())))
 
 
 def _by_cpu(stats: dict[str, list[dict[str, float]]]) -> list[dict[str, float]]:
