@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from itertools import count
 from typing import Any
 
-from deployments.front.messages import FrontMessage, Part
+from deployments.front.messages import FrontMessage, ReplicaShare
 
 SHARE_AFTER_S = 0.5
 SLIGHT = 0.05  # a share that differs by less is not worth a message
@@ -84,7 +84,7 @@ class Fronts:
         for front, share in shares(self._per_s).items():
             if not slight or abs(share - self._told.get(front, 0.0)) > slight:
                 self._told[front] = share
-                self._boxes[front].put_nowait(FrontMessage(0, Part(share)))
+                self._boxes[front].put_nowait(FrontMessage(0, ReplicaShare(share)))
 
 
 def shares(per_s: Mapping[str, float]) -> dict[str, float]:

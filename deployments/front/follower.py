@@ -11,7 +11,7 @@ from deployments.config import AppConfig
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.front.counts import Counts
 from deployments.front.driver import Driver
-from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState, Part
+from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState, ReplicaShare
 from deployments.front.stats import state_of
 from deployments.front.workers import ServeWorkers
 from deployments.graph import Graph
@@ -100,7 +100,7 @@ class Follower:
         match message.content:
             case Graph():
                 await self._follow(message.content)
-            case Part(share) if self._driver:
+            case ReplicaShare(share) if self._driver:
                 self._driver.dispatcher.limit(self._config.limits(share))
                 return
             case AskState() if self._driver:

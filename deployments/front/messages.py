@@ -16,7 +16,7 @@ class FrontMessage:
 
 
 @dataclass(frozen=True)
-class Part:
+class ReplicaShare:
     """What a front may count on of every replica, from now on: all of it is 1."""
 
     share: float

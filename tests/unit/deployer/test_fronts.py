@@ -7,7 +7,7 @@ import pytest
 
 from deployments.deployer import fronts as module
 from deployments.deployer.fronts import Fronts
-from deployments.front.messages import FrontMessage, Part
+from deployments.front.messages import FrontMessage, ReplicaShare
 
 
 async def listen(fronts: Fronts, name: str, answer: Callable[[FrontMessage], object], heard: list[object]) -> None:
@@ -65,15 +65,15 @@ def test_who_is_left_may_count_on_what_the_others_had(monkeypatch: pytest.Monkey
 
     async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
         await asyncio.sleep(0.01)
-        assert lively == mute == ["first", Part(0.5)]
+        assert lively == mute == ["first", ReplicaShare(0.5)]
         await fronts.ask("what", within_s=0.01)
         await asyncio.sleep(0.01)
-        assert lively[-1] == Part(1.0)
+        assert lively[-1] == ReplicaShare(1.0)
         async for message in fronts.messages("late", "first"):
             assert message.content == "first"
             break
         await asyncio.sleep(0.01)
-        assert lively[-1] == Part(1.0)
+        assert lively[-1] == ReplicaShare(1.0)
 
     with_two(test)
 
@@ -88,9 +88,9 @@ def test_shares_follow_what_comes_to_each(monkeypatch: pytest.MonkeyPatch) -> No
         fronts.arrived("nobody", 500.0)
         fronts.arrived("lively", 98.0)  # not worth a message
         await asyncio.sleep(0)
-        assert (lively, mute) == (["first", Part(0.5), Part(1.0)], ["first", Part(0.5)])
+        assert (lively, mute) == (["first", ReplicaShare(0.5), ReplicaShare(1.0)], ["first", ReplicaShare(0.5)])
         fronts.arrived("mute", 147.0)
         await asyncio.sleep(0)
-        assert (lively[-1], mute[-1]) == (Part(0.5), Part(0.6))
+        assert (lively[-1], mute[-1]) == (ReplicaShare(0.5), ReplicaShare(0.6))
 
     with_two(test)
