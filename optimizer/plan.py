@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from profiles.errors import UserError, first_wrong, read_text
 
 SCHEMA_VERSION = 1
+Thresholds = tuple[tuple[int, float], ...]  # of some ramps, by the block they follow
 STRICT = ConfigDict(extra="forbid")  # a misspelt field in a file is an error
 
 
@@ -80,6 +81,8 @@ class Plan:
     `length`: an input is so many tokens, and a launch of a batch has room for as many as the batch's inputs have, in
     texts of any length. None: whatever inputs, all alike.
 
+    `thresholds` are those of the controller, at the ramps of all pipelines; at others the network's own hold.
+
     >>> plan = Plan((Placement("v100", 2, (Split(0, 6, 8, ramps=(5,)), Split(6, 12, 8))),))
     >>> plan.num_blocks, plan.ramps, [split.start for split in plan.splits]
     (12, (5,), [0, 6])
@@ -92,6 +95,7 @@ class Plan:
     # Further pipelines, on devices of their own, each of which takes a share of the inputs; the promise is for all.
     beside: "tuple[Plan, ...]" = ()
     length: int | None = None
+    thresholds: Thresholds = ()
     # The network that it was made for: its name, and a hash of its weights. "": not known. Two plans are the same
     # whatever they say of it.
     model: str = field(default="", compare=False)

@@ -4,7 +4,7 @@ With them thresholds can be chosen again, for the ramps that a plan opens and fo
 choices may be weighed on the one table (`shape`); the other (`test`) then says how far the last of them may go.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import get_args
@@ -14,7 +14,7 @@ import numpy as np
 
 from profiles.confidence import shown
 from profiles.errors import UserError
-from profiles.exit_table import ExitTable, highest, ladder
+from profiles.exit_table import ExitTable, highest, ladder, outcome
 from profiles.losses import Floats, Indices, Loss, Metric
 
 EVIDENCE = "exit_table.npz"
@@ -61,6 +61,33 @@ class Evidence:
             rungs = ladder(self.shape.only(rows, costs), self.metric)
             chosen[rows] = highest(rungs, judge.only(rows, costs), self.metric, self.shows)
         return chosen
+
+    def agreeing(self, ramps: Sequence[int], costs: Floats, most: float) -> Indices:
+        """The candidates with which, by the test table, no more than this share of answers is not the full network's.
+
+        This keeps no promise by itself: somebody must watch.
+        """
+        chosen, rows = self.shape.strictest, list(ramps)
+        if rows:
+            rungs = ladder(self.shape.only(rows, costs), "agreement")
+            test = self.test.only(rows, costs)
+            chosen[rows] = highest(rungs, test, "agreement", lambda lost: bool(lost.mean <= most))
+        return chosen
+
+    def disagreement(self, chosen: Indices) -> float:
+        """The share of answers that are not the full network's, by the test table; half an input at least."""
+        return max(float(outcome(self.test, chosen, "agreement").lost.mean), 0.5 / self.test.num_inputs)
+
+    def nearest(self, thresholds: Mapping[int, float]) -> Indices:
+        """The candidates nearest to these thresholds; ramps without one are shut."""
+        chosen = self.shape.strictest
+        for ramp, threshold in thresholds.items():
+            chosen[ramp] = np.abs(self.shape.candidates - threshold).argmin()
+        return chosen
+
+    def thresholds(self, chosen: Indices, ramps: Sequence[int]) -> tuple[tuple[int, float], ...]:
+        """The thresholds of these ramps."""
+        return tuple((ramp, float(self.shape.candidates[chosen[ramp]])) for ramp in ramps)
 
     def survival(self, chosen: Indices) -> tuple[float, ...]:
         """The share of inputs that enter each block with these candidates: of those of the larger table."""

@@ -88,6 +88,8 @@ class Launched:
     meanwhile: Exits | None = None
 
 
+# The active ramps of a whole network, by the block they follow; a mapping gives thresholds, too (None: its own).
+Ramps = frozenset[int] | Mapping[int, float | None]
 NOBODY: NDArray[np.int64] = np.empty(0, np.int64)
 
 
@@ -111,6 +113,8 @@ class SplitModel(Protocol):
 
     def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
         """Run blocks `batch.cursor .. stop - 1`; `ramps` are the active ramps of the whole network.
+
+        If they are a mapping, its thresholds hold in place of the network's own (None: its own all the same).
 
         The batch keeps its size until `stop`: who leaves is known to the host once per call. To shrink it on the way,
         stop at each ramp. Reaching the last block, everybody leaves.

@@ -43,9 +43,15 @@ class ExitPromise(BaseModel):
         return f"at most {100 * self.max_loss:.4g} % of {NAMES[self.metric]} lost, {sure} ({seen})"
 
 
+class _Ramp(BaseModel):
+    block: int
+    threshold: float
+
+
 class _OnlyThat(BaseModel):
     promise: ExitPromise | None = None
     agreement: float | None = None
+    ramps: tuple[_Ramp, ...] = ()
 
 
 def agreement_in(folder: Path) -> float | None:
@@ -68,3 +74,10 @@ def promise_in(folder: Path) -> ExitPromise | None:
     with suppress(UserError, ValueError):
         return _OnlyThat.model_validate_json(read_text(folder / RULES)).promise
     return None
+
+
+def thresholds_in(folder: Path) -> dict[int, float]:
+    """The thresholds of the network in this directory, by the block that a ramp follows."""
+    with suppress(UserError, ValueError):
+        return {ramp.block: ramp.threshold for ramp in _OnlyThat.model_validate_json(read_text(folder / RULES)).ramps}
+    return {}

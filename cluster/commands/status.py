@@ -114,6 +114,8 @@ def _now(answer: dict[str, Any]) -> Table:
         f"p50 {_number(window['p50_ms'])} ms, p99 {_number(window['p99_ms'])} ms",
     )  # fmt: skip
     table.add_row("exits", answer["promise"])
+    if answer.get("agreement"):
+        table.add_row("audits", answer["agreement"])
     if window.get("length"):
         texts = f"texts have {_number(window['tokens_per_text'])} on average now"
         table.add_row("counted in tokens", f"an input is {window['length']} tokens; {texts}")

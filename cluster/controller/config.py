@@ -53,6 +53,12 @@ class ControllerConfig(Patience):
     memory: str = Field(
         "~/.cache/isobatch/controller", description="Folder of what outlives a restart: windows seen, decisions made."
     )
+    under_load: float | None = Field(
+        None, gt=0, lt=1, description="The agreement that is enough while inputs are refused; none: never less."
+    )
+    strict: bool = Field(
+        False, description="Where no audit ends for ten minutes, the checkpoint's own thresholds are back."
+    )
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
     )

@@ -29,8 +29,9 @@ from cluster.controller.decide import (
     weigh_latency,
 )
 from cluster.controller.inventory import Present
+from cluster.controller.promise import Change, Keeper
 from cluster.controller.question import Question
-from cluster.controller.record import Event, Events, TrackRecord, What
+from cluster.controller.record import THRESHOLDS, Event, Events, TrackRecord, What
 from deployments.front.observed import Observed, merged
 from optimizer.model.evaluate import evaluate
 from optimizer.plan import Plan
@@ -65,8 +66,9 @@ class Controller:
         running: Plan,
         now_s: float,
         pinned: Plan | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
-        self.pinned = pinned
+        self.pinned, self.keeper = pinned, keeper
         self.question = question = question.counted_as(running)
         self.patience, self.running = patience, running
         self.present = Present(question.fleet)
@@ -86,6 +88,8 @@ class Controller:
 
     def _go_on(self, last: Event, now_s: float) -> None:
         """After a restart, find out what became of the roll-out that was under way."""
+        if self.keeper:
+            self.keeper.go_on(last.worse, self.running)
         if last.what == "looking" and not same(last.before, self.running):
             self._peek = Peek(last.before, last.number)
         elif last.what in ("looking", "rolling out", "rolling back"):
@@ -101,6 +105,8 @@ class Controller:
         observed = self._note(observed)
         if self._peek:
             return self._peeked(self._peek, observed, now_s)
+        if self.keeper and (change := self.keeper.look(observed, self.running, self.facts())):
+            return self._adjusted(change, now_s)
         if self._trial and (step := self._judged(self._trial, now_s)):
             return step
         if now_s - self.began_s >= self.patience.replan_every_s * (1 - 1e-9):
@@ -140,6 +146,7 @@ class Controller:
 
     def follow(self, plan: Plan, now_s: float) -> None:
         """This plan runs; if it is another one than was thought, somebody else has rolled it out."""
+        self.running = replace(self.running, thresholds=plan.thresholds)
         if not same(plan, self.running):
             self.running, self._trial, self.question = plan, None, self.question.counted_as(plan)
             self._tell("began", "another plan was found running", now_s)
@@ -147,8 +154,12 @@ class Controller:
     def rolled_out(self, step: NextStep, took_s: float, now_s: float) -> None:
         assert step.plan, "This is a bug: there was nothing to roll out."
         event, self.running = step.event, step.plan
+        if self.keeper:
+            self.keeper.restart()
         if event.what == "looking":
             self._peek = Peek(event.before, event.number)
+        elif event.what in THRESHOLDS:
+            self._start_window(now_s)
         elif event.what != "looked":
             back = event.what == "rolling back"
             self.record.ended(event, "rolled back" if back else "rolled out", took_s, now_s)
@@ -205,11 +216,33 @@ class Controller:
         seen = self.seen()
         if seen.answered and seen.seconds > 0:
             self._learn(seen, latest, now_s)
+            if self.keeper and not forced and (change := self._at_window(self.keeper, seen, now_s)):
+                return self._adjusted(change, now_s)
         self._start_window(now_s)
         self._devices_changed = False
         step = self._decide(seen, now_s, because, forced)
         self.record.add(step.event)
         return step
+
+    def _at_window(self, keeper: Keeper, seen: Observed, now_s: float) -> Change | None:
+        windows = self.record.unchanged_s(now_s) / self.patience.replan_every_s
+        return keeper.window(seen, self.running, self.facts(), windows, self.record.tightened(now_s))
+
+    def _adjusted(self, change: Change, now_s: float) -> NextStep:
+        """Other thresholds for the plan that runs."""
+        event = self._event(self.seen(), self.sustained(self.running), now_s)
+        self._start_window(now_s)
+        plan = replace(self.running, thresholds=change.thresholds)
+        if self.record.paused:
+            event = replace(event, why=f"paused ({change.what} otherwise: {change.why})")
+        else:
+            event = replace(event, what=change.what, why=change.why)
+        self.record.add(event)
+        return NextStep(None if self.record.paused or plan == self.running else plan, event)
+
+    def _with_thresholds(self, plan: Plan) -> Plan:
+        """A plan with the thresholds that keep the promise at its ramps."""
+        return replace(plan, thresholds=self.keeper.thresholds(plan, self.facts())) if self.keeper else plan
 
     def _learn(self, seen: Observed, latest: Observed | None, now_s: float) -> None:
         self.beliefs.close(seen, self.ramps, latest)
@@ -242,9 +275,10 @@ class Controller:
             )
         if not verdict.moves:
             return NextStep(None, event)
-        starts = moving(self.running, better.plan).starts
-        event = replace(event, what="rolling out", after=better.plan, starts=starts, forced=verdict.must)
-        return NextStep(better.plan, event)
+        plan = self._with_thresholds(better.plan)
+        starts = moving(self.running, plan).starts
+        event = replace(event, what="rolling out", after=plan, starts=starts, forced=verdict.must)
+        return NextStep(plan, event)
 
     def _better(self, running: Expectation, seen: Observed, facts: Problem) -> tuple[Expectation, Demand | None]:
         """What the running plan is weighed against: for what is expected, or by goodput alone (None)."""
@@ -303,8 +337,9 @@ class Controller:
             self.record.saw(trial.number, result.gain)
             event = self._event(trial.seen, self.sustained(self.running), now_s)
             why = f"worse than the plan before: {result.why}"
-            self.record.add(event := replace(event, what="rolling back", why=why, after=trial.before))
-            return NextStep(trial.before, event)
+            before = self._with_thresholds(trial.before)
+            self.record.add(event := replace(event, what="rolling back", why=why, after=before))
+            return NextStep(before, event)
         if trial.seen.seconds >= self.patience.replan_every_s:
             if result:
                 self.record.saw(trial.number, result.gain)
@@ -313,6 +348,8 @@ class Controller:
 
     def _should_peek(self, verdict: Verdict, facts: Problem, now_s: float) -> bool:
         if self._trial or self.pinned or self.record.paused or lacking(self.running, self.present.counts):
+            return False
+        if self.keeper and self.keeper.worse > 1.0:  # the thresholds of closed ramps are those that broke the promise
             return False
         return self._peeks.is_due(self.running, facts.ramp_blocks, now_s, idle=not verdict.moves)
 
@@ -323,13 +360,19 @@ class Controller:
         self._peek, self._looks, self._peeks.peeked_s, self._devices_changed = None, [], now_s, True
         off = max(abs(was - now) for was, now in zip(before, self.beliefs.survival, strict=True))
         why = f"{observed.answered} inputs were seen with all ramps open: survival is off by up to {off:.0%}"
-        event = Event(peek.number, now_s, "looked", why, peek.before, corrections=self.corrections)
+        event = Event(peek.number, now_s, "looked", why, peek.before, corrections=self.corrections, worse=self._worse)
         self.record.add(event)
         return NextStep(peek.before, event)
 
+    @property
+    def _worse(self) -> float:
+        return self.keeper.worse if self.keeper else 1.0
+
     def _tell(self, what: What, why: str, now_s: float) -> None:
-        self.record.add(Event(self.record.number, now_s, what, why, self.running, corrections=self.corrections))
+        self.record.add(replace(self._event(Observed(now_s, 0.0, 0, 0, ()), 0.0, now_s), what=what, why=why))
 
     def _event(self, seen: Observed, sustained_per_s: float, now_s: float) -> Event:
-        event = Event(self.record.number, now_s, "stayed", "", self.running, corrections=self.corrections)
+        event = Event(
+            self.record.number, now_s, "stayed", "", self.running, corrections=self.corrections, worse=self._worse
+        )
         return event.after_seeing(seen, sustained_per_s)

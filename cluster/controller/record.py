@@ -1,6 +1,7 @@
 """What the controller remembers: its decisions as events, and what follows from them. A restart reads it all again."""
 
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +17,7 @@ KEEP_EVENTS = 1000
 KEEP_PLANS = 4
 NEWEST = 0.5  # the weight of the newest value in a running average
 LEAST_INPUTS = 50  # of a window, before it tells what its plan keeps of its promise
+THRESHOLDS = ("tightened", "loosened", "tuned", "gave way", "recovered")  # only these changed
 CHANGES = ("rolled out", "rolled back", "failed")
 
 What = Literal[
@@ -30,6 +32,11 @@ What = Literal[
     "looked",
     "paused",
     "resumed",
+    "tightened",
+    "loosened",
+    "tuned",
+    "gave way",
+    "recovered",
 ]
 
 
@@ -53,6 +60,7 @@ class Event:
     expected_per_s: float | None = None  # what the running plan should have made of these arrivals
     p99_ms: float | None = None
     corrections: Corrections = field(default_factory=Corrections)
+    worse: float = 1.0  # how many times more answers disagree with the full network's than `isobatch prepare` saw
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
@@ -137,6 +145,15 @@ class TrackRecord:
         since_s = now_s - self._patience.hold_windows * self._patience.replan_every_s
         return sum(event.what in CHANGES and not event.forced and event.at_s >= since_s for event in self.events.all)
 
+    def unchanged_s(self, now_s: float) -> float:
+        """How long thresholds have been as they are."""
+        return now_s - max((event.at_s for event in self.events.all if event.what in THRESHOLDS), default=-inf)
+
+    def tightened(self, now_s: float) -> int:
+        """How often thresholds had to be tightened, of late."""
+        since_s = now_s - 4 * self._patience.hold_windows * self._patience.replan_every_s
+        return sum(event.what == "tightened" and event.at_s >= since_s for event in self.events.all)
+
     def objection(self, plan: Plan, evidence: int, now_s: float) -> str | None:
         """Why not to change to a plan yet, however good it is. `evidence`: inputs that were seen lately."""
         if evidence < self._patience.enough_inputs:
@@ -190,8 +207,8 @@ class TrackRecord:
 
 
 def unpromised(plan: Plan) -> Plan:
-    """The plan without its promise: two plans that are served alike are then equal."""
-    return replace(plan, promise=None)
+    """The plan without its promise and the thresholds of now: two plans that are the same work are then equal."""
+    return replace(plan, promise=None, thresholds=())
 
 
 class Barred:

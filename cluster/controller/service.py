@@ -21,6 +21,7 @@ from cluster.controller.core import Controller
 from cluster.controller.inventory import Inventory
 from cluster.controller.loop import ControlLoop
 from cluster.controller.origin import foreign
+from cluster.controller.promise import Keeper, Terms
 from cluster.controller.question import allowed, question_of
 from cluster.controller.record import Event, Events
 from cluster.controller.status import brief, told
@@ -29,8 +30,9 @@ from deployments.front.headers import NO_KEY, is_shown, key_in
 from deployments.graph import profile_of
 from deployments.planning import first_plan
 from optimizer import Plan
+from profiles.evidence import EVIDENCE, Evidence
 from profiles.files import Profile
-from profiles.promise import NOTHING, promise_in
+from profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
 from profiles.windows import History
 
 RETRY_S = 1.0
@@ -83,10 +85,24 @@ def loop_of(
     history, events = History(folder / "exits.jsonl"), Events(folder / "events.jsonl")
     question = question_of(config, app_config, profile)
     pinned = first_plan(app_config, profile) if app_config.pinned else None
-    controller = Controller(question, config, history, events, running, time.time(), pinned)
+    keeper = keeper_of(config, app_config, profile.num_blocks)
+    controller = Controller(question, config, history, events, running, time.time(), pinned, keeper)
     return ControlLoop(
         application, controller, time.time, time.perf_counter, asyncio.to_thread, partial(_log, config.application)
     )
+
+
+def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) -> Keeper | None:
+    """What keeps the promise of agreement; None where there is none. Thresholds follow only an exit table."""
+    folder = Path(app_config.model) if app_config.model else None
+    promised = app_config.agreement or (agreement_in(folder) if folder else None)
+    if promised is None:
+        return None
+    evidence = Evidence.read(folder / EVIDENCE) if folder and (folder / EVIDENCE).exists() else None
+    if evidence and evidence.test.num_ramps + 1 != num_blocks:
+        evidence = None
+    prepared = thresholds_in(folder) if folder else {}
+    return Keeper(Terms(promised, evidence, prepared, config.under_load, config.strict), least_gain=config.least_gain)
 
 
 def memory(config: ControllerConfig, profile: Profile) -> Path:

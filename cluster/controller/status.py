@@ -6,6 +6,7 @@ from cluster.controller.core import Controller
 from cluster.controller.loop import ControlLoop
 from cluster.controller.record import Event
 from deployments.planning import summary
+from profiles.agreement import said
 from profiles.forecast import Forecast
 
 EVENTS = 20
@@ -13,13 +14,14 @@ EVENTS = 20
 
 def told(loop: ControlLoop, now_s: float) -> dict[str, Any]:
     """The state of the controller, its plan and its last decisions. Numbers that are not known yet are null."""
-    controller, spent = loop.controller, loop.spent
+    controller, spent, keeper = loop.controller, loop.spent, loop.controller.keeper
     return {
         "schema_version": 1,
         "now_s": now_s,
         "paused": controller.record.paused,
         "plan": _plan(controller),
         "window": _window(controller, now_s),
+        "agreement": None if keeper is None else said(keeper.agreement(now_s), keeper.promised),
         "devices": controller.present.counts,
         "forecast": _forecast(controller.beliefs.forecast),
         "survival": list(controller.beliefs.survival),

@@ -9,8 +9,10 @@ from cluster.controller.config import Patience
 from cluster.controller.core import Controller
 from cluster.controller.decide import moving
 from cluster.controller.loop import ControlLoop, Spent
+from cluster.controller.promise import Keeper
 from cluster.controller.question import Question
 from cluster.controller.record import Event, Events
+from cluster.simulator.devices import TableDevices
 from cluster.simulator.report import Report
 from cluster.simulator.simulation import Inputs, Simulation, World
 from deployments.front.observed import Observed
@@ -26,6 +28,7 @@ class Simulated:
 
     def __init__(self, simulation: Simulation, start_s: float) -> None:
         self._simulation, self._start_s = simulation, start_s
+        self.plans = [(0.0, simulation.plan)]  # that ran, and since when
 
     async def observe(self) -> Observed:
         return self._simulation.observe()
@@ -37,13 +40,15 @@ class Simulated:
         if moving(self._simulation.plan, plan).starts:
             self._simulation.run_until(self._simulation.now_s + self._start_s)
         self._simulation.follow(plan)
+        self.plans.append((self._simulation.now_s, plan))
 
 
 @dataclass(frozen=True)
 class Replanned:
-    """The report of a finished run, and the controller's events and effort in it."""
+    """The report of a finished run, the plans that ran and since when, and the controller's events and effort in it."""
 
     report: Report
+    plans: tuple[tuple[float, Plan], ...]
     events: tuple[Event, ...]
     spent: Spent
 
@@ -54,15 +59,16 @@ class Replanned:
 
 def replan(
     world: World, asked: Question, inputs: Inputs, seconds: float, *, seed: int = 0, patience: Patience = PATIENCE,
-    progress: Callable[[float], None] = lambda at_s: None,
+    progress: Callable[[float], None] = lambda at_s: None, keeper: Keeper | None = None,
+    devices: Callable[..., TableDevices] = TableDevices,
 ) -> Replanned:  # fmt: skip
     """Run until every input has ended, with a controller that starts without any history."""
-    simulation = Simulation(world, inputs, seconds, seed)
-    controller = Controller(asked, patience, History(None), Events(None), world.plan, 0.0)
+    simulation = Simulation(world, inputs, seconds, seed, devices)
+    controller = Controller(asked, patience, History(None), Events(None), world.plan, 0.0, keeper=keeper)
     application = Simulated(simulation, patience.start_s)
     loop = ControlLoop(application, controller, lambda: simulation.now_s, time.process_time, told=lambda event: None)
     asyncio.run(_drive(loop, simulation, seconds, patience.look_every_s, progress))
-    return Replanned(simulation.finish(), controller.record.events.all, loop.spent)
+    return Replanned(simulation.finish(), tuple(application.plans), controller.record.events.all, loop.spent)
 
 
 async def _drive(

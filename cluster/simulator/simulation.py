@@ -63,11 +63,18 @@ class Simulation:
     A controller, or a test, runs it until some time, looks by `observe`, lets it `follow` another plan, and goes on.
     """
 
-    def __init__(self, world: World, inputs: Inputs, seconds: float, seed: int = 0) -> None:
+    def __init__(
+        self,
+        world: World,
+        inputs: Inputs,
+        seconds: float,
+        seed: int = 0,
+        devices: Callable[..., TableDevices] = TableDevices,
+    ) -> None:
         self.world, self.plan = world, world.plan
         self.tally = Tally(seconds, world.slo_s, world.facts.num_blocks)
         random = np.random.default_rng([seed, TROUBLES_SEED])
-        self._devices = TableDevices(world.plan, world.facts, world.troubles, random, world.host)
+        self._devices = devices(world.plan, world.facts, world.troubles, random, world.host)
         chance = np.random.default_rng([seed, AUDITS_SEED]).random
         dispatcher = Dispatcher(self._route(), self._devices.groups(), world.limits, chance)
         self._loop = EventLoop(dispatcher, self._devices, self.tally, world.slo_s, world.host, world.fronts)

@@ -141,7 +141,9 @@ class Deployer:
 
     async def _meanwhile(self, counts: Mapping[str, int]) -> Plan | None:
         """The best plan for the devices that stay while others are freed for the new plan; None if there is none."""
-        return await asyncio.to_thread(plan_for_fewer, self._graph.plan, counts, self._config, self._profile)
+        running = self._graph.plan
+        fewer = await asyncio.to_thread(plan_for_fewer, running, counts, self._config, self._profile)
+        return fewer and replace(fewer, thresholds=running.thresholds)
 
     # Start and end
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
+from profiles.model import Ramps
+
 # Where orders cross sockets, it takes about this long until we hear that a replica is free and it has its next order.
 EARLY_S = 0.0015
 
@@ -109,7 +111,7 @@ class Launch(NamedTuple):
     replica: str
     cursor: int
     stop: int
-    ramps: frozenset[int]
+    ramps: Ramps
     tickets: tuple[int, ...]
     places: tuple[Place, ...]
     keep: bool = False

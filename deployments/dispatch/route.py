@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from optimizer.model.works import work
-from optimizer.plan import Placement, Plan, Split
+from optimizer.plan import Placement, Plan, Split, Thresholds
 from optimizer.problem import Problem
+from profiles.model import Ramps
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,14 @@ def seconds_at(size: float, least_s: float, launch_s: Sequence[float]) -> float:
 class Route:
     """Stages that cover all blocks, in order; `beside`: further routes, each on groups of its own.
 
-    An input goes one of them to its end. `pipelines` are all of them, each by itself.
+    An input goes one of them to its end. `pipelines` are all of them, each by itself. `thresholds` hold at these ramps
+    in place of the network's own.
     """
 
     stages: tuple[Stage, ...]
     beside: "tuple[Route, ...]" = ()
     edges: tuple[int, ...] = ()  # the blocks at which a level of a cascade begins behind another
+    thresholds: Thresholds = ()
 
     def __post_init__(self) -> None:
         if not self.stages or self.stages[0].start != 0:
@@ -120,9 +123,11 @@ class Route:
         return self.stages[0].length
 
     @cached_property
-    def ramps(self) -> frozenset[int]:
-        """The active ramps of the whole network."""
-        return frozenset().union(*(stage.ramps for stage in self.stages))
+    def ramps(self) -> Ramps:
+        """The active ramps of the whole network, with their thresholds where these are not the network's own."""
+        active = frozenset[int]().union(*(stage.ramps for stage in self.stages))
+        told = dict(self.thresholds)
+        return {ramp: told.get(ramp) for ramp in sorted(active)} if told else active
 
     @property
     def num_blocks(self) -> int:
@@ -175,7 +180,11 @@ def route_of(plan: Plan, facts: Problem, groups: Sequence[str]) -> Route:
     """
     names = iter(groups)
     first, *others = [
-        Route(tuple(_stages(pipeline, facts, [next(names) for _ in pipeline.placements])), edges=facts.edges)
+        Route(
+            tuple(_stages(pipeline, facts, [next(names) for _ in pipeline.placements])),
+            edges=facts.edges,
+            thresholds=plan.thresholds,
+        )
         for pipeline in plan.pipelines
     ]
     return replace(first, beside=tuple(others))

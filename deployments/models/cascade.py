@@ -8,7 +8,7 @@ log-probabilities (`Batch.memory`), and has a share in the next level's answer:
     p = weight * (what this level says) + (1 - weight) * (what those before say)
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -69,7 +69,10 @@ class Level:
     def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: Rows) -> Launched:
         """Run blocks of this level alone, with blocks and labels as the cascade numbers them."""
         inside = replace(batch, cursor=batch.cursor - self.start, memory=_nothing(len(batch)), ahead=None)
-        launched = self.model.run(inside, stop - self.start, self.local(ramps), kept)
+        local: Collection[int] = self.local(ramps)
+        if isinstance(ramps, Mapping):
+            local = {ramp: ramps[ramp + self.start] for ramp in local}
+        launched = self.model.run(inside, stop - self.start, local, kept)
         exits = launched.exits
         told = Exits(exits.rows, exits.blocks + self.start, exits.logits[:, list(self.order)])
         return Launched(told, launched.survivors)
@@ -200,7 +203,8 @@ class Cascade:
         if batch.ahead is None:
             logits[ended] = believed
             return Launched(replace(exits, logits=logits), None)
-        decision = self.ramps.decide(last, torch.from_numpy(believed), torch.zeros(len(ended), 0))
+        threshold = ramps.get(last) if isinstance(ramps, Mapping) else None
+        decision = self.ramps.decide(last, torch.from_numpy(believed), torch.zeros(len(ended), 0), threshold)
         logits[ended] = decision.answer.numpy()
         leaves = decision.leaves.numpy() & (last in ramps)
         goes_on = ~leaves | np.isin(exits.rows[ended], kept)

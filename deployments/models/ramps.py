@@ -131,8 +131,9 @@ class Ramps:
         logits: Tensor = self.heads[block](pooled.float())
         return logits / self._rule_of[block].temperature
 
-    def decide(self, block: int, logits: Tensor, memory: Tensor) -> Decision:
-        return self.policy(logits, self._rule_of[block].threshold, memory)
+    def decide(self, block: int, logits: Tensor, memory: Tensor, threshold: float | None = None) -> Decision:
+        """`threshold`: in place of the ramp's own."""
+        return self.policy(logits, self._rule_of[block].threshold if threshold is None else threshold, memory)
 
 
 def make_head(kind: RampKind, width: int, num_labels: int) -> nn.Module:

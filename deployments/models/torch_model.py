@@ -105,8 +105,9 @@ class TorchModel:
         departures = Departures(self._on_device(batch.memory), self.num_labels, kept)
         observed = sorted(block for block in self.ramps.observed(ramps) if batch.cursor <= block < stop)
         passed = self.through(Stretch(batch.cursor, stop, tuple(observed)), arrays, spans)
+        thresholds = ramps if isinstance(ramps, Mapping) else {}
         for block, logits in passed.ramps.items():
-            decision = self.ramps.decide(block, logits, departures.memory)
+            decision = self.ramps.decide(block, logits, departures.memory, thresholds.get(block))
             departures.note(block, decision, may_leave=block in ramps)
         if passed.head is not None:
             departures.close(stop - 1, passed.head)

@@ -9,7 +9,7 @@ import numpy as np
 from deployments.transport.frames import ArrayForm, Message, PackedForm, buffers, bytes_of
 from deployments.transport.holdings import Held, LostError, Share
 from deployments.transport.packed import Integers, Packed
-from profiles.model import Exits
+from profiles.model import Exits, Ramps
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Order:
     """
 
     stop: int
-    ramps: frozenset[int]
+    ramps: Ramps
     parts: tuple[Packed | Share, ...]
     keep: bool = False
     by_value_bytes: int = sys.maxsize
@@ -86,7 +86,7 @@ class ShareForm(Message, frozen=True):
 class OrderForm(Message, frozen=True):
     number: int  # its replies carry the same number
     stop: int
-    ramps: frozenset[int]
+    ramps: frozenset[int] | dict[int, float | None]
     parts: tuple[PackedForm | ShareForm, ...]
     keep: bool
     by_value_bytes: int
@@ -126,9 +126,8 @@ def message_of_order(number: int, order: Order) -> tuple[OrderForm, Iterable[mem
         ShareForm(part.held, part.rows.tolist()) if isinstance(part, Share) else PackedForm.of(part)
         for part in order.parts
     )
-    form = OrderForm(
-        number, order.stop, order.ramps, parts, order.keep, order.by_value_bytes, order.hold_s, order.kinds
-    )
+    ramps = order.ramps if isinstance(order.ramps, frozenset) else dict(order.ramps)
+    form = OrderForm(number, order.stop, ramps, parts, order.keep, order.by_value_bytes, order.hold_s, order.kinds)
     return form, buffers(order.parts)
 
 

@@ -45,3 +45,14 @@ def test_what_a_local_placement_passes_to_itself_does_not_travel() -> None:
     assert (local.stages[1].transfer_s, local.keeps(local.stages[0])) == (0.0, True)
     assert sent.stages[1].transfer_s > 0
     assert not sent.keeps(sent.stages[0])
+
+
+def test_a_plan_s_thresholds_go_with_the_ramps_of_all_pipelines() -> None:
+    lane = Plan((Placement("v100", 1, (Split(0, 2, 4, (1,)), Split(2, 4, 4, (2,)))),))
+    devices = fleet("v100=2")
+    facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
+    plan = Plan(lane.placements, beside=(lane,), thresholds=((0, 0.1), (1, 0.2)))
+    assert Plan.from_json(plan.to_json()) == plan
+    route = route_of(plan, facts, ["left", "right"])
+    assert [each.ramps for each in route.pipelines] == [{1: 0.2, 2: None}] * 2
+    assert route_of(lane, facts, ["left"]).ramps == {1, 2}

@@ -15,6 +15,7 @@ from tests.helpers.tiny_networks import FAMILIES, TEXT, network, random_inputs, 
 
 ROUNDED = ("mpnet", "deberta-v3")  # Hugging Face's own attention rounds scores and shares to the dtype on its way
 POLICIES = {"entropy": 0.8, "confidence": 0.6, "margin": 0.4, "patience": 2, "voting": 2}
+STRICTER = {"entropy": 0.3, "confidence": 0.95, "margin": 0.9, "patience": 3, "voting": 3}
 
 
 def run_in_splits(model: TorchModel, batch: Batch, cuts: list[int]) -> np.ndarray:
@@ -138,6 +139,19 @@ def test_who_is_kept_is_told_its_exit_and_goes_on_as_if_there_were_no_ramp(name:
     assert ended.survivors is None
     wanted = model.run(model.select(closed.survivors, np.array(inside)), model.num_blocks, []).exits.logits
     assert np.array_equal(ended.exits.logits, wanted)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_call_may_bring_thresholds_of_its_own(policy: str) -> None:
+    model, strict = (network("distilbert", policy, [each]) for each in (POLICIES[policy], STRICTER[policy]))
+    batch = model.merge([with_memory(each, model) for each in random_inputs("distilbert", 24, seed=3)])
+    told = dict.fromkeys(model.ramp_blocks, STRICTER[policy])
+    own, given, wanted = (
+        network.run(batch, model.num_blocks, ramps).exits.blocks.tolist()
+        for network, ramps in ((model, model.ramp_blocks), (model, told), (strict, model.ramp_blocks))
+    )
+    assert given == wanted != own
+    assert model.run(batch, model.num_blocks, dict.fromkeys(model.ramp_blocks)).exits.blocks.tolist() == own
 
 
 @pytest.mark.parametrize("policy", ["patience", "voting"])

@@ -1,13 +1,15 @@
 """What travels arrives: every row, in every precision."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.transport.orders import Order, OrderForm, message_of_order, order_of
 from deployments.transport.packed import pack, take, unpack
-from profiles.model import Batch
+from profiles.model import Batch, Ramps
 from tests.helpers.travelling_batches import DTYPES, at_level_0, batches, make
 
 
@@ -64,3 +66,10 @@ def test_parts_before_different_blocks_are_refused() -> None:
     other = pack(Batch(5, {"hidden": torch.zeros(2, 3)}, np.zeros((1, 2), np.float32), np.array([2])))
     with pytest.raises(ValueError, match=r"one block, got \[3, 5\]"):
         unpack([first, other])
+
+
+@pytest.mark.parametrize("ramps", [frozenset({1, 2}), {1: 0.25, 2: None}])
+def test_an_order_arrives_with_its_ramps_and_what_its_inputs_are(ramps: Ramps) -> None:
+    form, _ = message_of_order(7, Order(4, ramps, (), kinds=bytes([1, 2])))
+    again = order_of(msgspec.msgpack.decode(msgspec.msgpack.encode(form), type=OrderForm))
+    assert (again.ramps, again.kinds) == (ramps, bytes([1, 2]))

@@ -1,0 +1,240 @@
+"""Keeps a promise of agreement with the full network: thresholds tighten when it breaks, and loosen on trial only.
+
+What audits count is put into a purse that bets against the promise: a miss doubles it, a hit takes a little away, and
+it never falls below 1. At 1000 the promise is broken: where five times too many answers disagree, that takes some 270
+audits, while it is kept hundreds of thousands (profiles/agreement.py says what an audit is).
+
+How thresholds tighten is read from the exit table of `isobatch prepare`, which knows what each choice of them loses.
+Audits tell how many times more than that is lost now: that factor, `worse`, is all that is remembered.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from math import inf, log, log1p
+
+import numpy as np
+
+from cluster.controller.record import What
+from deployments.front.observed import Observed, merged
+from optimizer.model.evaluate import evaluate
+from optimizer.plan import Plan, Thresholds
+from optimizer.problem import Problem
+from optimizer.tuning import costs_of, opened
+from profiles.agreement import LEAST, Agreement
+from profiles.evidence import Evidence
+from profiles.losses import Indices
+
+ALARM = log(1000.0)
+AIM = 0.5  # of what is allowed is what new thresholds should lose, as far as is known
+ENOUGH = 0.8  # of what is allowed is what the checkpoint's own thresholds may lose
+LITTLE = 1.25  # a change by this factor is not worth one
+STEP = 2.0  # thresholds loosen by this factor at a time, at most
+MOST_DOUBLED = 6  # times that the wait for the next trial doubles
+WATCHED_S = 600.0  # what was seen longer ago tells nothing of now
+CROWDED, SERVED = 0.95, 0.99  # of the inputs are answered in time: fewer are a crowd, and it is over with more
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is promised, and by what thresholds change: the exit table (none: they stay) and the checkpoint's own.
+
+    `under_load`: the agreement that is enough while inputs are refused. `strict`: where nobody watches, the
+    checkpoint's own thresholds are back.
+    """
+
+    agreement: float
+    evidence: Evidence | None = None
+    prepared: dict[int, float] = field(default_factory=dict)
+    under_load: float | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class Change:
+    """Thresholds that should be used from now on, and why."""
+
+    what: What
+    why: str
+    thresholds: Thresholds
+
+
+class Keeper:
+    """Watches audits, look by look, and says when thresholds should change."""
+
+    def __init__(self, terms: Terms, worse: float = 1.0, least_gain: float = 0.03) -> None:
+        self.terms, self.worse, self.least_gain = terms, worse, least_gain
+        self.crowded = False  # thresholds are those of `under_load`
+        self._looks: deque[Observed] = deque()
+        self._since: list[Observed] = []  # since the purse was last 1
+        self._purse = 0.0  # its logarithm
+        self._refusing = 0  # looks, one after the other
+        self.tuned = False  # thresholds are those for the plan's own ramps
+        self._audited_s: float | None = None  # when audits were last seen
+        self._complained_s = -inf  # when it was last said that nothing can be done
+
+    # What is known
+
+    def agreement(self, now_s: float) -> Agreement | None:
+        """Of the last minutes, since thresholds changed."""
+        while self._looks and self._looks[0].ended_s < now_s - WATCHED_S:
+            self._looks.popleft()
+        return merged(self._looks).agreement() if self._looks else None
+
+    @property
+    def promised(self) -> float:
+        """The agreement that should be kept now."""
+        return (self.terms.under_load or self.terms.agreement) if self.crowded else self.terms.agreement
+
+    def thresholds(self, plan: Plan, facts: Problem) -> Thresholds:
+        """Those that a plan should be rolled out with; none: the checkpoint's own."""
+        evidence, ramps = self.terms.evidence, opened(plan)
+        if evidence is None or (self.worse <= 1.0 and not self.crowded and not self.tuned):
+            return ()
+        if self.worse <= 1.0 and not self.crowded:
+            return evidence.thresholds(evidence.shown(ramps, costs_of(plan, facts)), ramps)
+        allowed = AIM * (1 - self.promised) / self.worse
+        return evidence.thresholds(evidence.agreeing(ramps, costs_of(plan, facts), allowed), ramps)
+
+    # What changes
+
+    def go_on(self, worse: float, running: Plan) -> None:
+        """After a restart of the controller: what was remembered, and the plan that runs."""
+        self.worse, self.tuned = worse, worse <= 1.0 and bool(running.thresholds)
+
+    def restart(self) -> None:
+        """Thresholds have changed: what was seen before tells nothing of them."""
+        self._looks.clear()
+        self._since, self._purse = [], 0.0
+
+    def look(self, seen: Observed, plan: Plan, facts: Problem) -> Change | None:
+        """Thresholds that tighten at once, or give way to a crowd."""
+        self._looks.append(seen)
+        self._bet(seen)
+        if self._purse >= ALARM:
+            return self._tightened(plan, facts, seen.ended_s)
+        if self.terms.strict and (self.crowded or self.tuned) and self._is_unwatched(seen):
+            self.crowded = self.tuned = False
+            return self._change("recovered", "no audit has ended for ten minutes: nobody watches", plan, facts)
+        return self._given_way(seen, plan, facts) if self.terms.under_load else None
+
+    def window(self, seen: Observed, plan: Plan, facts: Problem, windows: float, tightened: int) -> Change | None:
+        """At a window's end: thresholds that loosen on trial.
+
+        `windows` have passed since they changed, and they were `tightened` so many times of late: each doubles the
+        wait.
+        """
+        agreement = self.agreement(seen.ended_s)
+        if self.crowded and self._is_enough(seen, plan, facts):
+            self.crowded = False
+            return self._change("recovered", "all inputs can be answered in time again", plan, facts)
+        if windows < 2 ** min(tightened, MOST_DOUBLED):
+            return None
+        if self.worse <= 1.0:
+            return self._for_plan(agreement, plan, facts)
+        least = 1.0
+        if agreement and agreement.audits >= LEAST:
+            least = self._least(1 - agreement.share, plan)
+        elif sum(seen.exits[:-1]) > 0.01 * seen.answered:
+            return None  # inputs leave early, and nobody knows how well
+        if 1.0 < least > self.worse / LITTLE:
+            return None
+        self.worse = max(least, self.worse / STEP)
+        why = f"on trial: {agreement or 'nobody has left early'}, promise {100 * self.promised:.4g} %"
+        return self._change("loosened", why, plan, facts)
+
+    def _bet(self, seen: Observed) -> None:
+        """Put a look's audits into the purse: so many of all answers, of which those that ran to the end are hits."""
+        agreement = seen.agreement()
+        if agreement is None:
+            return
+        audits = agreement.audits * seen.answered / sum(seen.exits[:-1])
+        misses, limit = audits * (1 - agreement.share), 1 - self.promised
+        self._purse += misses * log(2.0) + (audits - misses) * log1p(-limit / (1 - limit))
+        self._since.append(seen)
+        if self._purse <= 0.0:
+            self._purse, self._since = 0.0, []
+
+    def _tightened(self, plan: Plan, facts: Problem, now_s: float) -> Change | None:
+        agreement = merged(self._since).agreement()
+        assert agreement, "This is a bug: nothing was bet."
+        self._purse, self._since = 0.0, []
+        broken = f"{agreement}, promise {100 * self.promised:.4g} %: broken"
+        if self.terms.evidence is None:
+            if now_s - self._complained_s < WATCHED_S:
+                return None
+            self._complained_s = now_s
+            return Change("stayed", f"{broken}; thresholds stay, as no exit table stands beside the checkpoint", ())
+        self.worse = max(LITTLE * self.worse, (1 - agreement.share) / self._expected(plan))
+        return self._change("tightened", f"{broken}; {self.worse:.1f} times what 'isobatch prepare' saw", plan, facts)
+
+    def _given_way(self, seen: Observed, plan: Plan, facts: Problem) -> Change | None:
+        is_crowd = seen.arrivals > 0 and seen.in_time < CROWDED * seen.arrivals
+        self._refusing = self._refusing + 1 if is_crowd else 0
+        if self.crowded or self._refusing < 2 or self.terms.evidence is None:
+            return None
+        self.crowded = True
+        why = f"{seen.in_time / seen.arrivals:.0%} of the inputs are answered in time"
+        return self._change("gave way", f"{why}: agreement of {100 * self.promised:.4g} % is enough", plan, facts)
+
+    def _is_enough(self, seen: Observed, plan: Plan, facts: Problem) -> bool:
+        """Whether a plan would serve what arrives with the thresholds from before the crowd, too."""
+        evidence = self.terms.evidence
+        if evidence is None or seen.in_time < SERVED * seen.arrivals:
+            return False
+        now, ramps = evidence.survival(self._chosen(plan)), opened(plan)
+        allowed = AIM * (1 - self.terms.agreement) / self.worse
+        then = evidence.survival(evidence.agreeing(ramps, costs_of(plan, facts), allowed))
+        survival = survival_after(facts.survival, now, then)
+        return evaluate(plan, facts.surviving(survival)).goodput_per_s >= seen.arrivals_per_s
+
+    def _least(self, seen: float, plan: Plan) -> float:
+        """How many times worse it is now; 1 where the checkpoint's own thresholds would keep the promise, too."""
+        evidence = self.terms.evidence
+        assert evidence
+        times = seen / self._expected(plan)
+        own = times * evidence.disagreement(self._chosen(replace(plan, thresholds=())))
+        return 1.0 if own <= ENOUGH * (1 - self.promised) else max(1.0, times)
+
+    def _is_unwatched(self, seen: Observed) -> bool:
+        if any(seen.audited) or self._audited_s is None:
+            self._audited_s = seen.ended_s
+        return seen.ended_s - self._audited_s >= WATCHED_S
+
+    def _for_plan(self, agreement: Agreement | None, plan: Plan, facts: Problem) -> Change | None:
+        """Thresholds that spend what is allowed at the plan's own ramps only, where that gains and is watched."""
+        evidence = self.terms.evidence
+        is_watched = agreement is not None and agreement.verdict(self.promised) == "kept"
+        if evidence is None or self.tuned or self.crowded or not is_watched:
+            return None
+        now, then = self._chosen(plan), evidence.shown(opened(plan), costs_of(plan, facts))
+        survival = survival_after(facts.survival, evidence.survival(now), evidence.survival(then))
+        before, after = evaluate(plan, facts), evaluate(plan, facts.surviving(survival))
+        gain = after.goodput_per_s / before.goodput_per_s - 1
+        if gain < self.least_gain:
+            return None
+        self.tuned = True
+        return self._change("tuned", f"thresholds for the plan's own ramps gain {gain:.1%}", plan, facts)
+
+    def _change(self, what: What, why: str, plan: Plan, facts: Problem) -> Change:
+        return Change(what, why, self.thresholds(plan, facts))
+
+    def _chosen(self, plan: Plan) -> Indices:
+        """The candidates at the ramps of a plan, as it runs."""
+        assert self.terms.evidence
+        told = self.terms.prepared | dict(plan.thresholds)
+        return self.terms.evidence.nearest({ramp: told[ramp] for ramp in opened(plan) if ramp in told})
+
+    def _expected(self, plan: Plan) -> float:
+        """The disagreement that the exit table expects of a plan as it runs."""
+        assert self.terms.evidence
+        return self.terms.evidence.disagreement(self._chosen(plan))
+
+
+def survival_after(seen: tuple[float, ...], now: tuple[float, ...], then: tuple[float, ...]) -> tuple[float, ...]:
+    """Who survives with other thresholds, if these are the shares seen now, and the table's of now and then.
+
+    >>> survival_after((1.0, 0.5, 0.2), (1.0, 0.4, 0.2), (1.0, 0.8, 0.2))
+    (1.0, 1.0, 0.2)
+    """
+    factors = np.array(then) / np.maximum(now, 1e-9)
+    return tuple(np.minimum.accumulate(np.minimum(np.array(seen) * factors, 1.0)).tolist())

@@ -1,0 +1,170 @@
+"""A promise that breaks is noticed and mended; one that holds is left alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cluster.controller.beliefs import with_all_ramps
+from cluster.controller.corrections import Corrections
+from cluster.controller.promise import Change, Keeper, Terms
+from deployments.front.observed import Observed
+from optimizer.plan import Plan
+from profiles.evidence import Evidence
+from tests.helpers.exit_tables import exit_table
+from tests.helpers.fluid_application import MEDIUM, first_plan, question
+
+LOOK_S, SHARE, PROMISED = 5.0, 0.02, 0.95
+EVIDENCE = Evidence(exit_table(0, count=6000), exit_table(1, count=3000), "agreement", 0.03, 0.95)
+PREPARED = dict(EVIDENCE.thresholds(EVIDENCE.prepared, range(3)))
+ASKED = question()
+FACTS = ASKED.facts(MEDIUM, Corrections())
+NOW = exit_table(2, count=20_000)
+
+
+class Served:
+    """Inputs drawn from a table, `misfits` of which are such as leave too early with the checkpoint's thresholds."""
+
+    def __init__(self, keeper: Keeper, rate_per_s: float = 1000.0, seed: int = 0) -> None:
+        self.keeper, self.rate_per_s, self.now_s = keeper, rate_per_s, 0.0
+        self.plan: Plan = with_all_ramps(first_plan(ASKED), range(3))
+        self.changes: list[tuple[float, Change]] = []
+        self.served = 1.0  # the share that is answered in time
+        self.share = SHARE
+        self._random, self._changed_s, self._window = np.random.default_rng(seed), 0.0, list[Observed]()
+        places = NOW.places(EVIDENCE.prepared)
+        self._misfits, self._others = (np.flatnonzero(of) for of in (self._off(places), ~self._off(places)))
+        self.usual = len(self._misfits) / NOW.num_inputs
+
+    def _off(self, places: np.ndarray) -> np.ndarray:
+        return NOW.answers(places) != NOW.said[-1]
+
+    @property
+    def chosen(self) -> np.ndarray:
+        return EVIDENCE.nearest(PREPARED | dict(self.plan.thresholds))
+
+    def disagreement(self, misfits: float) -> float:
+        off = self._off(NOW.places(self.chosen))
+        return float(misfits * off[self._misfits].mean() + (1 - misfits) * off[self._others].mean())
+
+    def run(self, seconds: float, misfits: float | None = None) -> list[Change]:
+        before = len(self.changes)
+        for _ in range(round(seconds / LOOK_S)):
+            self.now_s += LOOK_S
+            seen = self._seen(self.usual if misfits is None else misfits)
+            self._window.append(seen)
+            self._follow(self.keeper.look(seen, self.plan, FACTS))
+            if len(self._window) == 24:
+                windows = (self.now_s - self._changed_s) / 120
+                tightened = sum(change.what == "tightened" for _, change in self.changes)
+                self._follow(self.keeper.window(self._window[-1], self.plan, FACTS, windows, tightened))
+                self._window = []
+        return [change for _, change in self.changes[before:]]
+
+    def _follow(self, change: Change | None) -> None:
+        if change:
+            self.changes.append((self.now_s, change))
+            self.plan, self._changed_s = replace(self.plan, thresholds=change.thresholds), self.now_s
+            self.keeper.restart()
+
+    def _seen(self, misfits: float) -> Observed:
+        count = int(self.rate_per_s * LOOK_S)
+        is_misfit = self._random.uniform(size=count) < misfits
+        rows = np.where(is_misfit, self._random.choice(self._misfits, count), self._random.choice(self._others, count))
+        places = NOW.places(self.chosen)
+        audited = (self._random.uniform(size=count) < self.share) & (places[rows] < 3)
+        counts = [
+            np.bincount(places[some], minlength=4)
+            for some in (rows, rows[audited], rows[audited & self._off(places)[rows]])
+        ]
+        exits, of_audited, missed = (tuple(each.tolist()) for each in counts)
+        in_time = round(self.served * count)
+        return Observed(self.now_s - LOOK_S, LOOK_S, count, in_time, exits, audited=of_audited, missed=missed)
+
+
+def keeper(**terms: object) -> Keeper:
+    told = {"agreement": PROMISED, "evidence": EVIDENCE, "prepared": PREPARED, **terms}
+    return Keeper(Terms(**told), least_gain=9.0)  # type: ignore[arg-type]
+
+
+def test_a_promise_that_holds_is_left_alone() -> None:
+    served = Served(keeper())
+    assert served.disagreement(served.usual) < 0.6 * (1 - PROMISED)
+    assert served.run(3600) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_thresholds_tighten_within_half_a_minute_and_then_the_promise_holds(seed: int) -> None:
+    served = Served(keeper(), seed=seed)
+    served.run(600)
+    (change, *_) = served.run(30, misfits=0.25)
+    assert change.what == "tightened"
+    assert "broken" in change.why
+    served.run(300, misfits=0.25)
+    assert served.disagreement(0.25) <= 1 - PROMISED
+
+
+def test_thresholds_loosen_on_trial_when_the_inputs_are_as_before_and_do_not_flap() -> None:
+    served = Served(keeper())
+    served.run(300, misfits=0.25)
+    tight = served.disagreement(served.usual)
+    changes = served.run(3600)
+    assert {change.what for change in changes} == {"loosened"}
+    assert served.plan.thresholds == ()
+    assert served.disagreement(served.usual) > tight
+    assert len(served.run(3600, misfits=0.07)) <= 8
+
+
+def test_without_an_exit_table_it_says_so_and_changes_nothing() -> None:
+    served = Served(keeper(evidence=None))
+    (change, *_) = served.run(60, misfits=0.25)
+    assert (change.what, change.thresholds) == ("stayed", ())
+    assert "no exit table" in change.why
+
+
+def test_a_crowd_is_given_way_to_and_only_where_that_is_asked_for() -> None:
+    crowded = Served(keeper(under_load=0.8))
+    crowded.served = 0.6
+    (change, *_) = crowded.run(20)
+    assert change.what == "gave way"
+    assert crowded.disagreement(crowded.usual) > 0.03
+    crowded.served, crowded.rate_per_s = 1.0, 50.0
+    assert [change.what for change in crowded.run(240)] == ["recovered"]
+    assert crowded.plan.thresholds == ()
+    patient = Served(keeper())
+    patient.served = 0.6
+    assert patient.run(600) == []
+
+
+def test_strict_returns_to_the_checkpoint_s_own_thresholds_where_nobody_watches() -> None:
+    watched = Served(keeper(under_load=0.8, strict=True))
+    watched.served = 0.6
+    watched.run(20)
+    watched.share = 0.0
+    assert [change.what for change in watched.run(900)][:1] == ["recovered"]
+
+
+def test_thresholds_for_the_plan_s_own_ramps_are_used_where_they_gain_and_the_promise_is_watched() -> None:
+    eager = Keeper(Terms(PROMISED, EVIDENCE, PREPARED), least_gain=1e-6)
+    served = Served(eager)
+    one_ramp = replace(served.plan, placements=tuple(_only(each, 1) for each in served.plan.placements))
+    served.plan = one_ramp
+    changes = served.run(600)
+    assert [change.what for change in changes] == ["tuned"]
+    assert [ramp for ramp, _ in served.plan.thresholds] == [1]
+    assert served.disagreement(served.usual) <= 1 - PROMISED
+
+
+def _only(placement, ramp):  # type: ignore[no-untyped-def]
+    splits = tuple(
+        replace(split, ramps=tuple(each for each in split.ramps if each == ramp)) for split in placement.splits
+    )
+    return replace(placement, splits=splits)
+
+
+def test_a_controller_that_is_restarted_goes_on_with_what_it_knew() -> None:
+    served = Served(keeper())
+    served.run(300, misfits=0.25)
+    successor = keeper()
+    successor.go_on(served.keeper.worse, served.plan)
+    assert successor.thresholds(served.plan, FACTS) == served.plan.thresholds
