@@ -29,7 +29,7 @@ from cluster.controller.decide import (
     weigh_latency,
 )
 from cluster.controller.inventory import Present
-from cluster.controller.promise import Change, Keeper
+from cluster.controller.promise import Keeper, Retuning
 from cluster.controller.question import Question
 from cluster.controller.record import THRESHOLDS, Event, Events, TrackRecord, What
 from deployments.front.observed import Observed, merged
@@ -224,11 +224,11 @@ class Controller:
         self.record.add(step.event)
         return step
 
-    def _at_window(self, keeper: Keeper, seen: Observed, now_s: float) -> Change | None:
+    def _at_window(self, keeper: Keeper, seen: Observed, now_s: float) -> Retuning | None:
         windows = self.record.unchanged_s(now_s) / self.patience.replan_every_s
         return keeper.window(seen, self.running, self.facts(), windows, self.record.tightened(now_s))
 
-    def _adjusted(self, change: Change, now_s: float) -> NextStep:
+    def _adjusted(self, change: Retuning, now_s: float) -> NextStep:
         """Other thresholds for the plan that runs."""
         event = self._event(self.seen(), self.sustained(self.running), now_s)
         self._start_window(now_s)

@@ -35,7 +35,7 @@ CROWDED, SERVED = 0.95, 0.99  # of the inputs are answered in time: fewer are a 
 
 
 @dataclass(frozen=True)
-class Terms:
+class AgreementTerms:
     """What is promised, and by what thresholds change: the exit table (none: they stay) and the checkpoint's own.
 
     `under_load`: the agreement that is enough while inputs are refused. `strict`: where nobody watches, the
@@ -50,7 +50,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Change:
+class Retuning:
     """Thresholds that should be used from now on, and why."""
 
     what: What
@@ -61,7 +61,7 @@ class Change:
 class Keeper:
     """Watches audits, look by look, and says when thresholds should change."""
 
-    def __init__(self, terms: Terms, worse: float = 1.0, least_gain: float = 0.03) -> None:
+    def __init__(self, terms: AgreementTerms, worse: float = 1.0, least_gain: float = 0.03) -> None:
         self.terms, self.worse, self.least_gain = terms, worse, least_gain
         self.crowded = False  # thresholds are those of `under_load`
         self._looks: deque[Observed] = deque()
@@ -106,7 +106,7 @@ class Keeper:
         self._looks.clear()
         self._since, self._purse = [], 0.0
 
-    def look(self, seen: Observed, plan: Plan, facts: Problem) -> Change | None:
+    def look(self, seen: Observed, plan: Plan, facts: Problem) -> Retuning | None:
         """Thresholds that tighten at once, or give way to a crowd."""
         self._looks.append(seen)
         self._bet(seen)
@@ -117,7 +117,7 @@ class Keeper:
             return self._change("recovered", "no audit has ended for ten minutes: nobody watches", plan, facts)
         return self._given_way(seen, plan, facts) if self.terms.under_load else None
 
-    def window(self, seen: Observed, plan: Plan, facts: Problem, windows: float, tightened: int) -> Change | None:
+    def window(self, seen: Observed, plan: Plan, facts: Problem, windows: float, tightened: int) -> Retuning | None:
         """At a window's end: thresholds that loosen on trial.
 
         `windows` have passed since they changed, and they were `tightened` so many times of late: each doubles the
@@ -154,7 +154,7 @@ class Keeper:
         if self._purse <= 0.0:
             self._purse, self._since = 0.0, []
 
-    def _tightened(self, plan: Plan, facts: Problem, now_s: float) -> Change | None:
+    def _tightened(self, plan: Plan, facts: Problem, now_s: float) -> Retuning | None:
         agreement = merged(self._since).agreement()
         assert agreement, "This is a bug: nothing was bet."
         self._purse, self._since = 0.0, []
@@ -163,11 +163,11 @@ class Keeper:
             if now_s - self._complained_s < WATCHED_S:
                 return None
             self._complained_s = now_s
-            return Change("stayed", f"{broken}; thresholds stay, as no exit table stands beside the checkpoint", ())
+            return Retuning("stayed", f"{broken}; thresholds stay, as no exit table stands beside the checkpoint", ())
         self.worse = max(LITTLE * self.worse, (1 - agreement.share) / self._expected(plan))
         return self._change("tightened", f"{broken}; {self.worse:.1f} times what 'isobatch prepare' saw", plan, facts)
 
-    def _given_way(self, seen: Observed, plan: Plan, facts: Problem) -> Change | None:
+    def _given_way(self, seen: Observed, plan: Plan, facts: Problem) -> Retuning | None:
         is_crowd = seen.arrivals > 0 and seen.in_time < CROWDED * seen.arrivals
         self._refusing = self._refusing + 1 if is_crowd else 0
         if self.crowded or self._refusing < 2 or self.terms.evidence is None:
@@ -200,7 +200,7 @@ class Keeper:
             self._audited_s = seen.ended_s
         return seen.ended_s - self._audited_s >= WATCHED_S
 
-    def _for_plan(self, agreement: Agreement | None, plan: Plan, facts: Problem) -> Change | None:
+    def _for_plan(self, agreement: Agreement | None, plan: Plan, facts: Problem) -> Retuning | None:
         """Thresholds that spend what is allowed at the plan's own ramps only, where that gains and is watched."""
         evidence = self.terms.evidence
         is_watched = agreement is not None and agreement.verdict(self.promised) == "kept"
@@ -215,8 +215,8 @@ class Keeper:
         self.tuned = True
         return self._change("tuned", f"thresholds for the plan's own ramps gain {gain:.1%}", plan, facts)
 
-    def _change(self, what: What, why: str, plan: Plan, facts: Problem) -> Change:
-        return Change(what, why, self.thresholds(plan, facts))
+    def _change(self, what: What, why: str, plan: Plan, facts: Problem) -> Retuning:
+        return Retuning(what, why, self.thresholds(plan, facts))
 
     def _chosen(self, plan: Plan) -> Indices:
         """The candidates at the ramps of a plan, as it runs."""

@@ -21,7 +21,7 @@ from cluster.controller.core import Controller
 from cluster.controller.inventory import Inventory
 from cluster.controller.loop import ControlLoop
 from cluster.controller.origin import foreign
-from cluster.controller.promise import Keeper, Terms
+from cluster.controller.promise import AgreementTerms, Keeper
 from cluster.controller.question import allowed, question_of
 from cluster.controller.record import Event, Events
 from cluster.controller.status import brief, told
@@ -102,7 +102,9 @@ def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) 
     if evidence and evidence.test.num_ramps + 1 != num_blocks:
         evidence = None
     prepared = thresholds_in(folder) if folder else {}
-    return Keeper(Terms(promised, evidence, prepared, config.under_load, config.strict), least_gain=config.least_gain)
+    return Keeper(
+        AgreementTerms(promised, evidence, prepared, config.under_load, config.strict), least_gain=config.least_gain
+    )
 
 
 def memory(config: ControllerConfig, profile: Profile) -> Path:

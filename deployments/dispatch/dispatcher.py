@@ -93,7 +93,7 @@ class Dispatcher:
         Where there are several lanes, they are taken to spread over them. Without `weights` each weighs 1. `full`: no
         ramp lets them go.
         """
-        if len(places) == 1:  # as below; most requests have one input
+        if len(places) == 1 and not full:  # as below; most requests have one input
             alone = self.admit(now_s, deadline_s, places[0], weights[0] if weights else 1)
             return alone if isinstance(alone, Refusal) else [alone]
         weights, lanes, others = weights or (1,) * len(places), len(self._open), len(places) - 1

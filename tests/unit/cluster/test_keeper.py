@@ -7,7 +7,7 @@ import pytest
 
 from cluster.controller.beliefs import with_all_ramps
 from cluster.controller.corrections import Corrections
-from cluster.controller.promise import Change, Keeper, Terms
+from cluster.controller.promise import AgreementTerms, Keeper, Retuning
 from deployments.front.observed import Observed
 from optimizer.plan import Plan
 from profiles.evidence import Evidence
@@ -28,7 +28,7 @@ class Served:
     def __init__(self, keeper: Keeper, rate_per_s: float = 1000.0, seed: int = 0) -> None:
         self.keeper, self.rate_per_s, self.now_s = keeper, rate_per_s, 0.0
         self.plan: Plan = with_all_ramps(first_plan(ASKED), range(3))
-        self.changes: list[tuple[float, Change]] = []
+        self.changes: list[tuple[float, Retuning]] = []
         self.served = 1.0  # the share that is answered in time
         self.share = SHARE
         self._random, self._changed_s, self._window = np.random.default_rng(seed), 0.0, list[Observed]()
@@ -47,7 +47,7 @@ class Served:
         off = self._off(NOW.places(self.chosen))
         return float(misfits * off[self._misfits].mean() + (1 - misfits) * off[self._others].mean())
 
-    def run(self, seconds: float, misfits: float | None = None) -> list[Change]:
+    def run(self, seconds: float, misfits: float | None = None) -> list[Retuning]:
         before = len(self.changes)
         for _ in range(round(seconds / LOOK_S)):
             self.now_s += LOOK_S
@@ -61,7 +61,7 @@ class Served:
                 self._window = []
         return [change for _, change in self.changes[before:]]
 
-    def _follow(self, change: Change | None) -> None:
+    def _follow(self, change: Retuning | None) -> None:
         if change:
             self.changes.append((self.now_s, change))
             self.plan, self._changed_s = replace(self.plan, thresholds=change.thresholds), self.now_s
@@ -84,7 +84,7 @@ class Served:
 
 def keeper(**terms: object) -> Keeper:
     told = {"agreement": PROMISED, "evidence": EVIDENCE, "prepared": PREPARED, **terms}
-    return Keeper(Terms(**told), least_gain=9.0)  # type: ignore[arg-type]
+    return Keeper(AgreementTerms(**told), least_gain=9.0)  # type: ignore[arg-type]
 
 
 def test_a_promise_that_holds_is_left_alone() -> None:
@@ -145,7 +145,7 @@ def test_strict_returns_to_the_checkpoint_s_own_thresholds_where_nobody_watches(
 
 
 def test_thresholds_for_the_plan_s_own_ramps_are_used_where_they_gain_and_the_promise_is_watched() -> None:
-    eager = Keeper(Terms(PROMISED, EVIDENCE, PREPARED), least_gain=1e-6)
+    eager = Keeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=1e-6)
     served = Served(eager)
     one_ramp = replace(served.plan, placements=tuple(_only(each, 1) for each in served.plan.placements))
     served.plan = one_ramp
