@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo test fuzz lint format results chaos soak clean
+.PHONY: help setup serve demo test fuzz lint format results chaos soak browser clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -51,6 +51,10 @@ chaos: setup  ## break a live application 30 times, and see how it recovers
 
 soak: setup  ## mixed traffic, drift and faults for an hour (make soak MINUTES=8: shorter), and see what grows
 	ISOBATCH_SOAK_MINUTES=$(or $(MINUTES),60) $(BIN)/python -m experiments.bench soak
+
+browser: setup  ## install what the test of the page needs: Chromium (as root, on Debian) and playwright
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'
+	command -v chromium chromium-browser google-chrome || apt-get install --yes --no-install-recommends chromium
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .cache *.egg-info build && find . -name __pycache__ -prune -exec rm -rf {} +

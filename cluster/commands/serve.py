@@ -88,7 +88,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
             deploy(ray, complete, patience_s, tell)
             status.stop()
             _on_signals(partial(_stop_or_hurry, stop))
-            console.print(f"[bold green]ready[/] at {base}  (explained at {base}/docs)")
+            console.print(f"[bold green]ready[/] at {base}  (open it in a browser; explained at {base}/docs)")
             told = "{}:{}".format(*grpc) if grpc else f"not served ({GRPC_PORT} is taken, or it was switched off)"
             console.print(f"gRPC: {told}")
             variable = key_variable(complete)

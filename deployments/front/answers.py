@@ -14,6 +14,7 @@ class Step:
     block: int  # the first it ran
     queued_ms: float  # since the step before, or since it was admitted
     computed_ms: float  # from the start of the launch until it left or the launch ended
+    inputs: int = 1  # of that launch, this one among them
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,9 @@ class _Waiting:
     steps: list[Step] = field(default_factory=list)
     known: Answer | None = None  # of a cascade: what the levels so far say
 
-    def step(self, block: int, started_s: float, computed_s: float, now_s: float) -> None:
-        self.steps.append(Step(block, 1e3 * (started_s - self.since_s), 1e3 * computed_s))
+    def step(self, launch: Launch, started_s: float, computed_s: float, now_s: float) -> None:
+        waited_ms = 1e3 * (started_s - self.since_s)
+        self.steps.append(Step(launch.cursor, waited_ms, 1e3 * computed_s, len(launch.tickets)))
         self.since_s = now_s
 
 
@@ -229,7 +230,7 @@ class Driver:
                 if departed.stays:
                     waiting.known = Answer(label, score, block, (), level=self._level(block), degraded=True)
                     continue
-                waiting.step(launch.cursor, started_s, departed.computed_s, now_s)
+                waiting.step(launch, started_s, departed.computed_s, now_s)
                 in_time = now_s <= waiting.deadline_s
                 self.counts.input_left(block, now_s - waiting.admitted_s, in_time, waiting.weight)
                 waiting.reply.set_result(Answer(label, score, block, tuple(waiting.steps), level=self._level(block)))
@@ -249,7 +250,7 @@ class Driver:
         self.counts.launch_ended(launch.replica, launch.cursor, launch.stop, launch.size, stayed.computed_s)
         for row in rows:
             if waiting := self._waiting.get(launch.tickets[row]):
-                waiting.step(launch.cursor, started_s, stayed.computed_s, now_s)
+                waiting.step(launch, started_s, stayed.computed_s, now_s)
         if stayed.survivors is not None:
             self._claim(stayed.survivors)
         places = {row: Place(stayed.survivors, index) for index, row in enumerate(rows)}

@@ -49,6 +49,29 @@ def is_shown(key: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     )
 
 
+def elsewhere(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The page from which a browser sends this request, if it is none of this server's: any page may try.
+
+    >>> elsewhere([(b"host", b"localhost:8000"), (b"origin", b"http://evil.example")])
+    'http://evil.example'
+    >>> elsewhere([(b"host", b"localhost:8000"), (b"origin", b"http://localhost:8000")]) is None
+    True
+    """
+    origin, host, site = b"", b"", b""
+    for name, value in headers:
+        if name == b"origin":
+            origin = value
+        elif name == b"sec-fetch-site":
+            site = value
+        elif name == b"host":
+            host = value
+    if site in (b"same-origin", b"none") or not (origin or site):
+        return None
+    if not site and origin.lower().rpartition(b"//")[2] == host.lower():
+        return None
+    return (origin or b"another site").decode("latin-1")
+
+
 def waited_s_by(told: bytes | None, clock: Callable[[], float] = time.time) -> float:
     """How long ago a proxy on this machine saw the request; 0 where none did, or its clock is not ours.
 

@@ -14,9 +14,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments.front.answers import RefusedError, Step, brief, shown
 from deployments.front.bodies import body_of
-from deployments.front.headers import DEADLINE_HEADER, NO_KEY, OPEN_PATHS, deadline_s, is_shown
+from deployments.front.headers import DEADLINE_HEADER, NO_KEY, OPEN_PATHS, deadline_s, elsewhere, is_shown
 from deployments.front.open_inference.rest import routes
 from deployments.front.open_inference.rpc import serving
+from deployments.front.page import files, show
 from deployments.front.predict import Predict
 from deployments.front.service import Service
 
@@ -65,6 +66,7 @@ _BODY = {
 _PROBLEMS = {
     400: "The body is not what was asked for.",
     401: "A key is asked for, and was not shown.",
+    403: "A web page of another server asked for this.",
     404: "There is no such path, or no such model.",
     408: "The body did not come in time.",
     413: "The body is too large, as it comes or decompressed.",
@@ -109,8 +111,10 @@ class Api(FastAPI):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _path(scope)
-        if self.key and path not in OPEN_PATHS and not is_shown(self.key, scope["headers"]):
+        if self.key and path not in OPEN_PATHS and path not in files() and not is_shown(self.key, scope["headers"]):
             await _NO_KEY(scope, receive, send)
+        elif scope["method"] == "POST" and not self.key and (page := elsewhere(scope["headers"])):
+            raise RefusedError(403, f"a page from {shown(page)} asked for this: only pages of this server may")
         elif path == "/predict" and scope["method"] == "POST":
             await self.predict(scope, receive, send)
         elif scope["method"] == "HEAD":
@@ -171,6 +175,7 @@ def create_api(service: Service) -> Api:
         return await body_of(dict(request.scope["headers"]), request.receive, service.config.max_body_bytes)
 
     api.include_router(routes(service, body, _deadline_s))
+    show(api, service)
 
     @api.get("/healthz")
     async def healthz() -> dict[str, str]:

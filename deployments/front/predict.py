@@ -60,7 +60,12 @@ def inputs_in(body: bytes) -> object:
 def _output(answer: Answer, labels: Sequence[str]) -> dict[str, Any]:
     """As `http.Output` describes it; times to the microsecond."""
     steps = [
-        {"block": step.block, "queued_ms": round(step.queued_ms, 3), "computed_ms": round(step.computed_ms, 3)}
+        {
+            "block": step.block,
+            "queued_ms": round(step.queued_ms, 3),
+            "computed_ms": round(step.computed_ms, 3),
+            "inputs": step.inputs,
+        }
         for step in answer.steps
     ]
     output = {

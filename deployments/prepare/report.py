@@ -64,7 +64,7 @@ def advice(rules: ExitRules) -> str | None:
     >>> promise = ExitPromise(metric="accuracy", max_loss=0.01, confidence=0.95, rows=120, lost=0.0, bound=0.0)
     >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise)))
     no input leaves early: 120 inputs to test it on are too few to promise 1 %; give 855 rows or more, or allow 2.5 %
-    >>> advice(ExitRules(mean_depth_share=1.0, promise=promise.model_copy(update={"counted": 30})))[23:84]
+    >>> advice(ExitRules(mean_depth_share=1.0, promise=promise.model_copy(update={"counted": 30})))[23:85]
     '30 inputs of the rarest class to test it on are too few to pro'
     >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise.model_copy(update={"rows": 3000}))))
     no input leaves early: the ramps err too often to promise 1 %; allow more, or try --ramp pooler

@@ -1,0 +1,71 @@
+"""The page is what its files are, needs no key, and lets nothing in from elsewhere; other pages may ask for nothing."""
+
+import re
+import time
+
+import pytest
+from fastapi.testclient import TestClient
+
+from deployments.config import AppConfig
+from deployments.front.http import create_api
+from deployments.front.page import FILES, files
+from deployments.front.service import Service
+
+TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
+BODY = {"inputs": [0, 3]}
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    return TestClient(create_api(Service(TOY, time.perf_counter)), base_url="http://localhost:8000")
+
+
+def test_the_page_and_its_files_are_there_and_are_all_that_it_asks_for(client: TestClient) -> None:
+    page = client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    asked = re.findall(r'(?:href|src)="(page/[^"]+)"', page.text)
+    assert len(asked) == 4
+    for path in asked:
+        assert client.get(f"/{path}").status_code == 200
+
+
+def test_nothing_from_elsewhere_may_run_on_the_page(client: TestClient) -> None:
+    for path in files():
+        policy = client.get(path).headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+    script = (FILES / "page.js").read_text()
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
+
+
+def test_the_page_says_what_the_network_takes(client: TestClient) -> None:
+    with client:
+        told = client.get("/page/about.json").json()
+    assert told == {"model": "toy", "blocks": 4, "slo_ms": TOY.slo_ms, "takes": "other"}
+
+
+def test_the_page_needs_no_key_but_what_it_tells_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "secret")
+    config = TOY.model_copy(update={"api_key_variable": "KEY"})
+    with TestClient(create_api(Service(config, time.perf_counter))) as client:
+        assert {client.get(path).status_code for path in files()} == {200}
+        assert client.get("/page/about.json").status_code == 401
+        assert client.get("/page/about.json", headers={"X-API-Key": "secret"}).status_code == 200
+        # Who shows the key may ask from anywhere: no page knows it.
+        foreign = {"X-API-Key": "secret", "Origin": "http://evil.example"}
+        assert client.post("/predict", json=BODY, headers=foreign).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/predict", "/v2/models/toy/infer"])
+@pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_a_page_of_another_server_is_refused(client: TestClient, path: str, headers: dict[str, str]) -> None:
+    with client:
+        refused = client.post(path, json=BODY, headers=headers)
+    assert refused.status_code == 403
+    assert "only pages of this server" in refused.json()["error"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "http://localhost:8000"}, {"Sec-Fetch-Site": "same-origin"}])
+def test_our_own_page_and_programs_are_answered(client: TestClient, headers: dict[str, str]) -> None:
+    with client:
+        assert client.post("/predict", json=BODY, headers=headers).status_code == 200
