@@ -131,6 +131,8 @@ def table(found: Evaluation) -> Table:
         rows.add_row("accuracy", *map(_shown, (found.full_accuracy, found.accuracy, found.lost)))
     for metric, each in found.scores.items():
         rows.add_row(SCORE_NAMES[metric], *map(_shown, (each.full, each.exits, each.lost)))
+    if found.scores:
+        rows.caption, rows.caption_justify = "lost of a recall: by the class that loses most", "left"
     rows.add_row("the full network's answer", "", str(found.agreement), "")
     rows.add_row("blocks run per input", "", str(found.depth), "")
     return rows

@@ -37,8 +37,11 @@ class ExitPromise(BaseModel):
         """
         >>> print(ExitPromise(metric="accuracy", max_loss=0.01, confidence=0.95, rows=4000, lost=0.004, bound=0.009))
         at most 1 % of accuracy lost, 95 % sure (4,000 inputs lost 0.40 %: a bound of 0.90 %)
+        >>> print(ExitPromise(metric="mcc", max_loss=0.01, confidence=0.95, rows=4000, lost=-0.02, bound=0.0))
+        at most 1 % of MCC lost, about 95 % sure (4,000 inputs gained 2.00 %: a bound of 0.00 %)
         """
-        seen = f"{self.rows:,} inputs lost {100 * self.lost:.2f} %: a bound of {100 * self.bound:.2f} %"
+        moved = f"lost {100 * self.lost:.2f}" if self.lost >= 0 else f"gained {-100 * self.lost:.2f}"
+        seen = f"{self.rows:,} inputs {moved} %: a bound of {100 * self.bound:.2f} %"
         sure = f"{'about ' if self.metric in SCORES else ''}{100 * self.confidence:.4g} % sure"
         return f"at most {100 * self.max_loss:.4g} % of {NAMES[self.metric]} lost, {sure} ({seen})"
 

@@ -42,7 +42,9 @@ def plan(
     evaluate: Annotated[Path | None, typer.Option(help="Score this plan instead of searching one.")] = None,
     surprises: Annotated[bool, typer.Option("--surprises", help="What a wrong forecast would cost.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the plan; --picture '' draws none.")] = Path("plan.png"),
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the plan; '': no picture.", show_default="beside --out, or plan.png")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
     """Find the best plan for a profile and a fleet, and say how near to the best possible it is proved to be.
@@ -67,11 +69,12 @@ def plan(
     )
     with Console(stderr=True).status("planning"):
         found = plan_result(facts, objective, alpha, gap, not one_pipeline, evaluate, max_splits)
+    picture = (out or Path("plan.json")).with_suffix(".png") if picture is None else picture
     if out:
         known = load(profile)
         named = replace(found.plan, model=known.model, weights=known.weights)
         out.write_text(named.to_json() + "\n")
-    if picture and picture.name:
+    if picture.name:
         from cluster.commands.plan_picture import draw
 
         draw(found, picture)
@@ -83,8 +86,10 @@ def plan(
         console.print(table)
     if surprises:
         console.print(plan_report.surprises(found))
-    if picture and picture.name:
-        console.print(f"drawn in {picture}")
+    files = [f"written to {out}"] if out else []
+    files += [f"the picture is {picture}"] if picture.name else []
+    if files:
+        console.print("; ".join(files), highlight=False, soft_wrap=True)
 
 
 def _question(profile: Path, devices: str, one_machine: bool, margin: float, scored: Path | None) -> "Problem":

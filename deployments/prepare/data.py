@@ -13,6 +13,7 @@ from deployments.prepare.records import TABLES, Layout, check_format, one_line_e
 from profiles.errors import UserError
 
 TEXT_NAMES = ("sentence", "text", "sentence1", "question", "premise", "review", "content", "input")
+PAIRS = (("question", "sentence"), ("question1", "question2"), ("query", "passage"))  # QNLI, QQP, rankers
 PAIR_NAMES = ("sentence2", "text_pair", "hypothesis", "context")
 LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
 IMAGE_NAMES = ("image", "images", "img", "pixels", "image_path", "path")
@@ -95,16 +96,22 @@ def _choose(path: Path, names: list[Any], asked: Columns, images: bool) -> Colum
         if image is None:
             raise _no_column(path, "no column of images found (name it with --image-column)", names)
         return Columns(image=image, label=asked.label or _usual(names, LABEL_NAMES))
-    text = asked.text or _usual(names, TEXT_NAMES)
+    first, second = (None, None) if asked.text else _usual_pair(names)
+    text = asked.text or first or _usual(names, TEXT_NAMES)
     if text is None:
         raise _no_column(path, "no column of texts found (name it with --text-column)", names)
-    pair = asked.pair or (None if asked.text else _usual(names, (*PAIR_NAMES, *_second_of(text))))
+    pair = asked.pair or second or (None if asked.text else _usual(names, PAIR_NAMES))
     return Columns(text=text, pair=pair, label=asked.label or _usual(names, LABEL_NAMES))
 
 
-def _second_of(text: str) -> tuple[str, ...]:
-    """GLUE's QNLI calls its pair question and sentence."""
-    return ("sentence",) if text == "question" else ()
+def _usual_pair(names: Sequence[Any]) -> tuple[str | None, str | None]:
+    """Two columns that make a pair wherever both are there, though one of them alone may be the text.
+
+    >>> _usual_pair(["index", "question", "sentence", "label"])
+    ('question', 'sentence')
+    """
+    found = ((_usual(names, [one]), _usual(names, [other])) for one, other in PAIRS)
+    return next((pair for pair in found if all(pair)), (None, None))
 
 
 def _usual(names: Sequence[Any], usual: Sequence[str]) -> str | None:

@@ -23,9 +23,9 @@ TEXT = (
     "albert",
     "mpnet",
     "modernbert",
-    "modernbert-mean",
     "deberta-v3",
 )
+HEADS = ("modernbert-mean",)  # other heads of one of these: blocks are the same
 PATCHES = ("vit", "deit", "deit-distilled", "beit", "swin")  # of images of 8 x 8, with one channel
 IMAGE = (*PATCHES, "resnet", "resnet-bottleneck", "convnext", "convnextv2")
 FAMILIES = TEXT + IMAGE
@@ -35,7 +35,7 @@ WIDE = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
 
 
 def _config(name: str) -> Any:
-    return _text_config(name) if name in TEXT else _image_config(name)
+    return _text_config(name) if name in TEXT + HEADS else _image_config(name)
 
 
 def _text_config(name: str) -> Any:
@@ -102,7 +102,7 @@ def hugging_face(name: str, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
     torch.manual_seed(len(name))
-    auto = AutoModelForSequenceClassification if name in TEXT else AutoModelForImageClassification
+    auto = AutoModelForSequenceClassification if name in TEXT + HEADS else AutoModelForImageClassification
     model = auto.from_config(_config(name)).eval()
     with torch.no_grad():  # larger weights than at initialisation, so that inputs give different logits
         for parameter in model.parameters():
@@ -163,7 +163,7 @@ def random_inputs(name: str, count: int, seed: int, padded: bool = True) -> list
 
 def _one_input(model: TorchModel, name: str, random: np.random.Generator, length: int) -> Batch:
     memory = np.zeros((1, 0), np.float32)
-    if name in TEXT:
+    if name in TEXT + HEADS:
         ids = random.integers(2, VOCABULARY, length)
         return Batch(0, {"input_ids": ids}, memory, np.array([length]))
     size = (1, 1, 8, 8) if name in PATCHES else (1, 3, 32, 32)

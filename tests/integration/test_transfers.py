@@ -30,7 +30,7 @@ def splits(*cuts: int) -> tuple[Split, ...]:
 
 
 APART = Plan(tuple(Placement("cpu", 1, (split,)) for split in splits(1, 3)))
-TOGETHER = Plan((Placement("cpu", 2, splits(1, 3), local=True),))
+TOGETHER = Plan((Placement("cpu", 3, splits(1, 3), local=True),))  # as many devices, so that none has to go first
 
 
 def replicas() -> list[Any]:

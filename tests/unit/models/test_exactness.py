@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from deployments.models import TorchModel, departures
 from deployments.models.departures import to_host
 from profiles.model import Batch, Exits
-from tests.helpers.tiny_networks import FAMILIES, TEXT, network, random_inputs, reference_logits, with_memory
+from tests.helpers.tiny_networks import FAMILIES, HEADS, TEXT, network, random_inputs, reference_logits, with_memory
 
 ROUNDED = ("mpnet", "deberta-v3")  # Hugging Face's own attention rounds scores and shares to the dtype on its way
 POLICIES = {"entropy": 0.8, "confidence": 0.6, "margin": 0.4, "patience": 2, "voting": 2}
@@ -31,7 +31,7 @@ def run_in_splits(model: TorchModel, batch: Batch, cuts: list[int]) -> np.ndarra
 
 
 @pytest.mark.parametrize("padded", [True, False])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES + HEADS)
 def test_every_pair_of_cuts_equals_the_uncut_network(name: str, padded: bool) -> None:
     model = network(name)
     cut_points = range(1, model.num_blocks)

@@ -1,7 +1,7 @@
 """Packed, a text gets what it gets alone, whoever keeps it company; and so does one that is padded by Hugging Face."""
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from tests.helpers.tiny_networks import TEXT, VOCABULARY, network, reference_log
 CPU = torch.device("cpu")
 LONGEST = 20
 some_lengths = st.lists(st.integers(1, LONGEST), min_size=1, max_size=9)
+Exported = Callable[[str], OnnxModel]
 BACKENDS = ("torch", "many bands", "graphs", "onnx")
 
 
@@ -56,23 +57,26 @@ def again(model: TorchModel, stretch: Stretch, buffers: "partial[Inputs]") -> Re
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, OnnxModel]]:
-    """One network of each family, every block of which is exported once."""
-    made: dict[str, OnnxModel] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spans, "PAIRS_A_BAND", 0)
-        for name in TEXT:
-            exact = network(name, "entropy", [0.8])
-            made[name] = OnnxModel(exact, name, cache=tmp_path_factory.mktemp("onnx"))
-            ramps = exact.ramp_blocks
-            each = [Stretch(b, b + 1, tuple(r for r in ramps if r == b)) for b in range(exact.num_blocks)]
-            made[name].prepare(each, texts([3], 0, exact))
-        yield made
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The network of a family, every block of which is exported when it is asked for first."""
+
+    @cache
+    def export(name: str) -> OnnxModel:
+        exact = network(name, "entropy", [0.8])
+        made = OnnxModel(exact, name, cache=tmp_path_factory.mktemp("onnx"))
+        ramps = exact.ramp_blocks
+        each = [Stretch(b, b + 1, tuple(r for r in ramps if r == b)) for b in range(exact.num_blocks)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(spans, "PAIRS_A_BAND", 0)
+            made.prepare(each, texts([3], 0, exact))
+        return made
+
+    return export
 
 
-def served(exact: TorchModel, name: str, backend: str, exported: dict[str, OnnxModel]) -> TorchModel:
+def served(exact: TorchModel, name: str, backend: str, exported: Exported) -> TorchModel:
     if backend == "onnx":
-        return exported[name]
+        return exported(name)
     return GraphModel(exact, partial(again, exact)) if backend == "graphs" else exact
 
 
@@ -82,7 +86,7 @@ def served(exact: TorchModel, name: str, backend: str, exported: dict[str, OnnxM
 @settings(deadline=None, max_examples=12)
 @given(data=st.data(), lengths=some_lengths, seed=st.integers(0, 99), active=st.booleans())
 def test_in_any_company_a_text_gets_what_it_gets_alone(
-    exported: dict[str, OnnxModel],
+    exported: Exported,
     name: str,
     backend: str,
     data: st.DataObject,

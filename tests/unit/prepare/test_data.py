@@ -102,6 +102,10 @@ def test_which_columns_are_read_is_said(tmp_path: Path) -> None:
     assert taken(path, Columns(text="text")) == "a.csv: text from 'text', label from 'label'; not read: 'sentence'"
     with pytest.raises(UserError, match="holds no inputs"):
         taken(written(tmp_path, "b.csv", "text,label\n"))
+    pairs = written(tmp_path, "qnli.csv", "index,question,sentence,label\n0,who?,me,1\n")
+    assert taken(pairs) == "qnli.csv: text from 'question', pair from 'sentence', label from 'label'; not read: 'index'"
+    assert [row.value for row in rows(pairs)] == [("who?", "me")]
+    assert [row.value for row in rows(pairs, Columns(text="sentence"))] == ["me"]
 
 
 def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
