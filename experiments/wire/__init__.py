@@ -1,0 +1,1 @@
+"""What it costs to fetch survivors: our connections beside maintained ones."""
