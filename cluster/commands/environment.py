@@ -19,7 +19,7 @@ def environment(
     """
     import shlex
 
-    from cluster.serving.haproxy import MAX_CONNECTIONS, guarded
+    from cluster.serving.haproxy import MAX_CONNECTIONS, guarded, ready
     from deployments.ray_facts import PORTS_OF_PROXY, node_settings
     from profiles.errors import UserError
 
@@ -28,5 +28,6 @@ def environment(
         raise UserError(f"--folder {place} is too long for sockets: at most {LONGEST} characters")
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     program = guarded(place, (PORTS_OF_PROXY["stats"], PORTS_OF_PROXY["metrics"]))
+    ready(place)  # nobody tells a node of a cluster when an application is
     for name, value in node_settings(str(place), program, MAX_CONNECTIONS).items():
         print(f"export {name}={shlex.quote(value)}")

@@ -1,8 +1,11 @@
 """The files in cluster/ that say where isobatch runs: Ray, KubeRay and Kubernetes would take them as they are."""
 
 import copy
+import os
 import re
 import shlex
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +13,16 @@ import numpy as np
 import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
+from typer.testing import CliRunner
 
+from cluster.cli import app
+from cluster.commands.environment import environment
 from cluster.controller.config import ControllerConfig
 from cluster.serving.haproxy import MAX_CONNECTIONS
 from cluster.serving.nodes import local_nodes
 from cluster.serving.serve_file import APPLICATION, CONTROLLER, serve_file
 from deployments.config import parse
-from deployments.ray_facts import KIND, node_settings
+from deployments.ray_facts import KIND, PROXY_PROGRAM, node_settings
 from experiments.planner.settings import BERT_BASE
 from profiles.devices import CATALOGUE
 from profiles.errors import UserError
@@ -219,3 +225,28 @@ def test_the_image_has_the_settings_of_a_node() -> None:
 def test_ray_is_the_version_that_the_files_name() -> None:
     constraints = (CLUSTER.parent / "constraints.txt").read_text()
     assert f"ray=={RAY}" in constraints
+
+
+# What `isobatch environment` writes
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ib", dir="/tmp") as folder:  # as the paths of sockets must be
+        yield Path(folder)
+
+
+def test_a_node_gets_settings_a_shell_can_read_and_the_files_that_they_name(short: Path) -> None:
+    for _ in range(2):  # a machine is set up again
+        told = CliRunner().invoke(app, ["environment", "--folder", str(short)])
+        assert told.exit_code == 0, told.output
+    words = shlex.split(told.output)
+    settings = dict(word.split("=", 1) for word in words if word != "export")
+    assert settings == node_settings(str(short), f"{short}/haproxy", MAX_CONNECTIONS)
+    assert os.access(settings[PROXY_PROGRAM], os.X_OK)
+    assert not (short / "starting").exists(), "HAProxy would never ask Serve's own proxy"
+
+
+def test_a_folder_that_is_too_long_for_sockets_is_one_sentence(short: Path) -> None:
+    with pytest.raises(UserError, match="at most 29 characters"):
+        environment(short / "a-name-that-is-too-long")
