@@ -43,7 +43,7 @@ format: setup  ## rewrite the code in the project's format
 bench-%: setup  ## run one benchmark and write experiments/results/NAME.json: make bench-prepare
 	$(BIN)/python -m experiments.bench $*
 
-results: setup  ## write the tables of docs/results.md from what the benchmarks have kept
+results: setup  ## write the tables of docs/results.md from what the benchmarks have kept, and mark what is old
 	$(BIN)/python -m experiments.shared.headlines
 
 chaos: setup  ## break a live application 30 times, and see how it recovers

@@ -19,6 +19,7 @@ from cluster.commands.load import load
 from cluster.commands.plan import plan
 from cluster.commands.prepare import prepare
 from cluster.commands.profile import profile
+from cluster.commands.profiles import profiles
 from cluster.commands.serve import serve
 from cluster.commands.simulate import simulate
 from cluster.commands.status import status
@@ -59,6 +60,7 @@ app.command("load")(load)
 app.command("plan")(plan)
 app.command("prepare")(prepare)
 app.command("profile")(profile)
+app.add_typer(profiles, name="profiles")
 app.command("serve")(serve)
 app.command("simulate")(simulate)
 app.command("status")(status)

@@ -8,7 +8,7 @@ from itertools import count
 from math import inf
 from pathlib import Path
 
-from deployments.config import VIRTUAL, AppConfig
+from deployments.config import AUTO, VIRTUAL, AppConfig
 from deployments.dispatch.route import Route, placements_of, route_of
 from deployments.folders import weights_of
 from deployments.planning import first_plan
@@ -107,8 +107,13 @@ def graph_of(plan: Plan, profile: Profile, config: AppConfig, version: int = 0, 
 
 
 def profile_of(config: AppConfig) -> Profile:
+    """The profile that the configuration names, with the times that its plan was made from, or of its backend."""
     assert config.profile, "This is a bug: AppConfig asks for it."
-    return load(Path(config.profile))
+    profile = load(Path(config.profile))
+    if config.plan:
+        plan = read_plan(Path(config.plan))
+        return profile.on(plan.backend, plan.dtype)
+    return profile if config.backend in (VIRTUAL, AUTO) else profile.on(config.backend, config.dtype)
 
 
 def check_depth(config: AppConfig, num_blocks: int) -> None:

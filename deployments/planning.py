@@ -11,6 +11,7 @@ from optimizer import Objective, Plan, optimize, read_plan
 from profiles.devices import CATALOGUE, Device, links_between
 from profiles.errors import UserError
 from profiles.files import Profile
+from profiles.latency import mixed
 
 log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
 UNKNOWN_BYTES = 10**15  # memory of a kind that is in no catalogue: a user who names it knows that the network fits
@@ -23,6 +24,8 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCoun
     if config.plan:
         return read_plan(Path(config.plan))
     plan = optimize(profile, devices := usable(config, profile, has), links_between(devices), _goal(config))
+    if warning := mixed([profile.table(kind) for kind in plan.devices()]):
+        log.warning("%s", warning)
     log.info("planned for %s: %s", _told({device.kind: device.count for device in devices}), summary(plan))
     return plan
 
@@ -52,7 +55,13 @@ def summary(plan: Plan) -> str:
         + f" on {placement.replicas} {placement.kind}"
         for placement in placements
     ]
-    promised = f"; {plan.promise.goodput_per_s:.0f}/s in {1e3 * plan.promise.latency_s:.0f} ms" if plan.promise else ""
+    of = ", ".join(filter(None, (plan.backend, plan.dtype)))
+    made_of = f" by {plan.origin} times{f' ({of})' if of else ''}" if plan.origin else ""
+    promised = (
+        f"; {plan.promise.goodput_per_s:.0f}/s in {1e3 * plan.promise.latency_s:.0f} ms{made_of}"
+        if plan.promise
+        else ""
+    )
     counted = f"; an input is {plan.length} tokens" if plan.length else ""
     return f"blocks {'; '.join(parts)}{promised}{counted}"
 

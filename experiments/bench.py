@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.shared import headlines
+from experiments.shared import version as version_of
 from experiments.shared.headlines import EXPERIMENTS, RESULTS
 from profiles.errors import UserError
 
@@ -47,11 +48,12 @@ def _processor() -> str:
 
 
 def write(name: str, figures: Mapping[str, float], folder: Path = RESULTS) -> Path:
-    """Keep the figures beside the machine and the date that they belong to."""
+    """Keep the figures beside the machine, the date and the code that they belong to."""
     path = folder / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     rounded = {figure: float(f"{value:.5g}") for figure, value in figures.items()}
-    result = {"figures": rounded, "machine": machine(), "date": datetime.now(UTC).date().isoformat()}
+    code = " ".join(f"{module}={mark}" for module, mark in version_of.code_of(name).items())
+    result = {"figures": rounded, "machine": machine(), "date": datetime.now(UTC).date().isoformat(), "code": code}
     path.write_text(json.dumps(result, indent=2) + "\n")
     return path
 

@@ -81,4 +81,4 @@ def optimize(
     plan = best_pipelines(facts, objective, gap) if side_by_side else search(facts, objective, gap)
     if plan is None:
         raise UserError(reason(facts, objective))
-    return replace(plan, length=facts.length)
+    return replace(facts.named(plan), length=facts.length)

@@ -100,6 +100,10 @@ class Plan:
     # whatever they say of it.
     model: str = field(default="", compare=False)
     weights: str = field(default="", compare=False)
+    # What its times are of: the backend and precision, and whether they are measured, published or estimated.
+    backend: str = field(default="", compare=False)
+    dtype: str = field(default="", compare=False)
+    origin: str = field(default="", compare=False)
 
     __pydantic_config__ = STRICT
 

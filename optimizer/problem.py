@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from optimizer.plan import Split
+from optimizer.plan import Plan, Split
 from profiles.devices import Device, Link
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile
-from profiles.latency import LatencyTable
+from profiles.latency import ORIGINS, LatencyTable
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,17 @@ class Problem:
 
     def table(self, kind: str) -> LatencyTable:
         return self.tables[self.devices.index(self.device(kind))]
+
+    def named(self, plan: Plan) -> Plan:
+        """The plan with a note of the times it is made of: the least that is known of any device that it uses."""
+        tables = [table for table in self.tables if table.kind in plan.devices()]
+        backends, dtypes = ({getattr(table, name) or "" for table in tables} for name in ("backend", "dtype"))
+        return replace(
+            plan,
+            backend=backends.pop() if len(backends) == 1 else "",
+            dtype=dtypes.pop() if len(dtypes) == 1 else "",
+            origin=max((table.origin for table in tables), key=ORIGINS.index),
+        )
 
 
 def split_with_ramps(facts: Problem, start: int, stop: int, batch_size: int, inner: bool) -> Split:

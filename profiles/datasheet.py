@@ -49,6 +49,7 @@ class Shape:
     ramps: tuple[tuple[Kernel, ...], ...]
     length: int | None = None  # tokens per input; None where inputs have one size
     embedding: float = 0.0  # numbers in memory beside the blocks' weights
+    family: str = "encoder"  # or "residual": how its kernels are alike
 
 
 def kernel_s(kernel: Kernel, batch: float, device: DeviceKind, dtype: str) -> float:

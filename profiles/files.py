@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -65,22 +65,23 @@ class Profile:
         return tuple(dict.fromkeys(table.kind for table in self.tables))
 
     def joined_by(self, other: "Profile") -> "Profile":
-        """Both as one. A later table replaces that of the same kind and length, but a datasheet no measurement.
+        """Both as one. A later table replaces that of the same kind and length, but a derived one no measurement.
 
-        A later note replaces the earlier one on the same subject.
+        Of what is not measured there may be a table for every backend and precision. A later note replaces the earlier
+        one on the same subject.
         """
         self.check_same(other.model, other.num_blocks, other.weights)
-        tables = {(table.kind, table.length): table for table in self.tables}
+        tables = {_key(table): table for table in self.tables}
         for table in other.tables:
-            key = (table.kind, table.length)
-            if not table.from_datasheet or key not in tables or tables[key].from_datasheet:
-                tables.pop(key, None)  # so that what is new stands last
-                tables[key] = table
+            tables.pop(_key(table), None)  # so that what is new stands last
+            tables[_key(table)] = table
+        measured = {(table.kind, table.length) for table in tables.values() if not table.derived}
+        kept = [table for table in tables.values() if not (table.derived and (table.kind, table.length) in measured)]
         notes = {note.partition(": ")[0]: note for note in self.notes + other.notes}
         counted = other if other.exits else self
         return Profile(
             self.model,
-            tuple(tables.values()),
+            tuple(kept),
             counted.exits,
             tuple(notes.values()),
             other.weights or self.weights,
@@ -100,10 +101,31 @@ class Profile:
                 "now: write it to another file"
             )
 
+    def on(self, backend: str, dtype: str) -> "Profile":
+        """The same with only the tables of this backend and precision, of the kinds that have any ("": whichever)."""
+        chosen = {table.kind for table in self.tables if _fits(table, backend, dtype)}
+        kept = (table for table in self.tables if table.kind not in chosen or _fits(table, backend, dtype))
+        return replace(self, tables=tuple(kept))
+
+    def check_has(self, kind: str, backend: str, dtype: str) -> None:
+        """Raise UserError if a backend or precision was asked for that no table of this kind is of."""
+        here = [table for table in self.tables if table.kind == kind]
+        if here and not any(_fits(table, backend, dtype) for table in here):
+            asked, has = f"{backend} {dtype}".strip(), sorted({f"{each.backend} {each.dtype}" for each in here})
+            raise UserError(
+                f"{self.model} on {kind} has no times of {asked}, only of {', '.join(has)}: add some with "
+                f"'isobatch profile ... --devices {kind}', or measure there"
+            )
+
+    @property
+    def usual(self) -> tuple[LatencyTable, ...]:
+        """The tables that are taken where nothing else is asked for."""
+        return tuple(table for kind in self.kinds for table in self._tables(kind))
+
     def table(self, kind: str, length: int | None = None) -> LatencyTable:
         """The table for inputs of up to `length` tokens: the shortest that is long enough (None: the longest).
 
-        Where there are both, a measured table beats a datasheet.
+        Where there are both, a measured table beats one that is derived.
         """
         measured = self._tables(kind)
         fitting = [table for table in measured if length is None or table.length is None or table.length >= length]
@@ -128,7 +150,25 @@ class Profile:
             raise UserError(
                 f"no table for device kind {kind!r} in the profile of {self.model}: {', '.join(self.kinds)}"
             )
-        return [table for table in here if not table.from_datasheet] or here
+        return [table for table in here if not table.derived] or _plainest(here)
+
+
+def _fits(table: LatencyTable, backend: str, dtype: str) -> bool:
+    """Whether it is of this backend and precision, where one is asked for, or nobody noted of which."""
+    return table.backend in (None, backend or table.backend) and table.dtype in (None, dtype or table.dtype)
+
+
+def _key(table: LatencyTable) -> tuple[str | int | None, ...]:
+    """What two tables may not both be of."""
+    kind, length = table.kind, table.length
+    return (kind, length, table.backend, table.dtype) if table.derived else (kind, length)
+
+
+def _plainest(tables: list[LatencyTable]) -> list[LatencyTable]:
+    """Of tables for several backends and precisions, those that `isobatch serve` has unless it is told otherwise."""
+    plain = [table for table in tables if (table.backend, table.dtype) == ("torch", "float32")]
+    first = (tables[0].backend, tables[0].dtype)
+    return plain or [table for table in tables if (table.backend, table.dtype) == first]
 
 
 def differ(one: str, other: str) -> bool:

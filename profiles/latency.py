@@ -1,6 +1,7 @@
 """How long a block takes: measured or derived seconds per block and batch size, on one kind of device."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -10,6 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Rows = tuple[tuple[float, ...], ...]
+
+# Where a table's times come from, as its `source` begins.
+ORIGINS = MEASURED, PUBLISHED, ESTIMATED = "measured", "published", "estimated"
 
 
 class ExtrapolationWarning(UserWarning):
@@ -29,7 +33,7 @@ class LatencyTable:
     `repeated_bytes[k]` is what of these block k - 1 holds too, where layers share weights; empty where none do.
     `activation_bytes[k]` is what one input needs on the device while block k runs it; empty where nobody measured.
     `length` is the number of tokens per input that was measured, on average; None where inputs have one size.
-    `backend` is what computed while it was measured; None where nothing did, or nobody noted it.
+    `backend` is what computes, `dtype` in which precision; None where nothing does, or nobody noted it.
     The p95 of a block is kept beside its median; empty where the source has none.
     """
 
@@ -47,6 +51,7 @@ class LatencyTable:
     activation_bytes: tuple[int, ...] = ()
     backend: str | None = None
     repeated_bytes: tuple[int, ...] = ()
+    dtype: str | None = None
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
 
@@ -73,9 +78,16 @@ class LatencyTable:
         return max(1, int(self.batch_sizes[-1]))
 
     @property
-    def from_datasheet(self) -> bool:
-        """Derived, not measured."""
-        return self.source.startswith("datasheet")
+    def origin(self) -> str:
+        """Where its times come from: measured here, published for this very device, or estimated from others."""
+        if self.source.startswith(PUBLISHED):
+            return PUBLISHED
+        return ESTIMATED if self.source.startswith((ESTIMATED, "datasheet")) else MEASURED
+
+    @property
+    def derived(self) -> bool:
+        """Not measured here."""
+        return self.origin != MEASURED
 
     def covers(self, batch: ArrayLike) -> bool:
         """Whether no batch is larger than the largest that was measured; beyond it, times are extrapolated."""
@@ -141,6 +153,19 @@ class LatencyTable:
         for block, value in enumerate(values):
             if value < 0:
                 raise ValueError(f"{name}[{block}] = {value} must be 0 or more")
+
+
+def mixed(tables: Sequence[LatencyTable]) -> str | None:
+    """A warning where some tables are of one backend or precision and others of another; None where all are alike.
+
+    An eager device pays for every kernel that it is given, a compiled one hardly: plans that put one beside the other
+    compare frameworks, not devices.
+    """
+    made = {table.kind: " ".join(filter(None, (table.backend, table.dtype))) for table in tables}
+    if len({each for each in made.values() if each}) < 2:
+        return None
+    told = ", ".join(f"{kind} {each}" for kind, each in made.items() if each)
+    return f"times of several backends are mixed ({told}): the plan compares frameworks as much as devices"
 
 
 def interpolate(sizes: Floats, rows: Floats, batch: Floats) -> Floats:

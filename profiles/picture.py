@@ -16,10 +16,10 @@ def draw(profile: Profile, path: Path) -> None:
     panels = 3 if profile.exits else 2
     figure = Figure(figsize=(5 * panels, 4.5), layout="constrained")
     batch_axes, input_axes, *exit_axes = figure.subplots(1, panels)
-    for table in profile.tables:
+    for table in profile.usual:
         sizes, seconds = np.asarray(table.batch_sizes), whole_s(table)
         (line,) = batch_axes.plot(
-            sizes, 1000 * seconds, "o-", label=name(table) + (" (datasheet)" if table.from_datasheet else "")
+            sizes, 1000 * seconds, "o-", label=name(table) + (f" ({table.origin})" if table.derived else "")
         )
         input_axes.plot(sizes, 1000 * seconds / sizes, "o-", color=line.get_color(), label=f"knee at {knee(table)}")
         input_axes.axvline(knee(table), color=line.get_color(), linestyle=":")

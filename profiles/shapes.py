@@ -1,4 +1,4 @@
-"""The shapes of well-known networks, for datasheet tables: encoders and residual networks, kernel by kernel."""
+"""The shapes of well-known networks, for tables that are derived: encoders and residual networks, kernel by kernel."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -75,7 +75,7 @@ def residual(
             ramps.append((elementwise(side * side * out), linear(1, out, labels), elementwise(labels)))
     blocks[0] = Block(first_kernels + blocks[0].kernels, blocks[0].leaving)
     blocks[-1] = Block(blocks[-1].kernels + ramps[-1], labels)
-    return Shape(name, tuple(blocks), (*ramps[:-1], ()))
+    return Shape(name, tuple(blocks), (*ramps[:-1], ()), family="residual")
 
 
 def _residual(side: int, into: int, width: int, out: int, stride: int, bottleneck: bool) -> tuple[Kernel, ...]:
@@ -119,3 +119,26 @@ def resnet50(labels: int = 1000) -> Shape:
 
 def resnet18(labels: int = 1000) -> Shape:
     return residual("resnet-18", stages=(2, 2, 2, 2), bottleneck=False, labels=labels)
+
+
+# Layers, and how wide they are.
+ENCODERS = {
+    "bert-base": (12, 768),
+    "bert-large": (24, 1024),
+    "bert-6l-768h": (6, 768),
+    "bert-4l-288h": (4, 288),
+    "vit-b": (12, 768),
+    "vit-l": (24, 1024),
+}
+
+
+def known(name: str, length: int | None) -> Shape:
+    """A network that latencies were published of, at `length` tokens.
+
+    >>> known("bert-6l-768h", 384).length, known("resnet50", None).family
+    (384, 'residual')
+    """
+    if name.startswith("resnet"):
+        return {"resnet50": resnet50, "resnet18": resnet18}[name]()
+    layers, hidden = ENCODERS[name]
+    return encoder(name, layers=layers, hidden=hidden, inner=4 * hidden, length=length or 128)

@@ -31,6 +31,7 @@ class NetworkFacts:
     source: str
     backend: str | None = None
     repeated_bytes: tuple[int, ...] = ()
+    dtype: str | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -138,6 +139,7 @@ def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTabl
         activation_bytes=facts.activation_bytes,
         backend=facts.backend,
         repeated_bytes=facts.repeated_bytes,
+        dtype=facts.dtype,
     )
 
 

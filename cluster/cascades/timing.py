@@ -1,4 +1,4 @@
-"""How long every candidate takes on every kind of device: measured if the kind is here, else from its datasheet."""
+"""How long every candidate takes on every kind of device: measured if the kind is here, else derived."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from cluster.profiling.datasheets import tables as derived
 from deployments.models import TorchModel, checkpoint, load
 from deployments.models.encode import Encoder
 from deployments.prepare.cascades import Candidate
+from profiles.files import Profile
 from profiles.latency import LatencyTable
 from profiles.lengths import Lengths
 from profiles.levels import edge_bytes, one_behind_the_other
@@ -59,8 +60,9 @@ def timed_candidate(
         found[here], notes = measured.table, [f"{each.name}: {measured}"]
     others, config = [kind for kind in kinds if kind != here], checkpoint.read_config(each.folder)
     side = checkpoint.image_size(each.folder)[0] if lengths is None else 0
-    for table in derived(config, others, [inputs.length], side, model.ramp_blocks, "float32"):
-        found[table.kind] = table
+    if others:
+        known = Profile(each.name, tuple(derived(config, others, [inputs.length], side, model.ramp_blocks)))
+        found |= {kind: known.table(kind) for kind in others}
     return Timed(tuple(found[kind] for kind in kinds), lengths, side, model.encoder), tuple(notes)
 
 

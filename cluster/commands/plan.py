@@ -28,6 +28,10 @@ def plan(
         float | None, typer.Option(help="No less goodput than without exits, at no more than ALPHA times its cost.")
     ] = None,
     slack: Annotated[float, typer.Option(help="The share of the SLO that is kept for bursts.")] = 0.2,
+    backend: Annotated[
+        str, typer.Option(help="Times of this backend, where the profile has several: onnx, torch, graphs, tensorrt.")
+    ] = "",
+    dtype: Annotated[str, typer.Option(help="Times in this precision, where it has several: float16, float32.")] = "",
     margin: Annotated[float, typer.Option(help="Hold also when this share fewer inputs leave than expected.")] = 0.0,
     max_batch: Annotated[int, typer.Option(help="No larger batches than this.")] = 64,
     cut: Annotated[str | None, typer.Option(help="Cut before exactly these blocks: 2,4. None: where it pays.")] = None,
@@ -64,7 +68,7 @@ def plan(
     for option, value in (("--slo-ms", slo_ms), ("--rate", rate), ("--budget", budget), ("--max-batch", max_batch)):
         above_0(option, value)
     facts, objective = (
-        _question(profile, devices, one_machine, margin, evaluate),
+        _question(profile, devices, one_machine, margin, evaluate, backend, dtype),
         _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch, _cuts(cut)),
     )
     with Console(stderr=True).status("planning"):
@@ -92,16 +96,23 @@ def plan(
         console.print("; ".join(files), highlight=False, soft_wrap=True)
 
 
-def _question(profile: Path, devices: str, one_machine: bool, margin: float, scored: Path | None) -> "Problem":
+def _question(
+    profile: Path, devices: str, one_machine: bool, margin: float, scored: Path | None, backend: str, dtype: str
+) -> "Problem":
     from optimizer import problem, read_plan
     from optimizer.sensitivity import surprised
     from profiles.devices import fleet, links_between
     from profiles.files import load
 
-    known, kinds = load(profile), fleet(devices)
+    kinds, made = fleet(devices), read_plan(scored) if scored else None
+    if made:
+        backend, dtype = backend or made.backend, dtype or made.dtype
+    known = load(profile).on(backend, dtype)
+    for device in kinds:
+        known.check_has(device.kind, backend, dtype)
     if not 0 <= margin <= 1:
         raise UserError(f"--margin {margin} must be between 0 and 1: the share of leavers that may stay")
-    length = read_plan(scored).length if scored else known.length
+    length = made.length if made else known.length
     worse = surprised(known.survival(length), margin) if known.exits and margin else None
     links = links_between(kinds, one_machine=one_machine)
     return problem(known, kinds, links, pessimistic=worse, length=length)

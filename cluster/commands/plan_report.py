@@ -6,6 +6,7 @@ from rich.table import Table
 
 from cluster.commands.plan_result import PlanResult
 from optimizer import Placement, Score
+from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable, mixed
 
 
 def tables(result: PlanResult) -> Iterator[Table | str]:
@@ -18,14 +19,17 @@ def tables(result: PlanResult) -> Iterator[Table | str]:
 
 
 def _estimated(result: PlanResult) -> Iterator[str]:
-    """Name the device kinds whose numbers are estimates, so that nobody takes them for measurements."""
-    tables = [table for table in result.facts.tables if table.from_datasheet]
-    if tables:
-        kinds, launch_ms = ", ".join(table.kind for table in tables), tables[0].launch_s * 1e3
-        yield (
-            f"[bold]estimated[/] from datasheets, not measured: {kinds}. They assume {launch_ms:g} ms per launch, "
-            "which decides most of the gain over early exit: measure with 'isobatch profile'."
-        )
+    """Name the device kinds whose numbers are not measured, so that nobody takes them for measurements."""
+    for origin, words in ((PUBLISHED, "fitted to published times"), (ESTIMATED, "from those of other devices")):
+        told = [_of(table) for table in result.facts.tables if table.origin == origin]
+        if told:
+            yield f"[bold]{origin}[/] ({words}), not measured: {', '.join(told)}. 'isobatch profile' measures."
+    if warning := mixed(result.facts.tables):
+        yield f"[bold yellow]mixed:[/] {warning}"
+
+
+def _of(table: LatencyTable) -> str:
+    return " ".join(filter(None, (table.kind, table.backend, table.dtype)))
 
 
 def _splits(result: PlanResult) -> Table:

@@ -35,7 +35,14 @@ class PlanResult:
             "plan": json.loads(self.plan.to_json()),
             "score": {**self.score.as_json(), "latency_parts_s": self.score.latency_parts_s},
             "tables": [
-                {"kind": table.kind, "source": table.source, "estimated": table.from_datasheet}
+                {
+                    "kind": table.kind,
+                    "source": table.source,
+                    "estimated": table.derived,
+                    "origin": table.origin,
+                    "backend": table.backend,
+                    "dtype": table.dtype,
+                }
                 for table in self.facts.tables
             ],
             "baselines": [
@@ -75,5 +82,5 @@ def plan_result(
         found = few_splits(facts, objective, gap, max_splits, find) if max_splits else find(facts, objective, gap)
     if found is None:
         raise UserError(reason(facts, objective))
-    plan = replace(found, length=facts.length)
+    plan = replace(facts.named(found), length=facts.length)
     return PlanResult(facts, objective, plan, evaluate(plan, facts, objective), others)

@@ -60,7 +60,7 @@ def profile(
     threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one per CPU it asks for.")] = 1,
     kind: Annotated[str | None, typer.Option(help="Name of this kind of device, if not the catalogue's.")] = None,
     devices: Annotated[
-        str, typer.Option(help="Add tables from the datasheets of these kinds, not measured: v100,p100,k80.")
+        str, typer.Option(help="Add tables of these kinds from published times, not measured: v100,p100,k80.")
     ] = "",
 ) -> None:
     """Measure blocks, ramps and launches at batch sizes from 1 upwards. Ctrl-C keeps what is measured.
@@ -111,8 +111,9 @@ def profile(
     make_ready(network, model, timed_stretches(network))
     found = _lengths_of(network, recorded)
     inputs = _inputs(network, model, tokens, found)
-    derived = _derived(network, model, [each for each in others if each != here], inputs, dtype)
-    measured = timed(network, inputs, here, source_of(called, network.backend, dtype, threads), where, budget, largest)
+    derived = _derived(network, model, [each for each in others if each != here], inputs)
+    source = source_of(called, network.backend, dtype, threads)
+    measured = timed(network, inputs, here, source, where, budget, largest, dtype)
     interrupted = any(each.interrupted for each in measured)
     by_tokens = None
     if data and not interrupted:
@@ -133,8 +134,8 @@ def _tell(console: "Console", new: "Profile", out: Path) -> None:
     from profiles.picture import name
 
     console.print(report(new))
-    if derived := [name(table) for table in new.tables if table.from_datasheet]:
-        console.print(f"from datasheets, not measured: {'; '.join(derived)}", highlight=False)
+    if told := [f"{name(each)} ({each.backend} {each.dtype}, {each.origin})" for each in new.tables if each.derived]:
+        console.print(f"not measured: {'; '.join(told)}", highlight=False)
     for note in new.notes:
         console.print(note, highlight=False)
     console.print(f"written to {out}; the picture is {picture_path(out)}")
@@ -192,16 +193,16 @@ def _inputs(network: "ServedModel", model: str, lengths: list[int], found: "Leng
 
 
 def _derived(
-    network: "ServedModel", model: str, kinds: list[str], inputs: "list[SampleInputs]", dtype: str
+    network: "ServedModel", model: str, kinds: list[str], inputs: "list[SampleInputs]"
 ) -> "list[LatencyTable]":
-    """Tables from datasheets, at the lengths that are measured here."""
+    """Tables that nobody measured, at the lengths that are measured here."""
     from cluster.profiling.datasheets import checkpoint_tables
     from deployments.models import checkpoint
 
     folder = checkpoint.locate(model)
     side = checkpoint.image_size(folder)[0] if checkpoint.reads_images(folder) else 0
     lengths = [each.length for each in inputs]
-    return checkpoint_tables(folder, kinds, lengths, side, network.ramp_blocks, dtype)
+    return checkpoint_tables(folder, kinds, lengths, side, network.ramp_blocks)
 
 
 def _prepared_exits(network: "ServedModel") -> "tuple[ExitProfile | None, tuple[str, ...]]":

@@ -97,6 +97,7 @@ def timed(
     device: str,
     budget_s: float,
     largest: int,
+    dtype: str | None = None,
 ) -> list[Measured]:  # fmt: skip
     """Measure one table per length, each with an equal share of the budget; after a Ctrl-C no further one is begun."""
     found: list[Measured] = []
@@ -106,7 +107,7 @@ def timed(
             # Only torch's own model knows the size of its modules.
             exact = model.exact if isinstance(model, ServedModel) else model
             facts = facts_of(exact, each.batch(1), kind, each.length, source, device)
-            facts = replace(facts, backend=backend_of(model))
+            facts = replace(facts, backend=backend_of(model), dtype=dtype)
             sweep = Sweep(
                 model,
                 each.batch,
@@ -203,7 +204,7 @@ def report(profile: Profile) -> Table:
     )
     for heading in ("device", "batch", "ms", "p95 ms", "ms per input", "inputs/s", "ramps ms"):
         rows.add_column(heading, justify="left" if heading == "device" else "right")
-    for table in (each for each in profile.tables if not each.from_datasheet):
+    for table in (each for each in profile.tables if not each.derived):
         p95_s = table.launch_s + table.block_p95_times_s(table.batch_sizes).sum(axis=-1)
         ramps_s = table.ramp_times_s(table.batch_sizes).sum(axis=-1)
         for size, seconds, slow_s, ramp_s in zip(table.batch_sizes, whole_s(table), p95_s, ramps_s, strict=True):

@@ -1,4 +1,4 @@
-"""Tables for devices that this machine does not have, computed from a checkpoint's config and a datasheet."""
+"""Tables for devices that this machine does not have, from a checkpoint's config and what was published of them."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -8,13 +8,12 @@ from typing import Any
 
 from deployments.models.checkpoint import label_names, read_config
 from deployments.models.levels import checkpoints_of, is_cascade, read_levels
+from profiles.curves import BACKENDS, DTYPES, curve_table
 from profiles.datasheet import Shape, datasheet_table
 from profiles.errors import UserError
 from profiles.latency import LatencyTable
 from profiles.levels import edge_bytes, one_behind_the_other
 from profiles.shapes import encoder, residual
-
-RATES = {"bfloat16": "float16"}  # datasheets give one rate for both
 
 
 def shape_of(config: Any, length: int | None, side: int = 224) -> Shape:
@@ -31,18 +30,25 @@ def shape_of(config: Any, length: int | None, side: int = 224) -> Shape:
         shape = _encoder(config, name, patches + 1, config.patch_size**2 * config.num_channels)
         return replace(shape, length=None)
     except AttributeError as error:
-        raise UserError(f"no datasheet table can be made for model type {name!r} ({error}): measure it") from None
+        raise UserError(f"no table can be derived for model type {name!r} ({error}): measure it") from None
 
 
 def tables(
-    config: Any, kinds: Sequence[str], lengths: Sequence[int | None], side: int, ramps: Collection[int], dtype: str
+    config: Any, kinds: Sequence[str], lengths: Sequence[int | None], side: int, ramps: Collection[int]
 ) -> Iterator[LatencyTable]:
-    """One table per kind and length, with the ramps that the network has."""
+    """Tables per kind and length, one for each backend and precision, with the ramps that the network has."""
     for kind, length in product(kinds, lengths):
         shape = shape_of(config, length, side)
         has = tuple(kernels if block in ramps else () for block, kernels in enumerate(shape.ramps))
-        table = datasheet_table(replace(shape, ramps=has), kind, dtype=RATES.get(dtype, dtype))
-        yield replace(table, repeated_bytes=_repeated(config, table.memory_bytes))
+        shape = replace(shape, ramps=has)
+        # Curves are those of GPUs.
+        found = [datasheet_table(shape, kind, dtype="float32")] if kind == "cpu" else _curves(shape, kind)
+        for table in found:
+            yield replace(table, repeated_bytes=_repeated(config, table.memory_bytes))
+
+
+def _curves(shape: Shape, kind: str) -> list[LatencyTable]:
+    return [curve_table(shape, kind, backend=backend, dtype=dtype) for backend, dtype in product(BACKENDS, DTYPES)]
 
 
 def _repeated(config: Any, memory_bytes: Sequence[int]) -> tuple[int, ...]:
@@ -56,16 +62,14 @@ def _repeated(config: Any, memory_bytes: Sequence[int]) -> tuple[int, ...]:
 
 
 def checkpoint_tables(
-    folder: Path, kinds: Sequence[str], lengths: Sequence[int | None], side: int, ramps: Collection[int], dtype: str
+    folder: Path, kinds: Sequence[str], lengths: Sequence[int | None], side: int, ramps: Collection[int]
 ) -> list[LatencyTable]:
     """The tables of the network in a directory; of a cascade those of its levels, one behind the other."""
     if not is_cascade(folder):
-        return list(tables(read_config(folder), kinds, lengths, side, ramps, dtype))
+        return list(tables(read_config(folder), kinds, lengths, side, ramps))
     rules = read_levels(folder)
     parts = [
-        list(
-            tables(read_config(place), kinds, lengths, side, {ramp - start for ramp in ramps if ramp < stop - 1}, dtype)
-        )
+        list(tables(read_config(place), kinds, lengths, side, {ramp - start for ramp in ramps if ramp < stop - 1}))
         for place, start, stop in zip(checkpoints_of(folder), rules.starts, rules.starts[1:], strict=False)
     ]
     num_labels = len(label_names(folder))

@@ -17,7 +17,7 @@ from deployments.models.streams import beside_others
 from deployments.models.torch_model import TorchModel
 from optimizer.plan import Plan
 from profiles.errors import UserError
-from profiles.files import load
+from profiles.latency import LatencyTable
 from profiles.model import SplitModel
 
 log = logging.getLogger(__name__)
@@ -128,13 +128,17 @@ def stretches(model: SplitModel, start: int, stop: int, ramps: Collection[int]) 
         at = end
 
 
-def warn_of_another(profile: Path, kind: str, served: str) -> None:
+def warn_of_another(table: LatencyTable, served: str) -> None:
     """Warn when the plan was made from the times of another backend than the one that serves."""
-    measured = load(profile).table(kind).backend
-    if measured and measured != served:
+    if table.backend and table.backend != served:
         again = f"measure again with 'isobatch profile --backend {served}'"
         log.warning(
-            "%s: %s was measured on %s, but %s serves, at other times: %s", profile, kind, measured, served, again
+            "the times of %s are %s on %s, but %s serves, at other times: %s",
+            table.kind,
+            table.origin,
+            table.backend,
+            served,
+            again,
         )
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from deployments.config import VIRTUAL, AppConfig, function_at
 from deployments.folders import content_of
+from deployments.graph import profile_of
 from optimizer.plan import read_plan
 from profiles.errors import UserError
-from profiles.files import load
 from profiles.model import SplitModel
 
 
@@ -24,7 +24,7 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
     if config.plan:
         make_ready(model, directory, planned(model, read_plan(Path(config.plan)), kind))
     if config.profile:
-        warn_of_another(Path(config.profile), kind, backend_of(model))
+        warn_of_another(profile_of(config).table(kind), backend_of(model))
     return model
 
 
@@ -63,7 +63,7 @@ def _virtual(config: AppConfig, kind: str | None) -> SplitModel:
     from deployments.replica.virtual import VirtualModel
 
     assert config.profile, "This is a bug: AppConfig asks for it."
-    profile = load(Path(config.profile))
+    profile = profile_of(config)
     if profile.exits is None:
         raise UserError(f"{config.profile} says nothing of exits: profile it with --data")
     length = profile.length

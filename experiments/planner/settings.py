@@ -7,6 +7,7 @@ import numpy as np
 
 from optimizer.problem import Problem, problem
 from profiles import shapes
+from profiles.curves import curve_table
 from profiles.datasheet import Shape, datasheet_table
 from profiles.devices import fleet, links_between
 from profiles.exits import ExitProfile
@@ -34,14 +35,18 @@ class Network:
     def exits(self) -> ExitProfile:
         return exits_along(self.survivors, len(self.shape.blocks))
 
-    def profile(self, devices: str, dtype: str | None = None) -> Profile:
-        """The profile on these devices, by their datasheets."""
-        tables = tuple(datasheet_table(self.shape, device.kind, dtype=dtype) for device in fleet(devices))
-        return Profile(self.name, tables, self.exits)
+    def profile(self, devices: str, dtype: str | None = None, backend: str | None = None) -> Profile:
+        """The profile on these devices, by the curves of a backend; without one, by their datasheets alone."""
+        kinds = [device.kind for device in fleet(devices)]
+        if backend is None:
+            tables = [datasheet_table(self.shape, kind, dtype=dtype) for kind in kinds]
+        else:
+            tables = [curve_table(self.shape, kind, backend=backend, dtype=dtype or "float16") for kind in kinds]
+        return Profile(self.name, tuple(tables), self.exits)
 
-    def facts(self, devices: str, dtype: str | None = None) -> Problem:
+    def facts(self, devices: str, dtype: str | None = None, backend: str | None = None) -> Problem:
         kinds = fleet(devices)
-        return problem(self.profile(devices, dtype), kinds, links_between(kinds, turn_s=0.0))
+        return problem(self.profile(devices, dtype, backend), kinds, links_between(kinds, turn_s=0.0))
 
 
 # Half of BERT's inputs are gone by the middle, and most of DistilBERT's leave right there (E3, sections 2 and 5.1).

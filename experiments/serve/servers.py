@@ -31,7 +31,7 @@ def isobatch(serve_file: Path, grpc_port: int = 0) -> Iterator[str]:
     port = free_port(0)
     command = [sys.executable, "-m", "cluster.cli", "serve", str(serve_file), "--port", str(port)]
     command += ["--grpc-port", str(grpc_port)]
-    with _running(command, "ready at"):
+    with running(command, "ready at"):
         yield f"http://127.0.0.1:{port}/predict"
 
 
@@ -46,7 +46,7 @@ def served(chosen: Plan, facts: Profile, slo_ms: float, **told: object) -> Itera
 def ray_default() -> Iterator[str]:
     """Plain Ray Serve with `@serve.batch`, with none of our settings but the fair share of the processor."""
     port = free_port(0)
-    with _running([sys.executable, "-m", "experiments.serve.ray_default", str(port)], READY):
+    with running([sys.executable, "-m", "experiments.serve.ray_default", str(port)], READY):
         yield f"http://127.0.0.1:{port}/predict"
 
 
@@ -59,16 +59,16 @@ def litserve_python() -> str | None:
 def litserve(python: str) -> Iterator[str]:
     port = free_port(0)
     stage = Path(__file__).with_name("litserve_stage.py")
-    with _running([python, str(stage), str(port)], READY):
+    with running([python, str(stage), str(port)], READY):
         yield f"http://127.0.0.1:{port}/predict"
 
 
 @contextmanager
-def _running(command: Sequence[str], ready: str, patience_s: float = PATIENCE_S) -> Iterator[None]:
+def running(command: Sequence[str], ready: str, patience_s: float = PATIENCE_S) -> Iterator[None]:
     """The program runs until the block ends, and nothing that it started runs longer."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
     environment["RAY_worker_niceness"] = SETTINGS["RAY_worker_niceness"]
-    environment[MARK] = mark = uuid4().hex
+    environment[MARK] = mark = f"{os.getpid()}-{uuid4().hex}"
     with TemporaryFile("a+") as log:  # the program appends to it while it is read here
         process = subprocess.Popen(
             command, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -106,9 +106,23 @@ def _end(process: subprocess.Popen[str], mark: str) -> None:
     process.wait()
 
 
+def memory_mb() -> float:
+    """What the server that runs now takes of the machine, with all that it started; shared pages are shared out."""
+    return sum(_own_kb(process) for process in _marked(f"{os.getpid()}-")) / 1e3
+
+
+def _own_kb(process: int) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    return 0
+
+
 def _marked(mark: str) -> Iterator[int]:
-    """Processes that were started by the program, however far they have got away from it (Linux)."""
+    """Processes whose mark begins so: started by the program, however far they have got away from it (Linux)."""
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if f"{MARK}={mark}".encode() in environment.read_bytes().split(b"\0"):
+            wanted = f"{MARK}={mark}".encode()
+            if any(each.startswith(wanted) for each in environment.read_bytes().split(b"\0")):
                 yield int(environment.parent.name)

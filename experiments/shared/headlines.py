@@ -1,6 +1,6 @@
 """Writes the tables of docs/results.md: the figures that matter from experiments/results, beside what was aimed at.
 
-`make results` writes it anew, as every benchmark does when it has ended.
+`make results` writes it anew, as every benchmark does when it has ended, and tells what code has changed since.
 """
 
 import json
@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.shared.version import changed, code_of
+
 EXPERIMENTS = Path(__file__).parents[1]
 RESULTS = EXPERIMENTS / "results"
 PAGE = EXPERIMENTS.parent / "docs" / "results.md"
 BEGIN, END = "<!-- headlines -->\n", "<!-- end of headlines -->\n"
+AGES, END_OF_AGES = "<!-- ages -->\n", "<!-- end of ages -->\n"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,23 @@ HEADLINES = {
         Headline("forecast", "mae_forecast", "mean error of the survival forecast"),
         Headline("forecast", "mae_last", "mean error of the last window taken as forecast"),
     ),
+    "Devices that nobody measured here": (
+        Headline("curves", "held_out_error_median", "error of curves told from others, median", 0.15, True),
+        Headline("curves", "held_out_error_p95", "the same, 95th percentile"),
+        Headline("curves", "other_networks_error_median", "the same, networks that were not seen, median", 0.15, True),
+        Headline("curves", "other_devices_error_median", "the same, devices that were not seen, median", 0.15, True),
+        *(
+            Headline(
+                "curves",
+                f"gain_bert_{kind}_{backend}_over_{over}",
+                f"BERT-base, 16 {kind.upper()}, {name}, planned: over {over.replace('_', ' ')}",
+                paper=paper if (kind, backend) == ("v100", "torch") else None,
+            )
+            for kind in ("v100", "a100", "l4", "t4")
+            for backend, name in (("onnx", "ONNX Runtime"), ("torch", "eager PyTorch"))
+            for over, paper in (("early_exit", 1.44), ("no_exits", 1.30))
+        ),
+    ),
     "Serving, on virtual devices": (
         Headline("serve", "rps_ours", "requests/s through HTTP, two splits"),
         Headline("serve", "ratio_litserve", "the same over LitServe's, one stage", 1.3),
@@ -79,6 +99,14 @@ HEADLINES = {
         Headline("serve", "refusal_p50_ms", "a refusal, p50 (ms)", 20, True),
         Headline("serve", "hop_256kib_ms", "256 KiB of survivors to the next split, p50 (ms)", 2.5, True),
         Headline("serve", "hop_3mib_ms", "3 MiB of survivors to the next split, p50 (ms)", 8, True),
+    ),
+    "Beside other servers, real compute": (
+        *(
+            Headline("peers", f"goodput_over_{peer}_{workload}", f"{says}: goodput in 200 ms over {name}'s")
+            for workload, says in (("demo", "the demo"), ("minilm", "a text classifier of MiniLM's size"))
+            for peer, name in (("ray", "plain Ray Serve"), ("litserve", "LitServe"), ("bentoml", "BentoML"))
+        ),
+        Headline("peers", "lone_request_over_leanest", "a lone request over the leanest peer's, worst case", 1.2, True),
     ),
     "Overload, the demo with real compute": (
         *(
@@ -238,14 +266,35 @@ def _lines() -> Iterator[str]:
 
 def page(text: str) -> str:
     """The page with its tables made anew from the kept figures."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + tables() + END + after
+    return _between(text, BEGIN, END, tables())
+
+
+def ages() -> str:
+    """A table of when each claim was measured, and how much of the code that it depends on is another now."""
+    return "\n".join(_ages())
+
+
+def _ages() -> Iterator[str]:
+    yield "\n| measured by | on | modules, of which changed since |\n|---|---|---|"
+    for path in sorted(RESULTS.glob("*.json")):
+        kept = json.loads(path.read_text())
+        marks = dict(each.rsplit("=", 1) for each in kept.get("code", "").split())
+        other = changed(marks, code_of(path.stem))
+        told = f"{len(marks)}, {len(other)}" if marks else "not noted"
+        yield f"| `make {command(path.stem)}` | {kept['date']} | {told} |"
+    yield "\n"
+
+
+def _between(text: str, begin: str, end: str, what: str) -> str:
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return before + begin + what + end + after
 
 
 def write() -> None:
-    PAGE.write_text(page(PAGE.read_text()))
+    PAGE.write_text(_between(page(PAGE.read_text()), AGES, END_OF_AGES, ages()))
 
 
 if __name__ == "__main__":
     write()
+    print(ages())

@@ -20,7 +20,7 @@ MODULES = sorted(
 
 
 # Run by a Python of its own, which has what ours has not.
-FOREIGN = {"experiments.serve.litserve_stage"}
+FOREIGN = {"experiments.serve.litserve_stage", "experiments.peers.litserve_peer"}
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module not in FOREIGN])

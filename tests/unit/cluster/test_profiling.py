@@ -13,6 +13,7 @@ from cluster.profiling.checkpoint import exits_from_rules, kind_of, report, text
 from deployments.models import load
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from deployments.prepare.sample import sampled
+from profiles.curves import BACKENDS, DTYPES
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import load as load_profile
@@ -103,13 +104,12 @@ def test_another_device_is_added_to_the_same_file(checkpoint: Path, measured: tu
 @pytest.mark.usefixtures("no_picture")
 def test_a_prepared_network_brings_its_exits_and_datasheets_fill_in(prepared: Path, tmp_path: Path) -> None:
     output = profiled(prepared, tmp_path / "p.json", "--lengths", "6", "--devices", "v100,k80,cpu")
-    assert "from datasheets, not measured: v100, 6 tokens; k80, 6 tokens" in output
+    assert "not measured: v100, 6 tokens (torch float32, published)" in output
     profile = load_profile(tmp_path / "p.json")
-    assert [(table.kind, table.from_datasheet) for table in profile.tables] == [
-        ("cpu", False),
-        ("v100", True),
-        ("k80", True),
-    ]
+    ways = len(BACKENDS) * len(DTYPES)
+    assert [table.kind for table in profile.tables] == ["cpu", *["v100"] * ways, *["k80"] * ways]
+    assert [table.derived for table in profile.tables] == [False, *[True] * 2 * ways]
+    assert (profile.tables[0].backend, profile.tables[0].dtype) == ("torch", "float32")
     assert profile.exits == ExitProfile((1.0, 0.75, 0.75, 0.25))
     assert "as 'isobatch prepare' measured them" in profile.notes[-1]
     assert [seconds > 0 for seconds in profile.table("k80").ramp_s[0]] == [True, False, True, False]

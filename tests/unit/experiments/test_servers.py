@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.serve.servers import _running
+from experiments.serve.servers import running
 
 # A server with a child in a session of its own, as Ray's processes are.
 CHILD = "import subprocess, sys; child = subprocess.Popen(['sleep', '600'], start_new_session=True)"
@@ -35,7 +35,7 @@ def test_a_server_that_is_not_ready_in_time_is_ended_with_its_children(tmp_path:
     command = server("print('cannot bind', flush=True); import time; time.sleep(600)", tmp_path)
     with (
         pytest.raises(RuntimeError, match=r"(?s)was not ready within 5 s.*cannot bind"),
-        _running(command, "ready", 5.0),
+        running(command, "ready", 5.0),
     ):
         pass
     assert is_gone(int((tmp_path / "child").read_text()))
@@ -43,13 +43,13 @@ def test_a_server_that_is_not_ready_in_time_is_ended_with_its_children(tmp_path:
 
 def test_a_server_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('no such device')"]
-    with pytest.raises(RuntimeError, match=r"(?s)ended with 1.*no such device"), _running(command, "ready"):
+    with pytest.raises(RuntimeError, match=r"(?s)ended with 1.*no such device"), running(command, "ready"):
         pass
 
 
 def test_a_server_that_is_ready_runs_until_it_is_not_needed(tmp_path: Path) -> None:
     command = server("print('ready', flush=True); import time; time.sleep(600)", tmp_path)
-    with _running(command, "ready"):
+    with running(command, "ready"):
         child = int((tmp_path / "child").read_text())
         assert is_running(child)
     assert is_gone(child)

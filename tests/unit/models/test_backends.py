@@ -20,7 +20,6 @@ from deployments.replica.virtual import VirtualModel
 from optimizer.plan import Placement, Plan, Split
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
-from profiles.files import Profile, save
 from profiles.model import Batch, Exits, Launched
 from tests.helpers.tiny_networks import hugging_face, network
 from tests.helpers.virtual_device import SURVIVAL, table
@@ -166,14 +165,12 @@ def test_auto_leaves_what_it_cannot_run_on_torch(folder: Path) -> None:
         on_backend(virtual, folder, "onnx")
 
 
-def test_a_profile_of_another_backend_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "profile.json"
-    save(Profile("made up", (replace(table(), backend="torch"),)), path)
-    warn_of_another(path, "v100", "torch")
+def test_a_profile_of_another_backend_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_another(replace(table(), backend="torch"), "torch")
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
-        warn_of_another(path, "v100", "onnx")
-    assert "was measured on torch, but onnx serves" in caplog.text
+        warn_of_another(replace(table(), backend="torch"), "onnx")
+    assert "the times of v100 are measured on torch, but onnx serves" in caplog.text
     assert "isobatch profile --backend onnx" in caplog.text
 
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from optimizer.plan import read_plan
+from profiles.curves import DTYPES, curve_table
 from profiles.datasheet import datasheet_table
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -47,6 +48,25 @@ def test_a_plan_from_a_file_is_scored_as_it_was_promised(profile: Path, tmp_path
     assert found["plan"]["promise"]["goodput_per_s"] == pytest.approx(found["score"]["goodput_per_s"])
     assert {each["name"] for each in found["baselines"]} >= {"no exits"}
     assert {each["kind"]: each["estimated"] for each in found["tables"]} == {"v100": True, "k80": True}
+
+
+def test_backend_and_precision_choose_the_times_that_a_plan_is_made_of(tmp_path: Path) -> None:
+    path, plan = tmp_path / "profile.json", tmp_path / "plan.json"
+    ways = [(kind, backend, dtype) for kind in ("v100", "k80") for backend in ("onnx", "torch") for dtype in DTYPES]
+    tables = tuple(curve_table(distilbert(), kind, backend=backend, dtype=dtype) for kind, backend, dtype in ways)
+    save(Profile("distilbert", tables, ExitProfile((1.0, 0.9, 0.8, 0.4, 0.3, 0.25))), path)
+
+    def score(*options: str) -> float:
+        told = json.loads(run(path, "--json", "--picture", "", "--out", str(plan), *options))
+        return float(told["score"]["goodput_per_s"])
+
+    compiled = score("--backend", "onnx", "--dtype", "float16")
+    made = read_plan(plan)
+    assert (made.backend, made.dtype, made.origin) == ("onnx", "float16", "estimated")  # nobody published of a K80
+    assert compiled > score("--backend", "torch", "--dtype", "float16") > score() * 0.99
+    assert "published" in run(path, "--backend", "onnx", "--dtype", "float16", "--picture", "")
+    with pytest.raises(UserError, match="on v100 has no times of tensorrt, only of onnx float16"):
+        run(path, "--backend", "tensorrt")
 
 
 def test_side_by_side_names_every_pipeline(profile: Path, tmp_path: Path) -> None:

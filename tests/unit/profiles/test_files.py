@@ -3,10 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from profiles.curves import curve_table
 from profiles.datasheet import datasheet_table
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile, load, save
+from profiles.latency import LatencyTable
 from profiles.shapes import distilbert
 
 V100 = datasheet_table(distilbert(), "v100")
@@ -23,7 +25,7 @@ def test_a_person_can_read_it_one_row_per_line(tmp_path: Path) -> None:
     save(PROFILE, tmp_path / "profile.json")
     lines = (tmp_path / "profile.json").read_text().splitlines()
     assert '      "batch_sizes": [1, 2, 4, 8, 12, 16, 24, 32, 48, 64],' in lines
-    assert len(lines) < 60
+    assert len(lines) < 62
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,31 @@ def test_a_datasheet_never_replaces_what_was_measured() -> None:
     assert here.joined_by(Profile("m", (V100, replace(V100, kind="k80")))).kinds == ("v100", "k80")
     assert here.joined_by(Profile("m", (V100,))) == here
     assert Profile("m", (V100,)).joined_by(here) == here
+
+
+def derived(backend: str, dtype: str, kind: str = "v100") -> LatencyTable:
+    return curve_table(distilbert(), kind, backend=backend, dtype=dtype)
+
+
+def test_a_backend_and_precision_choose_among_derived_tables(tmp_path: Path) -> None:
+    tables = [derived(backend, dtype) for backend in ("onnx", "torch") for dtype in ("float16", "float32")]
+    profile = Profile("distilbert", (*tables, replace(V100, kind="cpu", source="measured")))
+    save(profile, tmp_path / "profile.json")
+    profile = load(tmp_path / "profile.json")
+    assert profile.on("onnx", "float16").table("v100") == derived("onnx", "float16")
+    assert profile.table("v100") == derived("torch", "float32")  # as `isobatch serve` computes unless it is told
+    assert profile.on("onnx", "").table("cpu").source == "measured"  # nobody noted of what
+    assert profile.on("tensorrt", "float16").kinds == ("v100", "cpu")  # better those that there are than none
+    with pytest.raises(UserError, match="on v100 has no times of tensorrt, only of onnx float16, onnx float32, torch"):
+        profile.check_has("v100", "tensorrt", "")
+
+
+def test_derived_tables_of_several_backends_stand_side_by_side_until_one_is_measured() -> None:
+    both = Profile("m", (derived("onnx", "float16"),)).joined_by(Profile("m", (derived("torch", "float16"),)))
+    assert [table.backend for table in both.tables] == ["onnx", "torch"]
+    measured = replace(derived("torch", "float32"), source="measured")
+    assert both.joined_by(Profile("m", (measured,))).tables == (measured,)
+    assert Profile("m", (measured,)).joined_by(both).tables == (measured,)
 
 
 def test_notes_do_not_outlive_what_they_speak_of() -> None:

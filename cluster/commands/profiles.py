@@ -1,0 +1,188 @@
+"""`isobatch profiles`: what is known of devices that nobody measured here."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from profiles.latency import LatencyTable
+    from profiles.published import Published
+
+profiles = typer.Typer(
+    no_args_is_help=True, help="What is known of devices: published times, and curves fitted to them."
+)
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+Kinds = Annotated[str, typer.Argument(help="Kinds of devices: v100,a100,l4.")]
+Network = Annotated[
+    str, typer.Option(help="bert-base, bert-large, bert-6l-768h, bert-4l-288h, vit-b, vit-l, resnet50.")
+]
+Length = Annotated[int, typer.Option(min=1, help="Tokens of an input (images have one size).")]
+Backend = Annotated[str, typer.Option(help="torch, graphs, onnx, tensorrt; several: onnx,torch.")]
+Dtype = Annotated[str, typer.Option(help="float16 or float32.")]
+Picture = Annotated[Path | None, typer.Option(help="Draw it into this file.")]
+
+
+@profiles.command("list")
+def list_all() -> None:
+    """List every curve: of which device and framework, its constants, what it was fitted to, how well.
+
+    Example: [bold]isobatch profiles list[/]
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from profiles.curves import fitted
+
+    table = Table(title="curves fitted to published times: a launch = call + layers, each at least its kernels' floors")
+    for heading in ("device", "backend", "dtype", "family", "call us", "floor us", "GB/s", "Tflop/s", "times", "error"):
+        table.add_column(heading, justify="left" if heading in ("device", "backend", "dtype", "family") else "right")
+    table.add_column("networks")
+    for each in fitted():
+        curve = each.curve
+        constants = (curve.call_s * 1e6, curve.floor_s * 1e6, curve.bytes_per_s / 1e9, curve.flops_per_s / 1e12)
+        cells = [f"{value:.3g}" for value in constants]
+        told = (str(each.rows), f"{each.error:.0%}", each.networks)
+        table.add_row(each.kind, each.backend, each.dtype, each.family, *cells, *told)
+    Console().print(table)
+
+
+@profiles.command()
+def show(
+    kinds: Kinds,
+    network: Network = "bert-base",
+    length: Length = 128,
+    backend: Backend = "onnx",
+    dtype: Dtype = "float16",
+    picture: Picture = None,
+) -> None:
+    """Show how long batches take on devices, and what was published beside it, with its sources.
+
+    Example: [bold]isobatch profiles show v100,l4 --backend onnx --network bert-base --length 128[/]
+    """
+    from rich.console import Console
+
+    tables = _tables(kinds, network, length, backend, dtype)
+    facts = [fact for table in tables for fact in _facts(table, network)]
+    console = Console(soft_wrap=True)
+    console.print(_rates(tables, f"{network}: ms per batch"))
+    for fact in facts:
+        told = ", ".join(f"{batch}: {seconds * 1e3:g}" for batch, seconds in fact.seconds)
+        console.print(f"{fact.kind}, {fact.framework}, ms by batch: {told}  ({fact.source})", highlight=False)
+    if picture:
+        _draw(tables, facts, f"{network}, {dtype}", picture)
+        console.print(f"drawn in {picture}")
+
+
+@profiles.command()
+def compare(
+    profile: Annotated[Path, typer.Argument(help="A file of 'isobatch profile' with measured tables.")],
+    network: Network = "bert-base",
+    backend: Backend = "",
+    dtype: Dtype = "",
+    picture: Picture = None,
+) -> None:
+    """Compare what was measured in a profile with what the curves say of the same network on the same device.
+
+    Example: [bold]isobatch profiles compare profile.json --network bert-base --picture compare.png[/]
+    """
+    from rich.console import Console
+
+    from profiles.curves import curve_table
+    from profiles.files import load
+    from profiles.latency import mixed
+    from profiles.shapes import known
+
+    measured = [table for table in load(profile).on(backend, dtype).tables if not table.derived and table.kind != "cpu"]
+    if not measured:
+        raise UserError(f"{profile} holds no table that was measured on a GPU: there is nothing to compare")
+    console, pairs = Console(soft_wrap=True), list["LatencyTable"]()
+    for table in measured:
+        shape = known(_checked(network), table.length)
+        if len(shape.blocks) != table.num_blocks:
+            raise UserError(
+                f"{profile} has {table.num_blocks} blocks, {network} has {len(shape.blocks)}: name the network"
+            )
+        like = (table.backend or "torch", table.dtype or "float32")
+        pairs += [table, curve_table(shape, table.kind, backend=like[0], dtype=like[1], batch_sizes=table.batch_sizes)]
+    console.print(_rates(pairs, f"{network}: ms per batch"))
+    if warning := mixed(measured):
+        console.print(f"[bold yellow]mixed:[/] {warning}")
+    if picture:
+        _draw(pairs, [], network, picture)
+        console.print(f"drawn in {picture}")
+
+
+def _checked(network: str) -> str:
+    from profiles.shapes import ENCODERS
+
+    names = [*ENCODERS, "resnet50", "resnet18"]
+    if network not in names:
+        raise UserError(f"unknown network {network!r}: choose among {', '.join(names)}")
+    return network
+
+
+def _tables(kinds: str, network: str, length: int, backends: str, dtype: str) -> "list[LatencyTable]":
+    from profiles.curves import curve_table
+    from profiles.shapes import known
+
+    shape = known(_checked(network), length)
+    return [
+        curve_table(shape, kind.strip(), backend=backend.strip(), dtype=dtype, batch_sizes=SIZES)
+        for kind in kinds.split(",")
+        for backend in backends.split(",")
+    ]
+
+
+def _facts(table: "LatencyTable", network: str) -> "list[Published]":
+    """What was published of this very network at this very length."""
+    from profiles.published import published
+
+    like = (table.kind, table.backend, table.dtype, network)
+    return [
+        fact
+        for fact in published()
+        if (fact.kind, fact.backend, fact.dtype, fact.network) == like and fact.length == table.length
+    ]
+
+
+def _rates(tables: "list[LatencyTable]", title: str) -> "Table":
+    from rich.table import Table
+
+    from profiles.sweep import knee, whole_s
+
+    sizes = sorted({size for table in tables for size in table.batch_sizes})
+    rows = Table("device", "backend", "dtype", "from", *(f"{size:g}" for size in sizes), "knee", title=title)
+    for table in tables:
+        ms = {size: f"{seconds * 1e3:.3g}" for size, seconds in zip(table.batch_sizes, whole_s(table), strict=True)}
+        names = (table.kind, table.backend or "", table.dtype or "", table.origin)
+        rows.add_row(*names, *(ms.get(size, "") for size in sizes), str(knee(table)))
+    return rows
+
+
+def _draw(tables: "list[LatencyTable]", facts: "list[Published]", title: str, path: Path) -> None:
+    """Curves as lines, what was published as points of the same colour."""
+    from matplotlib.figure import Figure
+
+    from profiles.sweep import whole_s
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for table in tables:
+        label = f"{table.kind} {table.backend} ({table.origin})"
+        (line,) = axes.plot(table.batch_sizes, whole_s(table) * 1e3, label=label)
+        for fact in facts:
+            if (fact.kind, fact.backend) == (table.kind, table.backend):
+                points = [(batch, seconds * 1e3) for batch, seconds in fact.seconds if batch <= table.batch_sizes[-1]]
+                axes.plot(*zip(*points, strict=True), "o", color=line.get_color())
+    axes.set(xlabel="batch size", ylabel="ms per batch", xscale="log", yscale="log", title=title)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.legend(frameon=False, fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,121 @@
+"""Fits curves to what was published: `python -m experiments.curves.fit` writes profiles/curves.csv.
+
+Least squares of the logarithms, so that an error of 10 % counts alike at 1 and at 1,000 ms, with less weight for what
+lies far off. Constants that the measurements of a device leave open stay near those of its framework elsewhere.
+"""
+
+import csv
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from profiles.curves import FILE, Curve, Fitted, estimated, peak
+from profiles.datasheet import Shape
+from profiles.published import Published, published
+from profiles.shapes import known
+
+Floats = NDArray[np.float64]
+Key = tuple[str, str, str, str]  # kind, backend, dtype, family
+
+FAR = 0.1  # relative errors beyond this count less
+# How many times more or less a constant may be than elsewhere before that weighs as much as an error of FAR would.
+NEAR = np.log([1.1, 1.6, 2.0, 1.6])
+# A start: the call, a kernel's floor, bytes of weights per second, and the share of the peak rate.
+START = {
+    "torch": (2e-4, 5e-5, 300e9, 0.4),
+    "graphs": (1e-4, 8e-6, 300e9, 0.5),
+    "onnx": (1e-4, 1e-5, 300e9, 0.5),
+    "tensorrt": (5e-5, 6e-6, 300e9, 0.5),
+}
+
+
+def shape_of(series: Published) -> Shape:
+    return known(series.network, series.length)
+
+
+def key_of(series: Published) -> Key:
+    return series.kind, series.backend, series.dtype, shape_of(series).family
+
+
+def expected_s(curve: Curve, series: Published) -> Floats:
+    """What a curve says of the batches of a series, as its clock would have seen them."""
+    shape, unseen_s = shape_of(series), curve.call_s if series.clock == "device" else 0.0
+    return np.array([curve.whole_s(shape, batch, series.dtype) - unseen_s for batch, _ in series.seconds])
+
+
+def errors(curve: Curve, series: Published) -> Floats:
+    """The relative error at every batch that was measured."""
+    measured = np.array([seconds for _, seconds in series.seconds])
+    missed: Floats = np.abs(expected_s(curve, series) / measured - 1)
+    return missed
+
+
+def fit(rows: Collection[Published]) -> list[Fitted]:
+    """A curve for each device, framework, precision and family: at first by itself, then near those of the others."""
+    groups: dict[Key, list[Published]] = {}
+    for series in rows:
+        groups.setdefault(key_of(series), []).append(series)
+    alone = [_fitted(key, of, _start(key)) for key, of in sorted(groups.items())]
+    return [_fitted(key, of, _elsewhere(key, alone)) for key, of in sorted(groups.items())]
+
+
+def _start(key: Key) -> Curve:
+    kind, backend, dtype, _ = key
+    call_s, floor_s, bytes_per_s, share = START[backend]
+    return Curve(call_s, floor_s, bytes_per_s, share * peak(kind, dtype))
+
+
+def _elsewhere(key: Key, alone: Sequence[Fitted]) -> Curve:
+    """The constants of this framework on other devices, else in other precisions or families, else a start."""
+    kind, backend, dtype, family = key
+    others = [each for each in alone if (each.kind, each.backend, each.dtype, each.family) != key]
+    if not any(each.backend == backend for each in others):
+        return _start(key)
+    return replace(estimated(kind, backend, dtype, family, others), call_s=START[backend][0])
+
+
+def _fitted(key: Key, rows: Sequence[Published], near: Curve) -> Fitted:
+    prior = np.log([near.call_s, near.floor_s, near.bytes_per_s, near.flops_per_s])
+    measured = np.log([seconds for series in rows for _, seconds in series.seconds])
+
+    def misses(logs: Floats) -> Floats:
+        curve = _curve(logs)
+        said = np.concatenate([expected_s(curve, series) for series in rows])
+        return np.concatenate([np.log(np.maximum(said, 1e-9)) - measured, FAR * (logs - prior) / NEAR])
+
+    found = _curve(least_squares(misses, prior, loss="soft_l1", f_scale=FAR).x)
+    missed = np.concatenate([errors(found, series) for series in rows])
+    return Fitted(
+        *key,
+        found,
+        len(missed),
+        float(np.median(missed)),
+        " ".join(sorted({series.network for series in rows})),
+        "; ".join(sorted({series.framework for series in rows})),
+    )
+
+
+def _curve(logs: Floats) -> Curve:
+    return Curve(*(float(value) for value in np.exp(logs)))
+
+
+def write(found: Sequence[Fitted]) -> None:
+    with FILE.open("w", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        names = ("kind", "backend", "dtype", "family", "call_us", "floor_us", "gbytes_per_s", "tflops")
+        out.writerow([*names, "rows", "median_error", "networks", "frameworks"])
+        for each in found:
+            curve = each.curve
+            constants = (curve.call_s * 1e6, curve.floor_s * 1e6, curve.bytes_per_s / 1e9, curve.flops_per_s / 1e12)
+            key = (each.kind, each.backend, each.dtype, each.family)
+            told = [f"{value:.4g}" for value in constants]
+            out.writerow([*key, *told, each.rows, f"{each.error:.3f}", each.networks, each.frameworks])
+
+
+if __name__ == "__main__":
+    write(fit(published()))
+    print(f"median error {median(each.error for each in fit(published())):.1%}")

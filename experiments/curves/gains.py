@@ -1,0 +1,29 @@
+"""What constant batches gain by these curves: BERT-base in half precision, 16 devices of one kind, 100 ms."""
+
+from itertools import product
+
+from rich.progress import track
+
+from experiments.planner.settings import BERT_BASE
+from optimizer.model.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
+from optimizer.pipelines.side_by_side import side_by_side
+
+KINDS, BACKENDS = ("v100", "a100", "l4", "t4"), ("onnx", "torch", "tensorrt")
+MOST = Objective(slo_s=0.1, max_batch=16)
+GAP = 0.001
+
+
+def gains() -> dict[str, float]:
+    """By the planner's own model, batches free up to 16."""
+    figures: dict[str, float] = {}
+    for kind, backend in track(list(product(KINDS, BACKENDS)), "gains"):
+        facts = BERT_BASE.facts(f"{kind}=16", "float16", backend)
+        plan = side_by_side(facts, MOST, GAP)
+        assert plan is not None
+        ours = evaluate(plan, facts, MOST).goodput_per_s
+        for name, system in (("early_exit", EARLY_EXIT), ("no_exits", NO_EXITS)):
+            other = baseline(system, facts, MOST).score
+            figures[f"gain_bert_{kind}_{backend}_over_{name}"] = ours / other.goodput_per_s if other else 0.0
+    return figures

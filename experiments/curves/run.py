@@ -1,0 +1,83 @@
+"""Claim: curves fitted to published latencies tell those of networks and devices that they have not seen.
+
+Held out one network at a time (the curve of the device is fitted to its other networks), one device at a time (its
+curve is estimated from the others'), and one device with all its frameworks. The facts are in profiles/published.csv;
+nothing else is needed.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from experiments.curves.fit import errors, fit, key_of
+from experiments.curves.gains import gains
+from profiles.curves import BACKENDS, curve_of, fitted
+from profiles.published import Published, published
+
+Errors = dict[str, list[float]]  # by backend
+
+
+def measure() -> dict[str, float]:
+    found = {
+        "other_networks": _by_backend(_other_networks()),
+        "other_devices": _by_backend(_other_devices()),
+        "unseen_devices": _by_backend(_unseen_devices()),
+    }
+    # The two together; a device that nothing was seen on is harder, and told by itself.
+    found["held_out"] = {each: found["other_networks"][each] + found["other_devices"][each] for each in BACKENDS}
+    table = Table("framework", *found, title="held-out error: median, p95")
+    figures = {"rows": float(sum(len(series.seconds) for series in published())), "curves": float(len(fitted()))}
+    for backend in (*BACKENDS, ""):
+        cells = []
+        for name, by_backend in found.items():
+            missed = by_backend[backend] if backend else [error for each in by_backend.values() for error in each]
+            if missed:
+                of = f"_{backend}" if backend else ""
+                figures[f"{name}_error_median{of}"] = median = float(np.median(missed))
+                figures[f"{name}_error_p95{of}"] = p95 = float(np.quantile(missed, 0.95))
+            cells.append(f"{median:.0%}, {p95:.0%}" if missed else "-")
+        table.add_row(backend or "all", *cells)
+    Console(stderr=True).print(table)
+    return figures | gains()
+
+
+def _by_backend(found: Iterator[tuple[Published, list[float]]]) -> Errors:
+    result: Errors = defaultdict(list)
+    for series, missed in found:
+        result[series.backend] += missed
+    return result
+
+
+def _other_networks() -> Iterator[tuple[Published, list[float]]]:
+    """A network that a framework has not been seen to run, on a device that it has been seen on."""
+    for key in sorted({(series.network, series.backend) for series in published()}):
+        rest = [series for series in published() if (series.network, series.backend) != key]
+        seen = {key_of(series) for series in rest}
+        yield from _told([each for each in _of(key, "network", "backend") if key_of(each) in seen], rest)
+
+
+def _other_devices() -> Iterator[tuple[Published, list[float]]]:
+    """A device that a framework has not been seen on; others may have been."""
+    for key in sorted({(series.kind, series.backend) for series in published()}):
+        rest = [series for series in published() if (series.kind, series.backend) != key]
+        yield from _told(_of(key, "kind", "backend"), rest)
+
+
+def _unseen_devices() -> Iterator[tuple[Published, list[float]]]:
+    """A device that nothing has been seen on."""
+    for kind in sorted({series.kind for series in published()}):
+        yield from _told(_of((kind,), "kind"), [series for series in published() if series.kind != kind])
+
+
+def _of(key: tuple[str, ...], *names: str) -> list[Published]:
+    return [series for series in published() if tuple(getattr(series, name) for name in names) == key]
+
+
+def _told(asked: Sequence[Published], rest: Sequence[Published]) -> Iterator[tuple[Published, list[float]]]:
+    curves = fit(rest)
+    for series in asked:
+        if any(each.backend == series.backend for each in curves):
+            yield series, errors(curve_of(*key_of(series), curves)[0], series).tolist()

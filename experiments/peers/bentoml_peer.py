@@ -1,0 +1,47 @@
+"""BentoML: one service with adaptive batching: `python -m experiments.peers.bentoml_peer FOLDER PORT`."""
+
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from experiments.peers.network import BATCH, FullNetwork, folder_and_port
+from experiments.peers.ready import say_when_ready
+
+FOLDER = "ISOBATCH_PEER_FOLDER"
+LATENCY_MS = 60_000  # it refuses what it expects to take longer: nothing is refused here, lateness is counted outside
+
+
+def service() -> Any:
+    """What `bentoml serve` runs, in processes of its own."""
+    import bentoml
+
+    class Classifier:
+        def __init__(self) -> None:
+            self._network = FullNetwork(os.environ[FOLDER])
+
+        @bentoml.api(route="/predict", batchable=True, max_batch_size=BATCH, max_latency_ms=LATENCY_MS)  # type: ignore[untyped-decorator]
+        def predict(self, inputs: list[Any]) -> list[int]:
+            return self._network.labels(inputs)
+
+    return bentoml.service(workers=1, traffic={"timeout": 60, "max_concurrency": 4096})(Classifier)
+
+
+def __getattr__(name: str) -> Any:
+    """BentoML imports `Classifier` by name; it is made here, so that this module can be read without BentoML."""
+    if name != "Classifier":
+        raise AttributeError(name)
+    globals()[name] = made = service()
+    return made
+
+
+def main(folder: str, port: int) -> None:
+    command = [sys.executable, "-m", "bentoml", "serve", "experiments.peers.bentoml_peer:Classifier"]
+    threading.Thread(target=say_when_ready, args=(f"http://127.0.0.1:{port}/readyz",), daemon=True).start()
+    environment = {**os.environ, FOLDER: folder, "BENTOML_DO_NOT_TRACK": "True"}
+    subprocess.run([*command, "--port", str(port), "--host", "127.0.0.1"], env=environment, check=False)
+
+
+if __name__ == "__main__":
+    main(*folder_and_port(sys.argv[1:]))

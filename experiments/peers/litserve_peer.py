@@ -1,0 +1,50 @@
+"""LitServe: one worker that batches, its fast queue: `python -m experiments.peers.litserve_peer FOLDER PORT`.
+
+LitServe is no dependency of isobatch: this file may be run by a Python of its own that has it.
+"""
+
+import os
+import sys
+import threading
+from typing import Any
+
+import litserve
+
+from experiments.peers.network import BATCH, WAIT_S, FullNetwork, folder_and_port
+from experiments.peers.ready import say_when_ready
+
+FOLDER = "ISOBATCH_PEER_FOLDER"  # what its worker, a process of its own, is told
+
+
+class LitServeClassifier(litserve.LitAPI):  # type: ignore[misc]  # it has no types here
+    """The network in full, in batches."""
+
+    def setup(self, device: str) -> None:
+        self._network = FullNetwork(os.environ[FOLDER])
+
+    def decode_request(self, request: dict[str, Any]) -> object:
+        return request["inputs"]
+
+    def batch(self, inputs: list[Any]) -> list[Any]:
+        return inputs
+
+    def predict(self, inputs: list[Any]) -> list[int]:
+        return self._network.labels(inputs)
+
+    def unbatch(self, outputs: list[int]) -> list[int]:
+        return outputs
+
+    def encode_response(self, output: int) -> dict[str, int]:
+        return {"label": output}
+
+
+def main(folder: str, port: int) -> None:
+    os.environ[FOLDER] = folder
+    api = LitServeClassifier(max_batch_size=BATCH, batch_timeout=WAIT_S)
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, fast_queue=True)
+    threading.Thread(target=say_when_ready, args=(f"http://127.0.0.1:{port}/health",), daemon=True).start()
+    server.run(host="127.0.0.1", port=port, log_level="warning", generate_client_file=False)
+
+
+if __name__ == "__main__":
+    main(*folder_and_port(sys.argv[1:]))

@@ -1,0 +1,183 @@
+"""Claim: with real compute, isobatch answers more in time than what one would serve the same network with otherwise.
+
+Plain Ray Serve with `@serve.batch`, LitServe and BentoML serve the network in full, isobatch with its exits; all on
+ONNX Runtime with one thread, batches of at most 32, on the same cores as the client. One server runs at a time, as
+LitServe's idle workers poll; rounds take turns. A peer that is not installed is named, first and last.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from cluster.load.generator import LoadGenerator
+from cluster.load.report import Summary, summary
+from cluster.load.workloads import arrivals
+from cluster.serving.local import free_port
+from experiments.peers.network import BATCH, READY, FullNetwork
+from experiments.peers.workloads import PeerWorkload, workloads
+from experiments.serve.servers import isobatch, memory_mb, running
+
+SLO_MS = 200.0
+CLIENTS = (16, 64, 256)
+LIGHT = 0.3  # of our own goodput, for what nothing batches at
+LONE = 100
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another server: the module that must be importable for it, and whether it is asked for lists."""
+
+    name: str
+    needs: str
+    listed: bool = False
+
+
+PEERS = (Peer("ray", "ray"), Peer("litserve", "litserve"), Peer("bentoml", "bentoml", listed=True))
+OURS = Peer("isobatch", "ray")
+
+
+@dataclass(frozen=True)
+class PeerRound:
+    """What one server did in one round."""
+
+    start_s: float
+    memory_mb: float
+    lone_ms: float
+    best: Summary
+    light_p50_ms: float
+
+
+def measure(rounds: int = 3, seconds: int = 5, only: str = "") -> dict[str, float]:
+    """`rounds` of `seconds` for every number of clients; `only` one workload (demo, minilm)."""
+    there = [peer for peer in PEERS if _has(peer)]
+    missing = [peer for peer in PEERS if peer not in there]
+    _tell_missing(missing)
+    figures: dict[str, float] = {f"missing_{peer.name}": float(peer in missing) for peer in PEERS}
+    with TemporaryDirectory() as folder:
+        for workload in workloads(Path(folder)):
+            if only in ("", workload.name):
+                console.print(f"{workload.name}: {workload.says}")
+                figures |= _compared(workload, [OURS, *there], Path(folder), rounds, float(seconds))
+    _tell_missing(missing)
+    lone = [value for name, value in figures.items() if name.startswith("lone_over_leanest_")]
+    return figures | {"lone_request_over_leanest": max(lone)}
+
+
+def python(peer: Peer) -> str:
+    """The Python that has a peer: this one, or for what is no dependency of ours the one that ISOBATCH_PEERS names."""
+    return sys.executable if peer.needs == OURS.needs else os.environ.get("ISOBATCH_PEERS", sys.executable)
+
+
+def _has(peer: Peer) -> bool:
+    return (
+        subprocess.run([python(peer), "-c", f"import {peer.needs}"], capture_output=True, check=False).returncode == 0
+    )
+
+
+def _tell_missing(missing: Sequence[Peer]) -> None:
+    for peer in missing:
+        console.print(
+            f"[bold red]{peer.name} IS NOT MEASURED[/]: {python(peer)} has no {peer.needs}: "
+            "pip install 'isobatch\\[peers]' there, or name another Python in ISOBATCH_PEERS"
+        )
+
+
+def _compared(
+    workload: PeerWorkload, systems: Sequence[Peer], folder: Path, rounds: int, seconds: float
+) -> dict[str, float]:
+    found: defaultdict[str, list[PeerRound]] = defaultdict(list)
+    for number in range(rounds):
+        for system in systems:
+            seen = _seen(workload, system, folder, seconds)
+            found[system.name].append(seen)
+            console.print(
+                f"{workload.name}, round {number + 1} of {rounds}, {system.name}: {seen.best.goodput_per_s:,.0f}/s in "
+                f"time, lone {seen.lone_ms:.1f} ms, {seen.memory_mb:,.0f} MB, started in {seen.start_s:.1f} s"
+            )
+    return _figures(workload, found, _pass_ms(workload))
+
+
+def _figures(workload: PeerWorkload, found: Mapping[str, Sequence[PeerRound]], pass_ms: float) -> dict[str, float]:
+    figures = {f"pass_ms_{workload.name}": pass_ms}
+    goodput = {name: median(seen.best.goodput_per_s for seen in rounds) for name, rounds in found.items()}
+    lone_ms = {name: median(seen.lone_ms for seen in rounds) for name, rounds in found.items()}
+    for name, rounds in found.items():
+        here = f"{name}_{workload.name}"
+        figures[f"goodput_per_s_{here}"] = goodput[name]
+        figures[f"lone_ms_{here}"] = lone_ms[name]
+        for share in ("p50", "p99"):
+            figures[f"{share}_ms_{here}"] = median(seen.best.latency_ms[share] for seen in rounds)
+        figures[f"memory_mb_{here}"] = median(seen.memory_mb for seen in rounds)
+        figures[f"start_s_{here}"] = median(seen.start_s for seen in rounds)
+        if name != OURS.name:
+            figures[f"goodput_over_{here}"] = goodput[OURS.name] / goodput[name]
+    others = [ms for name, ms in lone_ms.items() if name != OURS.name]
+    if others:
+        figures[f"lone_over_leanest_{workload.name}"] = lone_ms[OURS.name] / min(others)
+    light = median(seen.light_p50_ms for seen in found[OURS.name])
+    return figures | {f"p50_extra_ms_at_30_percent_{workload.name}": light - pass_ms}
+
+
+def _seen(workload: PeerWorkload, system: Peer, folder: Path, seconds: float) -> PeerRound:
+    began_s = time.perf_counter()
+    with _served(workload, system, folder) as url:
+        start_s = time.perf_counter() - began_s
+        bodies = workload.bodies(system.listed)
+        _clients(url, bodies, CLIENTS[0], min(seconds, 2.0))  # warms up
+        lone_ms = _open(url, bodies, 10.0, LONE / 10.0).latency_ms["p50"]
+        runs = [_clients(url, bodies, count, seconds) for count in CLIENTS]
+        best = max(runs, key=lambda run: run.goodput_per_s)
+        light = _open(url, bodies, max(1.0, LIGHT * best.goodput_per_s), seconds) if system is OURS else None
+        return PeerRound(start_s, memory_mb(), lone_ms, best, light.latency_ms["p50"] if light else 0.0)
+
+
+@contextmanager
+def _served(workload: PeerWorkload, system: Peer, folder: Path) -> Iterator[str]:
+    if system is OURS:
+        with isobatch(_serve_file(workload, folder)) as url:
+            yield url
+        return
+    port = free_port(0)
+    command = [python(system), "-m", f"experiments.peers.{system.name}_peer", workload.folder, str(port)]
+    with running(command, READY):
+        yield f"http://127.0.0.1:{port}/predict"
+
+
+def _serve_file(workload: PeerWorkload, folder: Path) -> Path:
+    arguments = {"model": workload.folder, "backend": "onnx", "max_batch": BATCH, "slo_ms": SLO_MS}
+    application = {"name": "bench", "import_path": "deployments.app:build", "args": arguments}
+    path = folder / f"{workload.name}.yaml"
+    path.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
+    return path
+
+
+def _clients(url: str, bodies: Sequence[bytes], count: int, seconds: float) -> Summary:
+    return summary(asyncio.run(LoadGenerator(url, bodies, count).by_clients(count, seconds)), SLO_MS)
+
+
+def _open(url: str, bodies: Sequence[bytes], per_s: float, seconds: float) -> Summary:
+    return summary(asyncio.run(LoadGenerator(url, bodies).at(arrivals("uniform", per_s, seconds, seed=1))), SLO_MS)
+
+
+def _pass_ms(workload: PeerWorkload) -> float:
+    """One input through the network in full, with nothing around it."""
+    network = FullNetwork(workload.folder)
+    times_s = []
+    for value in workload.inputs[:50]:
+        began_s = time.perf_counter()
+        network.labels([value])
+        times_s.append(time.perf_counter() - began_s)
+    return 1e3 * median(times_s)

@@ -1,0 +1,101 @@
+"""Which code a figure was measured on: a hash of every module that its benchmark reaches by imports.
+
+Comments, docstrings and layout do not count, as they change no figure. A module that is named as text
+("deployments.app:build") is reached, too, and so is a file of facts that a module names beside itself.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("profiles", "optimizer", "deployments", "cluster", "experiments", "tests")
+MODULE = re.compile(rf"^((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w+)?$")
+FACTS = re.compile(r"^[\w./-]+\.(?:csv|json|yaml)$")
+
+Read = Callable[[str], str | None]  # the text of a file of the tree, by its path; None where there is none
+
+
+def from_tree(path: str) -> str | None:
+    file = ROOT / path
+    return file.read_text() if file.is_file() else None
+
+
+def code_of(claim: str, read: Read = from_tree) -> dict[str, str]:
+    """The hash of each module that a benchmark depends on, by its path."""
+    found: dict[str, str] = {}
+    waiting = [f"experiments/{claim}/run.py", f"tests/{claim}/test_{claim}.py"]
+    while waiting:
+        path = waiting.pop()
+        if path in found or (text := read(path)) is None:
+            continue
+        if not path.endswith(".py"):
+            found[path] = _hash(text)
+            continue
+        tree = ast.parse(text)
+        found[path] = _hash("".join(_meant(tree)))
+        waiting += _reached(tree, path)
+    return dict(sorted(found.items()))
+
+
+def changed(kept: dict[str, str], now: dict[str, str]) -> list[str]:
+    """What is another, new or gone since.
+
+    >>> changed({"a.py": "1", "b.py": "2"}, {"a.py": "1", "b.py": "3", "c.py": "4"})
+    ['b.py', 'c.py']
+    """
+    return sorted(path for path in kept.keys() | now.keys() if kept.get(path) != now.get(path))
+
+
+def _reached(tree: ast.AST, path: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                yield from _files(each.name)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from _files(node.module)
+            for each in node.names:
+                yield from _files(f"{node.module}.{each.name}")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if named := MODULE.match(node.value):
+                yield from _files(named[1])
+            elif FACTS.match(node.value):
+                yield f"{path.rpartition('/')[0]}/{node.value}"
+
+
+def _files(module: str) -> Iterator[str]:
+    """The files that may hold a module of ours, with the packages around it, which are imported before it."""
+    parts = module.split(".")
+    if parts[0] in PACKAGES:
+        yield "/".join(parts) + ".py"
+        for size in range(1, len(parts) + 1):
+            yield "/".join(parts[:size]) + "/__init__.py"
+
+
+def _meant(node: Any) -> Iterator[str]:
+    """A syntax tree as text, without docstrings, and alike in every version of Python."""
+    if isinstance(node, ast.AST):
+        yield f"({type(node).__name__}"
+        for name, value in ast.iter_fields(node):
+            if value not in (None, []) and name not in ("kind", "type_comment"):
+                yield f" {name}="
+                yield from _meant(_without_docstring(node, value) if name == "body" else value)
+        yield ")"
+    elif isinstance(node, list):
+        for each in node:
+            yield from _meant(each)
+    else:
+        yield repr(node)
+
+
+def _without_docstring(node: ast.AST, body: Any) -> Any:
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return body[1:] if ast.get_docstring(node, clean=False) is not None else body
+    return body
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:8]

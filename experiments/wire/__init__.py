@@ -1,1 +1,0 @@
-"""What it costs to fetch survivors: our connections beside maintained ones."""

@@ -1,0 +1,183 @@
+"""Latency tables of devices that nobody measured here: curves fitted to what others published.
+
+A launch takes `call + sum over layers of max(floor of the framework, weights + work)`. The floor is what a framework
+needs for a layer's kernels however small they are; it decides what shrinking batches save. A curve is `published` where
+measurements of this very kind of device, framework and family of networks are known, and `estimated` where its
+constants are borrowed from other devices. docs/profiles.md tells how far off they are. What is measured beats both.
+"""
+
+import csv
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import geometric_mean, median
+
+from profiles.datasheet import BATCH_SIZES, BYTES, Kernel, Shape
+from profiles.devices import known_kind
+from profiles.errors import UserError
+from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable
+
+FILE = Path(__file__).with_name("curves.csv")
+BACKENDS = ("torch", "graphs", "onnx", "tensorrt")
+DTYPES = tuple(BYTES)
+NOT_FOR_HIRE = {"rtx3090": (35.6e12, 71e12)}  # published, but not in the catalogue: peaks in float32 and float16
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What decides how long launches take: of one framework, on one kind of device, in one precision."""
+
+    call_s: float  # of a launch, whatever it runs
+    floor_s: float  # of a kernel: no layer takes less than its kernels' floors
+    bytes_per_s: float  # at which weights are read, once for a batch
+    flops_per_s: float  # at which inputs are worked on
+
+    def layer_s(self, kernels: Sequence[Kernel], batch: float, dtype: str) -> float:
+        """
+        >>> curve = Curve(call_s=0, floor_s=1e-5, bytes_per_s=1e12, flops_per_s=1e12)
+        >>> curve.layer_s([Kernel(flops=1e6, values=0)] * 10, 1, "float16")  # ten kernels' floors
+        0.0001
+        >>> curve.layer_s([Kernel(flops=1e6, values=0)] * 10, 1000, "float16")  # 10 Gflop
+        0.01
+        """
+        weights_s = sum(kernel.weights for kernel in kernels) * BYTES[dtype] / self.bytes_per_s
+        work_s = batch * sum(kernel.flops for kernel in kernels) / self.flops_per_s
+        return max(len(kernels) * self.floor_s, weights_s + work_s)
+
+    def whole_s(self, shape: Shape, batch: float, dtype: str) -> float:
+        """One launch through all blocks, without ramps."""
+        return self.call_s + sum(self.layer_s(block.kernels, batch, dtype) for block in shape.blocks)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A curve and what it was fitted to: so many measured latencies of these networks, met with this median error."""
+
+    kind: str
+    backend: str
+    dtype: str
+    family: str
+    curve: Curve
+    rows: int
+    error: float
+    networks: str
+    frameworks: str
+
+
+@cache
+def fitted() -> tuple[Fitted, ...]:
+    """All that is known, as `python -m experiments.curves.fit` wrote it."""
+    with FILE.open(newline="") as file:
+        return tuple(_fitted(row) for row in csv.DictReader(file))
+
+
+def _fitted(row: dict[str, str]) -> Fitted:
+    curve = Curve(
+        float(row["call_us"]) / 1e6,
+        float(row["floor_us"]) / 1e6,
+        float(row["gbytes_per_s"]) * 1e9,
+        float(row["tflops"]) * 1e12,
+    )
+    facts = (row["kind"], row["backend"], row["dtype"], row["family"])
+    return Fitted(*facts, curve, int(row["rows"]), float(row["median_error"]), row["networks"], row["frameworks"])
+
+
+def curve_of(
+    kind: str, backend: str, dtype: str, family: str, known: Collection[Fitted] | None = None
+) -> tuple[Curve, str]:
+    """The curve of a device and framework, and whether it is published or estimated.
+
+    >>> curve_of("v100", "onnx", "float16", "encoder")[1], curve_of("h200", "onnx", "float16", "encoder")[1]
+    ('published', 'estimated')
+    """
+    everything = fitted() if known is None else known
+    for each in everything:
+        if (each.kind, each.backend, each.dtype, each.family) == (kind, backend, dtype, family):
+            return each.curve, PUBLISHED
+    return estimated(kind, backend, dtype, family, everything), ESTIMATED
+
+
+def estimated(kind: str, backend: str, dtype: str, family: str, known: Collection[Fitted]) -> Curve:
+    """A curve for a device from those of others: their times, and their share of the peak rate of arithmetic.
+
+    Weights are small beside what else a layer takes however few inputs there are, so how long a parameter takes is the
+    framework's, too. Where the device is known by other frameworks, it gets as much more or less of its rate as there.
+    """
+    alike = _nearest(known, backend, dtype, family)
+    beside = [each for each in known if each.kind == kind and each.backend != backend and each.dtype == dtype]
+    beside = [each for each in beside if each.family == family] or beside
+    ratios = [_share(each) / _typical(others) for each in beside if (others := _others(known, each))]
+    share = _typical(alike) * (geometric_mean(ratios) if ratios else 1.0)
+    return Curve(
+        median(each.curve.call_s for each in alike),
+        median(each.curve.floor_s for each in alike),
+        BYTES[dtype] * median(each.curve.bytes_per_s / BYTES[each.dtype] for each in alike),
+        share * peak(kind, dtype),
+    )
+
+
+def _nearest(known: Collection[Fitted], backend: str, dtype: str, family: str) -> list[Fitted]:
+    """The curves of the same framework that are alike in most: family and precision, precision, or neither."""
+    here = [each for each in known if each.backend == backend]
+    for alike in (
+        [each for each in here if (each.dtype, each.family) == (dtype, family)],
+        [each for each in here if each.dtype == dtype],
+        here,
+    ):
+        if alike:
+            return alike
+    raise UserError(f"nothing is known of backend {backend!r}: choose among {', '.join(BACKENDS)}")
+
+
+def _others(known: Collection[Fitted], one: Fitted) -> list[Fitted]:
+    """What is known of other devices, by the same framework, in the same precision and family."""
+    like = (one.backend, one.dtype, one.family)
+    return [each for each in known if (each.backend, each.dtype, each.family) == like and each.kind != one.kind]
+
+
+def _typical(alike: Collection[Fitted]) -> float:
+    return geometric_mean(_share(each) for each in alike)
+
+
+def _share(each: Fitted) -> float:
+    return each.curve.flops_per_s / peak(each.kind, each.dtype)
+
+
+def peak(kind: str, dtype: str) -> float:
+    """Operations per second, as the maker prints them."""
+    if kind in NOT_FOR_HIRE:
+        single, half = NOT_FOR_HIRE[kind]
+    else:
+        single, half = known_kind(kind).fp32_flops, known_kind(kind).fp16_flops
+    return half if dtype == "float16" else single
+
+
+def curve_table(
+    shape: Shape, kind: str, *, backend: str, dtype: str, batch_sizes: Iterable[float] = BATCH_SIZES
+) -> LatencyTable:
+    """What `shape` takes on a device of this kind, as far as published figures tell."""
+    if dtype not in BYTES:
+        raise UserError(f"unknown dtype {dtype!r}: choose among {', '.join(BYTES)}")
+    kind, sizes = kind.lower(), tuple(batch_sizes)
+    curve, origin = curve_of(kind, backend, dtype, shape.family)
+    embeddings = [shape.embedding, *(0.0 for _ in shape.blocks[1:])]
+
+    def rows(parts: Sequence[Sequence[Kernel]]) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(curve.layer_s(part, batch, dtype) for part in parts) for batch in sizes)
+
+    return LatencyTable(
+        kind=kind,
+        batch_sizes=sizes,
+        block_s=rows([block.kernels for block in shape.blocks]),
+        ramp_s=rows(shape.ramps),
+        launch_s=curve.call_s,
+        hidden_bytes=tuple(block.leaving * BYTES[dtype] for block in shape.blocks),
+        memory_bytes=tuple(
+            int((block.weights + extra) * BYTES[dtype]) for block, extra in zip(shape.blocks, embeddings, strict=True)
+        ),
+        source=f"{origin}: {shape.name}, {backend}, {dtype}",
+        length=shape.length,
+        backend=backend,
+        dtype=dtype,
+    )

@@ -1,0 +1,53 @@
+"""isobatch profiles: what is known of devices that nobody measured here."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from profiles.curves import curve_table
+from profiles.errors import UserError
+from profiles.files import Profile, save
+from profiles.shapes import bert_base
+
+
+def said(*arguments: str) -> str:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["profiles", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_every_curve_is_listed_with_what_it_was_fitted_to() -> None:
+    for word in ("v100", "tensorrt", "float16", "encoder", "residual", "bert-large"):
+        assert word in said("list")
+
+
+def test_a_curve_is_shown_beside_what_was_published(tmp_path: Path) -> None:
+    picture = tmp_path / "shown.png"
+    output = said("show", "a100,h200", "--backend", "tensorrt", "--picture", str(picture))
+    assert "published" in output
+    assert "estimated" in output  # nobody published of an H200
+    assert "NVIDIA/TensorRT/demo/BERT/README.md @ " in output
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_was_measured_is_compared_with_its_curve(tmp_path: Path) -> None:
+    path, picture = tmp_path / "profile.json", tmp_path / "compared.png"
+    table = curve_table(bert_base(), "l4", backend="onnx", dtype="float16")
+    save(Profile("mine", (replace(table, source="measured: an L4", launch_s=0.001),)), path)
+    output = said("compare", str(path), "--picture", str(picture))
+    assert "measured" in output
+    assert "estimated" in output
+    assert picture.exists()
+    with pytest.raises(UserError, match="has 12 blocks, bert-large has 24: name the network"):
+        said("compare", str(path), "--network", "bert-large")
+    save(Profile("mine", (table,)), path)
+    with pytest.raises(UserError, match="holds no table that was measured on a GPU"):
+        said("compare", str(path))
+
+
+def test_an_unknown_network_is_named() -> None:
+    with pytest.raises(UserError, match="unknown network 'gpt': choose among bert-base"):
+        said("show", "v100", "--network", "gpt")

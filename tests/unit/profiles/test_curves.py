@@ -1,0 +1,100 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles.curves import BACKENDS, DTYPES, Curve, Fitted, curve_of, curve_table, estimated, fitted, peak
+from profiles.datasheet import Kernel
+from profiles.devices import CATALOGUE
+from profiles.errors import UserError
+from profiles.latency import ESTIMATED, MEASURED, PUBLISHED, mixed
+from profiles.published import published
+from profiles.shapes import bert_base, distilbert, known, resnet50
+from profiles.sweep import whole_s
+
+GPUS = sorted(set(CATALOGUE) - {"cpu"})
+
+
+def test_a_launch_is_a_call_and_layers_that_take_their_floor_or_their_work() -> None:
+    curve = Curve(call_s=1e-4, floor_s=1e-5, bytes_per_s=1e9, flops_per_s=1e9)
+    small, large = [Kernel(0, 0, 0)] * 10, [Kernel(flops=1e6, values=0, weights=1e6)]
+    assert curve.layer_s(small, 64, "float16") == pytest.approx(1e-4)
+    assert curve.layer_s(large, 1, "float16") == pytest.approx(2e-3 + 1e-3)  # two bytes a weight, then the work
+    assert curve.layer_s(large, 8, "float32") == pytest.approx(4e-3 + 8e-3)
+
+
+@given(
+    kind=st.sampled_from(GPUS),
+    backend=st.sampled_from(BACKENDS),
+    dtype=st.sampled_from(DTYPES),
+    batch=st.integers(1, 99),
+)
+def test_a_larger_batch_takes_no_less_and_no_more_per_input(kind: str, backend: str, dtype: str, batch: int) -> None:
+    table = curve_table(distilbert(), kind, backend=backend, dtype=dtype, batch_sizes=(batch, batch + 1))
+    fewer, more = whole_s(table)
+    assert fewer <= more <= fewer * (batch + 1) / batch * (1 + 1e-9)
+    assert (table.backend, table.dtype, table.kind) == (backend, dtype, kind)
+
+
+def test_a_table_says_where_its_times_come_from() -> None:
+    here = curve_table(bert_base(), "V100", backend="onnx", dtype="float16")
+    assert (here.origin, here.source) == (PUBLISHED, "published: bert-base, 128 tokens, onnx, float16")
+    there = curve_table(bert_base(), "h200", backend="onnx", dtype="float16")
+    assert there.origin == ESTIMATED
+    assert here.derived
+    assert there.derived
+    assert replace(here, source="measured: here").origin == MEASURED
+    assert replace(here, source="datasheet: bert-base in float16").origin == ESTIMATED
+
+
+def test_what_is_estimated_is_what_others_make_of_their_rate() -> None:
+    """From one curve: its times, and its share of the peak rate; as much less of it as by another framework."""
+
+    def known(kind: str, backend: str, share: float) -> Fitted:
+        curve = Curve(1e-4, 1e-5, 3e11, share * peak(kind, "float16"))
+        return Fitted(kind, backend, "float16", "encoder", curve, 9, 0.1, "", "")
+
+    here = known("v100", "onnx", 0.4)
+    like = ("onnx", "float16", "encoder")
+    assert estimated("h100", *like, [here]) == replace(here.curve, flops_per_s=0.4 * peak("h100", "float16"))
+    assert estimated("h100", "onnx", "float32", "encoder", [here]).bytes_per_s == 2 * here.curve.bytes_per_s
+    eager = [known("v100", "torch", 0.3), known("t4", "torch", 0.15)]
+    assert estimated("t4", *like, [here, *eager]).flops_per_s == pytest.approx(0.2 * peak("t4", "float16"))
+
+
+def test_eager_floors_are_far_above_compiled_ones() -> None:
+    floors = {backend: curve_of("a100", backend, "float16", "encoder")[0].floor_s for backend in BACKENDS}
+    assert floors["torch"] > 3 * floors["onnx"] > 3 * floors["tensorrt"] / 2
+
+
+def test_every_curve_meets_what_it_was_fitted_to() -> None:
+    assert np.median([each.error for each in fitted()]) < 0.1
+    assert all(each.rows >= 2 for each in fitted())
+
+
+def test_every_published_latency_is_of_a_known_shape_and_names_its_source() -> None:
+    for series in published():
+        assert known(series.network, series.length).blocks
+        assert " @ " in series.source
+        batches = [batch for batch, _ in series.seconds]
+        assert batches == sorted(set(batches))
+        assert all(0 < seconds < 10 for _, seconds in series.seconds)
+
+
+def test_what_nobody_knows_is_named() -> None:
+    with pytest.raises(UserError, match="nothing is known of backend 'tvm': choose among torch"):
+        curve_table(bert_base(), "v100", backend="tvm", dtype="float16")
+    with pytest.raises(UserError, match="unknown dtype 'int4'"):
+        curve_table(bert_base(), "v100", backend="onnx", dtype="int4")
+    with pytest.raises(UserError, match="unknown device kind 'v1000'"):
+        curve_table(bert_base(), "v1000", backend="onnx", dtype="float16")
+
+
+def test_tables_of_several_backends_are_told_from_those_of_one() -> None:
+    onnx = [curve_table(resnet50(), kind, backend="onnx", dtype="float16") for kind in ("v100", "t4")]
+    eager = curve_table(resnet50(), "l4", backend="torch", dtype="float16")
+    assert mixed(onnx) is None
+    assert "v100 onnx float16, t4 onnx float16, l4 torch float16" in str(mixed([*onnx, eager]))
+    assert mixed([onnx[0], replace(eager, backend=None, dtype=None)]) is None  # nobody noted it
