@@ -72,7 +72,7 @@ def prepare(
     from deployments.prepare.classes import class_table, unseen, warnings
     from deployments.prepare.data import rows, taken
     from deployments.prepare.measuring import PrepareOptions
-    from deployments.prepare.report import advice, exit_table, promised
+    from deployments.prepare.report import advice, exit_table, outdone, promised
     from deployments.prepare.sample import draw
     from deployments.progress import show
 
@@ -103,7 +103,7 @@ def prepare(
         console.print(promised(rules.promise), highlight=False)
     if sample.labels is not None:
         console.print(class_table(rules.classes, names.names))
-    told = [advice(rules), *warnings(rules.classes, names.names, labelled=sample.labels is not None)]
+    told = [advice(rules), outdone(rules), *warnings(rules.classes, names.names, labelled=sample.labels is not None)]
     if rules.promise and rules.promise.counted:
         told.append(unseen(rules.classes, names.names))
     for said in filter(None, told):

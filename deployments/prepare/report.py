@@ -10,6 +10,7 @@ from rich.table import Table
 
 from deployments.exits import reach
 from deployments.models.ramps import ExitRules, RampRule, policy_at
+from deployments.prepare.classes import SURE
 from deployments.prepare.sample import TEST_SHARE
 from profiles.confidence import least_promise, rows_needed
 from profiles.promise import ExitPromise
@@ -87,6 +88,27 @@ def advice(rules: ExitRules) -> str | None:
         f"no input leaves early: {promise.deciding} inputs{rarest} to test it on are too few to promise {allowed}; "
         f"give {math.ceil(needed / TEST_SHARE / share):,} rows or more, "
         f"or allow {_percent(least_promise(promise.deciding, promise.confidence))}"
+    )
+
+
+def outdone(rules: ExitRules) -> str | None:
+    """What to say where a ramp alone is clearly better than the whole network: then exits gain what they should not.
+
+    >>> promise = ExitPromise(metric="accuracy", max_loss=0.01, confidence=0.95, rows=1400, lost=-0.03, bound=0.0)
+    >>> ramps = (RampRule(block=0, threshold=0.9, accuracy=0.85), RampRule(block=1, threshold=0.9, accuracy=0.82))
+    >>> print(outdone(ExitRules(ramps=ramps, full_accuracy=0.81, promise=promise)))
+    the ramp after block 0 alone is right in 85.0%, the full network in 81.0%: was it trained for long enough?
+    >>> outdone(ExitRules(ramps=ramps, full_accuracy=0.84, promise=promise))
+    """
+    best = max(rules.ramps, key=lambda rule: rule.accuracy or 0.0, default=None)
+    if best is None or best.accuracy is None or rules.full_accuracy is None or rules.promise is None:
+        return None
+    spread = rules.full_accuracy * (1 - rules.full_accuracy) + best.accuracy * (1 - best.accuracy)
+    if best.accuracy - rules.full_accuracy <= SURE * (spread / rules.promise.rows) ** 0.5:
+        return None
+    return (
+        f"the ramp after block {best.block} alone is right in {best.accuracy:.1%}, the full network in "
+        f"{rules.full_accuracy:.1%}: was it trained for long enough?"
     )
 
 
