@@ -3,6 +3,8 @@
 The rows of a file are drawn again and again, as `isobatch prepare` would get them. Thresholds are chosen on them, as
 now and as before, and tried on all other rows. Beside it, on the same ladder, a bound by betting (Waudby-Smith and
 Ramdas, 2023), which is as tight as any that asks nothing of the losses but that they are bounded.
+
+And that it stays so while inputs drift: what audits cost, and what a controller keeps that acts on them.
 """
 
 import math
@@ -14,6 +16,7 @@ import numpy as np
 
 from deployments.prepare.sample import TEST_SHARE
 from deployments.progress import show
+from experiments.promise.audited import Setting, audit_costs, day, mended
 from experiments.promise.before import searched
 from experiments.promise.plans import gained
 from experiments.promise.tables import Recorded, recorded
@@ -39,6 +42,7 @@ def measure(splits: int = SPLITS) -> dict[str, float]:
     figures["plan_thresholds_gain"] = geometric_mean(gains)
     agreement = _tried(table, ROWS["demo"], "agreement", splits)
     figures |= {f"{figure}_demo_agreement": value for figure, value in agreement}
+    figures |= dict(_watched(table, ROWS["demo"]))
     for name in OF_CLASSES_IN:
         table = recorded(name)
         for metric in OF_CLASSES:
@@ -67,6 +71,18 @@ def _gained(name: str, table: Recorded, rows: int) -> Iterator[tuple[str, float]
     shape, test = _parts(rows)
     evidence = Evidence(drawn.believed.of(shape), drawn.known.of(test), "accuracy", MAX_LOSS, CONFIDENCE)
     yield from gained(name, evidence, others)
+
+
+def _watched(table: Recorded, rows: int) -> Iterator[tuple[str, float]]:
+    """What audits cost, and what a controller that acts on them keeps."""
+    order = np.random.default_rng(0).permutation(table.known.num_inputs)
+    drawn, others = table.of(order[:rows]), table.known.of(order[rows:])
+    shape, test = _parts(rows)
+    evidence = Evidence(drawn.believed.of(shape), drawn.known.of(test), "agreement", MAX_LOSS, CONFIDENCE)
+    setting = Setting.of(evidence, others)
+    yield from audit_costs()
+    yield from mended(setting)
+    yield from day(setting)
 
 
 def _parts(rows: int) -> list[Indices]:

@@ -5,10 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cluster.controller.record import THRESHOLDS
 from experiments import bench
+from experiments.promise.audited import Setting
 from experiments.promise.before import MARGIN, searched
+from experiments.promise.greedy import tuned
 from experiments.promise.run import wins
+from profiles.evidence import Evidence
 from profiles.exit_table import ExitTable, outcome
+from tests.helpers.exit_tables import exit_table
 
 
 def table(count: int = 800, ramps: int = 2) -> ExitTable:
@@ -44,3 +49,23 @@ def test_without_the_public_texts_it_says_so_in_one_line(
     monkeypatch.setenv("ISOBATCH_DATA", str(tmp_path))
     assert bench.main(["promise", "splits=1"]) == 2
     assert capsys.readouterr().err.endswith("set ISOBATCH_DATA to the folder that holds text/sst2_glue/train.tsv\n")
+
+
+def test_a_controller_tightens_where_inputs_drift_and_every_input_is_answered() -> None:
+    tables = [exit_table(seed, ramps=7, count=4000) for seed in range(3)]
+    setting = Setting.of(Evidence(tables[0], tables[1], "agreement", 0.05, 0.95), tables[2], promised=0.9)
+    fit = setting.fit
+    ran = setting.run(600.0, 90.0, lambda times_s: np.where(times_s < 20.0, fit.usual, 0.4))
+    changes = [event.what for event in ran.events if event.what in THRESHOLDS]
+    assert changes[0] == "tightened"
+    assert fit.disagreement(setting.chosen(ran.plans[-1][1]), 0.4) < 0.2
+    assert ran.report.good == ran.report.arrived
+    assert sum(ran.report.tally.audited) > 50
+
+
+def test_apparate_s_tuner_cannot_show_one_percent_on_sixteen_records() -> None:
+    found = exit_table(0, ramps=3, count=4000)
+    chosen = tuned(found.of(np.arange(16)))
+    places = found.places(chosen)
+    assert (found.answers(places)[:16] == found.said[-1][:16]).all()
+    assert float((found.answers(places) != found.said[-1]).mean()) > 0.01

@@ -1,0 +1,262 @@
+"""What audits cost, and how soon a broken promise is mended: the real dispatcher and controller, in virtual time.
+
+Inputs are rows of an exit table. With the thresholds of `isobatch prepare` a small share of them, the *misfits*, leave
+with another answer than the full network's. Inputs drift when misfits become more frequent.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.controller.config import Patience
+from cluster.controller.corrections import Corrections
+from cluster.controller.promise import AgreementTerms, Keeper
+from cluster.controller.question import Question
+from cluster.load.workloads import arrivals, exit_blocks
+from cluster.simulator.devices import TableDevices
+from cluster.simulator.replanning import Replanned, replan
+from cluster.simulator.report import Report
+from cluster.simulator.simulation import Chunk, World, simulate
+from deployments.dispatch.messages import Launch, Limits, Place
+from deployments.front.observed import Observed
+from experiments.promise.greedy import greedy
+from experiments.promise.plans import fleet_of
+from optimizer import Objective, Plan, optimize
+from optimizer.tuning import opened
+from profiles.devices import fleet, links_between
+from profiles.evidence import Evidence
+from profiles.exit_table import ExitTable
+from profiles.exits import ExitProfile
+from profiles.losses import Floats, Indices
+
+SLO_S, MAX_BATCH = 0.1, 32
+SHARE, COST = 0.02, 0.01  # of audits: the product's own
+PROMISED = 0.99
+RATE_PER_S, SOUND_S, DRIFTED_S, DRIFTED = 1000.0, 60.0, 60.0, 0.05
+LOOK_S, LOOKS = 5.0, 24  # a look, and so many of them in a window
+WINDOW_S, DAY_S = LOOK_S * LOOKS, 8 * 3600.0
+
+
+class RecordedDevices(TableDevices):
+    """Devices on which an input is a row of an exit table, and leaves where the thresholds of its launch say."""
+
+    def __init__(self, *told: Any, table: ExitTable, evidence: Evidence, prepared: Indices) -> None:
+        self._table, self._evidence, self._prepared = table, evidence, prepared
+        self._chosen: dict[object, Indices] = {}
+        super().__init__(*told)
+
+    def _leaving(self, places: Sequence[Place], inside: Sequence[int], stop: int, launch: Launch) -> list[int]:
+        if stop == self.facts.num_blocks:
+            return list(inside)
+        candidate, first = self._candidates(launch)[stop - 1], self._table.first[stop - 1]
+        return [row for row in inside if first[places[row].row - 1] <= candidate]
+
+    def _answers(self, places: Sequence[Place], rows: Sequence[int], stop: int) -> list[object]:
+        said = self._table.said[stop - 1]
+        return [int(said[places[row].row - 1]) for row in rows]
+
+    def _candidates(self, launch: Launch) -> Indices:
+        thresholds = launch.ramps if isinstance(launch.ramps, Mapping) else {}
+        key = tuple(thresholds.items())
+        if key not in self._chosen:
+            told = self._evidence.nearest({ramp: each for ramp, each in thresholds.items() if each is not None})
+            own = [ramp for ramp in range(len(self._prepared)) if thresholds.get(ramp) is None]
+            told[own] = self._prepared[own]
+            self._chosen[key] = told
+        return self._chosen[key]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A table's rows, by whether these candidates answer them as the full network does."""
+
+    table: ExitTable
+    chosen: Indices
+    _places: dict[bytes, Indices] = field(default_factory=dict, repr=False)
+
+    def places(self, chosen: Indices) -> Indices:
+        """Where the inputs leave with these candidates; remembered, as it is asked look by look."""
+        key = chosen.tobytes()
+        if key not in self._places:
+            self._places[key] = self.table.places(chosen)
+        return self._places[key]
+
+    def off(self, chosen: Indices) -> NDArray[np.bool_]:
+        """Who is answered otherwise than by the full network."""
+        said: NDArray[np.bool_] = self.table.answers(self.places(chosen)) != self.table.said[-1]
+        return said
+
+    @property
+    def usual(self) -> float:
+        """The share of misfits."""
+        return float(self.off(self.chosen).mean())
+
+    def drawn(self, shares: Floats, random: np.random.Generator) -> Indices:
+        """A row for each input, of which such a share are misfits."""
+        off, count = self.off(self.chosen), len(shares)
+        misfits, others = (random.choice(np.flatnonzero(of), count) for of in (off, ~off))
+        return np.where(random.uniform(size=count) < shares, misfits, others)
+
+    def disagreement(self, chosen: Indices, misfits: float) -> float:
+        """The share of other answers than the full network's, of inputs among which so many are misfits."""
+        off, is_misfit = self.off(chosen), self.off(self.chosen)
+        return float(misfits * off[is_misfit].mean() + (1 - misfits) * off[~is_misfit].mean())
+
+
+def audit_costs() -> Iterator[tuple[str, float]]:
+    """Goodput and p99 with audits over those without, on four V100 by their datasheet."""
+    served = fleet_of("sst2")
+    kinds, exits = fleet(served.devices), ExitProfile((1.0, 0.8, 0.55, 0.4, 0.3, 0.25))
+    links, objective = links_between(kinds), Objective(slo_s=SLO_S, max_batch=MAX_BATCH)
+    plan = optimize(replace(served.profile, exits=exits), kinds, links, objective)
+    facts = served.facts().surviving(exits.survival)
+    assert plan.promise
+
+    def run(load: float, share: float) -> Report:
+        limits = Limits(audit_share=share, audit_cost=COST)
+        rate, seconds = load * plan.promise.goodput_per_s, 30.0  # type: ignore[union-attr]
+        times_s = arrivals("poisson", rate, seconds, 0)
+        blocks = exit_blocks(exits, len(times_s), np.random.default_rng(1))
+        return simulate(World(plan, facts, SLO_S, limits), [(times_s, blocks)], seconds)
+
+    normal, usual = run(0.7, SHARE), run(0.7, 0.0)
+    crowded, crowd = run(1.1, SHARE), run(1.1, 0.0)
+    yield "audit_goodput_ratio", min(normal.good / usual.good, crowded.good / crowd.good)
+    yield "audit_p99_ratio", normal.tally.quantile_s(0.99) / usual.tally.quantile_s(0.99)
+    yield "audits_per_minute", 2.0 * sum(normal.tally.audited)
+    yield "audits_per_minute_crowded", 2.0 * sum(crowded.tally.audited)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The demo's fleet, its plan for the thresholds of `isobatch prepare`, and inputs that are not what these saw."""
+
+    evidence: Evidence
+    others: ExitTable
+    asked: Question
+    plan: Plan
+    promised: float
+
+    @classmethod
+    def of(cls, evidence: Evidence, others: ExitTable, promised: float = PROMISED) -> "Setting":
+        served, survival = fleet_of("demo"), evidence.survival(evidence.prepared)
+        profile, kinds = replace(served.profile, exits=ExitProfile(survival)), tuple(fleet(served.devices))
+        asked = Question(profile, kinds, Objective(slo_s=SLO_S, max_batch=MAX_BATCH), one_machine=True)
+        return cls(evidence, others, asked, asked.best(survival, Corrections(), {}), promised)
+
+    @property
+    def prepared(self) -> dict[int, float]:
+        """The thresholds of the checkpoint."""
+        return dict(self.evidence.thresholds(self.evidence.prepared, range(self.others.num_ramps)))
+
+    def chosen(self, plan: Plan) -> Indices:
+        """The candidates at the ramps of a plan; the others are shut."""
+        told = self.prepared | dict(plan.thresholds)
+        return self.evidence.nearest({ramp: told[ramp] for ramp in opened(plan)})
+
+    @cached_property
+    def fit(self) -> Fit:
+        return Fit(self.others, self.chosen(self.plan))
+
+    def run(self, rate_per_s: float, seconds: float, misfits: Callable[[Floats], Floats]) -> Replanned:
+        """With a controller that keeps the promise; `misfits` are the shares of them over time."""
+        keeper = Keeper(AgreementTerms(self.promised, self.evidence, self.prepared), least_gain=9.0)
+        random, fit = np.random.default_rng(0), self.fit
+
+        def inputs() -> Iterator[Chunk]:
+            times_s = arrivals("poisson", rate_per_s, seconds, 0)
+            for some in np.array_split(times_s, max(1, len(times_s) >> 16)):
+                yield some, fit.drawn(misfits(some), random)
+
+        facts = self.asked.facts(self.evidence.survival(self.evidence.prepared), Corrections())
+        world = World(self.plan, facts, SLO_S, Limits(audit_share=SHARE, audit_cost=COST))
+        devices = partial(RecordedDevices, table=self.others, evidence=self.evidence, prepared=self.evidence.prepared)
+        patience = Patience(look_every_s=LOOK_S)
+        return replan(world, self.asked, inputs(), seconds, patience=patience, keeper=keeper, devices=devices)
+
+
+def mended(setting: Setting) -> Iterator[tuple[str, float]]:
+    """Seconds from when 5 % of the answers disagree until at most 1 % do; what is lost then with each method."""
+    fit = setting.fit
+
+    def misfits(times_s: Floats) -> Floats:
+        return np.where(times_s < SOUND_S, fit.usual, DRIFTED)
+
+    ran = setting.run(RATE_PER_S, SOUND_S + DRIFTED_S, misfits)
+    within = [
+        at_s - SOUND_S
+        for at_s, plan in ran.plans
+        if at_s > SOUND_S and fit.disagreement(setting.chosen(plan), DRIFTED) <= 1 - PROMISED
+    ]
+    yield "drift_tightened_s", within[0] if within else math.inf
+    yield "drift_disagreement_fixed", fit.disagreement(fit.chosen, DRIFTED)
+    yield "drift_disagreement", fit.disagreement(setting.chosen(ran.plans[-1][1]), DRIFTED)
+    yield "drift_false_alarms", float(sum(0.0 < at_s <= SOUND_S for at_s, _ in ran.plans))
+
+
+def day(setting: Setting) -> Iterator[tuple[str, float]]:
+    """The share of windows with at most 1 % of other answers, of a day in which misfits come and go.
+
+    Without a dispatcher: what is counted in a look is drawn, and all audits get to their end.
+    """
+    fit = setting.fit
+    ends_s: Floats = np.arange(1.0, round(DAY_S / LOOK_S) + 1) * LOOK_S
+    # Most of the day as usual; from 40 % of it on for a fifth of it ever more, up to 5 %, and back.
+    peak = np.clip(1 - np.abs(ends_s / DAY_S - 0.5) / 0.1, 0.0, 1.0)
+    shares = np.asarray(fit.usual + (DRIFTED - fit.usual) * peak, np.float64)
+    looks = list(_kept(setting, ends_s, shares))
+    middle = shares[LOOKS // 2 :: LOOKS]
+    lost, depth = greedy(fit, middle)
+    yield "windows_kept_share", _kept_share([off for off, _, _ in looks])
+    yield "windows_kept_share_fixed", _kept_share([fit.disagreement(fit.chosen, share) for share in shares])
+    yield "windows_kept_share_apparate", float(np.mean([each <= 1 - setting.promised for each in lost]))
+    yield "day_depth", float(np.mean([each for _, each, _ in looks]))
+    yield "day_depth_fixed", float(np.mean([_depth(fit, fit.chosen, share) for share in shares]))
+    yield "day_depth_apparate", depth
+    yield "day_threshold_changes", float(sum(changed for *_, changed in looks))
+
+
+def _kept_share(disagreements: Sequence[float]) -> float:
+    windows = np.array(disagreements).reshape(-1, LOOKS).mean(axis=1)
+    return float(np.mean(windows <= 1 - PROMISED))
+
+
+def _kept(setting: Setting, ends_s: Floats, shares: Floats) -> Iterator[tuple[float, float, bool]]:
+    """Of each look the disagreement, the depth, and whether thresholds changed after it."""
+    fit, plan, random = setting.fit, setting.plan, np.random.default_rng(0)
+    keeper = Keeper(AgreementTerms(setting.promised, setting.evidence, setting.prepared), least_gain=9.0)
+    facts = setting.asked.facts(setting.evidence.survival(setting.evidence.prepared), Corrections())
+    changed_s, tightened, count = 0.0, 0, round(RATE_PER_S * LOOK_S)
+    for number, (now_s, share) in enumerate(zip(ends_s, shares, strict=True), 1):
+        chosen = setting.chosen(plan)
+        off, depth = fit.disagreement(chosen, float(share)), _depth(fit, chosen, float(share))
+        seen = _seen(fit, chosen, fit.drawn(np.full(count, share), random), float(now_s), random)
+        change = keeper.look(seen, plan, facts)
+        if change is None and number % LOOKS == 0:
+            change = keeper.window(seen, plan, facts, (now_s - changed_s) / WINDOW_S, tightened)
+        if change:
+            plan, changed_s = replace(plan, thresholds=change.thresholds), float(now_s)
+            tightened += change.what == "tightened"
+            keeper.restart()
+        yield off, depth, change is not None
+
+
+def _seen(fit: Fit, chosen: Indices, rows: Indices, now_s: float, random: np.random.Generator) -> Observed:
+    places, off = fit.places(chosen)[rows], fit.off(chosen)[rows]
+    ended = (random.uniform(size=len(rows)) < SHARE) & (places < fit.table.num_ramps)
+    exits, audited, missed = (
+        tuple(np.bincount(some, minlength=fit.table.num_ramps + 1).tolist())
+        for some in (places, places[ended], places[ended & off])
+    )
+    return Observed(now_s - LOOK_S, LOOK_S, len(rows), len(rows), exits, audited=audited, missed=missed)
+
+
+def _depth(fit: Fit, chosen: Indices, misfits: float) -> float:
+    """Blocks that inputs run on average, as a share of all."""
+    costs, is_misfit = fit.table.costs[fit.places(chosen)], fit.off(fit.chosen)
+    return float(misfits * costs[is_misfit].mean() + (1 - misfits) * costs[~is_misfit].mean())

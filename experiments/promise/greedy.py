@@ -1,0 +1,72 @@
+"""Apparate's tuner, as its paper describes it: every answer is audited, and the last 16 of them say when to tune.
+
+Thresholds begin at "nobody leaves". In each round the ramp is loosened by which most is saved per answer lost; its step
+doubles, and halves where the step breaks the bound. It is judged on the latest records, as many as the window holds.
+(Deb et al., SOSP '24, section 3.2; its artifact's own code was not used.)
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from profiles.exit_table import ExitTable
+from profiles.losses import Floats, Indices
+
+WINDOW = 16  # records, which say whether to tune, and on which it is done
+BOUND = 0.01
+FIRST, LEAST = 0.1, 0.01  # steps, as shares of the range of thresholds
+LOOKED_AT = 200  # of them, since every sixteen may change thresholds
+
+
+class Drawn(Protocol):
+    """Inputs of which a share are misfits (see `audited.Fit`)."""
+
+    @property
+    def table(self) -> ExitTable: ...
+
+    def drawn(self, shares: Floats, random: np.random.Generator) -> Indices: ...
+
+    def disagreement(self, chosen: Indices, misfits: float) -> float: ...
+
+
+def tuned(table: ExitTable) -> Indices:
+    """The candidates of every ramp, by these records alone."""
+    top = len(table.candidates) - 1
+    chosen, steps = table.strictest, np.full(table.num_ramps, FIRST)
+    lost, cost = _judged(table, chosen)
+    while (steps >= LEAST).any():
+        moves = []
+        for ramp in np.flatnonzero(steps >= LEAST):
+            step = max(1, round(steps[ramp] * top))
+            tried = np.where(np.arange(len(chosen)) == ramp, np.minimum(chosen + step, top), chosen)
+            off, after = _judged(table, tried)
+            if off > BOUND or (tried == chosen).all():
+                steps[ramp] /= 2
+            else:
+                moves.append(((cost - after) / (off - lost + 1e-9), ramp, tried))
+        if moves:
+            _, ramp, chosen = max(moves, key=lambda move: move[0])
+            steps[ramp] *= 2
+            lost, cost = _judged(table, chosen)
+    return chosen
+
+
+def _judged(table: ExitTable, chosen: Indices) -> tuple[float, float]:
+    places = table.places(chosen)
+    return float((table.answers(places) != table.said[-1]).mean()), float(table.costs[places].mean())
+
+
+def greedy(fit: Drawn, shares: Floats) -> tuple[list[float], float]:
+    """The disagreement in each window of a day, on average over its tunings, and the depth that inputs run."""
+    random, chosen, windows, depths = np.random.default_rng(0), fit.table.strictest, list[float](), list[float]()
+    for share in shares:
+        rows, seen = fit.drawn(np.full(LOOKED_AT, share), random), list[float]()
+        for start in range(0, LOOKED_AT - WINDOW, WINDOW):
+            latest = fit.table.of(rows[start : start + WINDOW])
+            lost, depth = _judged(latest, chosen)
+            seen.append(fit.disagreement(chosen, float(share)))
+            depths.append(depth)
+            if lost > BOUND or not windows:
+                chosen = tuned(latest)
+        windows.append(float(np.mean(seen)))
+    return windows, float(np.mean(depths))
