@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo test fuzz lint format results chaos soak browser clean
+.PHONY: help setup serve demo llm-demo test fuzz lint format results chaos soak browser clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -24,6 +24,9 @@ serve: setup  ## serve the built-in demo model at http://127.0.0.1:8000
 
 demo: setup  ## train the built-in demo model anew (it is shipped: nothing needs this)
 	$(BIN)/python -m deployments.prepare.demo
+
+llm-demo: setup  ## train the built-in decoder anew (it is shipped: nothing needs this)
+	$(BIN)/python -m deployments.prepare.llm_demo
 
 test: setup  ## run all tests: those without Ray on two cores, then the others one after the other
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit

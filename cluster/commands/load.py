@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,11 +27,40 @@ from profiles.lengths import read_lengths, text_of
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cluster.load.prompts import PromptLoad
     from deployments.prepare.data import Columns
 
 MOST_TEXTS = 20_000
 MOST_SAID = 300  # bytes that are shown of a reply other than 200
 RATE_OR_CLIENTS = "give either --clients (closed loop), or --rate or --trace or both (open loop)"
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """When requests are sent."""
+
+    rate: float | None
+    clients: int | None
+    arrivals: str
+    cv: float
+    trace: Path | None
+    trace_each_s: float | None
+    seconds: float
+    seed: int
+    console: Console
+
+    def __call__(self, source: Any) -> Any:
+        """The load on a source, whatever it sends."""
+        from cluster.load import traces, workloads
+
+        if self.clients:
+            return source.by_clients(self.clients, self.seconds)
+        if self.trace:
+            self.console.print(traces.understood(self.trace, self.trace_each_s), highlight=False, markup=False)
+            return source.at(traces.trace(self.trace, self.rate, self.seconds, self.seed, self.trace_each_s))
+        if self.rate is None:
+            raise UserError(RATE_OR_CLIENTS)
+        return source.at(workloads.arrivals(self.arrivals, self.rate, self.seconds, self.seed, self.cv))
 
 
 def load(
@@ -47,8 +78,8 @@ def load(
         float | None, typer.Option(help="The seconds that each count of the trace is for, if the file does not say.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0,
-    slo_ms: Annotated[float, typer.Option(help="An answer within this time is a good one.")] = 1000.0,
-    deadline: Annotated[bool, typer.Option(help="Send the SLO as X-Deadline-Ms.")] = True,
+    slo_ms: Annotated[float, typer.Option(help="An answer, or a text's first token, within this is good.")] = 1000.0,
+    deadline: Annotated[bool, typer.Option(help="Send the SLO as X-Deadline-Ms; not with --prompts.")] = True,
     data: Annotated[
         Path | None, typer.Option(help=f"Inputs, one a request, sent in turn: {READS}. None: made-up ones.")
     ] = None,
@@ -56,6 +87,10 @@ def load(
     lengths: Annotated[
         Path | None, typer.Option(help="Instead: made-up texts of so many tokens, a number per line, sent in turn.")
     ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Of a decoder: a prompt per line, each written on from, as a stream.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="With --prompts: the most tokens of a text.")] = 64,
     max_rows: Annotated[int, typer.Option(min=1, help="A sample of at most so many inputs of --data.")] = 10_000,
     text_column: TextColumn = None,
     text_pair_column: PairColumn = None,
@@ -74,39 +109,38 @@ def load(
     digits. The exit code is 1 if nothing was answered, or anything otherwise than by an answer, a refusal (503) or an
     expired deadline (504).
 
+    With --prompts, a decoder is asked at /v1/completions: times to the first token and between tokens, tokens a second.
+
     Example: [bold]isobatch load http://127.0.0.1:8000/predict --rate 200[/]
     """
     from rich.console import Console
 
     from cluster.commands import above_0, check_writable
-    from cluster.load import generator, report, traces, workloads
+    from cluster.load import generator, report
     from cluster.load.bodies import bodies_of, predicts_at
+    from cluster.load.prompts import PromptLoad, prompts_in
 
     if clients is not None and (rate is not None or trace is not None):
         raise UserError(RATE_OR_CLIENTS)
-    if sum(each is not None for each in (data, bodies, lengths)) > 1:
-        raise UserError("--data, --bodies and --lengths are ways to say what is sent: choose one")
+    if sum(each is not None for each in (data, bodies, lengths, prompts)) > 1:
+        raise UserError("--data, --bodies, --lengths and --prompts are ways to say what is sent: choose one")
     above_0("--slo-ms", slo_ms)
     check_writable(out)
-    url, console = predicts_at(url), Console(soft_wrap=True)
+    console = Console(soft_wrap=True)
     key = key_headers(api_key_variable)
+    asking = _Asking(rate, clients, arrivals, cv, trace, trace_each_s, seconds, seed, console)
+    if prompts:
+        texts = PromptLoad(url, prompts_in(prompts), max_tokens, key)
+        return _decode(texts, asking, slo_ms, out, console)
+    url = predicts_at(url)
     told = key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {})
     headers = "".join(f"{name}: {value}\r\n" for name, value in told.items())
     tokens = _tokens(lengths) if lengths else None
     wanted = columns_of(text_column, text_pair_column, image_column, None, columns, delimiter, encoding)
     sent = bodies_of(map(text_of, tokens)) if tokens else _bodies(url, key, data, wanted, max_rows, bodies, console)
     source = generator.LoadGenerator(url, sent, max(connections, clients or 0), headers)
-    if clients:
-        asking = source.by_clients(clients, seconds)
-    elif trace:
-        console.print(traces.understood(trace, trace_each_s), highlight=False, markup=False)
-        asking = source.at(traces.trace(trace, rate, seconds, seed, trace_each_s))
-    elif rate is not None:
-        asking = source.at(workloads.arrivals(arrivals, rate, seconds, seed, cv))
-    else:
-        raise UserError(RATE_OR_CLIENTS)
     with console.status(f"asking {url} for {seconds:g} s"):
-        record = asyncio.run(asking)
+        record = asyncio.run(asking(source))
     found = report.summary(record, slo_ms, tokens)
     report.write(found, out)
     report.draw(record, slo_ms, out.with_suffix(".png"))
@@ -117,6 +151,23 @@ def load(
         if said:
             console.print(f"status {status} said: {said[:MOST_SAID].decode(errors='replace')}", markup=False)
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
+    if found.failed:
+        raise typer.Exit(1)
+    return None
+
+
+def _decode(source: PromptLoad, asking: Callable[[Any], Any], slo_ms: float, out: Path, console: Console) -> None:
+    """The same for prompts that are written on from."""
+    from cluster.load import prompts
+
+    with console.status("asking"):
+        written = asyncio.run(asking(source))
+    found = prompts.summed(written, slo_ms)
+    prompts.write(found, out)
+    console.print(prompts.table(found, slo_ms))
+    for said in {each.status: each.said for each in written if each.said}.values():
+        console.print(said[:MOST_SAID].decode(errors="replace"), markup=False)
+    console.print(f"written to {out}")
     if found.failed:
         raise typer.Exit(1)
 

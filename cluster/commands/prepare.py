@@ -27,7 +27,7 @@ Dtype = Literal["float32", "int8"]
 
 
 def prepare(
-    model: Annotated[str, typer.Argument(help="Directory or hub id of a Hugging Face classifier.")],
+    model: Annotated[str, typer.Argument(help="Directory or hub id of a Hugging Face classifier, or of a decoder.")],
     data: Annotated[Path, typer.Option(help=f"Inputs, labelled or not: {READS}.")],
     out: Annotated[Path, typer.Option(help="Directory to write: the checkpoint, its ramps and exits.json.")],
     ramp: Annotated[
@@ -55,6 +55,9 @@ def prepare(
         Dtype, typer.Option(help="What will serve: float32 (and halves of it), or int8 (CPU, ONNX Runtime).")
     ] = "float32",
     seed: Annotated[int, typer.Option(help="For the sample, its parts and the training.")] = 0,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of a decoder: so many are written after each text; 64 if not given.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False,
 ) -> None:
     """Give a classifier early exits, without touching its weights.
@@ -62,10 +65,15 @@ def prepare(
     What is promised of other inputs is tested on a third of the rows, which nothing is made from: thresholds are
     loosened step by step until the test fails. Too few rows promise nothing, and then nobody leaves early.
 
+    A decoder's texts are prompts that it writes on from; its ramp is its own head, read where that brings most, and
+    --max-accuracy-loss is the share of tokens that may be others than the full network's.
+
     Example: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --max-accuracy-loss 1%[/]
     """
     from rich.console import Console
 
+    from cluster.commands.prepare_decoder import DecoderCommand
+    from deployments.decoding.checkpoint import is_decoder
     from deployments.models import checkpoint
     from deployments.models.ramps import policy_at
     from deployments.prepare import pipeline
@@ -81,8 +89,28 @@ def prepare(
     options = PrepareOptions(path, ramp, dtype, share(max_accuracy_loss), confidence, metric, seed)
     pipeline.check_free(out, force)
     source = checkpoint.locate(model)
-    checkpoint.check(source)
     wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
+    if is_decoder(source):
+        for_classifiers = {
+            "--ramp": (ramp, "light"),
+            "--policy": (policy, "entropy"),
+            "--confidence": (confidence, 0.95),
+            "--metric": (metric, "accuracy"),
+            "--labels": (labels, None),
+            "--label-column": (label_column, None),
+            "--image-column": (image_column, None),
+            "--text-pair-column": (text_pair_column, None),
+            "--device": (device, "auto"),
+            "--dtype": (dtype, "float32"),
+            "--seed": (seed, 0),
+        }
+        loss = share(max_accuracy_loss)
+        command = DecoderCommand(source, data, out, wanted, loss, max_tokens, max_rows, for_classifiers)
+        command.run(Console(), model)
+        return
+    if max_tokens is not None:
+        raise UserError("--max-tokens is for decoders: this network writes nothing")
+    checkpoint.check(source)
     images, names = checkpoint.reads_images(source), label_names(checkpoint.label_names(source), labels)
     console = Console()
     console.print(taken(data, wanted, images=images), highlight=False, markup=False, soft_wrap=True)

@@ -30,7 +30,10 @@ INLINE = 600  # the longest example that is shown on the command line
 
 def serve(
     target: Annotated[
-        Path | None, typer.Argument(help="A model's directory or a Serve file (*.yaml); none: the built-in demo.")
+        Path | None,
+        typer.Argument(
+            help="A model's directory, a Serve file (*.yaml) or llm-demo, a built-in decoder; none: the built-in demo."
+        ),
     ] = None,
     host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 unless the file says otherwise.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="8000 unless the file says otherwise.")] = None,
@@ -59,10 +62,10 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
     """Start, serve until a signal, stop."""
     from cluster.serving.capacity import check_capacity
     from cluster.serving.deploy import deploy
-    from cluster.serving.example import example_body
+    from cluster.serving.example import example
     from cluster.serving.local import check_place, check_port, local_ray
     from cluster.serving.nodes import local_nodes
-    from cluster.serving.serve_file import GRPC_PORT, grpc_address, key_variable, with_demo
+    from cluster.serving.serve_file import GRPC_PORT, grpc_address, key_variable, ours, with_demo
     from deployments.ray_facts import total_resources
 
     # It keeps the present stdout, because what Ray prints while it stops is redirected.
@@ -90,9 +93,10 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
             _on_signals(partial(_stop_or_hurry, stop))
             console.print(f"[bold green]ready[/] at {base}  (open it in a browser; explained at {base}/docs)")
             told = "{}:{}".format(*grpc) if grpc else f"not served ({GRPC_PORT} is taken, or it was switched off)"
-            console.print(f"gRPC: {told}")
+            if ours(complete):  # decoders speak HTTP only
+                console.print(f"gRPC: {told}")
             variable = key_variable(complete)
-            _show_example(console, base, example_body(content), ray.folder, variable)
+            _show_example(console, base, example(content), ray.folder, variable)
             stats = _stats_of(base, variable)
             _show_plan(console, stats)
             _watch(console, stats, stop, ray)
@@ -174,15 +178,18 @@ def _hurry(*_: object) -> None:
     os._exit(130)
 
 
-def _show_example(console: Console, base: str, body: str | None, folder: Path, variable: str | None) -> None:
-    if body is None:
+def _show_example(
+    console: Console, base: str, asked: tuple[str, str] | None, folder: Path, variable: str | None
+) -> None:
+    if asked is None:
         return
+    path, body = asked
     if len(body) > INLINE:
         file = folder / "example.json"
         file.write_text(body)
         body = f"@{file}"
     key = f' -H "X-API-Key: ${variable}"' if variable else ""
-    console.print(f"try it:  curl{key} -d '{body}' {base}/predict", markup=False)
+    console.print(f"try it:  curl{key} -d '{body}' {base}{path}", markup=False)
 
 
 def _show_plan(console: Console, stats: urllib.request.Request) -> None:
@@ -220,6 +227,9 @@ def _line(request: urllib.request.Request) -> str:
     inputs = sum(exits.values())
     depth = sum((block + 1) * count for block, count in exits.items()) / inputs if inputs else 0.0
     requests = ", ".join(f"{count} {outcome}" for outcome, count in stats["requests"].items())
+    if "tokens_per_s" in stats:
+        done = f"tokens: {inputs}, {depth:.1f} of {len(exits)} blocks each, {stats['tokens_per_s']:.0f}/s of late"
+        return f"requests: {requests} | {done} | {stats['residents']} resident, {stats['waiting']} wait | Ctrl-C stops"
     typical = f"p50 {stats['latency_ms']['p50']:.0f} ms | " if stats["latency_ms"] else ""
     full = ", ".join(f"{split['fill']:.0%}" for split in stats["splits"])
     done = f"inputs: {inputs}, {depth:.1f} of {len(exits)} blocks each"

@@ -4,13 +4,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cluster.serving.serve_file import ServeFile, ours
+from cluster.serving.serve_file import ServeFile, decoders, ours
+from deployments.demo.sums import prompt_of
 
 USUAL = 224  # pixels of an image's side, where a checkpoint does not say
 
 
+def example(content: ServeFile) -> tuple[str, str] | None:
+    """The path and the JSON body for the first application of ours, or None for a checkpoint of an unknown kind."""
+    if decoders(content):
+        return "/v1/completions", json.dumps({"prompt": prompt_of(47, 85), "max_tokens": 24})
+    body = example_body(content)
+    return None if body is None else ("/predict", body)
+
+
 def example_body(content: ServeFile) -> str | None:
-    """The JSON body for the first isobatch application, or None when its checkpoint is of an unknown kind."""
+    """The JSON body for the first application that classifies."""
     application = next(iter(ours(content)), None)
     if application is None:
         return None

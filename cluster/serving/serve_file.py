@@ -7,6 +7,9 @@ from typing import Any
 
 from cluster.controller.config import ControllerConfig
 from deployments.config import DEMO, checked, function_at, parse
+from deployments.decoding.checkpoint import check_decoder, is_decoder
+from deployments.decoding.config import DecoderConfig
+from deployments.demo import llm_demo_directory
 from deployments.front.headers import key_in
 from deployments.graph import check_weights, read_graph
 from deployments.surroundings import PATHS, check_http
@@ -16,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 APPLICATION = "deployments.app:build"
 CONTROLLER = "cluster.controller.app:build"
 REACHED = ("front", "deployer")  # the deployments that Serve knows of; those of replicas are started by the deployer
+DECODER = "deployments.decoding.app:build"
+LLM_DEMO = "llm-demo"
 HTTP = {"host": "127.0.0.1", "port": 8000}
 GRPC_PORT = 8001
 
@@ -25,20 +30,14 @@ ServeFile = dict[str, Any]
 def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     """The Serve file for a directory, a YAML file, or (None) the built-in demo; `overrides` go into `args:`.
 
-    Relative paths in a YAML file are from its folder.
+    Relative paths in a YAML file are from its folder. `llm-demo` is the built-in decoder, unless a directory has that
+    name.
     """
-    if target is not None and not target.exists():
-        raise UserError(f"{target}: no such directory or file; give a model's directory or a Serve file (*.yaml)")
-    content: ServeFile
-    root = Path()
+    if target == Path(LLM_DEMO) and not target.exists():
+        target, overrides = llm_demo_directory(), {"name": LLM_DEMO} | overrides
     if target is None and not overrides:
         target = ROOT / "cluster" / "demo.yaml"
-    if target is None or target.is_dir():
-        model = {"model": str(target.resolve())} if target else {}
-        application = {"name": "isobatch", "import_path": APPLICATION, "args": model}
-        content = {"applications": [application]}
-    else:
-        content, root = _read(target), target.resolve().parent
+    content, root = _content(target)
     for one in content["applications"]:
         _check_import_path(one.get("import_path"))
     for one in ours(content):
@@ -46,6 +45,8 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
             if deployment.get("name") not in REACHED:
                 raise UserError(f"deployments: reaches {' and '.join(REACHED)} only: args: says what replicas are")
         one["args"] = _checked((one.get("args") or {}) | overrides, root)
+    for one in decoders(content):
+        one["args"] = _checked_decoder((one.get("args") or {}) | overrides, root)
     for one in controllers(content):
         checked(ControllerConfig, one.get("args") or {})
     content["http_options"] = HTTP | (content.get("http_options") or {})
@@ -55,9 +56,25 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     return content
 
 
+def _content(target: Path | None) -> tuple[ServeFile, Path]:
+    """What a file says, or an application for a directory or the demo; and where relative paths begin."""
+    if target is not None and not target.exists():
+        raise UserError(f"{target}: no such directory or file; give a model's directory or a Serve file (*.yaml)")
+    if target is not None and not target.is_dir():
+        return _read(target), target.resolve().parent
+    model = {"model": str(target.resolve())} if target else {}
+    path = DECODER if target and is_decoder(target) else APPLICATION
+    return {"applications": [{"name": "isobatch", "import_path": path, "args": model}]}, Path()
+
+
 def ours(content: ServeFile) -> list[dict[str, Any]]:
     """The applications that isobatch builds; a Serve file may hold others."""
     return [application for application in content["applications"] if application.get("import_path") == APPLICATION]
+
+
+def decoders(content: ServeFile) -> list[dict[str, Any]]:
+    """The applications that decode."""
+    return [application for application in content["applications"] if application.get("import_path") == DECODER]
 
 
 def controllers(content: ServeFile) -> list[dict[str, Any]]:
@@ -67,7 +84,7 @@ def controllers(content: ServeFile) -> list[dict[str, Any]]:
 
 def key_variable(content: ServeFile) -> str | None:
     """The environment variable that holds the first application's key, if it asks for one."""
-    return next((one["args"].get("api_key_variable") for one in ours(content)), None)
+    return next((one["args"].get("api_key_variable") for one in ours(content) + decoders(content)), None)
 
 
 def with_demo(content: ServeFile) -> ServeFile:
@@ -119,9 +136,9 @@ def _read(path: Path) -> ServeFile:
 
 def _check_import_path(path: Any) -> None:
     """Refuse a misspelt path of ours at once: Serve would tell it after many seconds, and otherwise."""
-    if path in (APPLICATION, CONTROLLER) or not isinstance(path, str):
+    if path in (known := (APPLICATION, CONTROLLER, DECODER)) or not isinstance(path, str):
         return
-    if meant := get_close_matches(path, (APPLICATION, CONTROLLER), n=1, cutoff=0.8):
+    if meant := get_close_matches(path, known, n=1, cutoff=0.8):
         raise UserError(f"import_path = {path!r}: there is no such application; is {meant[0]!r} meant?")
 
 
@@ -136,6 +153,19 @@ def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     key_in(config.api_key_variable)
     if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
         read_graph(config)  # raises if the plan or its profile is wrong, or if there is no plan
+    return given
+
+
+def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
+    """The same for a decoder."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if isinstance(given.get("model"), str):
+        given["model"] = _absolute(root, "model", given["model"])
+    config = checked(DecoderConfig, given)
+    if not Path(config.model).is_dir():
+        raise UserError(f"args: model = {config.model!r}: no such directory")
+    check_decoder(Path(config.model))
+    key_in(config.api_key_variable)
     return given
 
 

@@ -1,14 +1,24 @@
-"""The built-in demo: a small vision transformer that reads handwritten digits, shipped with the package.
+"""The built-in demos, shipped with the package: checkpoints like any other.
 
-It is a checkpoint like any other, with ramps made by `isobatch prepare`. `make demo` makes it anew
-(deployments/prepare/demo.py); serving it needs none of that.
+A small vision transformer reads handwritten digits, with ramps made by `isobatch prepare`; `make demo` makes it anew
+(deployments/prepare/demo.py). A small Llama says sums in words; `make llm-demo` (deployments/prepare/llm_demo.py).
+Serving them needs none of that.
 """
 
-from pathlib import Path
+from __future__ import annotations
 
-from deployments.models.ramps import RampDtype
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deployments.models.ramps import RampDtype
 
 
 def demo_directory(dtype: RampDtype = "float32") -> Path:
     """The demo's checkpoint. In int8 it is the same network, with ramps made for 8-bit blocks."""
     return Path(__file__).with_name(f"demo-{dtype}")
+
+
+def llm_demo_directory() -> Path:
+    """The checkpoint of the demo's decoder."""
+    return Path(__file__).with_name("demo-llama")

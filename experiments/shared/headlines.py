@@ -202,6 +202,16 @@ HEADLINES = {
         Headline("tokens", "goodput_per_s_ratio", "through HTTP, launches of so many tokens over so many texts"),
         Headline("tokens", "goodput_per_s_overloaded_ratio", "the same at 1.5 times the promise"),
     ),
+    "Decoding: the demo's Llama with real compute, one core, 32 residents": (
+        Headline("decoding", "recompute_over_full", "tokens a second, exits over no exits", 1.1),
+        Headline("decoding", "verified_over_full", "the same, checked by the full network", 1.1),
+        Headline("decoding", "over_exits_at_once", "exits over exits that run deep at once", 1.15),
+        Headline("decoding", "over_exits_batch_of_one", "exits over exits at batch 1"),
+        Headline("decoding", "full_over_generate_batch", "no exits over transformers' generate_batch", 1.0),
+        Headline("decoding", "exact_match_full", "sums that are right, no exits"),
+        Headline("decoding", "exact_match_recompute", "sums that are right, exits"),
+        Headline("decoding", "texts_changed_by_verified", "texts that verified exits change", 0, at_most=True),
+    ),
     "TCB's systems on our dispatcher, in virtual time": (
         Headline("tcb", "rows_over_padded_to_the_longest_das", "DAS: rows over padded to the longest", paper=2.22),
         Headline("tcb", "rows_over_padded_to_100_das", "DAS: rows over padded to 100 tokens", paper=2.22),

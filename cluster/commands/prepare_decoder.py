@@ -1,0 +1,78 @@
+"""`isobatch prepare` for a decoder: where its head may be read early."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from deployments.prepare.data import Columns
+    from deployments.prepare.decoder import DecoderReport
+
+MAX_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class DecoderCommand:
+    """What the user says of a decoder. `given` has the other options by name: (value, default)."""
+
+    source: Path
+    data: Path
+    out: Path
+    columns: "Columns"
+    allowed_loss: float
+    max_tokens: int | None
+    max_rows: int
+    given: Mapping[str, tuple[object, object]]
+
+    def run(self, console: Console, model: str) -> None:
+        """Write `out`: the checkpoint, and the rules of its ramp."""
+        from deployments.decoding.checkpoint import check_decoder
+        from deployments.folders import whole
+        from deployments.models.checkpoint import copy
+        from deployments.prepare.data import rows, taken
+        from deployments.prepare.sample import sampled
+        from profiles.promise import RULES
+
+        self._refuse()
+        check_decoder(self.source)
+        console.print(taken(self.data, self.columns, images=False), highlight=False, markup=False, soft_wrap=True)
+        prompts = sampled((row.value for row in rows(self.data, self.columns, images=False)), self.max_rows)
+        report = self._report([str(prompt) for prompt in prompts])
+        rules = report.rules.model_copy(update={"notes": {"checkpoint": Path(model).name, "data": self.data.name}})
+        with whole(self.out) as draft:
+            copy(self.source, draft)
+            (draft / RULES).write_text(rules.model_dump_json(indent=2) + "\n")
+        console.print(told(report), highlight=False, soft_wrap=True)
+        console.print(f"written to {self.out}: a Hugging Face checkpoint with a ramp; isobatch serve {self.out}")
+
+    def _report(self, prompts: list[str]) -> "DecoderReport":
+        from deployments.decoding.loading import load_decoder, load_tokenizer, stop_tokens
+        from deployments.prepare.decoder import DecoderOptions, ramps_for
+
+        model, words = load_decoder(self.source), load_tokenizer(self.source)
+        most = self.max_tokens or MAX_TOKENS
+        tokens = [words(prompt)["input_ids"] for prompt in prompts]
+        fits = [each for each in tokens if 0 < len(each) <= model.config.max_position_embeddings - most]
+        return ramps_for(model, fits, stop_tokens(self.source), DecoderOptions(self.allowed_loss, most))
+
+    def _refuse(self) -> None:
+        for name, (value, default) in self.given.items():
+            if value != default:
+                raise UserError(f"{name} is for classifiers: a decoder's ramp is its own head, read early")
+
+
+def told(report: "DecoderReport") -> str:
+    """What the ramp costs and brings."""
+    (ramp,) = report.rules.ramps
+    leaving, agreement, same = 1 - (ramp.survival or 0), report.rules.agreement or 0, report.rules.same_texts or 0
+    return (
+        f"a ramp after block {ramp.block} (from 0) of {report.num_blocks}: {leaving:.0%} of the tokens leave there, "
+        f"where the head is sure by {ramp.threshold:.3f}. Of {report.tokens} tokens after prompts that it was not "
+        f"chosen by, {agreement:.2%} are the full network's; {same:.1%} of the texts are, to the last token. By "
+        f"arithmetic, full batches write {report.rhythm.gain:.2f} times as fast as without exits on this device"
+    )

@@ -1,0 +1,203 @@
+"""Load on a server that writes token by token: prompts over OpenAI's interface, each streamed over a connection.
+
+The time to the first token (TTFT) counts from when a request was due, that between tokens (TPOT) from the first to the
+last.
+"""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from httptools import HttpParserError, HttpResponseParser
+from rich.table import Table
+
+from cluster.load.connection import BROKEN
+from cluster.load.generator import Floats
+from profiles.errors import UserError
+
+PATH = "/v1/completions"
+PATIENCE_S = 60.0  # after the last request was due; then what is not there is lost
+_OUTCOMES = {200: "answered", 429: "refused", 503: "refused", BROKEN: "unanswered"}
+
+
+@dataclass(frozen=True)
+class WrittenText:
+    """What came of one prompt: `first_s` and `last_s` are when its first and last token were here."""
+
+    due_s: float
+    status: int
+    first_s: float = 0.0
+    last_s: float = 0.0
+    tokens: int = 0
+    said: bytes = b""  # of an answer that is no stream
+
+
+class _Answer:
+    """Parses one streamed answer, and notes when tokens come."""
+
+    def __init__(self) -> None:
+        self.parser = HttpResponseParser(self)
+        self.done, self.ended = False, False
+        self.times_s: list[float] = []
+        self.tokens = 0
+        self._rest = b""
+
+    def on_body(self, body: bytes) -> None:
+        """The parser calls it with every piece."""
+        *events, self._rest = (self._rest + body).split(b"\n\n")
+        for event in events:
+            if event == b"data: [DONE]":
+                self.ended = True
+            elif event.startswith(b"data: ") and (new := _tokens_in(event[6:])):
+                self.tokens += new
+                self.times_s.append(time.perf_counter())
+
+    def on_message_complete(self) -> None:
+        self.done = True
+
+    @property
+    def said(self) -> bytes:
+        return self._rest
+
+
+def _tokens_in(event: bytes) -> int:
+    """
+    >>> _tokens_in(b'{"choices": [{"exit_blocks": [2, 7]}]}'), _tokens_in(b'{"choices": [{"text": "a"}]}')
+    (2, 1)
+    """
+    choices = json.loads(event).get("choices") or ()
+    return sum(len(each["exit_blocks"]) if "exit_blocks" in each else bool(each.get("text")) for each in choices)
+
+
+class PromptLoad:
+    """Has prompts written on from, in turn."""
+
+    def __init__(self, url: str, prompts: Sequence[str], max_tokens: int, headers: Mapping[str, str]) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise UserError(f"{url!r} must look like http://HOST:PORT")
+        self._place = parts.hostname, parts.port or 80
+        self._requests = [_request(parts.netloc, prompt, max_tokens, headers) for prompt in prompts]
+
+    async def at(self, due_s: Floats) -> list[WrittenText]:
+        """Open loop: a prompt at each of these times."""
+        begun_s = time.perf_counter()
+        tasks = []
+        for index, due in enumerate(due_s):
+            if (wait_s := begun_s + due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait_s)
+            tasks.append(asyncio.create_task(self._ask(index, begun_s, float(due))))
+        return list(await asyncio.gather(*tasks))
+
+    async def by_clients(self, clients: int, seconds: float) -> list[WrittenText]:
+        """Closed loop: each client asks again as soon as it has all."""
+        begun_s = time.perf_counter()
+        asked = count()
+
+        async def one() -> list[WrittenText]:
+            written = []
+            while (now_s := time.perf_counter() - begun_s) < seconds:
+                written.append(await self._ask(next(asked), begun_s, now_s))
+            return written
+
+        found = await asyncio.gather(*(one() for _ in range(clients)))
+        return [each for client in found for each in client]
+
+    async def _ask(self, index: int, begun_s: float, due_s: float) -> WrittenText:
+        answer = _Answer()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                reader, writer = await asyncio.open_connection(*self._place)
+                try:
+                    writer.write(self._requests[index % len(self._requests)])
+                    while not answer.done and (data := await reader.read(65_536)):
+                        answer.parser.feed_data(data)
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError, HttpParserError):
+            return WrittenText(due_s, BROKEN)
+        status = answer.parser.get_status_code()
+        if status != 200 or not (answer.ended and answer.times_s):
+            return WrittenText(due_s, BROKEN if status == 200 else status, said=answer.said)
+        first_s, last_s = (moment - begun_s for moment in (answer.times_s[0], answer.times_s[-1]))
+        return WrittenText(due_s, status, first_s, last_s, answer.tokens)
+
+
+def _request(host: str, prompt: str, max_tokens: int, headers: Mapping[str, str]) -> bytes:
+    body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True}).encode()
+    told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST {PATH} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    return f"{head}{told}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def prompts_in(path: Path) -> list[str]:
+    """One prompt a line."""
+    found = [line for line in path.read_text().splitlines() if line]
+    if not found:
+        raise UserError(f"{path} has no prompt: one a line is needed")
+    return found
+
+
+@dataclass(frozen=True)
+class DecodingSummary:
+    """Rates are per second, from the first request to the last token. A good text began within the SLO."""
+
+    requests: int
+    seconds: float
+    answered_per_s: float
+    tokens_per_s: float
+    good_share: float  # of all requests
+    outcomes: Mapping[str, int]
+    ttft_ms: Mapping[str, float]
+    tpot_ms: Mapping[str, float]  # of texts with several tokens
+
+    @property
+    def failed(self) -> bool:
+        return not self.outcomes.get("answered") or bool(self.outcomes.keys() - {"answered", "refused"})
+
+
+def summed(written: Sequence[WrittenText], slo_ms: float) -> DecodingSummary:
+    answered = [each for each in written if each.status == 200]
+    seconds = max((each.last_s for each in answered), default=0.0)
+    ttft_ms = [1e3 * (each.first_s - each.due_s) for each in answered]
+    tpot_ms = [1e3 * (each.last_s - each.first_s) / (each.tokens - 1) for each in answered if each.tokens > 1]
+    return DecodingSummary(
+        requests=len(written),
+        seconds=seconds,
+        answered_per_s=len(answered) / seconds if seconds else 0.0,
+        tokens_per_s=sum(each.tokens for each in answered) / seconds if seconds else 0.0,
+        good_share=sum(each <= slo_ms for each in ttft_ms) / max(len(written), 1),
+        outcomes=dict(Counter(_OUTCOMES.get(each.status, str(each.status)) for each in written)),
+        ttft_ms=_percentiles(ttft_ms),
+        tpot_ms=_percentiles(tpot_ms),
+    )
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float]:
+    return {f"p{q}": round(float(np.percentile(values, q)), 3) for q in (50, 95, 99)} if values else {}
+
+
+def table(found: DecodingSummary, slo_ms: float) -> Table:
+    shown = Table("figure", "value")
+    shown.add_row(
+        "requests", f"{found.requests:,} ({', '.join(f'{n:,} {what}' for what, n in found.outcomes.items())})"
+    )
+    shown.add_row("answered per second", f"{found.answered_per_s:,.1f}")
+    shown.add_row("tokens per second", f"{found.tokens_per_s:,.1f}")
+    shown.add_row(f"first token within {slo_ms:g} ms", f"{found.good_share:.1%}")
+    for name, values in (("TTFT", found.ttft_ms), ("TPOT", found.tpot_ms)):
+        shown.add_row(name, ", ".join(f"{q} {value:,.1f} ms" for q, value in values.items()) or "none")
+    return shown
+
+
+def write(found: DecodingSummary, path: Path) -> None:
+    content: dict[str, Any] = asdict(found)
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,353 @@
+"""OpenAI's HTTP interface: completions, chats, and the model; whole, or as server-sent events.
+
+An extension says after which block each token was known: `exit_blocks`, in every choice.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from deployments.decoding.front import DecoderFront, Words
+from deployments.decoding.requests import ChatRequest, CompletionRequest, request_of
+from deployments.decoding.sequences import Finish, Wanted
+from deployments.front.answers import RefusedError, shown
+from deployments.front.bodies import body_of, json_in
+from deployments.front.headers import NO_KEY, OPEN_PATHS, is_shown
+
+Stats = Callable[[], Awaitable[dict[str, Any]]]
+Result = TypeVar("Result")
+GONE = 499  # nobody reads it
+_DONE = b"data: [DONE]\n\n"
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
+
+
+@dataclass
+class RequestCounts:
+    """Requests by what became of them."""
+
+    answered: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True)
+class ReplyShape:
+    """What distinguishes an answer to a completion from one to a chat."""
+
+    kind: str
+    id: str
+    whole: str
+    piece: str
+    text: Callable[[str], dict[str, Any]]  # of a whole answer
+    delta: Callable[[str], dict[str, Any]]  # of a piece
+    opening: dict[str, Any] | None = None  # what the first piece of each choice says before any text
+
+
+_COMPLETION = ReplyShape(
+    "completion",
+    "cmpl-",
+    "text_completion",
+    "text_completion",
+    lambda text: {"text": text},
+    lambda text: {"text": text},
+)
+_CHAT = ReplyShape(
+    "chat",
+    "chatcmpl-",
+    "chat.completion",
+    "chat.completion.chunk",
+    lambda text: {"message": {"role": "assistant", "content": text}},
+    lambda text: {"delta": {"content": text} if text else {}},
+    {"delta": {"role": "assistant", "content": ""}},
+)
+
+
+@dataclass
+class Reply:
+    """An answer to one request, which may have several choices."""
+
+    shape: ReplyShape
+    model: str
+    wanted: list[Wanted]
+    stops: Sequence[str]
+    id: str = field(init=False)
+    created: int = field(default_factory=lambda: int(time.time()))
+    written: int = 0  # tokens
+
+    def __post_init__(self) -> None:
+        self.id = self.shape.id + uuid.uuid4().hex[:24]
+
+    def body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices, **more,
+        }  # fmt: skip
+
+    def usage(self) -> dict[str, int]:
+        read = sum(len(each.prompt) for each in self.wanted)
+        return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
+
+
+class _Api(FastAPI):
+    """Asks for the key, where there is one."""
+
+    key: bytes | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self.key:
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            if path not in OPEN_PATHS and not is_shown(self.key, scope["headers"]):
+                return await _error(RefusedError(401, NO_KEY))(scope, receive, send)
+        return await super().__call__(scope, receive, send)
+
+
+def create_decoder_api(front: DecoderFront, key: bytes | None, stats: Stats, vocabulary: int) -> FastAPI:
+    """The application that answers for a decoder."""
+    api = _Api(title="isobatch", description=f"Early-exit decoding: {front.name}")
+    api.key = key
+    writers = _Writers(front, vocabulary)
+    about = _About(front, stats, writers.counted)
+    api.add_exception_handler(RefusedError, writers.refused)
+    api.add_exception_handler(HTTPException, _no_such_path)
+    api.add_exception_handler(Exception, writers.failed)
+    for path, handler, kind in (
+        ("/v1/completions", writers.completion, CompletionRequest),
+        ("/v1/chat/completions", writers.chat, ChatRequest),
+    ):
+        api.add_api_route(path, handler, methods=["POST"], openapi_extra=_asks(kind), response_model=None)
+    told: dict[str, Callable[..., Any]] = {
+        "/v1/models": about.models,
+        "/v1/models/{name}": about.model,
+        "/healthz": about.healthz,
+        "/readyz": about.readyz,
+        "/stats": about.stats,
+    }
+    for path, say in told.items():
+        api.add_api_route(path, say, methods=["GET"])
+    return api
+
+
+class _Writers:
+    """Answers requests for texts, and counts what became of them."""
+
+    def __init__(self, front: DecoderFront, vocabulary: int) -> None:
+        self._front, self._vocabulary = front, vocabulary
+        self.counted = RequestCounts()
+
+    async def completion(self, request: Request) -> Response:
+        """Go on with a text, or with several."""
+        front = self._front
+        asked = request_of(CompletionRequest, await self._body(request))
+        front.check_model(asked.model)
+        prompts = asked.prompts
+        if not 0 < len(prompts) <= front.config.max_prompts:
+            raise RefusedError(400, f"prompt has {len(prompts)} texts: 1 to {front.config.max_prompts} are allowed")
+        tokens = [front.texts.prompt(one) if isinstance(one, str) else one for one in prompts]
+        wanted = [front.wanted(one, asked.max_tokens, asked.sampling, self._vocabulary) for one in tokens]
+        return await self._answer(request, Reply(_COMPLETION, front.name, wanted, asked.stops), asked)
+
+    async def chat(self, request: Request) -> Response:
+        """Answer the last message of a conversation."""
+        front = self._front
+        asked = request_of(ChatRequest, await self._body(request))
+        front.check_model(asked.model)
+        prompt = front.texts.chat([{"role": each.role, "content": each.text} for each in asked.messages])
+        most = asked.max_completion_tokens or asked.max_tokens
+        wanted = [front.wanted(prompt, most, asked.sampling, self._vocabulary)]
+        return await self._answer(request, Reply(_CHAT, front.name, wanted, asked.stops), asked)
+
+    async def _body(self, request: Request) -> object:
+        headers = dict(request.headers.raw)
+        return json_in(await body_of(headers, request.receive, self._front.config.max_body_bytes))
+
+    async def _answer(self, request: Request, reply: Reply, asked: CompletionRequest | ChatRequest) -> Response:
+        if asked.stream:
+            pieces = _pieces(self._front, reply, asked.counted, self.counted)
+            first = await anext(pieces)  # a refusal comes before the status is sent
+            return StreamingResponse(_after(first, pieces), media_type="text/event-stream")
+        every = asyncio.gather(*(_whole(self._front, each, reply.stops) for each in reply.wanted))
+        if (whole := await _unless_gone(request, every)) is None:
+            self.counted.cancelled += 1
+            return Response(status_code=GONE)
+        reply.written = sum(len(depths) for _, depths, _ in whole)
+        self.counted.answered += 1
+        choices = [
+            _choice(index, reply.shape.text(text), depths, finish) for index, (text, depths, finish) in enumerate(whole)
+        ]
+        return JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
+
+    async def refused(self, _: Request, error: Exception) -> Response:
+        assert isinstance(error, RefusedError)
+        self.counted.refused += 1
+        return _error(error)
+
+    async def failed(self, _: Request, error: Exception) -> Response:
+        self.counted.failed += 1
+        return _error(RefusedError(500, f"this server failed: {type(error).__name__}; its log says where"))
+
+
+class _About:
+    """Says what is served, and how it goes."""
+
+    def __init__(self, front: DecoderFront, stats: Stats, counted: RequestCounts) -> None:
+        self._front, self._stats, self._counted = front, stats, counted
+        self._model = {"id": front.name, "object": "model", "created": int(time.time()), "owned_by": "isobatch"}
+
+    async def models(self) -> dict[str, Any]:
+        """The model that is served."""
+        return {"object": "list", "data": [self._model]}
+
+    async def model(self, name: str) -> dict[str, Any]:
+        """The model of this name."""
+        self._front.check_model(name)
+        return self._model
+
+    async def healthz(self) -> dict[str, str]:
+        """Alive."""
+        return {"status": "ok"}
+
+    async def readyz(self) -> dict[str, str]:
+        """A replica answers."""
+        await self._stats()
+        return {"status": "ready", "model": self._front.name}
+
+    async def stats(self) -> dict[str, Any]:
+        """What was done since the start, and what is going on."""
+        return {"model": self._front.name, "requests": vars(self._counted), **await self._stats()}
+
+
+def _no_such_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {shown(request.url.path)}"
+    told = f"{asked}: {error.detail}; POST /v1/completions and /v1/chat/completions answer, /docs explains"
+    return _error(RefusedError(error.status_code, told))
+
+
+async def _unless_gone(request: Request, work: "asyncio.Future[Result]") -> Result | None:
+    """What the work gives; it is cancelled when the client goes away."""
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        leaving.cancel()
+        work.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _whole(front: DecoderFront, wanted: Wanted, stops: Sequence[str]) -> tuple[str, list[int], Finish | None]:
+    text, finish = "", None
+    depths: list[int] = []
+    async with aclosing(front.write(wanted, stops)) as written:
+        async for words in written:
+            text, finish = text + words.text, words.finish
+            depths += words.depths
+    return text, depths, finish
+
+
+async def _pieces(
+    front: DecoderFront, reply: Reply, usage: bool, counted: RequestCounts
+) -> AsyncGenerator[bytes, None]:
+    """The events of a stream; those of several prompts come as they are written."""
+    ended = False
+    opening = reply.shape.opening
+    try:
+        async with aclosing(_together(front, reply)) as written:
+            opened: set[int] = set()
+            async for index, words in written:
+                if opening and index not in opened:
+                    opened.add(index)
+                    yield _event(reply.body(reply.shape.piece, [_choice(index, opening, (), None)]))
+                reply.written += len(words.depths)
+                choice = _choice(index, reply.shape.delta(words.text), words.depths, words.finish)
+                yield _event(reply.body(reply.shape.piece, [choice]))
+        if usage:
+            yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
+        yield _DONE
+        ended = True
+    except RefusedError as refused:
+        if not reply.written:
+            raise
+        yield _event(_told(refused))
+        ended = True
+    finally:
+        counted.answered += ended
+        counted.cancelled += not ended
+
+
+async def _together(front: DecoderFront, reply: Reply) -> AsyncGenerator[tuple[int, Words], None]:
+    """What all choices write, with the number of the choice."""
+    news: asyncio.Queue[tuple[int, Words | BaseException | None]] = asyncio.Queue()
+
+    async def write(index: int, wanted: Wanted) -> None:
+        try:
+            async with aclosing(front.write(wanted, reply.stops)) as written:
+                async for words in written:
+                    news.put_nowait((index, words))
+        except Exception as error:
+            news.put_nowait((index, error))
+        news.put_nowait((index, None))
+
+    tasks = [asyncio.create_task(write(index, wanted)) for index, wanted in enumerate(reply.wanted)]
+    try:
+        left = len(tasks)
+        while left:
+            index, words = await news.get()
+            if isinstance(words, BaseException):
+                raise words
+            if words is None:
+                left -= 1
+            else:
+                yield index, words
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _after(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(pieces):
+        yield first
+        async for piece in pieces:
+            yield piece
+
+
+def _choice(index: int, said: Mapping[str, Any], depths: Sequence[int], finish: Finish | None) -> dict[str, Any]:
+    reason = finish.value if finish else None
+    return {"index": index, **said, "logprobs": None, "finish_reason": reason, "exit_blocks": list(depths)}
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def _told(refused: RefusedError) -> dict[str, Any]:
+    kind = _TYPES.get(refused.status, "invalid_request_error")
+    return {"error": {"message": refused.sentence, "type": kind, "param": None, "code": None}}
+
+
+def _error(refused: RefusedError) -> Response:
+    headers = {"Retry-After": str(ceil(refused.retry_after_s))} if refused.retry_after_s else {}
+    if refused.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(_told(refused), refused.status, headers)
+
+
+def _asks(kind: Any) -> dict[str, Any]:
+    schema = kind.model_json_schema(ref_template=f"#/components/schemas/{kind.__name__}-{{model}}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

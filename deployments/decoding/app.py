@@ -1,0 +1,83 @@
+"""The Serve application of a decoder: a front, and replicas that decode.
+
+No `from __future__ import annotations` here: Serve reads the annotation of `build` to turn `args:` into a
+DecoderConfig.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+
+from deployments.decoding.api import create_decoder_api
+from deployments.decoding.config import DecoderConfig
+from deployments.decoding.front import DecoderFront, summed
+from deployments.decoding.loading import context_of, decoder_config, load_tokenizer, stop_tokens
+from deployments.decoding.replica import DECODER, DecoderReplica, ReplicaState
+from deployments.decoding.scheduler import Full, Written
+from deployments.decoding.sequences import Wanted
+from deployments.decoding.texts import TextTokens
+from deployments.front.headers import key_in
+
+_QUIET = {"enable_access_log": False, "log_level": "WARNING"}
+
+
+class DecoderIngress:
+    """The front as Serve runs it."""
+
+    def __init__(self, config: DecoderConfig, replicas: Any) -> None:
+        folder = Path(config.model)
+        self._config, self._network = config, decoder_config(folder)
+        self._key = key_in(config.api_key_variable)
+        self._replicas = replicas
+        texts = TextTokens(load_tokenizer(folder), context_of(self._network, config))
+        self._front = DecoderFront(config, config.name or folder.name, texts, stop_tokens(folder), self._ask)
+
+    def _ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
+        return _until_left(self._replicas.options(stream=True).write.remote(wanted))
+
+    async def _stats(self) -> dict[str, Any]:
+        state: ReplicaState = await self._replicas.state.remote()
+        return summed([state], self._network.num_hidden_layers, self._config.max_residents)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_decoder_api(self._front, self._key, self._stats, self._network.vocab_size)
+
+
+async def _until_left(groups: Any) -> AsyncGenerator[Written | Full, None]:
+    """What a replica writes; it is told when nobody listens any more."""
+    try:
+        async for group in groups:
+            yield group
+    except (asyncio.CancelledError, GeneratorExit):
+        groups.cancel()
+        raise
+
+
+def build(config: DecoderConfig) -> Application:
+    """What `import_path: deployments.decoding.app:build` in a Serve file makes of its `args:`."""
+    on_gpu = config.device.startswith("cuda")
+    decoder = serve.deployment(
+        name=DECODER,
+        num_replicas=config.replicas,
+        max_ongoing_requests=4 * (config.max_residents + config.max_waiting),  # its own queue refuses with a reason
+        ray_actor_options={"num_cpus": 1 if on_gpu else config.cpus_per_replica, "num_gpus": int(on_gpu)},
+        health_check_period_s=1.0,
+        graceful_shutdown_timeout_s=config.drain_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config=_QUIET,
+    )(DecoderReplica)
+    front = serve.deployment(
+        name="front",
+        max_ongoing_requests=4 * config.replicas * (config.max_residents + config.max_waiting),
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=1.0,
+        graceful_shutdown_timeout_s=config.drain_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config=_QUIET,
+    )(serve.ingress()(DecoderIngress))
+    return front.bind(config, decoder.bind(config))

@@ -1,0 +1,90 @@
+"""What a decoder's directory says before anything is loaded: its config.json, and the rules of its ramps."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from profiles.errors import UserError, first_wrong, read_text
+from profiles.promise import RULES
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+class DecoderRamp(BaseModel):
+    """One ramp as it stands in exits.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    block: int = Field(ge=0, description="The ramp stands after this block: the network is cut there.")
+    threshold: float = Field(description="In the policy's own unit.")
+    survival: float | None = Field(None, ge=0, le=1, description="Measured: the share of tokens that go on after it.")
+    agreement: float | None = Field(None, ge=0, le=1, description="Measured: of its tokens, those of the full network.")
+    exit_agreement: float | None = Field(None, ge=0, le=1, description="Measured: the same, of tokens that leave here.")
+
+
+class DecoderRules(BaseModel):
+    """exits.json of a decoder: where the ramps stand, how they are used, and what was measured."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: Literal[1] = 1
+    kind: Literal["decoder"] = "decoder"
+    policy: str = Field("deployments.exits:confidence", description="Who leaves: an independent policy's import path.")
+    ramps: tuple[DecoderRamp, ...] = ()
+    deep_share: float | None = Field(None, gt=0, le=1, description="Share of the residents that deep splits wait for.")
+    agreement: float | None = Field(None, ge=0, le=1, description="Measured: tokens that are the full network's.")
+    same_texts: float | None = Field(None, ge=0, le=1, description="Measured: texts that are, to the last token.")
+    notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="Where all this came from.")
+
+    @field_validator("ramps")
+    @classmethod
+    def _ascending(cls, ramps: tuple[DecoderRamp, ...]) -> tuple[DecoderRamp, ...]:
+        blocks = [ramp.block for ramp in ramps]
+        if blocks != sorted(set(blocks)):
+            raise ValueError(f"ramps must stand after ascending blocks, each once, got {blocks}")
+        return ramps
+
+
+def read_decoder_rules(path: Path) -> DecoderRules:
+    try:
+        return DecoderRules.model_validate_json(read_text(path))
+    except ValidationError as error:
+        wrong = first_wrong(error)
+        raise UserError(f"{path}: {wrong.place or 'file'}: {wrong.reason}") from error
+
+
+def is_decoder(folder: Path) -> bool:
+    """Whether a directory holds a causal language model."""
+    return any(str(name).endswith("ForCausalLM") for name in _config(folder).get("architectures") or ())
+
+
+def check_decoder(folder: Path) -> None:
+    """Raise UserError about a model that cannot be decoded here, before anything starts."""
+    config = _config(folder)
+    if (kind := config.get("model_type")) not in FAMILIES:
+        raise UserError(f"{folder}: model_type is {kind}: of decoders, {', '.join(FAMILIES)} are served")
+    slides = config.get("sliding_window") and config.get("use_sliding_window", True)
+    if slides or set(config.get("layer_types") or ()) - {"full_attention"}:
+        raise UserError(f"{folder}: its attention has a sliding window: only full attention is served")
+    rules_of(folder, int(config.get("num_hidden_layers", 0)))
+
+
+def rules_of(folder: Path, num_blocks: int) -> DecoderRules:
+    """The rules beside a checkpoint; without the file there are no ramps."""
+    path = folder / RULES
+    rules = read_decoder_rules(path) if path.exists() else DecoderRules()
+    for ramp in rules.ramps:
+        if ramp.block >= num_blocks - 1:
+            raise UserError(f"{path}: no ramp can stand after block {ramp.block} of {num_blocks} blocks")
+    return rules
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

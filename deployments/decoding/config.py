@@ -1,0 +1,69 @@
+"""What a user may write under `args:` of a decoder's Serve application."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from deployments.config import Device
+from deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
+
+
+class DecoderConfig(BaseModel):
+    """One decoder behind OpenAI's HTTP interface. Every field but the model has a default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(description="Directory of a causal language model, with an exits.json where it has ramps.")
+    name: str | None = Field(
+        None, pattern=r"^[\w.-]+$", description="What clients call the model; none: as its directory."
+    )
+    exits: Literal["recompute", "verified", "off"] = Field(
+        "recompute",
+        description="recompute: a token is what the first ramp says that is sure. verified: what exits say is a draft, "
+        "told once the full network says the same. off: every token runs through the whole network.",
+    )
+    replicas: int = Field(1, ge=1, description="Replicas that hold the network, each with KV memory of its own.")
+    cpus_per_replica: float = Field(1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for.")
+    device: Device = Field("cpu", description="Where the network computes: cpu or cuda.")
+    dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")
+    max_residents: int = Field(32, ge=1, description="Sequences that a replica decodes at once.")
+    max_waiting: int = Field(256, ge=1, description="Sequences that may wait for a place at a replica (429 beyond).")
+    kv_megabytes: int = Field(256, ge=1, description="Memory for keys and values, of each replica.")
+    page_tokens: int = Field(16, ge=1, description="Positions in one page of that memory.")
+    deep_share: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of the residents that a deep split waits for, while others can go on; none: what exits.json "
+        f"says, or {DEEP_SHARE}.",
+    )
+    max_pending: int = Field(
+        16, ge=1, description="Tokens that a sequence may write before deeper splits have seen them."
+    )
+    prompt_rows: int = Field(256, ge=1, description="Tokens of prompts that run in one launch.")
+    ttft_ms: float = Field(1000.0, gt=0, description="Time to the first token: who cannot have it is refused (429).")
+    tpot_ms: float = Field(
+        200.0, gt=0, description="Time from one token to the next: nobody is let in while it is longer than this."
+    )
+    max_context: int | None = Field(
+        None, ge=1, description="Tokens of a prompt and its answer together; none: as many as the model reads."
+    )
+    max_tokens: int = Field(1024, ge=1, description="Tokens that one request may have written (400 beyond).")
+    max_prompts: int = Field(32, ge=1, description="Prompts in one request (400 beyond).")
+    max_body_bytes: int = Field(2**20, ge=1, description="Size that the body of one request may have (413 beyond).")
+    api_key_variable: str | None = Field(
+        None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
+    )
+    drain_s: float = Field(30.0, gt=0, description="How long a stop waits for what was let in.")
+
+    def limits(self, deep_share: float | None = None) -> DecodingLimits:
+        """The limits of a replica. `deep_share` is what the checkpoint itself says."""
+        return DecodingLimits(
+            max_residents=self.max_residents,
+            page_tokens=self.page_tokens,
+            deep_share=self.deep_share or deep_share or DEEP_SHARE,
+            prompt_rows=self.prompt_rows,
+            max_waiting=self.max_waiting,
+            ttft_s=self.ttft_ms / 1e3,
+            tpot_s=self.tpot_ms / 1e3,
+        )

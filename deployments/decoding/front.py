@@ -1,0 +1,124 @@
+"""The front of a decoder: it turns texts into tokens and back, and passes on what replicas write.
+
+A stream does not end with its replica: another one goes on after the tokens that were written. It writes what the
+first would have written, since a token depends on those before it and on nothing else.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deployments.decoding.config import DecoderConfig
+from deployments.decoding.replica import ReplicaState
+from deployments.decoding.scheduler import Full, Written
+from deployments.decoding.sequences import Finish, Sampling, Wanted
+from deployments.decoding.texts import TextTokens
+from deployments.front.answers import RefusedError, shown
+
+log = logging.getLogger(__name__)
+ATTEMPTS = 4  # replicas that a sequence may outlive, and one more
+AGAIN_S = 0.5  # the wait before another replica is asked
+
+Ask = Callable[[Wanted], AsyncGenerator[Written | Full, None]]
+
+
+@dataclass(frozen=True)
+class Words:
+    """What was written since the last of these, as text, and the depth of each token."""
+
+    text: str
+    depths: tuple[int, ...]
+    finish: Finish | None = None
+
+
+class DecoderFront:
+    """Answers for one decoder, whatever the protocol. `ask` has a sequence written by any replica."""
+
+    def __init__(self, config: DecoderConfig, name: str, texts: TextTokens, stop: frozenset[int], ask: Ask) -> None:
+        self.config, self.name, self.texts = config, name, texts
+        self._stop, self._ask = stop, ask
+
+    def wanted(self, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling, vocabulary: int) -> Wanted:
+        """What is to be written, once its lengths are checked."""
+        context = self.texts.context
+        if not prompt:
+            raise RefusedError(400, "the prompt is empty: give at least one token")
+        if max(prompt) >= vocabulary:
+            raise RefusedError(400, f"prompt has token {max(prompt)}: the model knows {vocabulary} tokens")
+        if max_tokens is None:
+            max_tokens = min(self.config.max_tokens, max(1, context - len(prompt)))
+        if max_tokens > self.config.max_tokens:
+            raise RefusedError(400, f"max_tokens = {max_tokens}: {self.config.max_tokens} are allowed")
+        if len(prompt) + max_tokens > context:
+            raise RefusedError(
+                400, f"the prompt has {len(prompt)} tokens and max_tokens is {max_tokens}: the model reads {context}"
+            )
+        return Wanted(tuple(prompt), max_tokens, self._stop, sampling)
+
+    async def write(self, wanted: Wanted, stops: Sequence[str]) -> AsyncGenerator[Words, None]:
+        """The text of a sequence, as it is written."""
+        speech = self.texts.speech(stops)
+        async with aclosing(self._written(wanted)) as groups:
+            async for group in groups:
+                ended = group.finish is not None
+                said = [token for token in group.tokens if token not in self._stop]
+                text = speech.hear(said, ended)
+                if speech.stopped:
+                    yield Words(text, group.depths, Finish.STOP)
+                    return
+                yield Words(text, group.depths, group.finish)
+
+    async def _written(self, wanted: Wanted) -> AsyncGenerator[Written, None]:
+        """What is written, by one replica after the other if need be."""
+        left = wanted
+        for attempt in range(ATTEMPTS):
+            try:
+                async with aclosing(self._ask(left)) as groups:
+                    async for group in groups:
+                        if isinstance(group, Full):
+                            raise RefusedError(429, "too many sequences wait; try again later", group.retry_after_s)
+                        yield group
+                        if group.finish:
+                            return
+                        left = replace(
+                            left, prompt=left.prompt + group.tokens, max_tokens=left.max_tokens - len(group.tokens)
+                        )
+            except RefusedError:
+                raise
+            except Exception as error:
+                if attempt + 1 == ATTEMPTS:
+                    raise
+                log.warning("a replica failed (%s); another one goes on", type(error).__name__)
+                await asyncio.sleep(AGAIN_S)
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.name:
+            raise RefusedError(404, f"model = {shown(name)}: this server has {self.name}")
+
+
+def summed(states: Sequence[ReplicaState], num_blocks: int, residents: int) -> dict[str, Any]:
+    """The state of all replicas together, with the names that `isobatch serve` shows."""
+    depths = {block: sum(state.depths.get(block, 0) for state in states) for block in range(num_blocks)}
+    splits = sorted({split for state in states for split in state.launches})
+    launches = {
+        split: tuple(map(sum, zip(*(state.launches.get(split, (0, 0)) for state in states), strict=True)))
+        for split in splits
+    }
+    return {
+        "exits": depths,
+        "residents": sum(state.residents for state in states),
+        "waiting": sum(state.waiting for state in states),
+        "pages": {
+            "free": sum(state.free_pages for state in states),
+            "of": sum(state.pages for state in states),
+        },
+        "preempted": sum(state.preempted for state in states),
+        "tokens_per_s": sum(state.tokens_per_s for state in states),
+        "splits": [
+            {"split": split, "launches": count, "fill": sequences / (count * residents) if count else 0.0}
+            for split, (count, sequences) in launches.items()
+        ],
+    }

@@ -1,0 +1,163 @@
+"""Keys and values (KV) in pages, and attention that reads them, in place of Hugging Face's own."""
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from deployments.decoding.pages import pages_for
+from deployments.decoding.scheduler import DecodingLaunch, Piece
+
+NAME = "isobatch_paged"
+
+Ints = NDArray[np.int64]
+
+
+def replace_attention(model: Any) -> None:
+    """From now on the model's blocks may be given a `PagedView` as their mask. Called whole, it does as before."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Sequences of a launch that attention sees side by side, padded to one number of rows and one context.
+
+    `read` has the places of their KV for each block, `mask` what each row sees, once for each head that shares keys;
+    `back` has their rows among the padded ones, or is None where nothing is padded. Rows of neighbours lie one after
+    another.
+    """
+
+    count: int
+    rows: int
+    read: Tensor
+    mask: Tensor
+    back: Tensor | None
+
+
+class PagedView:
+    """What the blocks of one launch need to know: where each row stands, where its KV goes, and what it sees."""
+
+    def __init__(self, kv: "PagedKv", first: int, positions: Tensor, write: Tensor, bands: list[Neighbours]) -> None:
+        self.kv, self.positions = kv, positions
+        self._first, self._write, self._bands = first, write, bands
+
+    def attend(self, block: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """All are rows x heads x width; what comes out is rows x (heads * width)."""
+        keys, values = self.kv.keys, self.kv.values
+        place = block - self._first
+        keys.index_copy_(0, self._write[place], key.flatten(1))
+        values.index_copy_(0, self._write[place], value.flatten(1))
+        heads = key.shape[1]
+        seen, start = [], 0
+        for band in self._bands:
+            stop = start + (band.count * band.rows if band.back is None else len(band.back))
+            rows = query[start:stop]
+            read = band.read[place]
+            near = keys.index_select(0, read), values.index_select(0, read)
+            seen.append(_attended(rows, *near, heads, band, scaling))
+            start = stop
+        return seen[0] if len(seen) == 1 else torch.cat(seen)
+
+
+def _attended(query: Tensor, keys: Tensor, values: Tensor, heads: int, band: Neighbours, scaling: float) -> Tensor:
+    all_heads, width = query.shape[1:]
+    padded = query
+    if band.back is not None:
+        padded = query.new_zeros(band.count * band.rows, all_heads, width).index_copy_(0, band.back, query)
+    shared = all_heads // heads  # query heads that read the same keys: they are rows of one head
+    rows = padded.view(band.count, band.rows, heads, shared, width).permute(0, 2, 3, 1, 4)
+    seen = functional.scaled_dot_product_attention(
+        rows.reshape(band.count, heads, shared * band.rows, width),
+        keys.view(band.count, -1, heads, width).transpose(1, 2),
+        values.view(band.count, -1, heads, width).transpose(1, 2),
+        attn_mask=band.mask,
+        scale=scaling,
+    )
+    back = seen.view(band.count, heads, shared, band.rows, width).permute(0, 3, 1, 2, 4)
+    flat = back.reshape(band.count * band.rows, all_heads * width)
+    return flat if band.back is None else flat[band.back]
+
+
+def attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float, **told: Any
+) -> tuple[Tensor, None]:
+    """What Hugging Face's layers call: query, key and value are 1 x heads x rows x width."""
+    if not isinstance(attention_mask, PagedView):
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        whole: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **told
+        )
+        return whole
+    rows = [each.squeeze(0).transpose(0, 1) for each in (query, key, value)]
+    seen = attention_mask.attend(module.layer_idx, rows[0], rows[1], rows[2], scaling)
+    return seen.unsqueeze(0), None
+
+
+class PagedKv:
+    """The memory for the KV of one replica: pages of any block and any sequence."""
+
+    def __init__(self, model: Any, pages: int, page_tokens: int) -> None:
+        config, weights = model.config, model.lm_head.weight
+        width = kv_width(config)
+        self._page_tokens, self.device = page_tokens, weights.device
+        self._shared = config.num_attention_heads // config.num_key_value_heads  # query heads that read the same keys
+        # What is read only to be masked is multiplied by 0, so it must be a number from the start: 0 * nan is nan.
+        self.keys = torch.zeros(pages * page_tokens, width, dtype=weights.dtype, device=weights.device)
+        self.values = torch.zeros_like(self.keys)
+
+    def view(self, launch: DecodingLaunch, blocks: range) -> PagedView:
+        """Where the rows of a launch write and read. The parts of one size follow each other."""
+        bands = [self._band(list(band), blocks) for _, band in groupby(launch.pieces, key=Piece.size)]
+        positions, write = (np.concatenate(each, axis=-1) for each in zip(*(band[:2] for band in bands), strict=True))
+        neighbours = [band[2] for band in bands]
+        return PagedView(self, blocks.start, self._tensor(positions).unsqueeze(0), self._tensor(write), neighbours)
+
+    def _band(self, parts: list[Piece], blocks: range) -> tuple[Ints, Ints, Neighbours]:
+        """The positions of the rows, where each block writes them, and what they read."""
+        rows, context = max(part.rows for part in parts), max(part.start + part.rows for part in parts)
+        read = self._places(parts, blocks, context)
+        sees = np.zeros((len(parts), rows), np.int64)  # the last position that each row sees; padded rows see the first
+        for index, part in enumerate(parts):
+            sees[index, : part.rows] = np.arange(part.start, part.start + part.rows)
+        counts = np.array([part.rows for part in parts])
+        owner, place = np.nonzero(np.arange(rows) < counts[:, None])  # of each row: its sequence, and which it is there
+        positions = sees[owner, place]
+        mask = np.arange(context) <= sees[:, None, :, None]
+        neighbours = Neighbours(
+            len(parts),
+            rows,
+            self._tensor(read.reshape(len(blocks), -1)),
+            self._tensor(np.tile(mask, (1, 1, self._shared, 1))),
+            self._tensor(owner * rows + place) if len(owner) < len(parts) * rows else None,
+        )
+        return positions, read[:, owner, positions], neighbours
+
+    def _places(self, parts: list[Piece], blocks: range, context: int) -> Ints:
+        """Blocks x parts x positions: where KV lies, up to the longest context. What a shorter one lacks is masked."""
+        count = pages_for(context, self._page_tokens)
+        pages = np.zeros((len(blocks), len(parts), count), np.int64)
+        for index, part in enumerate(parts):
+            table = part.sequence.table.pages[blocks.start : blocks.stop, :count]
+            pages[:, index, : table.shape[1]] = table
+        within = pages[..., None] * self._page_tokens + np.arange(self._page_tokens)
+        return within.reshape(len(blocks), len(parts), -1)[:, :, :context]
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+
+def kv_width(config: Any) -> int:
+    """How many numbers the keys of one position have in one block; values have as many."""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(config.num_key_value_heads * width)

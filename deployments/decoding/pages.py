@@ -1,0 +1,75 @@
+"""Pages of a replica's memory for keys and values (KV): which are free, and which a sequence has.
+
+A page holds the KV of one block for a few neighbouring positions. Blocks have pages of their own, so that deep blocks
+may lag behind, and a cut may move without a page being copied.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class PagePool:
+    """The free pages of one replica, for all blocks."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = list(range(count))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self, wanted: int) -> list[int] | None:
+        """So many pages, or None where there are not so many.
+
+        >>> pool = PagePool(3)
+        >>> pool.take(2), pool.take(2)
+        ([1, 2], None)
+        """
+        if wanted > len(self._free):
+            return None
+        first = len(self._free) - wanted
+        taken = self._free[first:]
+        del self._free[first:]
+        return taken
+
+    def give(self, pages: Iterable[int]) -> None:
+        self._free.extend(pages)
+
+
+class PageTable:
+    """The pages of one sequence: for each block one after the other, as positions need them."""
+
+    def __init__(self, num_blocks: int, positions: int, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
+        self._held = [0] * num_blocks
+        self.pages: NDArray[np.int64] = np.zeros((num_blocks, pages_for(positions, page_tokens)), np.int64)
+
+    def missing(self, blocks: range, positions: int) -> int:
+        """How many pages these blocks need beyond what they have, to hold so many positions."""
+        needed = pages_for(positions, self._page_tokens)
+        return sum(max(0, needed - self._held[block]) for block in blocks)
+
+    def grow(self, blocks: range, positions: int, pages: list[int]) -> None:
+        """Take as many pages as are missing."""
+        needed, taken = pages_for(positions, self._page_tokens), iter(pages)
+        for block in blocks:
+            for place in range(self._held[block], needed):
+                self.pages[block, place] = next(taken)
+            self._held[block] = max(self._held[block], needed)
+
+    def clear(self) -> list[int]:
+        """All pages, which the sequence has no more."""
+        held = [int(page) for block, count in enumerate(self._held) for page in self.pages[block, :count]]
+        self._held = [0] * len(self._held)
+        return held
+
+
+def pages_for(positions: int, page_tokens: int) -> int:
+    """
+    >>> pages_for(16, 16), pages_for(17, 16)
+    (1, 2)
+    """
+    return -(-positions // page_tokens)

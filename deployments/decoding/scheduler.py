@@ -1,0 +1,251 @@
+"""Which launch a replica runs next: the sequences on it, who of them runs together, and who comes in.
+
+A sequence that waits for a deep split writes nothing meanwhile, so deep splits do not wait for a full batch: one runs
+when a share of the residents stands before it, when nobody else can go on, or when a token would be late. The first
+split always runs with everybody who is ready.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass
+
+from deployments.decoding.pace import Pace
+from deployments.decoding.pages import PagePool
+from deployments.decoding.sequences import Finish, Opinion, Sequence, Splits, Wanted
+
+DEEP_SHARE = 0.6  # where nobody has measured
+ALIKE = 4  # parts are of one size up to about so many times the rows or the context of each other
+
+
+@dataclass(frozen=True)
+class DecodingLimits:
+    """What one replica lets in, and how it forms launches.
+
+    `deep_share`: of the residents, that a deep split waits for. `prompt_rows`: positions of prompts in one launch.
+    `max_waiting`: sequences that may wait for a place. `ttft_s` and `tpot_s`: the time until the first token, and from
+    one to the next, that clients are promised.
+    """
+
+    max_residents: int = 32
+    page_tokens: int = 16
+    deep_share: float = DEEP_SHARE
+    prompt_rows: int = 256
+    max_waiting: int = 256
+    ttft_s: float = 1.0
+    tpot_s: float = 0.2
+
+
+@dataclass(frozen=True)
+class Piece:
+    """So many rows of one sequence, from `start` on; the last `asked` of them are looked at by a ramp or the head."""
+
+    sequence: Sequence
+    start: int
+    rows: int
+    asked: int
+
+    def size(self) -> tuple[int, int]:
+        """Attention sees parts of one size side by side, padded to one number of rows and one context."""
+        return _power(self.rows), _power(self.start + self.rows)
+
+
+@dataclass(frozen=True)
+class DecodingLaunch:
+    """What runs through a split at once."""
+
+    split: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.pieces)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a sequence in a launch: tokens that are new, the depth of each, and whether it has ended."""
+
+    name: int
+    tokens: tuple[int, ...]
+    depths: tuple[int, ...]
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True)
+class Full:
+    """A sequence is not let in now; it may be in so many seconds."""
+
+    retry_after_s: float
+
+
+def _power(size: int) -> int:
+    """
+    >>> [_power(size) for size in (1, 2, 4, 5, 200)]
+    [0, 1, 1, 2, 4]
+    """
+    power = 0
+    while ALIKE**power < size:
+        power += 1
+    return power
+
+
+class Scheduler:
+    """The sequences of one replica. It decides and remembers; whoever drives it computes and tells the time."""
+
+    def __init__(self, splits: Splits, limits: DecodingLimits, pool: PagePool) -> None:
+        self.splits, self.limits, self.pool = splits, limits, pool
+        self.pace = Pace()
+        self.residents: dict[int, Sequence] = {}  # in the order in which they came in
+        self.waiting: deque[Sequence] = deque()
+        self.preempted = 0
+        self.launched: dict[int, tuple[int, int]] = {}  # by split: how many launches, and sequences in them
+        self._names = 0
+        self._dropped: list[int] = []
+
+    def full(self) -> Full | None:
+        """Whether one more would wait longer for its first token than is promised, by what was measured so far."""
+        ahead = len(self.waiting) + 1 - (self.limits.max_residents - len(self.residents))
+        wait_s = self.pace.residence_s * max(0, ahead) / self.limits.max_residents
+        if len(self.waiting) >= self.limits.max_waiting or wait_s > self.limits.ttft_s:
+            return Full(max(wait_s, 1.0))
+        return None
+
+    def add(self, wanted: Wanted, now_s: float) -> int:
+        """The name of a new sequence, which waits for a place."""
+        assert self._pages(len(wanted.prompt) + wanted.max_tokens) <= self.pool.count, "This is a bug: it never fits."
+        self._names += 1
+        self.waiting.append(Sequence(self._names, wanted, self.splits, now_s, self.limits.page_tokens))
+        return self._names
+
+    def cancel(self, name: int) -> None:
+        """Forget a sequence, wherever it is; its pages are free at once."""
+        if sequence := self.residents.pop(name, None):
+            self._release(sequence)
+        else:
+            self.waiting = deque(one for one in self.waiting if one.name != name)
+
+    def dropped(self) -> list[int]:
+        """The sequences, since the last call, of which nothing is pending any more."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def next(self, now_s: float) -> DecodingLaunch | None:
+        """What to run now; None where there is nothing to do."""
+        self._let_in(now_s)
+        while self.residents:
+            split = self._split(now_s)
+            if parts := self._with_pages(split):
+                return DecodingLaunch(split, parts)
+        return None
+
+    def done(
+        self, launch: DecodingLaunch, opinions: Listed[Listed[Opinion]], now_s: float, took_s: float
+    ) -> list[Written]:
+        """What was written in a launch, given what was said of each part's rows."""
+        self.pace.launched(launch.split, took_s)
+        count, sequences = self.launched.get(launch.split, (0, 0))
+        self.launched[launch.split] = count + 1, sequences + len(launch.pieces)
+        written = []
+        for part, said in zip(launch.pieces, opinions, strict=True):
+            sequence, before, corrected = part.sequence, part.sequence.told, part.sequence.corrected
+            sequence.ran(launch.split, part.rows, said)
+            if sequence.corrected > corrected:
+                self._dropped.append(sequence.name)  # what followed the wrong draft is pending no more
+            new = slice(before, sequence.told)
+            tokens = sequence.tokens[len(sequence.wanted.prompt) :][new]
+            if finish := sequence.finish:
+                del self.residents[sequence.name]
+                self._release(sequence)
+                self.pace.left(now_s - sequence.entered_s)
+            if tokens or finish:
+                written.append(Written(sequence.name, tuple(tokens), tuple(sequence.depths[new]), finish))
+        self.pace.wrote(sum(len(each.tokens) for each in written), took_s)
+        return written
+
+    def _let_in(self, now_s: float) -> None:
+        """Let in who has waited longest, while there are places and pages, and tokens keep coming in time."""
+        while self.waiting and self._has_place():
+            sequence = self.waiting.popleft()
+            sequence.entered_s = now_s
+            self.residents[sequence.name] = sequence
+
+    def _has_place(self) -> bool:
+        count = len(self.residents)
+        if not count:
+            return True
+        if count >= self.limits.max_residents or self.pace.tpot_s(count + 1) > self.limits.tpot_s:
+            return False
+        # Each is to have room for its next page too: a place is no use to one that is put out again at once.
+        ahead = self.limits.page_tokens
+        needed = sum(self._pages(len(one.tokens) + ahead) for one in (*self.residents.values(), self.waiting[0]))
+        return needed <= self.pool.count
+
+    def _pages(self, positions: int) -> int:
+        return self.splits.num_blocks * -(-positions // self.limits.page_tokens)
+
+    def _split(self, now_s: float) -> int:
+        """The deepest split whose turn it is; else the first, if anybody is ready; else where most of them wait."""
+        counts = [0] * len(self.splits.ends)
+        for sequence in self.residents.values():
+            counts[sequence.at] += 1
+        for split in range(self.splits.last, 0, -1):
+            if counts[split] and (
+                counts[split] >= self.limits.deep_share * len(self.residents) or self._presses(split, now_s)
+            ):
+                return split
+        return 0 if counts[0] else max(range(len(counts)), key=counts.__getitem__)
+
+    def _presses(self, split: int, now_s: float) -> bool:
+        """Whether somebody there has a token that is in time only if the split runs now. One that is late anyway does
+        not hurry the others: under overload all are, and every launch would be small."""
+        soon_s = now_s + self.pace.launch_s(split)
+        return any(
+            now_s <= self._due_s(sequence) <= soon_s for sequence in self.residents.values() if sequence.at == split
+        )
+
+    def _due_s(self, sequence: Sequence) -> float:
+        return sequence.arrived_s + self.limits.ttft_s + sequence.told * self.limits.tpot_s
+
+    def _with_pages(self, split: int) -> tuple[Piece, ...]:
+        """The rows to run there, once they have pages: where these are short, who came last is put out."""
+        parts = list(self._parts(split))
+        while self._short(split, parts) > self.pool.free:
+            youngest = next(reversed(self.residents.values()))
+            self._put_out(youngest)
+            parts = [part for part in parts if part.sequence is not youngest]
+        for part in parts:
+            blocks, stop = self.splits.blocks(split), part.start + part.rows
+            table = part.sequence.table
+            taken = self.pool.take(table.missing(blocks, stop))
+            assert taken is not None, "This is a bug: there were pages enough."
+            table.grow(blocks, stop, taken)
+        return tuple(sorted(parts, key=Piece.size))
+
+    def _short(self, split: int, parts: list[Piece]) -> int:
+        blocks = self.splits.blocks(split)
+        return sum(part.sequence.table.missing(blocks, part.start + part.rows) for part in parts)
+
+    def _parts(self, split: int) -> Iterator[Piece]:
+        """Everybody who stands there; of long prompts as much as one launch takes, first those who came first."""
+        room = self.limits.prompt_rows
+        for sequence in self.residents.values():
+            if sequence.at != split:
+                continue
+            waiting = sequence.waiting(split)
+            rows = waiting if waiting <= self.splits.max_pending else min(waiting, room)
+            room -= rows if waiting > self.splits.max_pending else 0
+            if rows:
+                yield Piece(sequence, sequence.filled[split], rows, sequence.wants(split, rows))
+
+    def _put_out(self, sequence: Sequence) -> None:
+        """Take a resident's pages; it begins again from what it has written, as the first of those who wait."""
+        del self.residents[sequence.name]
+        self._release(sequence)
+        sequence.restart()
+        self.waiting.appendleft(sequence)
+        self.preempted += 1
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.give(sequence.table.clear())
+        self._dropped.append(sequence.name)

@@ -1,0 +1,164 @@
+"""Ramps for a decoder: where its head may be read early, how sure it has to be there, and what that costs.
+
+The full network writes on from prompts. One pass over what it wrote shows what its head would have said after every
+block: with `recompute`, a ramp never sees anything else, as long as tokens are those of the full network.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from deployments.decoding.arithmetic import DeepRhythm, best_cut
+from deployments.decoding.checkpoint import DecoderRamp, DecoderRules
+from deployments.decoding.choosing import at_least_float32
+from deployments.decoding.config import DecoderConfig
+from deployments.decoding.engine import Engine
+from deployments.decoding.loading import engine_of
+from deployments.decoding.sequences import Wanted
+from profiles.errors import UserError
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+LEAST_PROMPTS = 20
+CALIBRATE = 0.5  # of the prompts: thresholds come from these, figures from the others
+AT_ONCE = 32
+MEASURED = 16  # launches
+
+
+@dataclass(frozen=True)
+class DecoderOptions:
+    """`allowed_loss`: of the tokens, those that may be others than the full network's. `max_tokens`: for a prompt."""
+
+    allowed_loss: float = 0.005
+    max_tokens: int = 64
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What the head says after every block but the last: blocks x tokens."""
+
+    sure: Floats  # the probability of its most probable token
+    agrees: Flags  # that this is the full network's token
+
+
+@dataclass(frozen=True)
+class DecoderReport:
+    """What exits cost and bring, on prompts that no threshold was chosen from."""
+
+    rules: DecoderRules
+    rhythm: DeepRhythm
+    num_blocks: int
+    tokens: int
+
+
+def ramps_for(
+    model: Any, prompts: Sequence[Sequence[int]], stop: frozenset[int], options: DecoderOptions
+) -> DecoderReport:
+    """The rules of the ramp that brings most, at no more than the allowed loss."""
+    if len(prompts) < LEAST_PROMPTS:
+        raise UserError(f"{len(prompts)} prompts: at least {LEAST_PROMPTS} are needed")
+    wanted = [Wanted(tuple(prompt), options.max_tokens, stop) for prompt in prompts]
+    full = texts(model, DecoderRules(), wanted)
+    cut = round(CALIBRATE * len(wanted))
+    seen = readings(model, wanted[:cut], full[:cut])
+    thresholds = [
+        threshold(seen.sure[block], seen.agrees[block], options.allowed_loss) for block in range(len(seen.sure))
+    ]
+    survival = [float((seen.sure[block] < each).mean()) for block, each in enumerate(thresholds)]
+    depth = len(thresholds) + 1
+    fixed = fixed_share(model, prompts[0])
+    place, rhythm = best_cut([((block + 1) / depth, p) for block, p in enumerate(survival)], fixed, fill=1.0)
+    unseen = readings(model, wanted[cut:], full[cut:])
+    ramp = _measured(place, thresholds[place], unseen)
+    rules = DecoderRules(ramps=(ramp,), deep_share=round(rhythm.share, 3))
+    exits = texts(model, rules, wanted[cut:])
+    same = float(np.mean([written == other for written, other in zip(exits, full[cut:], strict=True)]))
+    leaves = unseen.sure[place] >= ramp.threshold
+    agreement = float((unseen.agrees[place] | ~leaves).mean())
+    rules = rules.model_copy(update={"agreement": agreement, "same_texts": same})
+    return DecoderReport(rules, rhythm, depth, len(leaves))
+
+
+def threshold(sure: Floats, agrees: Flags, allowed_loss: float) -> float:
+    """The lowest at which those who leave cost no more than the allowed loss, of all tokens.
+
+    >>> threshold(np.array([0.9, 0.8, 0.7, 0.6]), np.array([True, True, False, True]), 0.0)
+    0.8
+    """
+    order = np.argsort(-sure, kind="stable")
+    lost = np.cumsum(~agrees[order]) / len(sure)
+    fits = np.flatnonzero(lost <= allowed_loss)
+    # Tokens that are as sure as each other leave together.
+    ends = [place for place in fits if place + 1 == len(sure) or sure[order[place + 1]] < sure[order[place]]]
+    return float(sure[order[ends[-1]]]) if ends else 1.01
+
+
+def _measured(block: int, value: float, seen: Readings) -> DecoderRamp:
+    leaves = seen.sure[block] >= value
+    agrees = seen.agrees[block]
+    return DecoderRamp(
+        block=block,
+        threshold=value,
+        survival=float(1.0 - leaves.mean()),
+        agreement=float(agrees.mean()),
+        exit_agreement=float(agrees[leaves].mean()) if leaves.any() else None,
+    )
+
+
+def texts(model: Any, rules: DecoderRules, wanted: Sequence[Wanted]) -> list[list[int]]:
+    """What is written, in full batches."""
+    return _engine(model, rules).write_all(wanted)
+
+
+def _engine(model: Any, rules: DecoderRules) -> Engine:
+    """An engine in which any number may wait for ever."""
+    told = {"max_residents": AT_ONCE, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}
+    return engine_of(model, rules, DecoderConfig.model_validate({"model": "", **told}))
+
+
+@torch.inference_mode()
+def readings(model: Any, wanted: Sequence[Wanted], written: Sequence[Sequence[int]]) -> Readings:
+    """What the head says early wherever the full network has written a token."""
+    sure, agrees = [], []
+    for asked, tokens in zip(wanted, written, strict=True):
+        states = _states(model, [*asked.prompt, *tokens[:-1]])
+        said = [at_least_float32(model.lm_head(model.model.norm(each[len(asked.prompt) - 1 :]))) for each in states]
+        full = torch.tensor(tokens, device=states[0].device)
+        sure.append(np.stack([logits.softmax(dim=1).amax(dim=1).double().cpu().numpy() for logits in said]))
+        agrees.append(np.stack([(logits.argmax(dim=1) == full).cpu().numpy() for logits in said]))
+    return Readings(np.concatenate(sure, axis=1), np.concatenate(agrees, axis=1))
+
+
+def _states(model: Any, tokens: list[int]) -> list[torch.Tensor]:
+    """The states after every block but the last."""
+    found: list[torch.Tensor] = []
+    hooks = [layer.register_forward_hook(lambda _, __, out: found.append(out[0])) for layer in model.model.layers[:-1]]
+    try:
+        model.model(torch.tensor([tokens], device=model.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def fixed_share(model: Any, prompt: Sequence[int], clock: Callable[[], float] = time.process_time) -> float:
+    """What a launch costs beside its rows, in units of what a full one costs for them, on this device."""
+    alone_s, together_s = (
+        min(_launch_s(model, [Wanted(tuple(prompt), MEASURED)] * count, clock) for _ in range(3))
+        for count in (1, AT_ONCE)
+    )
+    row_s = max(together_s - alone_s, 1e-9) / (AT_ONCE - 1)
+    return max(alone_s - row_s, 0.0) / (AT_ONCE * row_s)
+
+
+def _launch_s(model: Any, wanted: Sequence[Wanted], clock: Callable[[], float]) -> float:
+    """What one launch of these sequences takes through the whole network."""
+    engine = _engine(model, DecoderRules())
+    begun_s = clock()
+    engine.write_all(wanted)
+    return (clock() - begun_s) / MEASURED

@@ -1,0 +1,164 @@
+"""Makes the demo's decoder that is shipped with the package: `make llm-demo`, some minutes.
+
+A small Llama learns to say sums in words (deployments/demo/sums.py). Its head is read after every block, and every
+reading counts in training, later ones more: so a ramp needs no weights of its own. Then ramps are made as `isobatch
+prepare` makes them for any decoder.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copytree, rmtree
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deployments.decoding.loading import load_decoder, stop_tokens
+from deployments.demo import llm_demo_directory
+from deployments.demo.sums import CHARACTERS, END, UNKNOWN, answer_to, prompt_of, sums
+from deployments.prepare.decoder import DecoderOptions, ramps_for
+from deployments.progress import show
+from profiles.promise import RULES
+
+IGNORED = -100  # torch's own mark for a position that is not learned from
+CONTEXT = 64
+PROMPTS = 500
+ALLOWED = 0.0  # of the tokens that thresholds come from
+
+
+@dataclass(frozen=True)
+class LlamaRecipe:
+    """The shape of the network and how it is trained."""
+
+    num_blocks: int = 8
+    width: int = 64
+    steps: int = 1800
+    batch: int = 64
+    learning_rate: float = 3e-3
+
+
+RECIPE = LlamaRecipe()
+
+
+def train(recipe: LlamaRecipe = RECIPE, seed: int = 0) -> Any:
+    """A network that has seen no held-out sum."""
+    torch.manual_seed(seed)
+    model = _network(recipe)
+    tokens, labels = examples(sums(held_out=False))
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=recipe.learning_rate, weight_decay=0.05, betas=(0.9, 0.98), fused=True
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
+    )
+    weights = torch.arange(1.0, recipe.num_blocks + 1)
+    weights /= weights.sum()
+    random = torch.Generator().manual_seed(seed)
+    for step in show(range(recipe.steps), "training the demo's decoder"):
+        chosen = torch.randint(len(tokens), (recipe.batch,), generator=random)
+        losses = _losses(model, tokens[chosen], labels[chosen])
+        optimiser.zero_grad()
+        (losses * weights).sum().backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        if step % 250 == 0:
+            print(f"step {step}: {' '.join(f'{loss:.3f}' for loss in losses.tolist())}", file=sys.stderr)
+    return model.eval()
+
+
+def _losses(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
+    """The cross-entropy of the head after each block."""
+    states = model.model(tokens, output_hidden_states=True).hidden_states
+    read = [*(model.model.norm(state) for state in states[1:-1]), states[-1]]  # the last one is normed already
+    return torch.stack([functional.cross_entropy(model.lm_head(each).flatten(0, 1), labels.flatten()) for each in read])
+
+
+def examples(pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Tokens, padded with ends, and what is to be written after each of them."""
+    number = {character: place for place, character in enumerate(vocabulary())}
+    length = max(len(prompt_of(*pair) + answer_to(*pair)) for pair in pairs) + 1
+    tokens = np.full((len(pairs), length), number[END])
+    labels = np.full((len(pairs), length), IGNORED)
+    for row, pair in enumerate(pairs):
+        prompt, answer = prompt_of(*pair), answer_to(*pair)
+        told = [number[each] for each in prompt + answer] + [number[END]]
+        tokens[row, : len(told)] = told
+        labels[row, len(prompt) - 1 : len(told) - 1] = told[len(prompt) :]
+    return torch.from_numpy(tokens), torch.from_numpy(labels)
+
+
+def vocabulary() -> list[str]:
+    return [END, UNKNOWN, *dict.fromkeys(CHARACTERS)]
+
+
+def _network(recipe: LlamaRecipe) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(vocabulary()),
+        hidden_size=recipe.width,
+        intermediate_size=2 * recipe.width,
+        num_hidden_layers=recipe.num_blocks,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+        # The usual 0.02 suits wide layers: these are narrow, and would hardly learn in so few steps.
+        initializer_range=recipe.width**-0.5,
+    )
+    return LlamaForCausalLM(config).train()
+
+
+def save(model: Any, folder: Path) -> None:
+    """In half precision: that is what is shipped, and what is measured."""
+    model.half().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+
+
+def tokenizer() -> Any:
+    """One token for each character. A chat is its last message, as a sum that is to be answered."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({word: place for place, word in enumerate(vocabulary())}, UNKNOWN))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    words.decoder = decoders.Fuse()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token=END, pad_token=END, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
+    )
+    made.chat_template = (
+        "{% set asked = messages[-1]['content'] | replace(' ', '') %}"
+        "{{ asked if asked.endswith('=') else asked + '=' }}"
+    )
+    return made
+
+
+def add_ramps(folder: Path) -> None:
+    """Ramps by half of the sums that the network has not seen; the other half is for others to judge by."""
+    model, words = load_decoder(folder), tokenizer()
+    prompts = [words(prompt_of(*pair))["input_ids"] for pair in sums(held_out=True)[PROMPTS:]]
+    report = ramps_for(model, prompts, stop_tokens(folder), DecoderOptions(allowed_loss=ALLOWED, max_tokens=24))
+    rules = report.rules.model_copy(update={"notes": {"data": "sums in words"}})
+    (folder / RULES).write_text(rules.model_dump_json(indent=2) + "\n")
+
+
+def main() -> None:
+    """Replace the demo that is shipped."""
+    with TemporaryDirectory() as folder:
+        made = Path(folder)
+        save(train(), made)
+        add_ramps(made)
+        rmtree(llm_demo_directory(), ignore_errors=True)
+        copytree(made, llm_demo_directory())
+
+
+if __name__ == "__main__":
+    main()

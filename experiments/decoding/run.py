@@ -1,0 +1,134 @@
+"""Claim: decoding with exits at full batches beats decoding without exits, and exits that run as they come.
+
+The demo's decoder on sums that no part of it was made from, really computed on one thread of this machine, all with as
+many residents and as much memory. Ways are measured in turns, and tokens counted per second of processor time, so that
+a busy machine does not tip the ratios. The baseline is the continuous batching of transformers.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from deployments.decoding.checkpoint import DecoderRules, rules_of
+from deployments.decoding.config import DecoderConfig
+from deployments.decoding.loading import engine_of, load_decoder, load_tokenizer, stop_tokens
+from deployments.decoding.sequences import Wanted
+from deployments.demo import llm_demo_directory
+from deployments.demo.sums import answer_to, prompt_of, sums
+
+MAX_TOKENS = 24
+RESIDENTS = 32
+KV_MEGABYTES = 32  # more than all residents need
+AT_ONCE = 0.01  # the deep part runs as soon as anybody waits
+console = Console(stderr=True)
+
+Texts = list[list[int]]
+
+
+@dataclass(frozen=True)
+class DecodingWay:
+    """What a way of decoding writes for these prompts."""
+
+    name: str
+    write: Callable[[Sequence[Wanted]], Texts]
+    share: float = 1.0  # of the prompts, where it is slow
+
+
+def measure(rounds: int = 5, texts: int = 320) -> dict[str, float]:
+    torch.set_num_threads(1)
+    folder = llm_demo_directory()
+    words, rules = load_tokenizer(folder), rules_of(folder, num_blocks=1_000)
+    pairs = sums(held_out=True)[:texts]
+    wanted = [Wanted(tuple(words(prompt_of(*pair))["input_ids"]), MAX_TOKENS, stop_tokens(folder)) for pair in pairs]
+    ways = _ways(rules)
+    written = {way.name: way.write(_some(wanted, way)) for way in ways}  # warms up, too
+    speeds: dict[str, list[float]] = {way.name: [] for way in ways}
+    for number in range(rounds):
+        for way in ways:
+            speeds[way.name].append(_tokens_per_s(way, _some(wanted, way)))
+        console.print(number, {name: round(found[-1]) for name, found in speeds.items()})
+    right = [[*words(answer_to(*pair))["input_ids"], words.eos_token_id] for pair in pairs]
+    return _figures(speeds, written, right, rules)
+
+
+def _ways(rules: DecoderRules) -> list[DecodingWay]:
+    return [
+        DecodingWay("full", _ours(rules, exits="off")),
+        DecodingWay("recompute", _ours(rules, exits="recompute")),
+        DecodingWay("verified", _ours(rules, exits="verified")),
+        DecodingWay("exits_at_once", _ours(rules, exits="recompute", deep_share=AT_ONCE)),
+        DecodingWay("exits_batch_of_one", _ours(rules, exits="recompute", max_residents=1), share=0.1),
+        DecodingWay("generate_batch", _generate_batch()),
+    ]
+
+
+def _ours(rules: DecoderRules, **told: Any) -> Callable[[Sequence[Wanted]], Texts]:
+    """An engine as a replica has it, without its thread."""
+    base = {"model": "", "max_residents": RESIDENTS, "max_waiting": 10**6, "ttft_ms": 1e12, "tpot_ms": 1e12}
+    base["kv_megabytes"] = KV_MEGABYTES
+    config = DecoderConfig.model_validate(base | told)
+    return engine_of(load_decoder(llm_demo_directory()), rules, config).write_all
+
+
+def _generate_batch() -> Callable[[Sequence[Wanted]], Texts]:
+    """The continuous batching of transformers, with as many sequences at once."""
+    from transformers import GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    model = load_decoder(llm_demo_directory())
+    told = GenerationConfig(max_new_tokens=MAX_TOKENS, eos_token_id=0, pad_token_id=0, do_sample=False)
+    batching = ContinuousBatchingConfig(
+        page_size=16, num_blocks=512, max_batch_tokens=256, max_requests_per_batch=RESIDENTS
+    )
+
+    def write(wanted: Sequence[Wanted]) -> Texts:
+        prompts = [list(each.prompt) for each in wanted]
+        found = model.generate_batch(
+            prompts, generation_config=told, continuous_batching_config=batching, progress_bar=False
+        )
+        ordered = sorted(found.values(), key=lambda each: int(each.request_id.rpartition("_")[2]))
+        return [list(each.generated_tokens) for each in ordered]
+
+    return write
+
+
+def _some(wanted: Sequence[Wanted], way: DecodingWay) -> Sequence[Wanted]:
+    return wanted[: round(way.share * len(wanted))]
+
+
+def _tokens_per_s(way: DecodingWay, wanted: Sequence[Wanted]) -> float:
+    begun_s = time.process_time()
+    written = way.write(wanted)
+    return sum(map(len, written)) / (time.process_time() - begun_s)
+
+
+def _figures(
+    speeds: dict[str, list[float]], written: dict[str, Texts], right: Texts, rules: DecoderRules
+) -> dict[str, float]:
+    figures = {f"tokens_per_s_{name}": median(found) for name, found in speeds.items()}
+
+    def over(name: str, other: str) -> float:
+        return median(one / two for one, two in zip(speeds[name], speeds[other], strict=True))
+
+    figures["recompute_over_full"] = over("recompute", "full")
+    figures["verified_over_full"] = over("verified", "full")
+    figures["over_exits_at_once"] = over("recompute", "exits_at_once")
+    figures["over_exits_batch_of_one"] = over("recompute", "exits_batch_of_one")
+    figures["full_over_generate_batch"] = over("full", "generate_batch")
+    for name in ("full", "recompute", "verified", "generate_batch"):
+        figures[f"exact_match_{name}"] = _same(written[name], right)
+    figures["texts_changed_by_recompute"] = 1.0 - _same(written["recompute"], written["full"])
+    figures["texts_changed_by_verified"] = 1.0 - _same(written["verified"], written["full"])
+    figures["cut_after_blocks"] = rules.ramps[0].block + 1.0
+    figures["survival"] = rules.ramps[0].survival or 0.0
+    return figures
+
+
+def _same(written: Texts, others: Texts) -> float:
+    """The share of texts that are the same, to the last token."""
+    return sum(one == other for one, other in zip(written, others, strict=True)) / len(others)

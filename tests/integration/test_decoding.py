@@ -1,0 +1,96 @@
+"""A decoder on Serve, asked by OpenAI's own client: whole, streamed, left alone, and over the death of its replica."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from deployments.demo import llm_demo_directory
+from deployments.demo.sums import answer_to, prompt_of, sums
+from tests.helpers.asking import ask, eventually
+
+PAIRS = sums(held_out=True)[:40]
+PROMPTS = [prompt_of(*pair) for pair in PAIRS]
+
+
+@pytest.fixture(scope="module")
+def decoder(local: Any, deployed: Any) -> str:
+    arguments = {"model": str(llm_demo_directory()), "name": "llm-demo", "cpus_per_replica": 0.5, "max_prompts": 64}
+    path = "deployments.decoding.app:build"
+    address: str = deployed({"name": "decoder", "import_path": path, "route_prefix": "/", "args": arguments})
+    return address
+
+
+@pytest.fixture(scope="module")
+def client(decoder: str) -> Any:
+    openai = pytest.importorskip("openai")
+    return openai.OpenAI(base_url=f"{decoder}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def written(client: Any) -> list[str]:
+    reply = client.completions.create(model="llm-demo", prompt=PROMPTS, max_tokens=24)
+    return [choice.text for choice in reply.choices]
+
+
+def test_openais_client_gets_sums_in_words(client: Any, written: list[str]) -> None:
+    assert client.models.list().data[0].id == "llm-demo"
+    right = [text == answer_to(*pair) for text, pair in zip(written, PAIRS, strict=True)]
+    assert sum(right) >= 0.9 * len(right)
+    reply = client.completions.create(model="llm-demo", prompt=PROMPTS[0], max_tokens=24)
+    assert reply.usage.completion_tokens == len(written[0]) + 1
+    assert len(reply.choices[0].exit_blocks) == reply.usage.completion_tokens
+    assert reply.choices[0].finish_reason == "stop"
+
+
+def test_openais_client_streams_chats(client: Any, written: list[str]) -> None:
+    question = [{"role": "user", "content": PROMPTS[1].removesuffix("=")}]
+    stream = client.chat.completions.create(
+        model="llm-demo", messages=question, stream=True, stream_options={"include_usage": True}
+    )
+    told = list(stream)
+    assert "".join(each.choices[0].delta.content or "" for each in told if each.choices) == written[1]
+    assert told[-1].usage.completion_tokens == len(written[1]) + 1
+
+
+def test_openais_client_understands_refusals(client: Any) -> None:
+    openai = pytest.importorskip("openai")
+    with pytest.raises(openai.NotFoundError, match="this server has llm-demo"):
+        client.completions.create(model="other", prompt="1+1=")
+    with pytest.raises(openai.BadRequestError, match="the model reads 64"):
+        client.completions.create(model="llm-demo", prompt="1" * 60, max_tokens=24)
+
+
+def test_a_client_that_goes_away_frees_its_pages(client: Any, decoder: str) -> None:
+    stream = client.completions.create(model="llm-demo", prompt=PROMPTS, max_tokens=50, stream=True)
+    next(iter(stream))
+    stream.close()
+
+    def pages() -> bool:
+        told = ask(decoder, "GET", "/stats")[1]
+        return told["residents"] == told["waiting"] == 0 and told["pages"]["free"] == told["pages"]["of"]
+
+    assert eventually(pages)
+
+
+def test_the_death_of_a_replica_changes_no_token(client: Any, decoder: str, written: list[str]) -> None:
+    import ray
+
+    found: list[str] = []
+
+    def write() -> None:
+        for _ in range(3):
+            reply = client.completions.create(model="llm-demo", prompt=PROMPTS, max_tokens=24)
+            found.extend(choice.text for choice in reply.choices)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert eventually(lambda: ask(decoder, "GET", "/stats")[1]["residents"])
+    names = [
+        each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if "decoder#decoder#" in each["name"]
+    ]
+    for name in names:
+        ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)
+    thread.join()
+    assert names
+    assert found == 3 * written

@@ -1,0 +1,233 @@
+"""OpenAI's interface without Ray: the shape of answers and streams, what is refused, and who goes away."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from deployments.decoding.api import create_decoder_api
+from deployments.decoding.config import DecoderConfig
+from deployments.decoding.front import DecoderFront
+from deployments.decoding.loop import EngineLoop, FullError
+from deployments.decoding.scheduler import Full, Written
+from deployments.decoding.sequences import Finish, Wanted
+from deployments.decoding.texts import TextTokens
+from deployments.prepare.llm_demo import tokenizer
+from tests.helpers.tiny_decoders import decoder, engine, plainly
+
+CONFIG = DecoderConfig(model="/models/tiny", max_tokens=40, max_prompts=3, max_body_bytes=500)
+RAMPS = {0: 0.3, 2: 0.3}
+
+
+class World:
+    """A front beside one engine; `failing` replicas write one group and end."""
+
+    def __init__(self) -> None:
+        self.engine = engine(decoder(), RAMPS, pages=4 * 32)
+        self.loop = EngineLoop(self.engine)
+        self.failing, self.full, self.asked = 0, False, 0
+        self.texts = TextTokens(tokenizer(), 64)
+        self.front = DecoderFront(CONFIG, "tiny", self.texts, frozenset([0]), self.ask)
+
+    async def ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
+        self.asked += 1
+        if self.full:
+            yield Full(2.5)
+            return
+        async for group in self.loop.write(wanted):
+            yield group
+            if self.failing:
+                self.failing -= 1
+                raise ConnectionError
+
+    async def stats(self) -> dict[str, Any]:
+        return {"tokens_per_s": 0.0}
+
+    def client(self, key: bytes | None = None) -> TestClient:
+        return TestClient(create_decoder_api(self.front, key, self.stats, 23), raise_server_exceptions=False)
+
+    def plain(self, prompt: str, max_tokens: int) -> tuple[str, list[int], int]:
+        """Text, depths and tokens of the plain decoder."""
+        asked = Wanted(self.texts.prompt(prompt), max_tokens, frozenset([0]))
+        tokens, depths = plainly(decoder(), asked, RAMPS)
+        return tokenizer().decode(tokens, skip_special_tokens=True), depths, len(tokens)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.loop.end()
+
+
+def events(told: str) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in told.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_completion(world: World) -> None:
+    reply = world.client().post("/v1/completions", json={"model": "tiny", "prompt": "47+85=", "max_tokens": 9})
+    text, depths, count = world.plain("47+85=", 9)
+    assert reply.status_code == 200
+    said = reply.json()
+    assert said["object"] == "text_completion"
+    (choice,) = said["choices"]
+    assert (choice["text"], choice["exit_blocks"]) == (text, depths)
+    assert choice["finish_reason"] in ("stop", "length")
+    assert said["usage"] == {"prompt_tokens": 6, "completion_tokens": count, "total_tokens": 6 + count}
+
+
+def test_several_prompts_are_several_choices_whole_and_streamed(world: World) -> None:
+    asked = {"prompt": ["1+1=", "2+2=", "3+9="], "max_tokens": 7}
+    plain = [world.plain(prompt, 7)[:2] for prompt in asked["prompt"]]  # type: ignore[attr-defined]
+    whole = world.client().post("/v1/completions", json=asked).json()["choices"]
+    assert [(each["text"], each["exit_blocks"]) for each in whole] == plain
+    streamed = {index: ("", []) for index in range(3)}
+    for event in events(world.client().post("/v1/completions", json=asked | {"stream": True}).text):
+        for each in event["choices"]:
+            text, depths = streamed[each["index"]]
+            streamed[each["index"]] = text + each["text"], depths + each["exit_blocks"]
+    assert list(streamed.values()) == plain
+
+
+def test_a_chat_streams_its_role_its_text_and_if_asked_its_usage(world: World) -> None:
+    asked = {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "4 + 5"}]}],
+        "max_completion_tokens": 6,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    told = events(world.client().post("/v1/chat/completions", json=asked).text)
+    text, _, count = world.plain("4+5=", 6)
+    assert told[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in told[:-1]) == text
+    assert told[-2]["choices"][0]["finish_reason"] in ("stop", "length")
+    assert told[-1]["choices"] == []
+    assert told[-1]["usage"]["completion_tokens"] == count
+    whole = world.client().post("/v1/chat/completions", json={**asked, "stream": False, "stream_options": None}).json()
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        (b"{", 400, "not JSON"),
+        ([], 400, "must be a JSON object"),
+        ({}, 400, "prompt is missing"),
+        ({"prompt": "1+1=", "max_token": 4}, 400, "max_token is not served here; there are: model,"),
+        ({"prompt": "1+1=", "n": 2}, 400, "n = 2: Input should be 1"),
+        ({"prompt": "1+1=", "temperature": -1}, 400, "temperature = -1: "),
+        ({"prompt": "1+1=", "top_p": 0}, 400, "top_p = 0: "),
+        ({"prompt": "1+1=", "max_tokens": 0}, 400, "max_tokens = 0: "),
+        ({"prompt": "1+1=", "max_tokens": 41}, 400, "max_tokens = 41: 40 are allowed"),
+        ({"prompt": "1" * 30, "max_tokens": 35}, 400, "30 tokens and max_tokens is 35: the model reads 64"),
+        ({"prompt": ""}, 400, "the prompt is empty"),
+        ({"prompt": []}, 400, "prompt has 0 texts"),
+        ({"prompt": ["1"] * 4}, 400, "prompt has 4 texts: 1 to 3 are allowed"),
+        ({"prompt": [1, 99]}, 400, "prompt has token 99: the model knows 23 tokens"),
+        ({"prompt": "1", "stop": ["a"] * 5}, 400, "stop = "),
+        ({"prompt": "1", "stop": ""}, 400, "stop = "),
+        ({"prompt": "1", "model": "other"}, 404, "model = 'other': this server has tiny"),
+        (b" " * 501, 413, "501 bytes: 500 are allowed"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_sentence(world: World, body: Any, status: int, sentence: str) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    reply = world.client().post("/v1/completions", content=content)
+    assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (status, True), reply.text
+    assert world.asked == 0
+
+
+def test_a_stop_string_ends_the_text_and_frees_its_pages(world: World) -> None:
+    text, _, _ = world.plain("47+85=", 20)
+    stop = text[3:5]
+    reply = world.client().post("/v1/completions", json={"prompt": "47+85=", "max_tokens": 20, "stop": stop}).json()
+    assert reply["choices"][0]["text"] == text[: text.index(stop)]
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    until(lambda: world.engine.scheduler.pool.free == world.engine.scheduler.pool.count)
+
+
+def test_another_replica_goes_on_where_one_failed(world: World) -> None:
+    text, depths, _ = world.plain("47+85=", 12)
+    world.failing = 2
+    reply = world.client().post("/v1/completions", json={"prompt": "47+85=", "max_tokens": 12}).json()
+    assert (reply["choices"][0]["text"], reply["choices"][0]["exit_blocks"]) == (text, depths)
+    assert world.asked == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_is_not_let_in_is_told_when_to_come_again(world: World, stream: bool) -> None:
+    world.full = True
+    reply = world.client().post("/v1/completions", json={"prompt": "1+1=", "stream": stream})
+    assert (reply.status_code, reply.headers["retry-after"]) == (429, "3")
+    assert reply.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_a_key_is_asked_for_everywhere_but_where_health_is_told(world: World) -> None:
+    client = world.client(b"secret")
+    assert client.get("/healthz").status_code == 200
+    assert client.get("/v1/models").status_code == 401
+    assert client.get("/v1/models", headers={"Authorization": "Bearer secret"}).json()["data"][0]["id"] == "tiny"
+
+
+def test_what_the_server_has_and_what_it_does_not(world: World) -> None:
+    client = world.client()
+    assert client.get("/v1/models/tiny").json()["id"] == "tiny"
+    assert client.get("/v1/models/other").status_code == 404
+    assert "POST /v1/completions" in client.get("/v1/nothing").json()["error"]["message"]
+    assert client.get("/stats").json()["requests"]["answered"] == 0
+    assert client.get("/openapi.json").status_code == 200
+
+
+def test_whoever_stops_listening_frees_pages_at_once(world: World) -> None:
+    async def leave() -> None:
+        async for _ in world.loop.write(Wanted((1, 2, 3), 40)):
+            break
+
+    asyncio.run(leave())
+    until(lambda: not world.engine.scheduler.residents)
+    assert world.engine.scheduler.pool.free == world.engine.scheduler.pool.count
+
+
+def test_a_loop_without_a_place_says_so(world: World) -> None:
+    world.engine.scheduler.limits = world.engine.scheduler.limits.__class__(max_waiting=0)
+
+    async def ask() -> None:
+        async for _ in world.loop.write(Wanted((1,), 1)):
+            pass
+
+    with pytest.raises(FullError):
+        asyncio.run(ask())
+
+
+def test_when_decoding_fails_every_stream_does(world: World) -> None:
+    def fail(_: Any) -> Any:
+        raise MemoryError("no room")
+
+    world.engine._network.run = fail  # type: ignore[method-assign]
+
+    async def ask() -> None:
+        async for _ in world.loop.write(Wanted((1,), 1)):
+            pass
+
+    with pytest.raises(RuntimeError, match="decoding failed: no room"):
+        asyncio.run(ask())
+    until(lambda: not world.loop.alive)
+    with pytest.raises(RuntimeError, match="has failed"):
+        asyncio.run(ask())
+
+
+def until(true: Any, within_s: float = 20.0) -> None:
+    end_s = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_finish_reasons_are_those_of_openai() -> None:
+    assert [each.value for each in Finish] == ["stop", "length"]

@@ -1,0 +1,187 @@
+"""Who runs together, and when: with a network that says what it is told to."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from deployments.decoding.engine import Engine
+from deployments.decoding.pages import PagePool
+from deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, Full, Scheduler
+from deployments.decoding.sequences import Finish, Opinion, Splits, Wanted
+from tests.helpers.tiny_decoders import Clock
+
+PATIENT = DecodingLimits(max_residents=4, page_tokens=4, deep_share=0.5, ttft_s=1e9, tpot_s=1e9)
+TWO = Splits((2, 6))
+
+
+class Told:
+    """A network whose ramp is sure of a sequence's next token if `sure` says so; the head is always sure."""
+
+    def __init__(self, sure: Callable[[int], bool]) -> None:
+        self.launches: list[DecodingLaunch] = []
+        self._sure = sure
+        self.dropped: list[int] = []
+
+    def run(self, launch: DecodingLaunch) -> list[list[Opinion]]:
+        self.launches.append(launch)
+        return [
+            [Opinion(7, launch.split > 0 or self._sure(part.sequence.name)) for _ in range(part.asked)]
+            for part in launch.pieces
+        ]
+
+    def drop(self, name: int) -> None:
+        self.dropped.append(name)
+
+
+def engine(network: Told, limits: DecodingLimits = PATIENT, pages: int = 1000, splits: Splits = TWO) -> Engine:
+    return Engine(Scheduler(splits, limits, PagePool(pages)), network, Clock())
+
+
+def run_out(running: Engine) -> dict[int, int]:
+    """How many tokens each sequence has written in the end."""
+    written: dict[int, int] = {}
+    while (news := running.step()) is not None:
+        for each in news:
+            written[each.name] = written.get(each.name, 0) + len(each.tokens)
+    return written
+
+
+def test_the_deep_split_runs_once_its_share_of_the_residents_waits() -> None:
+    network = Told(sure=lambda name: name in (1, 2))
+    running = engine(network)
+    for _ in range(4):
+        running.open(Wanted((1,), 3))
+    for _ in range(2):
+        running.step()
+    assert [(launch.split, len(launch.pieces)) for launch in network.launches] == [(0, 4), (1, 2)]
+
+
+def test_who_is_ready_goes_on_while_too_few_wait() -> None:
+    network = Told(sure=lambda name: name != 1)
+    running = engine(network)
+    for _ in range(4):
+        running.open(Wanted((1,), 5))
+    for _ in range(3):
+        running.step()
+    assert [(launch.split, len(launch.pieces)) for launch in network.launches] == [(0, 4), (0, 3), (0, 3)]
+
+
+def test_the_deep_split_runs_when_nobody_else_can_go_on() -> None:
+    network = Told(sure=lambda _: False)
+    running = engine(network, DecodingLimits(max_residents=4, deep_share=1.0, ttft_s=1e9, tpot_s=1e9))
+    running.open(Wanted((1,), 2))
+    assert run_out(running) == {1: 2}
+    assert [launch.split for launch in network.launches] == [0, 1, 0, 1]
+
+
+def test_a_token_that_would_be_late_hurries_the_deep_split_but_one_that_is_late_does_not() -> None:
+    def splits(ttft_s: float) -> list[int]:
+        network = Told(sure=lambda name: name != 1)
+        running = engine(network, DecodingLimits(max_residents=8, deep_share=0.9, ttft_s=ttft_s, tpot_s=1e9))
+        running.scheduler.pace.launched(1, 0.010)
+        for _ in range(8):
+            running.open(Wanted((1,), 50))
+        for _ in range(12):
+            running.step()
+        return [launch.split for launch in network.launches]
+
+    assert 1 in splits(ttft_s=0.025)  # due 12 launches after it came, and a deep launch takes ten
+    assert 1 not in splits(ttft_s=1e-9)
+    assert 1 not in splits(ttft_s=1e9)
+
+
+def test_what_does_not_fit_into_the_memory_alone_never_does() -> None:
+    running = engine(Told(lambda _: True), pages=12)
+    running.open(Wanted((1,) * 4, 4))
+    with pytest.raises(AssertionError, match="never fits"):
+        running.open(Wanted((1,) * 4, 5))
+
+
+def test_a_sequence_waits_for_pages_rather_than_put_another_out() -> None:
+    network = Told(lambda _: False)
+    running = engine(network, pages=6 * 5)
+    for _ in range(3):
+        running.open(Wanted((1,) * 5, 3))
+    running.step()
+    assert len(running.scheduler.residents) == 1  # needs two pages in each block, and one to go on
+    assert run_out(running) == {1: 3, 2: 3, 3: 3}
+    assert running.scheduler.preempted == 0
+
+
+def test_who_came_last_is_put_out_when_pages_run_short_and_loses_nothing() -> None:
+    network = Told(lambda name: name % 2 == 0)
+    running = engine(network, pages=6 * 8)
+    for _ in range(4):
+        running.open(Wanted((1, 2), 20))
+    assert run_out(running) == dict.fromkeys(range(1, 5), 20)
+    assert running.scheduler.preempted > 0
+    assert running.scheduler.pool.free == 6 * 8
+
+
+@pytest.mark.parametrize("verified", [False, True])
+def test_no_page_leaks_whatever_is_cancelled(verified: bool) -> None:
+    draw = random.Random(3)
+    network = Told(lambda _: draw.random() < 0.6)
+    running = engine(network, pages=6 * 12, splits=Splits((2, 4, 6), verified, max_pending=3))
+    inside: set[int] = set()
+    for _ in range(6_000):
+        if draw.random() < 0.4:
+            name = running.open(Wanted((1,) * draw.randint(1, 9), draw.randint(1, 9)))
+            assert not isinstance(name, Full)
+            inside.add(name)
+        if inside and draw.random() < 0.2:
+            gone = draw.choice(sorted(inside))
+            free = running.scheduler.pool.free
+            held = gone in running.scheduler.residents
+            running.cancel(gone)
+            assert not held or running.scheduler.pool.free >= free
+            inside.discard(gone)
+        inside -= {each.name for each in running.step() or () if each.finish}
+    for name in inside:
+        running.cancel(name)
+    assert running.step() is None
+    assert running.scheduler.pool.free == 6 * 12
+
+
+def test_it_is_full_when_one_more_would_wait_longer_than_promised() -> None:
+    limits = DecodingLimits(max_residents=2, max_waiting=3, ttft_s=1.0, tpot_s=1e9)
+    running = engine(Told(lambda _: True), limits)
+    for _ in range(3):
+        assert not isinstance(running.open(Wanted((1,), 1)), Full)
+    assert isinstance(running.open(Wanted((1,), 1)), Full)  # three wait, as nothing has run yet
+    run_out(running)
+    running.scheduler.pace.residence_s = 4.0
+    for _ in range(2):
+        running.open(Wanted((1,), 9))
+    refused = running.open(Wanted((1,), 9))
+    assert isinstance(refused, Full)
+    assert refused.retry_after_s == pytest.approx(2.0)  # half a residence: there are two places
+
+
+def test_nobody_comes_in_while_tokens_come_too_slowly() -> None:
+    running = engine(Told(lambda _: True), DecodingLimits(max_residents=8, ttft_s=1e9, tpot_s=0.1))
+    running.scheduler.pace.wrote(tokens=35, took_s=1.0)
+    for _ in range(8):
+        running.open(Wanted((1,), 9))
+    running.scheduler.next(0.0)
+    assert len(running.scheduler.residents) == 3  # a fourth would leave each less than ten tokens a second
+
+
+def test_a_long_prompt_runs_in_pieces_beside_those_who_decode() -> None:
+    network = Told(lambda _: True)
+    limits = DecodingLimits(max_residents=4, prompt_rows=8, deep_share=0.5, ttft_s=1e9, tpot_s=1e9)
+    running = engine(network, limits, splits=Splits((6,), max_pending=2))
+    running.open(Wanted((1,), 5))
+    running.open(Wanted((1,) * 20, 1))
+    run_out(running)
+    assert [sorted(part.rows for part in launch.pieces) for launch in network.launches] == [
+        [1, 8], [1, 8], [1, 4], [1], [1],
+    ]  # fmt: skip
+
+
+def test_a_stop_token_ends_a_sequence() -> None:
+    running = engine(Told(lambda _: True))
+    running.open(Wanted((1,), 5, stop=frozenset([7])))
+    (written,) = running.step() or ()
+    assert (written.tokens, written.finish) == ((7,), Finish.STOP)

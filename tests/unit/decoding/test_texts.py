@@ -1,0 +1,56 @@
+"""A text that grows says the same in whatever groups its tokens come, and nothing from a stop string on."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.decoding.texts import TextTokens
+from deployments.front.answers import RefusedError
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes: characters may come in several, and not all sequences are text."""
+
+    chat_template: str | None = None
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": list(text.encode())}
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+        return bytes(tokens).decode("utf-8", "replace")
+
+
+def heard(text: str, cuts: list[int], stops: list[str]) -> tuple[str, bool]:
+    speech, tokens = TextTokens(Bytes(), 100).speech(stops), list(text.encode())
+    edges = sorted({0, len(tokens), *(cut % (len(tokens) + 1) for cut in cuts)})
+    said = "".join(speech.hear(tokens[start:stop]) for start, stop in pairwise(edges))
+    return said + speech.hear([], last=True), speech.stopped
+
+
+@given(st.text("abä€😀", max_size=40), st.lists(st.integers(0, 200), max_size=40))
+def test_groups_do_not_matter(text: str, cuts: list[int]) -> None:
+    assert heard(text, cuts, []) == (text, False)
+
+
+@given(
+    st.text("abä", max_size=30),
+    st.lists(st.integers(0, 200), max_size=30),
+    st.lists(st.text("abä", min_size=1, max_size=3), min_size=1, max_size=3),
+)
+def test_a_text_ends_before_its_first_stop_string(text: str, cuts: list[int], stops: list[str]) -> None:
+    said, stopped = heard(text, cuts, stops)
+    assert stopped == any(stop in text for stop in stops)
+    if not stopped:
+        assert said == text
+    else:
+        assert text.startswith(said)
+        assert any(text[len(said) :].startswith(stop) for stop in stops)
+        assert not any(stop in said for stop in stops)
+
+
+def test_a_model_without_a_chat_template_says_so() -> None:
+    with pytest.raises(RefusedError, match="has no chat template"):
+        TextTokens(Bytes(), 100).chat([{"role": "user", "content": "a"}])

@@ -1,0 +1,71 @@
+"""What `isobatch load --prompts` measures, on a server that writes as it is told."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from cluster.load.prompts import PromptLoad, WrittenText, summed
+
+TOKENS, GAP_S = 4, 0.05
+
+
+@asynccontextmanager
+async def server(status: str = "200 OK") -> AsyncIterator[str]:
+    """Writes four tokens in two groups, a gap apart, cut where nobody expects it."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n".encode())
+        group = b"data: " + json.dumps({"choices": [{"text": "ab", "exit_blocks": [1, 5]}]}).encode() + b"\n\n"
+        for piece in (group[:20], group[20:] + group[:7], group[7:], b"data: [DONE]\n\n"):
+            writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            await writer.drain()
+            await asyncio.sleep(GAP_S)
+        writer.write(b"0\r\n\r\n")
+        writer.close()
+
+    made = await asyncio.start_server(answer, "127.0.0.1")
+    async with made:
+        yield f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}"
+
+
+async def open_loop(status: str) -> list[WrittenText]:
+    async with server(status) as url:
+        return await PromptLoad(url, ["1+1="], 8, {}).at(np.array([0.0, 0.01, 0.02]))
+
+
+async def closed_loop() -> list[WrittenText]:
+    async with server() as url:
+        return await PromptLoad(url, ["1+1="], 8, {}).by_clients(2, 3 * GAP_S)
+
+
+def test_tokens_are_counted_and_timed() -> None:
+    written = asyncio.run(open_loop("200 OK"))
+    assert [each.tokens for each in written] == [TOKENS] * 3
+    assert all(each.last_s - each.first_s >= 0.9 * GAP_S for each in written)
+    found = summed(written, slo_ms=60_000)
+    assert found.good_share == 1.0
+    assert found.tokens_per_s == pytest.approx(3 * TOKENS / found.seconds)
+    assert found.tpot_ms["p50"] >= 0.9 * 1e3 * GAP_S / (TOKENS - 1)
+    assert not found.failed
+
+
+def test_clients_ask_again_once_they_have_all() -> None:
+    written = asyncio.run(closed_loop())
+    assert len(written) >= 2
+    assert {each.status for each in written} == {200}
+
+
+def test_refusals_are_counted_and_nobody_counts_as_answered_by_them() -> None:
+    found = summed(asyncio.run(open_loop("429 Too Many")), slo_ms=60_000)
+    assert found.outcomes == {"refused": 3}
+    assert found.failed
+
+
+def test_nobody_there() -> None:
+    written = asyncio.run(PromptLoad("http://127.0.0.1:9", ["a"], 8, {}).at(np.array([0.0])))
+    assert summed(written, 1000).outcomes == {"unanswered": 1}

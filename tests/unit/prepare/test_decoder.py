@@ -1,0 +1,109 @@
+"""Where a decoder's head may be read early, and how sure it has to be."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from deployments.decoding.arithmetic import rhythm
+from deployments.decoding.sequences import Wanted
+from deployments.prepare.decoder import DecoderOptions, fixed_share, ramps_for, readings, texts, threshold
+from deployments.prepare.llm_demo import LlamaRecipe, save, train
+from profiles.errors import UserError
+from tests.helpers.tiny_decoders import decoder, plainly
+
+tokens = st.lists(st.tuples(st.sampled_from([0.2, 0.4, 0.6, 0.8]), st.booleans()), min_size=1, max_size=12)
+
+
+@given(tokens, st.sampled_from([0.0, 0.1, 0.3]))
+def test_a_threshold_lets_as_many_leave_as_the_loss_allows(told: list[tuple[float, bool]], allowed: float) -> None:
+    sure, agrees = np.array([each for each, _ in told]), np.array([each for _, each in told])
+
+    def loss(value: float) -> float:
+        return float((~agrees[sure >= value]).sum()) / len(sure)
+
+    fits = [value for value in (0.2, 0.4, 0.6, 0.8, 1.01) if loss(value) <= allowed]
+    best = max(fits, key=lambda value: float((sure >= value).mean()))
+    found = threshold(sure, agrees, allowed)
+    assert loss(found) <= allowed
+    assert (sure >= found).mean() == (sure >= best).mean()
+
+
+@given(st.floats(0.05, 0.95), st.floats(0, 100), st.floats(0, 1))
+@settings(deadline=None)
+def test_the_fewer_go_on_the_more_is_gained(f: float, fixed: float, fill: float) -> None:
+    gains = [rhythm(f, p, fixed, fill).gain for p in (1.0, 0.8, 0.5, 0.2, 0.0)]
+    assert gains[0] == 1.0
+    assert all(later >= earlier - 1e-9 for earlier, later in pairwise(gains[1:]))
+
+
+def test_the_arithmetic_agrees_with_launches_that_are_counted_one_by_one() -> None:
+    """N sequences, k launches of the first part, then one of the deep part: tokens and time per cycle."""
+    f, p, fixed, fill, residents, k = 0.25, 0.3, 2.0, 1.0, 1e6, 3
+    ready, seconds, tokens = residents, 0.0, 0.0
+    for _ in range(k):
+        seconds += f * (fixed + ready / residents)
+        tokens += (1 - p) * ready
+        ready *= 1 - p
+    tokens += residents - ready  # who waited is answered by the deep part, with all rows that are pending
+    rows = p * (tokens) / residents + fill * (1 - p) * tokens / residents
+    seconds += (1 - f) * (fixed + rows)
+    full_s = fixed + 1.0
+    gain = (tokens / seconds) / (residents / full_s)
+    from deployments.decoding.arithmetic import _rhythm
+
+    assert _rhythm(f, p, fixed, fill, k).gain == pytest.approx(gain, rel=1e-6)
+
+
+def test_readings_are_what_plain_decoding_sees() -> None:
+    model = decoder()
+    wanted = [Wanted((1, 2, 3), 6), Wanted((4,), 3)]
+    full = [plainly(model, each, {})[0] for each in wanted]
+    seen = readings(model, wanted, full)
+    assert seen.sure.shape == (3, 9)
+    for block in range(3):
+        leaves = seen.sure[block] >= 0.3
+        depths = [depth for each in wanted for depth in plainly(model, each, {block: 0.3})[1]]
+        first = int(np.argmax(leaves)) if leaves.any() else len(leaves)
+        assert [depth == block for depth in depths[: first + 1]] == leaves[: first + 1].tolist()
+
+
+def test_ramps_keep_to_the_loss_on_the_prompts_that_they_come_from() -> None:
+    model = decoder()
+    prompts = [(number % 23, number % 7, number % 11) for number in range(40)]
+    report = ramps_for(model, prompts, frozenset(), DecoderOptions(allowed_loss=0.05, max_tokens=6))
+    (ramp,) = report.rules.ramps
+    wanted = [Wanted(prompt, 6) for prompt in prompts[:20]]
+    seen = readings(model, wanted, texts(model, report.rules.__class__(), wanted))
+    lost = (seen.sure[ramp.block] >= ramp.threshold) & ~seen.agrees[ramp.block]
+    assert lost.mean() <= 0.05
+    assert 0 <= (report.rules.same_texts or 0) <= 1
+    assert report.rhythm.gain >= 1
+    with pytest.raises(UserError, match="3 prompts: at least 20"):
+        ramps_for(model, prompts[:3], frozenset(), DecoderOptions())
+
+
+def test_what_a_launch_costs_beside_its_rows_is_measured() -> None:
+    assert fixed_share(decoder(), (1, 2)) >= 0
+
+
+def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(tmp_path: Path) -> None:
+    save(train(LlamaRecipe(num_blocks=3, width=16, steps=3, batch=4)), tmp_path / "network")
+    data = tmp_path / "sums.csv"
+    data.write_text("text\n" + "\n".join(f"{number}+{number}=" for number in range(30)))
+    out = tmp_path / "out"
+    told = ["prepare", str(tmp_path / "network"), "--data", str(data), "--out", str(out), "--max-tokens", "6"]
+    refused = CliRunner().invoke(app, [*told, "--ramp", "pooler"])
+    assert "--ramp is for classifiers" in str(refused.exception)
+    done = CliRunner().invoke(app, told)
+    assert done.exit_code == 0, done.output
+    assert "a ramp after block" in done.output
+    rules = json.loads((out / "exits.json").read_text())
+    assert rules["kind"] == "decoder"
+    assert (out / "model.safetensors").exists()
