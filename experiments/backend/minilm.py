@@ -71,7 +71,7 @@ def prepared(dtype: RampDtype = "float32") -> Path:
                 texts, labels = sentences("train", TUNE_ROWS + 6 * RAMP_ROWS)
                 tuned = Path(folder) if dtype == "float32" else prepared()
                 if dtype == "float32":
-                    _fine_tune(source(), texts[:TUNE_ROWS], labels[:TUNE_ROWS], tuned)
+                    fine_tune(source(), texts[:TUNE_ROWS], labels[:TUNE_ROWS], tuned)
                 others = _sentences_among(texts[TUNE_ROWS:], labels[TUNE_ROWS:])
                 prepare(
                     tuned, others, target, PrepareOptions(dtype=dtype), {"data": "SST-2, after a short fine-tuning"}
@@ -84,12 +84,15 @@ def _sentences_among(texts: Sequence[str], labels: Labels) -> Sample:
     return Sample([texts[row] for row in whole], labels[whole], Parts.of(len(whole)))
 
 
-def _fine_tune(encoder: Path, texts: Sequence[str], labels: Labels, folder: Path) -> None:
-    """Fine-tune for a short time, just enough that deep blocks know more than early ones."""
+def fine_tune(
+    encoder: Path, texts: Sequence[str], labels: Labels, folder: Path, layers: int | None = None, num_labels: int = 2
+) -> None:
+    """Fine-tune for a short time, just enough that deep blocks know more than early ones. `layers`: only the first."""
     from transformers import AutoTokenizer, BertForSequenceClassification
 
     tokenizer = AutoTokenizer.from_pretrained(encoder)
-    model = BertForSequenceClassification.from_pretrained(encoder, num_labels=2).train()
+    shape = {"num_labels": num_labels} | ({} if layers is None else {"num_hidden_layers": layers})
+    model = BertForSequenceClassification.from_pretrained(encoder, **shape).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=STEPS, pct_start=0.1)
     random = torch.Generator().manual_seed(0)

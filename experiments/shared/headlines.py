@@ -212,6 +212,18 @@ HEADLINES = {
         Headline("decoding", "exact_match_recompute", "sums that are right, exits"),
         Headline("decoding", "texts_changed_by_verified", "texts that verified exits change", 0, at_most=True),
     ),
+    "Cascades": (
+        Headline(
+            "cascade", "tabi_mnli_latency", "Tabi's MNLI: mean latency over the large network's", 0.78, True, 0.787
+        ),
+        Headline("cascade", "tabi_sst2_latency", "Tabi's SST-2: the same", 0.6, True, 0.6),
+        Headline("cascade", "tabi_mnli_goodput", "MNLI: queries/s over the large network's", paper=1.17),
+        Headline("cascade", "tabi_sst2_goodput", "SST-2: the same", paper=1.49),
+        Headline("cascade", "cascade_over_large", "2 layers of MiniLM before 6: goodput over 6 alone, worst task", 1.3),
+        Headline("cascade", "cascade_lost", "accuracy that it loses, worst task", 0.01, True),
+        Headline("cascade", "exits_over_large", "6 layers with exits, the same", None),
+        Headline("cascade", "both_over_large", "both, the same", None),
+    ),
     "TCB's systems on our dispatcher, in virtual time": (
         Headline("tcb", "rows_over_padded_to_the_longest_das", "DAS: rows over padded to the longest", paper=2.22),
         Headline("tcb", "rows_over_padded_to_100_das", "DAS: rows over padded to 100 tokens", paper=2.22),

@@ -1,0 +1,110 @@
+"""Two layers of MiniLM before all six, really computed on one thread, in processor time."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deployments.dispatch.route import stops
+from deployments.models import load, load_served
+from deployments.models.checkpoint import label_names
+from deployments.models.seam import ServedModel
+from deployments.prepare import cascade_folder
+from deployments.prepare.calibration import calibration_error, temperature
+from deployments.prepare.cascades import Combination, Terms, Tried, candidate, tried
+from deployments.prepare.sample import Sample
+from experiments.cascade.networks import LAYERS, TASKS, Task, classifier, with_ramps
+from profiles.model import Batch
+
+BATCH = 16
+SURE = 0.95  # the confidence at which Tabi lets the small network answer SST-2
+WAYS = {"cascade": Combination((0, 1)), "exits": Combination((1,), True), "both": Combination((0, 1), True)}
+
+
+def measured(tasks: int) -> Iterator[tuple[str, float]]:
+    torch.set_num_threads(1)
+    for task in TASKS[:tasks]:
+        for name, value in _of(task):
+            yield f"{name}_{task.name}", value
+
+
+def _of(task: Task) -> Iterator[tuple[str, float]]:
+    sample = task.judged()
+    folders = [classifier(task, LAYERS[0]), with_ramps(task, LAYERS[1])]
+    labels = label_names(folders[-1])
+    found = [candidate(folder, folder.name, sample, labels) for folder in folders]
+    terms = _terms(sample, found[0].head.shape[1])
+    texts = [sample.values[row] for row in terms.test]
+    large = load(classifier(task, LAYERS[1]))
+    costs = [[1.0] * layers for layers in LAYERS]  # layers of one width
+    alone_s = seconds(large, texts)
+    for name, way in WAYS.items():
+        made = tried(found, way, costs, terms)
+        with TemporaryDirectory() as folder:
+            out = Path(folder) / name
+            cascade_folder.write(out, made, made.shown(), terms.policy, {})
+            yield f"{name}_over_large", alone_s / seconds(load_served(out), texts)
+        told = made.told(made.shown())
+        yield f"{name}_lost", told.lost
+        yield f"{name}_accuracy", told.accuracy
+        if name == "cascade":
+            yield "small_answers", 1 - made.survival(made.shown())[-1]
+            yield "weight", made.weights[1]
+            yield from _ablations(made, terms)
+    for name, each in zip(("small", "large"), found, strict=True):
+        right = each.head[terms.test].argmax(dim=1) == terms.truth[terms.test].argmax(dim=1)
+        yield f"{name}_accuracy", float(right.float().mean())
+
+
+def _terms(sample: Sample, num_labels: int) -> Terms:
+    assert sample.labels is not None, "This is a bug: the file has labels."
+    truth = torch.nn.functional.one_hot(torch.from_numpy(sample.labels), num_labels).float()
+    shape = np.concatenate((sample.parts.train, sample.parts.calibrate))
+    return Terms(truth, shape, sample.parts.test)
+
+
+def _ablations(made: Tried, terms: Terms) -> Iterator[tuple[str, float]]:
+    """Tabi's way, one confidence for all: with calibrated probabilities and raw ones, with the ensemble and without."""
+    small, large = (member.head[terms.test] for member in made.members)
+    truth = terms.truth[terms.test]
+    heat = [temperature(member.head[terms.shape], terms.truth[terms.shape]) for member in made.members]
+    yield "ece_raw", calibration_error(small, truth)
+    yield "ece_calibrated", calibration_error(small / heat[0], truth)
+    first, second = ((each / t).softmax(dim=1) for each, t in zip((small, large), heat, strict=True))
+    mixed = made.weights[1] * second + (1 - made.weights[1]) * first
+    ways = {"full": (first, mixed), "no_ensemble": (first, second), "no_calibration": (small.softmax(dim=1), mixed)}
+    for name, (sure, rest) in ways.items():
+        leaves = sure.amax(dim=1) >= SURE
+        answers = torch.where(leaves, sure.argmax(dim=1), rest.argmax(dim=1))
+        yield f"answered_{name}", float(leaves.float().mean())
+        yield f"accuracy_{name}", _accuracy(answers, truth)
+
+
+def _accuracy(answers: Tensor, truth: Tensor) -> float:
+    return float(truth.gather(1, answers.unsqueeze(1)).mean())
+
+
+def seconds(model: ServedModel, texts: list[str]) -> float:
+    """Processor time for all texts in batches of one size: survivors wait at every stop until they fill one."""
+    whole = model.encode(texts)
+    model.run(model.select(whole, np.arange(BATCH)), model.num_blocks, ())  # loads and warms up
+    began_s = time.thread_time()
+    waiting = [whole]
+    for stop in stops(0, model.num_blocks, model.ramp_blocks):
+        waiting = [
+            after for batch in _full(model, waiting) if (after := model.run(batch, stop, model.ramp_blocks).survivors)
+        ]
+    return time.thread_time() - began_s
+
+
+def _full(model: ServedModel, waiting: list[Batch]) -> Iterator[Batch]:
+    if not waiting:
+        return
+    together = model.merge([replace(batch, truncated=frozenset()) for batch in waiting])
+    for start in range(0, len(together), BATCH):
+        yield model.select(together, np.arange(start, min(start + BATCH, len(together))))

@@ -1,0 +1,27 @@
+"""Claim: a small network before a large one answers sooner and more, at what is promised of accuracy.
+
+On virtual devices with Tabi's own latencies and shares; and really computed: MiniLM's first two layers before all six.
+"""
+
+from rich.console import Console
+
+from deployments.progress import show
+from experiments.cascade import compute, tabi
+from profiles.errors import UserError
+
+console = Console(stderr=True)
+
+
+def measure(tasks: int = 1) -> dict[str, float]:
+    """`tasks`: so many are really computed: SST-2, and with 2 AG News."""
+    figures = dict(tabi.measured())
+    try:
+        figures |= dict(show(compute.measured(tasks), "computing"))
+    except UserError as error:
+        console.print(f"nothing is really computed: {error}", markup=False)
+        return figures
+    for name, worst in (("over_large", min), ("lost", max)):
+        for way in compute.WAYS:
+            found = [value for figure, value in figures.items() if figure.startswith(f"{way}_{name}_")]
+            figures[f"{way}_{name}"] = worst(found)
+    return figures

@@ -1,0 +1,90 @@
+"""Tabi's own networks on virtual V100s: its latencies (table 1) and shares (section 7.3.2), our planner and dispatcher.
+
+As there, two devices, one query at a time and no batches, in virtual time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster.load.workloads import arrivals, exit_blocks
+from cluster.simulator.simulation import World, simulate
+from cluster.simulator.sustained import sustained
+from optimizer import Objective, Plan, Problem, optimize, problem
+from profiles.devices import fleet, links_between
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+from profiles.latency import LatencyTable
+from profiles.levels import one_behind_the_other
+
+QUERIES, APART_S, SLO_S = 20_000, 0.1, 0.2
+TEXT_BYTES = 16 * 40  # of 40 tokens
+BYTES = 4  # of a parameter
+DEVICES = fleet("v100=2")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A row of table 1: its layers, how long it takes, and its parameters."""
+
+    layers: int
+    ms: float
+    parameters: float
+
+    def table(self) -> LatencyTable:
+        row = (1e-3 * self.ms / self.layers,) * self.layers
+        size = int(BYTES * self.parameters / self.layers)
+        none = (0.0,) * self.layers
+        return LatencyTable("v100", (1,), (row,), (none,), 0.0, (4096,) * self.layers, (size,) * self.layers, "Tabi")
+
+
+DISTILBERT, ROBERTA, DEBERTA = Network(6, 7, 66e6), Network(24, 26, 355e6), Network(24, 29, 406e6)
+
+
+@dataclass(frozen=True)
+class Task:
+    """`answered`: the share of queries that only the small network sees."""
+
+    name: str
+    large: Network
+    answered: float
+
+    def alone(self) -> Profile:
+        return Profile("large", (self.large.table(),), ExitProfile((1.0,) * self.large.layers))
+
+    def cascade(self) -> Profile:
+        table = one_behind_the_other([DISTILBERT.table(), self.large.table()], TEXT_BYTES)
+        going_on = (1.0,) * DISTILBERT.layers + (1 - self.answered,) * self.large.layers
+        return Profile("both", (table,), ExitProfile(going_on), edges=(DISTILBERT.layers,))
+
+
+TASKS = (Task("mnli", DEBERTA, 0.494), Task("sst2", ROBERTA, 0.698))
+
+
+def measured() -> Iterator[tuple[str, float]]:
+    for task in TASKS:
+        large, both = task.alone(), task.cascade()
+        alone_s, cascade_s = mean_s(large), mean_s(both)
+        yield f"tabi_{task.name}_latency", cascade_s / alone_s
+        yield f"tabi_{task.name}_goodput", goodput_per_s(both) / goodput_per_s(large)
+        yield f"tabi_{task.name}_ms", 1e3 * cascade_s
+
+
+def mean_s(profile: Profile, queries: int = QUERIES) -> float:
+    """The mean latency of queries that come when the one before has long been answered."""
+    plan, facts = _planned(profile)
+    times_s = arrivals("uniform", 1 / APART_S, queries * APART_S, seed=0)
+    blocks = exit_blocks(ExitProfile(facts.survival), len(times_s), np.random.default_rng(0))
+    return simulate(World(plan, facts, SLO_S), [(times_s, blocks)], queries * APART_S).tally.mean_s
+
+
+def goodput_per_s(profile: Profile) -> float:
+    """What is sustained within the deadline."""
+    plan, facts = _planned(profile)
+    return sustained(plan, facts, SLO_S).goodput_per_s
+
+
+def _planned(profile: Profile) -> tuple[Plan, Problem]:
+    links = links_between(DEVICES, one_machine=True)
+    return optimize(profile, DEVICES, links, Objective(slo_s=SLO_S, fixed_batch=1)), problem(profile, DEVICES, links)
