@@ -65,7 +65,9 @@ def _fronts() -> dict[str, float]:
 @contextmanager
 def _served_by(fronts: int) -> Iterator[Live]:
     with TemporaryDirectory() as folder, bare() as here:
-        here.deploy(application(START, PROFILE, Path(folder), slo_ms=SLO_MS, front_replicas=fronts, cpus_per_replica=0))
+        declared = application(START, PROFILE, Path(folder), slo_ms=SLO_MS, front_replicas=fronts, cpus_per_replica=0)
+        small = {"name": "front", "ray_actor_options": {"num_cpus": 0.1}}  # however few cores there are
+        here.deploy(declared | {"deployments": [small]})
         yield here
 
 
