@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo llm-demo test fuzz lint format results chaos soak browser clean
+.PHONY: help setup serve demo llm-demo test fuzz lint format experiments results chaos soak browser clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -45,6 +45,9 @@ format: setup  ## rewrite the code in the project's format
 
 bench-%: setup  ## run one benchmark and write experiments/results/NAME.json: make bench-prepare
 	$(BIN)/python -m experiments.bench $*
+
+experiments: setup  ## the paper's figures in simulation, those that are not there yet (docs/e3.md)
+	$(BIN)/python -m experiments.bench e3
 
 results: setup  ## write the tables of docs/results.md from what the benchmarks have kept, and mark what is old
 	$(BIN)/python -m experiments.shared.headlines

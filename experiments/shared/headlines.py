@@ -77,6 +77,15 @@ HEADLINES = {
             for over, paper in (("early_exit", 1.44), ("no_exits", 1.30))
         ),
     ),
+    "E3's figures, simulated on published curves": tuple(
+        Headline("e3", f"{figure}_{backend}_over_{over}", f"{says}, {name}: over {over.replace('_', ' ')}", paper=paper)
+        for figure, says, early, full in (
+            ("fig07", "BERT-base, 16 V100", 1.44, 1.30),
+            ("fig13", "BERT-base, 6 V100, 8 P100, 15 K80", 1.70, 1.70),
+        )
+        for backend, name in (("torch", "eager PyTorch"), ("onnx", "ONNX Runtime"))
+        for over, paper in (("early_exit", early), ("no_exits", full))
+    ),
     "Serving, on virtual devices": (
         Headline("serve", "rps_ours", "requests/s through HTTP, two splits"),
         Headline("serve", "ratio_litserve", "the same over LitServe's, one stage", 1.3),
