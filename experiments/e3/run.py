@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cluster.simulator.sustained import sustained
 from experiments.e3.page import write
-from experiments.e3.suite import BACKENDS, EARLY, FIGURES, FULL, OURS, E3Figure, Setting
+from experiments.e3.suite import BACKENDS, EARLY, FIGURES, FULL, OURS, E3Figure, E3Setting
 from experiments.shared.version import code_of
 from optimizer.objective import Objective
 from optimizer.pipelines import baselines
@@ -68,7 +68,7 @@ def _kept_or_measured(figure: E3Figure, mark: str) -> Rows:
     return rows
 
 
-def _row(x: str, setting: Setting, backend: str, system: str) -> dict[str, Any]:
+def _row(x: str, setting: E3Setting, backend: str, system: str) -> dict[str, Any]:
     facts = setting.network.facts(setting.devices, setting.dtype, backend)
     plan = _plan(setting, facts, system)
     goodput = sustained(plan, facts, setting.slo_s, INPUTS).goodput_per_s if plan else 0.0
@@ -82,7 +82,7 @@ def _row(x: str, setting: Setting, backend: str, system: str) -> dict[str, Any]:
     }
 
 
-def _plan(setting: Setting, facts: Problem, system: str) -> Plan | None:
+def _plan(setting: E3Setting, facts: Problem, system: str) -> Plan | None:
     fixed = setting.batch if setting.fixed else None
     objective = Objective(slo_s=setting.slo_s, max_batch=setting.batch, fixed_batch=fixed)
     if system == OURS:

@@ -14,7 +14,7 @@ OURS, EARLY, FULL = "isobatch", "early exit", "no exits"
 
 
 @dataclass(frozen=True)
-class Setting:
+class E3Setting:
     """One point of an axis: who is compared, on what, with which batches, within how long."""
 
     network: Network
@@ -33,14 +33,14 @@ class E3Figure:
     name: str
     title: str
     axis: str
-    settings: tuple[tuple[str, Setting], ...]  # by what stands on the axis
+    settings: tuple[tuple[str, E3Setting], ...]  # by what stands on the axis
     paper: str
     differs: str
     paper_gain: float
 
 
-def _by_batch(network: Network, devices: str, batches: tuple[int, ...]) -> tuple[tuple[str, Setting], ...]:
-    return tuple((str(batch), Setting(network, devices, batch)) for batch in batches)
+def _by_batch(network: Network, devices: str, batches: tuple[int, ...]) -> tuple[tuple[str, E3Setting], ...]:
+    return tuple((str(batch), E3Setting(network, devices, batch)) for batch in batches)
 
 
 FIGURES = (
