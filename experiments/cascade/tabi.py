@@ -25,7 +25,7 @@ DEVICES = fleet("v100=2")
 
 
 @dataclass(frozen=True)
-class Network:
+class TabiNetwork:
     """A row of table 1: its layers, how long it takes, and its parameters."""
 
     layers: int
@@ -39,15 +39,15 @@ class Network:
         return LatencyTable("v100", (1,), (row,), (none,), 0.0, (4096,) * self.layers, (size,) * self.layers, "Tabi")
 
 
-DISTILBERT, ROBERTA, DEBERTA = Network(6, 7, 66e6), Network(24, 26, 355e6), Network(24, 29, 406e6)
+DISTILBERT, ROBERTA, DEBERTA = TabiNetwork(6, 7, 66e6), TabiNetwork(24, 26, 355e6), TabiNetwork(24, 29, 406e6)
 
 
 @dataclass(frozen=True)
-class Task:
+class TabiTask:
     """`answered`: the share of queries that only the small network sees."""
 
     name: str
-    large: Network
+    large: TabiNetwork
     answered: float
 
     def alone(self) -> Profile:
@@ -59,7 +59,7 @@ class Task:
         return Profile("both", (table,), ExitProfile(going_on), edges=(DISTILBERT.layers,))
 
 
-TASKS = (Task("mnli", DEBERTA, 0.494), Task("sst2", ROBERTA, 0.698))
+TASKS = (TabiTask("mnli", DEBERTA, 0.494), TabiTask("sst2", ROBERTA, 0.698))
 
 
 def measured() -> Iterator[tuple[str, float]]:

@@ -6,12 +6,12 @@ import pytest
 
 from deployments.models import load_served
 from experiments.cascade.compute import BATCH, seconds
-from experiments.cascade.tabi import DISTILBERT, TASKS, Task, mean_s
+from experiments.cascade.tabi import DISTILBERT, TASKS, TabiTask, mean_s
 from tests.helpers.cascade_directories import cascade_directory
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_a_query_takes_the_small_network_and_those_that_go_on_the_large_one_too(task: Task) -> None:
+def test_a_query_takes_the_small_network_and_those_that_go_on_the_large_one_too(task: TabiTask) -> None:
     assert mean_s(task.alone(), queries=200) == pytest.approx(1e-3 * task.large.ms, rel=0.02)
     by_hand_ms = DISTILBERT.ms + (1 - task.answered) * task.large.ms
     assert mean_s(task.cascade(), queries=3000) == pytest.approx(1e-3 * by_hand_ms, rel=0.06)
