@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from profiles.published import Published
 
 profiles = typer.Typer(
-    no_args_is_help=True, help="What is known of devices: published times, and curves fitted to them."
+    no_args_is_help=True,
+    help="What is known of devices: published times, and curves fitted to them.\n\n"
+    "Example: [bold]isobatch profiles show v100,l4 --backend onnx[/]",
 )
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 

@@ -19,6 +19,7 @@ SMALL = {
     "environment": f"--folder /tmp/isobatch-{os.getuid()}",  # sockets need a short path
     "evaluate": "--device cpu --max-rows 20",
     "cascade": "--device cpu --max-rows 60 --budget 0.1 --largest 4",
+    "profiles": "",
     "profile": "--device cpu --lengths 6 --largest 4 --budget 0.1",
     "plan": "",
     "tune": "--gap 0.1",
