@@ -30,8 +30,11 @@ llm-demo: setup  ## train the built-in decoder anew (it is shipped: nothing need
 
 test: setup  ## run all tests: those without Ray on two cores, then the others one after the other
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
-	$(BIN)/python -m pytest tests/integration tests/perf tests/fuzz
+	$(BIN)/python -m pytest -m "not cluster" tests/integration tests/perf tests/fuzz
 	@echo "all tests passed: unit, integration, perf, fuzz"
+
+test-cluster: setup  ## run the tests of several nodes on this machine, which make test leaves out: they take minutes
+	$(BIN)/python -m pytest -m cluster tests/integration
 
 fuzz: setup  ## 100,000 wrong requests and files, beside a client that means well; its figures go to experiments/results
 	ISOBATCH_FUZZ=100000 ISOBATCH_FUZZ_KEPT=1 $(BIN)/python -m pytest -q tests/fuzz

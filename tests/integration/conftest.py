@@ -107,7 +107,9 @@ def graph(deployed: Put, toy: dict[str, Any], lead: Callable[[Plan], None]) -> s
 @pytest.fixture(scope="session")
 def leisurely_toy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The same network, which takes its time and keeps all survivors at their replicas, on three devices."""
-    return application(tmp_path_factory.mktemp("leisurely"), cut_at(1, 2), "load_leisurely", by_value_bytes=0)
+    return application(
+        tmp_path_factory.mktemp("leisurely"), cut_at(1, 2), "load_leisurely", by_value_bytes=0, audit_share=0.0
+    )
 
 
 @pytest.fixture
