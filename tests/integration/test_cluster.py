@@ -20,6 +20,7 @@ from cluster.serving.serve_file import serve_file
 from tests.helpers.asking import ask, eventually
 from tests.helpers.serving import ROOT, marked, serving
 
+pytestmark = pytest.mark.cluster
 LOCAL = ROOT / "cluster" / "local.yaml"
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"
 
