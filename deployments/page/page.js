@@ -60,7 +60,7 @@ const percent = (share) => `${amount(100 * share, 1)} %`;
 
 function chart(id, series, axes = {}) {
   const place = byId(id);
-  const line = (each) => ({ width: 2, points: { show: false }, ...each, stroke: style(each.color), fill: undefined });
+  const line = (each) => ({ width: 2, points: { show: false }, ...each, stroke: style(each.color) });
   const axis = { stroke: style("--faint"), grid: { stroke: style("--line"), width: 1 } };
   const options = {
     width: place.clientWidth || 300,
@@ -143,9 +143,7 @@ function difference(now, stats) {
   const left = Object.keys(stats.exits).map((block) => stats.exits[block] - (earlier?.exits[block] ?? 0));
   return {
     answered: left.reduce((sum, count) => sum + count, 0) / (seconds ?? Infinity),
-    requests: since((each) => each.requests.answered),
     refused: since((each) => each.requests.refused),
-    failed: since((each) => each.requests.failed),
     latency: stats.latency_ms,
     left,
   };

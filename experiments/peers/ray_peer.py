@@ -1,11 +1,10 @@
 """Plain Ray Serve: one deployment, batched by `@serve.batch`: `python -m experiments.peers.ray_peer FOLDER PORT`."""
 
-import signal
 import sys
-import threading
 from typing import Any
 
 from experiments.peers.network import BATCH, READY, WAIT_S, FullNetwork, folder_and_port
+from experiments.shared.plain_serve import answer_until_stopped
 
 
 def _stage() -> Any:
@@ -26,20 +25,8 @@ def _stage() -> Any:
 
 
 def main(folder: str, port: int) -> None:
-    import ray
-    from ray import serve
-
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
     options = {"num_replicas": 1, "max_ongoing_requests": 512, "ray_actor_options": {"num_cpus": 1}}
-    serve.run(serve.deployment(**options)(_stage()).bind(folder), name="default", route_prefix="/predict")
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    print(READY, flush=True)
-    stop.wait()
-    serve.shutdown()
-    ray.shutdown()
+    answer_until_stopped(lambda serve: serve.deployment(**options)(_stage()).bind(folder), port, READY)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """The usual program for plain Ray Serve: one stage batched by `@serve.batch`, six replicas, default settings."""
 
 import asyncio
-import signal
 import sys
-import threading
 from typing import Any
 
 from experiments.serve.fleet import BATCH, PASS_S
+from experiments.shared.plain_serve import answer_until_stopped
 
 READY = "ready"
 REPLICAS = 6
@@ -39,20 +38,8 @@ def _stage() -> Any:
 
 
 def main(port: int) -> None:
-    import ray
-    from ray import serve
-
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
     options = {"num_replicas": REPLICAS, "max_ongoing_requests": 512, "ray_actor_options": {"num_cpus": 0}}
-    serve.run(serve.deployment(**options)(_stage()).bind(), name="default", route_prefix="/predict")
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    print(READY, flush=True)
-    stop.wait()
-    serve.shutdown()
-    ray.shutdown()
+    answer_until_stopped(lambda serve: serve.deployment(**options)(_stage()).bind(), port, READY)
 
 
 if __name__ == "__main__":

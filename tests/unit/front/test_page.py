@@ -16,7 +16,7 @@ BODY = {"inputs": [0, 3]}
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> TestClient:
+def client() -> TestClient:
     return TestClient(create_api(Service(TOY, time.perf_counter)), base_url="http://localhost:8000")
 
 
