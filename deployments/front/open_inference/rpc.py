@@ -54,7 +54,12 @@ _CODES = {
 _OPEN = ("ServerLive", "ServerReady")  # for load balancers, as over HTTP
 _AT_ONCE = 64  # requests of one stream
 # Limits of a call, and limits of clients' connections, which HAProxy keeps where one stands before the server.
-_OF_CALLS = [("grpc.absolute_max_metadata_size", 16_384)]  # bytes, of one call
+_OF_CALLS = [
+    ("grpc.absolute_max_metadata_size", 16_384),  # bytes, of one call
+    # gRPC would also count calls that are answered and not yet forgotten, and refuse one in forty of a client that
+    # keeps to the limit below.
+    ("grpc.http.overload_protection", 0),
+]
 _OF_CONNECTIONS = [
     ("grpc.so_reuseport", 1),  # the replicas of a front share the port
     ("grpc.max_allowed_incoming_connections", grpc_proxy.CONNECTIONS),
