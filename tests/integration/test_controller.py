@@ -66,7 +66,8 @@ def test_a_poor_plan_is_replaced_while_requests_are_answered(steered: str) -> No
         (event, *_) = eventually(lambda: rolled_out(steered))
     assert not load.wrong
     assert load.answered
-    assert "more goodput is worth it" in event["why"]
+    why = event["why"]  # which of the two depends on how many requests this machine asks in a second
+    assert "more goodput is worth it" in why or "less time is asked" in why
     assert event["after"] == status(steered)["plan"]["summary"] != event["before"]
     assert predict(steered, [3, 5])[0]["label"] == 5
 
