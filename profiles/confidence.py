@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
+from scipy.special import bdtr, bdtrik, gammaln, xlog1py, xlogy
 
 from profiles.losses import Loss, Metric
 
@@ -84,11 +84,18 @@ def chance(count: int, max_loss: float, margin: float, metric: Metric) -> float:
 def _passing(count: int, max_loss: float, margin: float, share: float) -> float:
     """The same, if this share of all inputs wins or loses."""
     losing, winning = (share + max_loss) / 2, max(share - max_loss, 0.0) / 2
-    fewest, most = binom.ppf([NEGLIGIBLE, 1 - NEGLIGIBLE], count, winning) if winning else (0, 0)
-    won = np.arange(int(fewest), int(most) + 1)
+    fewest, most = bdtrik([NEGLIGIBLE, 1 - NEGLIGIBLE], count, winning) if winning else (0, 0)
+    won = np.arange(math.floor(fewest), math.ceil(most) + 1)
     lost = _most_lost(won, count, max_loss, margin)
-    passing = binom.pmf(won, count, winning) * binom.cdf(lost, count - won, min(losing / (1 - winning), 1.0))
-    return float(passing.sum())
+    few_lost = bdtr(np.maximum(lost, 0), count - won, min(losing / (1 - winning), 1.0))
+    return float((_binomial(won, count, winning) * np.where(lost < 0, 0.0, few_lost)).sum())
+
+
+def _binomial(successes: NDArray[np.int64], count: int, chance: float) -> NDArray[np.float64]:
+    """How likely each number of successes is; `scipy.stats` knows too, but takes each process 0.4 s to import."""
+    ways = gammaln(count + 1) - gammaln(successes + 1) - gammaln(count - successes + 1)
+    likely: NDArray[np.float64] = np.exp(ways + xlogy(successes, chance) + xlog1py(count - successes, -chance))
+    return likely
 
 
 def _most_lost(won: NDArray[np.int64], count: int, max_loss: float, margin: float) -> NDArray[np.int64]:
