@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from deployments.models.anatomy import Anatomy, Family, pool_tokens
 from deployments.models.attention import attended
@@ -55,6 +54,10 @@ class _Bias:
     """What queries make of where keys stand (c2p), and keys of where queries stand (p2c): as Hugging Face has it."""
 
     def __init__(self, encoder: Any, attention: Any, scaling: float) -> None:
+        # Not above: the import takes seconds, and every family's file is read, whichever is served.
+        from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+        self._bucket = make_log_bucket_position
         self._encoder, self._attention, self._scaling = encoder, attention, scaling
         shared, kinds = attention.share_att_key, attention.pos_att_type
         self._of_keys = (attention.key_proj if shared else attention.pos_key_proj) if "c2p" in kinds else None
@@ -62,7 +65,7 @@ class _Bias:
 
     def __call__(self, query: Tensor, key: Tensor, apart: Tensor) -> Tensor:
         buckets, most = self._attention.position_buckets, self._attention.max_relative_positions
-        away = make_log_bucket_position(apart, buckets, most).long() if buckets > 0 and most > 0 else apart
+        away = self._bucket(apart, buckets, most).long() if buckets > 0 and most > 0 else apart
         found = torch.zeros((), dtype=query.dtype, device=query.device)
         if self._of_keys:
             found = found + self._looked_up(query, self._of_keys, away)
