@@ -28,9 +28,9 @@ demo: setup  ## train the built-in demo model anew (it is shipped: nothing needs
 llm-demo: setup  ## train the built-in decoder anew (it is shipped: nothing needs this)
 	$(BIN)/python -m deployments.prepare.llm_demo
 
-test: setup  ## run all tests: those without Ray on two cores, then the others one after the other
+test: setup  ## run all tests on two cores: those without Ray, then the others, each half on a Ray of its own
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
-	$(BIN)/python -m pytest -m "not cluster" tests/integration tests/perf tests/fuzz
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not cluster" tests/integration tests/perf tests/fuzz
 	@echo "all tests passed: unit, integration, perf, fuzz"
 
 test-cluster: setup  ## run the tests of several nodes on this machine, which make test leaves out: they take minutes

@@ -1,4 +1,4 @@
-"""One local Ray for the whole session, started and stopped as `isobatch serve` does it.
+"""One local Ray for each process that tests, started and stopped as `isobatch serve` does it.
 
 To start an application takes seconds, so tests share what they can, and those that share run one after the other:
 deployed again, the same file changes nothing and takes no time. Whoever leaves an application broken comes last in its
@@ -26,8 +26,13 @@ Put = Callable[..., str]
 SHARED = ("graph", "steered", "unplanned", "several", "leisurely", "real")  # applications, in turn
 
 
+@pytest.hookimpl(tryfirst=True)  # before those of pytest-xdist, which read the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that share an application, or else a file, stay together in one process (--dist loadgroup)."""
     items.sort(key=lambda item: SHARED.index(name) if (name := _shared(item)) else len(SHARED))
+    for item in items:
+        together = item.name if "test_serve_command" in item.nodeid else _shared(item) or item.path.stem
+        item.add_marker(pytest.mark.xdist_group(together))
 
 
 def _shared(item: pytest.Item) -> str | None:
