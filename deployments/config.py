@@ -242,6 +242,7 @@ class AppConfig(BaseModel):
             early_s=EARLY_S,
             audit_share=self.audit_share,
             audit_cost=self.audit_cost,
+            degrades=self.on_deadline == "best",
         )
 
     @property

@@ -79,6 +79,11 @@ class Report:
         return int(self.tally.refused.sum())
 
     @property
+    def degraded(self) -> int:
+        """The number of answers that an earlier level of a cascade gave, as there was no time for the next."""
+        return int(self.tally.degraded.sum())
+
+    @property
     def expired(self) -> int:
         return int(self.tally.expired.sum())
 
@@ -106,7 +111,7 @@ def _summary(report: Report, slo_s: float) -> Table:
     table.add_row(f"goodput (within {slo_s * 1e3:g} ms)", f"{report.goodput_per_s:,.1f} per second")
     if length := report.facts.length:
         table.add_row("tokens", _tokens(report, length))
-    for name in ("good", "refused", "expired", "failed"):
+    for name in ("good", *(["degraded"] if report.degraded else []), "refused", "expired", "failed"):
         count = getattr(report, name)
         table.add_row(name, f"{count:,} ({count / arrived:.2%})")
     table.add_row("answered late", f"{report.answered - report.good:,}")

@@ -23,8 +23,8 @@ class Tally:
 
     def __init__(self, seconds: float, slo_s: float, num_blocks: int) -> None:
         self.seconds, self.slo_s = seconds, slo_s
-        self.arrived, self.good, self.refused, self.expired, self.failed = (
-            np.zeros(WINDOWS, np.int64) for _ in range(5)
+        self.arrived, self.good, self.degraded, self.refused, self.expired, self.failed = (
+            np.zeros(WINDOWS, np.int64) for _ in range(6)
         )
         self.launched: dict[tuple[str, str, int, int, int], list[float]] = {}  # group, kind, blocks, size: how many, s
         self._exits, self.audited, self.missed = ([0] * num_blocks for _ in range(3))
@@ -47,7 +47,8 @@ class Tally:
         self.refused[self.window(at_s)] += 1
 
     def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None:
-        (self.expired if outcome is Outcome.EXPIRED else self.failed)[self.window(at_s)] += inputs
+        counts = {Outcome.DEGRADED: self.degraded, Outcome.EXPIRED: self.expired}.get(outcome, self.failed)
+        counts[self.window(at_s)] += inputs
 
     def launch(self, launch: Launch, kind: str, took_s: float) -> None:
         key = (launch.group, kind, launch.cursor, launch.stop, launch.size)

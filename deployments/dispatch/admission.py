@@ -13,17 +13,17 @@ def fastest(lanes: Sequence[Lane], now_s: float, weight: int = 1) -> Lane:
 
 
 def expected_s(lane: Lane, now_s: float, weight: int = 1, more: int = 0) -> float:
-    """How long an input that is admitted now takes to the very end: what is ahead of it, then its own launches.
+    """How long an input that is admitted now takes to its promised answer: what is ahead of it, then its own launches.
 
     Launches count as long as replicas really take. If the table is wrong and all are slower than planned, a promise by
     the table would let in inputs that expire half-way. `more`: what others of its request weigh, admitted before it.
     """
     ahead_s = own_s = 0.0
     costs = lane.entry.costs_s(more) if more else {}
-    for group in lane.groups:
+    for group in lane.promised_groups:
         if (group_s := group.ahead_s(now_s, costs.get(group, 0.0))) > ahead_s:
             ahead_s = group_s
-    for stage in lane.stages:
+    for stage in lane.promised:
         own_s += _own_s(stage, weight)
     return ahead_s + own_s
 

@@ -6,7 +6,8 @@ it starts the moment the one before it ends. A batch that is not full sets out a
 where many do, the launch that ends may fill a batch deeper inside, which should go first. When several queues want the
 same replicas,
 1. full and urgent ones come first (urgent: waiting longer would cost somebody the deadline), the deepest before the
-   others, so that what was begun gets finished and the memory it holds is let go;
+   others, so that what was begun gets finished and the memory it holds is let go (but where a cascade may degrade, the
+   first level, whose answers were promised, before all others);
 2. then the fullest, since a launch of few costs nearly what a full one does; an input that waits for long becomes
    urgent.
 """
@@ -50,7 +51,7 @@ def form_batch(queue: Queue, now_s: float) -> tuple[list[Ticket], list[Ticket]]:
 def _replica_for(queue: Queue, group: Group, stages: Sequence[StageQueues], now_s: float) -> Replica | None:
     if idle := group.idle(now_s):
         return idle
-    if queue.weight >= queue.stage.room:
+    if queue.weight >= queue.stage.room or (queue.goes_first and _is_urgent(queue, now_s)):
         return group.soonest()
     soon = group.nearly_idle(now_s)
     return soon if soon and sum(stage.waiting for stage in stages) < queue.stage.room else None
@@ -69,6 +70,12 @@ def _add_kept(choices: list[Choice], lane: Lane, group: Group, now_s: float) -> 
 
 def _rank(queue: Queue, now_s: float) -> tuple[bool, float]:
     """The rank of a queue: the lowest is launched first."""
-    first, cursor, room = queue.first(), queue.cursor, queue.stage.room
-    presses = queue.weight >= room or (first is not None and first.deadline_s - now_s <= URGENT * queue.remaining_s)
-    return not presses, -cursor if presses else -queue.weight / room
+    cursor, room = queue.cursor, queue.stage.room
+    if queue.weight >= room or _is_urgent(queue, now_s):
+        return False, -cursor - (queue.owner.route.num_blocks if queue.goes_first else 0)
+    return True, -queue.weight / room
+
+
+def _is_urgent(queue: Queue, now_s: float) -> bool:
+    first = queue.first()
+    return first is not None and first.deadline_s - now_s <= URGENT * queue.remaining_s

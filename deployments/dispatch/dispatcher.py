@@ -134,7 +134,7 @@ class Dispatcher:
                     queue, replica = choice
                     tickets, late = form_batch(queue, now_s)
                     if late:
-                        self._end(late, Outcome.EXPIRED)
+                        self._end_late(late)
                     if tickets:
                         launches.append(self._launch(lane, queue, replica, tickets, now_s))
                 if group.early_s and any(queue.size for stage in stages for queue in stage.shared.values()):
@@ -259,7 +259,8 @@ class Dispatcher:
         for name, group in self._groups.items():
             group.follow(groups[name])
         if not self._lanes or route != self.route:
-            self.route, self._lanes = route, [Lane(each, self._groups) for each in route.pipelines]
+            degrades = self.limits.degrades
+            self.route, self._lanes = route, [Lane(each, self._groups, degrades) for each in route.pipelines]
             self._audits.forget()  # they were answered under another plan
         for lane in self._lanes:
             lane.forget_gone()
@@ -358,9 +359,15 @@ class Dispatcher:
             late = []
             while (first := queue.first()) and first.deadline_s <= now_s:
                 late += queue.take_first(1)
-            self._end(late, Outcome.EXPIRED)
+            self._end_late(late)
         waiting = (first.deadline_s for queue in self._queues() if (first := queue.first()))
         self._next_deadline_s = min(waiting, default=inf)
+
+    def _end_late(self, tickets: list[Ticket]) -> None:
+        """End inputs for which there is no time left."""
+        first = self.route.edges[0] if self.limits.degrades and self.route.edges else self.route.num_blocks
+        self._end([ticket for ticket in tickets if ticket.cursor >= first], Outcome.DEGRADED)
+        self._end(tickets, Outcome.EXPIRED)
 
     def _end(self, tickets: Iterable[Ticket], outcome: Outcome, reason: str = "", fault: Fault | None = None) -> None:
         ended = []

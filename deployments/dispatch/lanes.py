@@ -8,12 +8,19 @@ from deployments.dispatch.route import Route
 
 
 class Lane:
-    """A pipeline's route, the queues before its stages, and the groups that run it (which no other lane uses)."""
+    """A pipeline's route, the queues before its stages, and the groups that run it (which no other lane uses).
 
-    def __init__(self, route: Route, groups: Mapping[str, Group]) -> None:
+    Newcomers are promised an answer by the last of the stages that are `promised`: by the end or, where a cascade may
+    degrade, by the end of its first level.
+    """
+
+    def __init__(self, route: Route, groups: Mapping[str, Group], degrades: bool = False) -> None:
         self.route = route
         self.groups = tuple(groups[name] for name in route.groups)
-        self.stages = tuple(StageQueues(route, stage, groups) for stage in route.stages)
+        until = route.edges[0] if degrades and route.edges else route.num_blocks
+        self.stages = tuple(StageQueues(route, stage, groups, until) for stage in route.stages)
+        self.promised = tuple(each for each in self.stages if each.is_promised)
+        self.promised_groups = tuple({each.group: None for each in self.promised})
         self.by_group = tuple(
             (group, tuple(each for each in self.stages if each.group is group)) for group in self.groups
         )
@@ -30,7 +37,7 @@ class Lane:
 
     def alone_s(self, weight: int) -> float:
         """What an input takes that meets nobody, as planned."""
-        return sum(stage.seconds(weight) for stage in self.route.stages)
+        return sum(each.stage.seconds(weight) for each in self.promised)
 
     @property
     def may_launch_newcomer(self) -> bool:

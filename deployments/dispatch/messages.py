@@ -37,6 +37,7 @@ class Outcome(Enum):
     """How an admitted input ended."""
 
     ANSWERED = "answered"
+    DEGRADED = "degraded"  # its time was over, but a level of a cascade had an answer that may be given
     EXPIRED = "expired"
     ABANDONED = "abandoned"
     FAILED = "failed"
@@ -69,6 +70,7 @@ class Limits:
     share: float = 1.0  # of every replica: other fronts, each with a dispatcher of its own, use the rest
     audit_share: float = 0.0  # of the inputs that are audited
     audit_cost: float = 0.01  # what their shadows may cost, as a share of the seconds that replicas compute
+    degrades: bool = False  # what the first level of a cascade says is an answer, where time allows no better one
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:

@@ -42,25 +42,31 @@ class Ticket:
 
 
 class StageQueues:
-    """The queues of one stage: inputs wait together, or apart if a replica keeps them (see `Lane.kept`)."""
+    """The queues of one stage: inputs wait together, or apart if a replica keeps them (see `Lane.kept`).
 
-    def __init__(self, route: Route, stage: Stage, groups: Mapping[str, Group]) -> None:
+    Inputs are promised what the stages before block `until` do for them. The rest is done as far as time allows, after
+    what was promised, and nobody counts on it.
+    """
+
+    def __init__(self, route: Route, stage: Stage, groups: Mapping[str, Group], until: int | None = None) -> None:
         self.route, self.stage, self.group = route, stage, groups[stage.group]
         self.waiting = 0  # what the inputs in all queues of this stage weigh
         self.keep = route.keeps(stage)
         self.shared: dict[int, Queue] = {}  # of inputs that any replica can have, by the block they stand before
         self._groups = groups
+        self.until = route.num_blocks if until is None else until
+        self.is_promised = stage.start < self.until
 
     def costs(self, cursor: int) -> tuple[Costs, Costs]:
         """What a weight of 1 before this block will cost each group; and what of it after its next launch."""
-        here, *after = onward = self.route.onward(cursor)
-        return self._costs(onward, here), self._costs(after, here)
+        promised = [each for each in self.route.onward(cursor) if each.start < self.until]
+        return self._costs(promised), self._costs(promised[1:])
 
-    def _costs(self, stages: Sequence[Stage], here: Stage) -> Costs:
+    def _costs(self, stages: Sequence[Stage]) -> Costs:
         seconds: dict[Group, float] = {}
         for stage in stages:
             group = self._groups[stage.group]
-            seconds[group] = seconds.get(group, 0.0) + _reach(stage, here) * stage.seconds_per_weight
+            seconds[group] = seconds.get(group, 0.0) + _reach(stage, self.stage) * stage.seconds_per_weight
         return tuple(seconds.items())
 
 
@@ -79,7 +85,10 @@ class Queue:
     def __init__(self, owner: StageQueues, cursor: int, keeper: Replica | None = None) -> None:
         self.owner, self.stage, self.cursor, self.keeper = owner, owner.stage, cursor, keeper
         self.size = self.weight = 0  # of the tickets that have not ended: how many, and what they weigh
+        self.goes_first = cursor < owner.until < owner.route.num_blocks
         self.remaining_s = owner.route.remaining_s(cursor)
+        if self.goes_first:  # behind what has been sent to the replica for later levels: a launch, and one that waits
+            self.remaining_s *= 2
         self._tickets: list[Ticket] = []
         self._costs, self._costs_after_launch = owner.costs(cursor)
 

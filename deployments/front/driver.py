@@ -74,14 +74,12 @@ class Driver:
         workers: Workers,
         clock: Callable[[], float],
         counts: Counts | None = None,
-        degrades: bool = False,
     ) -> None:
         self.dispatcher = dispatcher
         self.counts = counts or Counts()
         self.lag = Peak()  # how long an answer that is known waits until who asked for it goes on
         self._workers = workers
         self._clock = clock
-        self._degrades = degrades  # whom there is no time to answer better gets what the levels so far say
         self._waiting: dict[int, _Waiting] = {}
         self._flights: set[asyncio.Task[None]] = set()
         self._pumping = False  # whether `_pump` is due in this turn of the event loop
@@ -97,7 +95,7 @@ class Driver:
         waiting = [self._waiting[ticket] for ticket in tickets]
         self.pump()
         try:
-            if self._degrades:
+            if self.dispatcher.limits.degrades:
                 await self._in_time(waiting, within_s)
             answers = (
                 [await waiting[0].reply] if len(waiting) == 1 else await asyncio.gather(*[w.reply for w in waiting])
@@ -269,9 +267,9 @@ class Driver:
             if waiting.reply.done():
                 continue
             match ending.outcome:
-                case Outcome.EXPIRED if self._degrades and waiting.known:
+                case Outcome.EXPIRED | Outcome.DEGRADED if waiting.known and self.dispatcher.limits.degrades:
                     self._degrade(waiting, waiting.known)
-                case Outcome.EXPIRED:
+                case Outcome.EXPIRED | Outcome.DEGRADED:
                     waiting.reply.set_exception(RefusedError(504, "the deadline passed before the answer was known"))
                 case Outcome.FAILED:
                     waiting.reply.set_exception(RefusedError(500, _given_up(ending)))

@@ -45,7 +45,7 @@ class Follower:
         await self._join(self._graph)
         limits = self._config.limits(1 / self._config.front_replicas)
         dispatcher = Dispatcher(self._graph.route, self._graph.members(self._replicas), limits)
-        self._driver = Driver(dispatcher, self._workers, clock, Counts(self._kinds), self._config.on_deadline == "best")
+        self._driver = Driver(dispatcher, self._workers, clock, Counts(self._kinds))
         self._listening = asyncio.create_task(self._listen(messages))
         if self._config.front_replicas > 1:
             self._telling = asyncio.create_task(self._tell_arrivals(self._driver))

@@ -23,5 +23,4 @@ async def in_process(config: AppConfig, model: SplitModel, clock: Callable[[], f
     # Never ahead: what waits at a busy thread could have been merged with what comes meanwhile.
     limits = replace(config.limits(1 / config.front_replicas), retries=0, ahead=0)
     dispatcher = Dispatcher(route, {_GROUP: [_REPLICA]}, limits)
-    degrades = config.on_deadline == "best"
-    return Driver(dispatcher, LocalWorkers({_REPLICA: SplitReplica(model)}), clock, degrades=degrades)
+    return Driver(dispatcher, LocalWorkers({_REPLICA: SplitReplica(model)}), clock)

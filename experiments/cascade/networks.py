@@ -1,6 +1,7 @@
 """MiniLM's first two layers and all six as classifiers, each fine-tuned by itself for a short time."""
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from deployments.folders import alone, cache_directory, whole
@@ -16,6 +17,7 @@ from experiments.shared.public_data import data
 LAYERS = (2, 6)
 LEARNT_ROWS, JUDGED_ROWS = 6000, 3000
 RAMP_ROWS = 2000
+HALF = 3800  # rows of AG News' test file, in no order
 
 
 @dataclass(frozen=True)
@@ -29,24 +31,31 @@ class Task:
     test_columns: Columns
     labels: LabelNames
 
-    def learnt(self) -> Sample:
-        return self.drawn(self.train, self.train_columns, LEARNT_ROWS)
+    def learnt(self, most: int) -> Sample:
+        """Rows that networks and ramps learn from. Where there is one file for all, they are its first half."""
+        return self._drawn(self.train, self.train_columns, most, slice(None, HALF if self._one_file else None))
 
     def judged(self) -> Sample:
-        return self.drawn(self.test, self.test_columns, JUDGED_ROWS)
+        return self._drawn(self.test, self.test_columns, JUDGED_ROWS, slice(HALF if self._one_file else None, None))
 
-    def drawn(self, name: str, columns: Columns, most: int) -> Sample:
+    @property
+    def _one_file(self) -> bool:
+        return self.train == self.test
+
+    def _drawn(self, name: str, columns: Columns, most: int, part: slice) -> Sample:
         path = data(name)
-        return draw(rows(path, columns), path, self.labels, most)
+        return draw(islice(rows(path, columns), part.start, part.stop), path, self.labels, most)
 
 
 TRAIN = Columns(layout=Layout(("text", "label")))
-TEST = Columns(text="text", label="class", layout=Layout(("class", "title", "text")))
+AG_TEST = Layout(("class", "title", "text"))
+TEST, TITLES = (Columns(text=column, label="class", layout=AG_TEST) for column in ("text", "title"))
 SENTIMENTS = LabelNames(("negative", "positive"))
 TOPICS = LabelNames(("World", "Sports", "Business", "Sci/Tech"), {str(n + 1): str(n) for n in range(4)})
 TASKS = (
     Task("sst2", "text/sst2_glue/train.tsv", "text/sst2_glue/dev.tsv", Columns(), Columns(), SENTIMENTS),
     Task("agnews", "text/agnews/train_10k.tsv", "text/agnews/test.csv", TRAIN, TEST, TOPICS),
+    Task("titles", "text/agnews/test.csv", "text/agnews/test.csv", TITLES, TITLES, TOPICS),  # as short as questions
 )
 
 
@@ -55,7 +64,7 @@ def classifier(task: Task, layers: int) -> Path:
     target = cache_directory() / f"cascade-{task.name}-{layers}"
     with alone(target):
         if not target.is_dir():
-            learnt = task.learnt()
+            learnt = task.learnt(LEARNT_ROWS)
             assert learnt.labels is not None, "This is a bug: the file has labels."
             with quietly(), whole(target) as draft:
                 fine_tune(source(), list(learnt.values), learnt.labels, draft, layers, len(task.labels.names))
@@ -67,5 +76,5 @@ def with_ramps(task: Task, layers: int) -> Path:
     plain, target = classifier(task, layers), cache_directory() / f"cascade-{task.name}-{layers}-ramps"
     with alone(target):
         if not target.is_dir():
-            prepare(plain, task.drawn(task.train, task.train_columns, RAMP_ROWS), target, PrepareOptions())
+            prepare(plain, task.learnt(RAMP_ROWS), target, PrepareOptions())
     return target

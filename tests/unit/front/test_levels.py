@@ -49,7 +49,7 @@ def driver(degrades: bool, local: bool = False, second_s: float = SLOW_S) -> Dri
     groups = {"all": ["small"]} | ({} if local else {"large": ["large"]})
     workers = LocalWorkers({name: SplitReplica(model(second_s)) for names in groups.values() for name in names})
     route = Route((first, then), edges=(EDGE,))
-    return Driver(Dispatcher(route, groups, Limits(slack=0.0)), workers, time.perf_counter, degrades=degrades)
+    return Driver(Dispatcher(route, groups, Limits(slack=0.0, degrades=degrades)), workers, time.perf_counter)
 
 
 def asked(made: Driver, *inputs: Any, within_s: float) -> tuple[list[Answer | BaseException], dict[str, Any]]:
@@ -124,6 +124,7 @@ def test_metrics_count_each_level(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_directory_of_a_cascade_is_served_without_a_plan(tmp_path: Path) -> None:
     config = AppConfig(model=str(cascade_directory(tmp_path)), slo_ms=60_000, on_deadline="best")
+    assert config.limits(1.0).degrades, "whoever has time for the first level is admitted"
 
     async def scene() -> tuple[list[Answer], dict[str, Any]]:
         service = Service(config, time.perf_counter)
