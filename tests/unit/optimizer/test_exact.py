@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.planner.bruteforce import best_value
-from experiments.planner.random_problems import random_objective, random_problem
+from experiments.planner.random_problems import SIZES, random_objective, random_problem
 from optimizer.effort import Effort
 from optimizer.model.evaluate import Score, evaluate
 from optimizer.objective import Objective
@@ -127,6 +127,38 @@ def test_every_plan_of_a_cascade_is_cut_at_its_edges_and_is_the_best_of_those(
     assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
     if plan := search(facts, objective):
         assert {*edges} <= {split.start for split in plan.splits}
+
+
+@few
+@given(SEEDS, st.data())
+def test_levels_that_do_not_fit_beside_each_other_get_devices_of_their_own(seed: int, data: st.DataObject) -> None:
+    """Each level fills a device by itself. Who runs the whole of one has no room for any block of the other."""
+    seed = seed - seed % len(SIZES) + data.draw(st.sampled_from([4, 5, 6, 7, 9]))  # of some blocks and few kinds
+    facts = random_problem(seed)
+    edge = data.draw(st.integers(1, facts.num_blocks - 1))
+    each = (12 // edge,) * edge + (12 // (facts.num_blocks - edge),) * (facts.num_blocks - edge)
+    tables = tuple(replace(table, memory_bytes=each, activation_bytes=(), repeated_bytes=()) for table in facts.tables)
+    devices = tuple(replace(device, memory_bytes=12, count=device.count + 1) for device in facts.devices)
+    facts = replace(facts, tables=tables, devices=devices, edges=(edge,))
+    objective = random_objective(seed, facts)
+    assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
+    for placement in plan.placements if (plan := search(facts, objective)) else ():
+        blocks = {block for split in placement.splits for block in range(split.start, split.stop)}
+        if {*range(edge)} <= blocks or {*range(edge, facts.num_blocks)} <= blocks:
+            assert len({block < edge for block in blocks}) == 1
+
+
+def test_a_small_level_shares_the_device_of_a_large_one_only_where_both_fit() -> None:
+    """Two devices: side by side each runs both levels, but where memory holds one, one is the other's alone."""
+    facts = replace(small(), edges=(1,))
+    table = replace(facts.tables[0], memory_bytes=(4, 3, 3))
+    for has, kept_apart in ((10, False), (9, True)):
+        one = replace(facts, tables=(table,), devices=(replace(facts.devices[0], memory_bytes=has),))
+        plan = search(one, Objective())
+        assert plan
+        assert [len({split.start < 1 for split in each.splits}) for each in plan.placements] == (
+            [1, 1] if kept_apart else [2]
+        )
 
 
 @few
