@@ -89,7 +89,7 @@ def _ports(what: str) -> Finding:
 
 
 def _proxy(what: str) -> Finding:
-    from deployments.ray_facts import haproxy_program
+    from deployments.ray_settings import haproxy_program
 
     if program := haproxy_program():
         return Finding(what, program, "" if os.access(program, os.X_OK) else f"{program} cannot be run")

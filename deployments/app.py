@@ -28,16 +28,10 @@ from deployments.front.open_inference.rpc import check_port
 from deployments.front.proxy import ProxyLimit, servers_at
 from deployments.front.service import Service, directory_of
 from deployments.graph import check_depth, check_weights
-from deployments.ray_facts import (
-    WITHOUT_PROXY,
-    declared,
-    haproxy_socket,
-    labelled,
-    nodes,
-    replica_options,
-    surroundings,
-)
+from deployments.ray_facts import labelled, nodes, surroundings
+from deployments.ray_settings import WITHOUT_PROXY, haproxy_socket
 from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
+from deployments.resources import declared, replica_options
 from deployments.surroundings import check_surroundings
 from profiles.model import SplitModel
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from deployments import ray_facts
+from deployments import ray_facts, resources
 from deployments.config import AppConfig
 from optimizer import Objective, Plan, optimize, read_plan
 from profiles.devices import CATALOGUE, Device, links_between
@@ -72,7 +72,7 @@ def usable(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] 
         for kind in config.devices:
             profile.table(kind)  # says what it has, if not this one
         return [device(kind, count) for kind, count in config.devices.items()]
-    there = dict(has() if has else ray_facts.devices_on(ray_facts.nodes()))
+    there = dict(has() if has else resources.devices_on(ray_facts.nodes()))
     # The front takes a CPU, and each replica on the CPU what it was told to.
     there["cpu"] = int((there.get("cpu", 0) - 1) / config.cpus_per_replica) if config.cpus_per_replica else there["cpu"]
     found = [device(kind, count) for kind, count in there.items() if kind in profile.kinds and count > 0]

@@ -20,7 +20,7 @@ def environment(
     import shlex
 
     from cluster.serving.haproxy import MAX_CONNECTIONS, guarded, ready
-    from deployments.ray_facts import PORTS_OF_PROXY, node_settings
+    from deployments.ray_settings import PORTS_OF_PROXY, node_settings
     from profiles.errors import UserError
 
     place = folder.expanduser().absolute()

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from deployments import ray_facts
-from deployments.ray_facts import Resources, declared, first_fit
+from deployments.resources import Resources, declared, first_fit
 from profiles.devices import Device
 
 FRONT: Resources = {"CPU": 1.0}

@@ -61,7 +61,7 @@ class ControllerService:
         from ray import serve
 
         from deployments.deployer.deployer import DEPLOYER
-        from deployments.ray_facts import replica_needs
+        from deployments.resources import replica_needs
 
         deployer = serve.get_deployment_handle(DEPLOYER, self.config.application)
         app_config: AppConfig = await deployer.config.remote()

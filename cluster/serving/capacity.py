@@ -3,7 +3,7 @@
 from cluster.serving.serve_file import ServeFile, ours
 from deployments.config import AppConfig, parse
 from deployments.graph import Graph, read_graph
-from deployments.ray_facts import Resources, accelerators, replica_needs
+from deployments.resources import Resources, accelerators, replica_needs
 from profiles.errors import UserError
 
 _COUNTED = ("CPU", "GPU")

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from deployments.front.proxy import QUEUED, QUEUED_MS, REQUEST_S, RETRY_S
-from deployments.ray_facts import haproxy_program
+from deployments.ray_settings import haproxy_program
 from profiles.errors import UserError
 
 MAX_CONNECTIONS = 4096  # of all clients; HAProxy needs twice as many file handles

@@ -22,14 +22,8 @@ from typing import Any
 from cluster.serving.haproxy import MAX_CONNECTIONS, guarded, stopping
 from cluster.serving.nodes import LocalNode, join
 from cluster.serving.processes import adopt_orphans, end_descendants, runs_below
-from deployments.ray_facts import (
-    NODE_SETTINGS,
-    RAYLET,
-    SETTINGS,
-    address_file,
-    haproxy_settings,
-    patient_start,
-)
+from deployments.ray_facts import RAYLET, address_file, patient_start
+from deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings
 from profiles.errors import UserError
 
 # Characters of a folder for temporary files. HAProxy's sockets have 97, of which Ray and we need 86 below it; Ray's own

@@ -12,7 +12,8 @@ from pathlib import Path
 from cluster.serving.serve_file import ROOT, ServeFile, grpc_address, ours
 from deployments.config import parse
 from deployments.folders import content_of
-from deployments.ray_facts import NODE_SETTINGS, PROXY_PROGRAM, each_node, serve_client
+from deployments.ray_facts import each_node, serve_client
+from deployments.ray_settings import NODE_SETTINGS, PROXY_PROGRAM
 from deployments.surroundings import PATHS, check_http
 from profiles.errors import UserError
 

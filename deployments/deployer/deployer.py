@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ray import serve
 from ray.serve import Application
 
-from deployments import ray_facts
+from deployments import ray_facts, resources
 from deployments.config import AppConfig
 from deployments.deployer.fleet import ServeFleet, delete_fleets
 from deployments.deployer.fronts import Fronts
@@ -66,7 +66,7 @@ class Deployer:
         self._application = ray_facts.application_name()
         self._config, self._profile = config, profile_of(config)
         self._fleet = ServeFleet(
-            f"{self._application}.{mark_of(config)}", bind, partial(ray_facts.replica_needs, config)
+            f"{self._application}.{mark_of(config)}", bind, partial(resources.replica_needs, config)
         )
         self._fronts = Fronts()
         self._starting, self._moving = asyncio.Lock(), asyncio.Lock()

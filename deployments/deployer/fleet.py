@@ -10,7 +10,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from deployments import ray_facts
+from deployments import ray_facts, resources
 from deployments.deployer.steps import Standing
 from deployments.replica.serve_replica import DEPLOYMENT
 
@@ -22,7 +22,7 @@ class ServeFleet:
     """The applications `PREFIX.KIND`. They are not in the user's Serve file, so that applying it again spares them."""
 
     def __init__(
-        self, prefix: str, bind: Callable[[str, int], Application], needs: Callable[[str], ray_facts.Resources]
+        self, prefix: str, bind: Callable[[str, int], Application], needs: Callable[[str], resources.Resources]
     ) -> None:
         self.prefix = prefix
         self._bind = bind
@@ -48,9 +48,9 @@ class ServeFleet:
 
     def has_room(self, more: Mapping[str, int]) -> bool:
         nodes = ray_facts.nodes()
-        needs = {kind: {**self._needs(kind), **ray_facts.declared(kind, nodes)} for kind in more}
+        needs = {kind: {**self._needs(kind), **resources.declared(kind, nodes)} for kind in more}
         wanted = [needs[kind] for kind, count in more.items() for _ in range(count)]
-        return all(ray_facts.first_fit(wanted, ray_facts.free_resources()))
+        return all(resources.first_fit(wanted, ray_facts.free_resources()))
 
     def delete(self) -> None:
         for kind in self.standing():

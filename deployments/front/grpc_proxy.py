@@ -23,7 +23,7 @@ from pathlib import Path
 from deployments.front.headers import STARTED, TIMEOUT
 from deployments.front.open_inference.messages import SERVICE
 from deployments.front.proxy import MOST, QUEUED, QUEUED_MS, REQUEST_S, RETRY_S, Burden, ProxyLimit, said
-from deployments.ray_facts import haproxy_folder
+from deployments.ray_settings import haproxy_folder
 from profiles.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import IO
 from uuid import uuid4
 
 from cluster.serving.local import free_port
-from deployments.ray_facts import SETTINGS
+from deployments.ray_settings import SETTINGS
 from experiments.serve.fleet import serve_file
 from experiments.serve.ray_default import READY
 from optimizer.plan import Plan

@@ -1,7 +1,7 @@
 """What ray_facts takes for granted, asked of a Ray that runs; the unit tests of ray_facts ask the rest."""
 
 from cluster.serving.local import LocalRay
-from deployments import ray_facts
+from deployments import ray_facts, resources
 
 Local = tuple[LocalRay, str]
 
@@ -10,7 +10,7 @@ def test_nodes_say_what_they_have_and_what_is_left(local: Local) -> None:
     (node,), (free,) = ray_facts.nodes(), ray_facts.free_resources()
     assert node["CPU"] >= 1
     assert all(amount <= node[name] + 1e-6 for name, amount in free.items())
-    assert ray_facts.devices_on([node])["cpu"] == int(node["CPU"])
+    assert resources.devices_on([node])["cpu"] == int(node["CPU"])
 
 
 def test_a_text_is_kept_until_it_is_forgotten(local: Local) -> None:

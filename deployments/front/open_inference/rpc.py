@@ -36,7 +36,7 @@ from deployments.front.open_inference.methods import METHODS, Call, Method, cont
 from deployments.front.open_inference.tensors import MOST_TEXTS
 from deployments.front.proxy import REQUEST_S
 from deployments.front.service import Service, Visit
-from deployments.ray_facts import haproxy_program
+from deployments.ray_settings import haproxy_program
 from profiles.errors import UserError
 
 log = logging.getLogger(__name__)

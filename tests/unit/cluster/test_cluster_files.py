@@ -22,7 +22,8 @@ from cluster.serving.haproxy import MAX_CONNECTIONS
 from cluster.serving.nodes import local_nodes
 from cluster.serving.serve_file import APPLICATION, CONTROLLER, serve_file
 from deployments.config import parse
-from deployments.ray_facts import KIND, PROXY_PROGRAM, node_settings
+from deployments.ray_settings import PROXY_PROGRAM, node_settings
+from deployments.resources import KIND
 from experiments.planner.settings import BERT_BASE
 from profiles.devices import CATALOGUE
 from profiles.errors import UserError

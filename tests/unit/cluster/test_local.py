@@ -23,7 +23,8 @@ from cluster.serving.local import SHORT, LocalRay, check_place, free_port, is_fr
 from cluster.serving.processes import descendants
 from deployments.front.headers import waited_s_by
 from deployments.front.proxy import Burden, ProxyLimit, said, servers_at
-from deployments.ray_facts import haproxy_settings, patient_start
+from deployments.ray_facts import patient_start
+from deployments.ray_settings import haproxy_settings
 from profiles.errors import UserError
 
 

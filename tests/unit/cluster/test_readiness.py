@@ -7,7 +7,7 @@ import pytest
 
 from cluster.serving import readiness
 from cluster.serving.readiness import NodeHas, NodeNeeds, look, missing
-from deployments.ray_facts import NODE_SETTINGS
+from deployments.ray_settings import NODE_SETTINGS
 from profiles.errors import UserError
 
 HERE = NodeHas({"ray": "2.60.0"}, "c0de", {"/models/plan.json": "a1"}, dict(NODE_SETTINGS))

@@ -25,7 +25,7 @@ from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.open_inference.rpc import serving
 from deployments.front.proxy import MOST, RETRY_S, Burden, ProxyLimit, said
 from deployments.front.service import Service
-from deployments.ray_facts import haproxy_program
+from deployments.ray_settings import haproxy_program
 from tests.helpers.toy_model import Toy
 
 pytestmark = pytest.mark.skipif(not haproxy_program(), reason="there is no HAProxy for this platform")
@@ -310,7 +310,7 @@ FRONT = """
 import sys, time
 from deployments.front.grpc_proxy import GrpcProxy
 from deployments.front.proxy import Burden
-from deployments.ray_facts import haproxy_program
+from deployments.ray_settings import haproxy_program
 it = GrpcProxy(haproxy_program(), "127.0.0.1", int(sys.argv[1]), 1.0, lambda: Burden(0, 0, 0))
 it.open()
 print(it._process.pid, flush=True)

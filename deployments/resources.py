@@ -1,0 +1,118 @@
+"""Amounts of Ray's resources: what a replica asks for, what devices nodes have, what fits where. No Ray is asked."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from deployments.config import VIRTUAL, AppConfig
+
+Resources = Mapping[str, float]  # amounts by Ray's name for them
+
+KIND = "isobatch.io/kind"  # the label of a node by which its owner says what kind its devices are
+_ACCELERATOR = "accelerator_type:"  # nodes have a resource of this name and their kind of GPU behind it
+_TINY = 0.001  # of that resource: Ray's own way to ask for a node that has it
+_ROUNDING = 1e-6
+
+# What Serve gives a replica that does not say how many CPUs it wants.
+DEFAULT_CPUS = 1.0
+
+# What nodes have
+
+
+def by_label(resources: Resources, node: Mapping[str, Any]) -> Resources:
+    """The same resources, with the kind that the node's label names in place of what Ray makes of its GPUs' name.
+
+    >>> by_label({"GPU": 2.0, "accelerator_type:A100": 1.0}, {"Labels": {"isobatch.io/kind": "a100-80g"}})
+    {'GPU': 2.0, 'accelerator_type:A100-80G': 1.0}
+    """
+    if not (kind := node.get("Labels", {}).get(KIND)) or "GPU" not in resources:
+        return resources
+    told = {name: amount for name, amount in resources.items() if not name.startswith(_ACCELERATOR)}
+    return told | {f"{_ACCELERATOR}{kind.upper()}": 1.0}
+
+
+def accelerators(resources: Iterable[str]) -> list[str]:
+    """The kinds of GPU among the names of resources.
+
+    >>> accelerators(["CPU", "accelerator_type:A100"])
+    ['A100']
+    """
+    return [name.removeprefix(_ACCELERATOR) for name in resources if name.startswith(_ACCELERATOR)]
+
+
+def devices_on(nodes: Iterable[Resources]) -> dict[str, int]:
+    """Devices by kind.
+
+    >>> devices_on([{"CPU": 8.0, "GPU": 4.0, "accelerator_type:V100": 1.0}, {"CPU": 2.0}])
+    {'v100': 4, 'cpu': 10}
+    """
+    counts: dict[str, int] = {}
+    cpus = 0.0
+    for node in nodes:
+        for kind in map(str.lower, accelerators(node)):
+            counts[kind] = counts.get(kind, 0) + int(node.get("GPU", 0))
+        cpus += node.get("CPU", 0)
+    return counts | {"cpu": int(cpus)}
+
+
+def declared(kind: str, nodes: Iterable[Resources]) -> Resources:
+    """Where nodes declare how many devices of a kind they hold, by a resource of its name, a replica takes one of them.
+
+    That is how virtual devices belong to a node, and are lost with it.
+    """
+    return {kind: 1.0} if any(kind in node for node in nodes) else {}
+
+
+# What a replica asks for
+
+
+def replica_options(config: AppConfig, kind: str, labelled: bool = False) -> dict[str, Any]:
+    """How a replica on a device of this kind asks Ray; one of a virtual device asks for next to nothing.
+
+    Where nodes are labelled, a GPU is found by the label: Ray's autoscaler knows labels of nodes that do not run yet,
+    and a label can tell apart what has one name (`a100-40g`, `a100-80g`).
+    """
+    if config.backend == VIRTUAL:
+        told = "cpus_per_replica" in config.model_fields_set
+        return {"num_cpus": config.cpus_per_replica if told else 0.01}
+    if kind == "cpu":
+        return {"num_cpus": config.cpus_per_replica}
+    return {"num_gpus": 1} | ({"label_selector": {KIND: kind}} if labelled else {"accelerator_type": kind.upper()})
+
+
+def replica_needs(config: AppConfig, kind: str) -> dict[str, float]:
+    """The same as amounts of Ray's resources.
+
+    >>> replica_needs(AppConfig(), "a100")
+    {'CPU': 1.0, 'GPU': 1, 'accelerator_type:A100': 0.001}
+    """
+    asked = replica_options(config, kind)
+    needs = {"CPU": asked.get("num_cpus", DEFAULT_CPUS), "GPU": asked.get("num_gpus", 0.0)}
+    if accelerator := asked.get("accelerator_type"):
+        needs[f"{_ACCELERATOR}{accelerator}"] = _TINY
+    return needs
+
+
+# What fits where
+
+
+def first_fit(needs: Iterable[Resources], nodes: Iterable[Resources]) -> list[bool]:
+    """Whether each need finds room: in turn, each takes it on the first node that has it.
+
+    No need gets room that is not there. Where all needs are alike, as those of one kind are, none finds less room than
+    it could.
+
+    >>> first_fit([{"GPU": 1.0}, {"GPU": 1.0}, {"CPU": 4.0}], [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0}])
+    [True, False, True]
+    """
+    free = [dict(node) for node in nodes]
+    return [_take(need, free) for need in needs]
+
+
+def _take(need: Resources, free: Sequence[dict[str, float]]) -> bool:
+    asked = {name: amount for name, amount in need.items() if amount}
+    for node in free:
+        if all(node.get(name, 0.0) >= amount - _ROUNDING for name, amount in asked.items()):
+            for name, amount in asked.items():
+                node[name] -= amount
+            return True
+    return False

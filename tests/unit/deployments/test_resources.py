@@ -1,0 +1,60 @@
+"""What a replica asks for, and what fits where."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from deployments import resources
+from deployments.config import AppConfig
+from deployments.resources import Resources, first_fit
+
+amounts = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0])
+some_resources = st.dictionaries(st.sampled_from(["CPU", "GPU"]), amounts, max_size=2)
+some_nodes = st.lists(some_resources, max_size=3)
+
+
+def places(needs: Sequence[Resources], nodes: Sequence[Resources]) -> Iterator[Sequence[int | None]]:
+    """By brute force: every way to give each need a node, or none (None), that takes nothing that is not there."""
+    for chosen in product([None, *range(len(nodes))], repeat=len(needs)):
+        taken = [
+            {
+                name: sum(need.get(name, 0.0) for need, at in zip(needs, chosen, strict=True) if at == n)
+                for name in names
+            }
+            for n, names in enumerate([{"CPU", "GPU"}] * len(nodes))
+        ]
+        if all(taken[n][name] <= node.get(name, 0.0) for n, node in enumerate(nodes) for name in taken[n]):
+            yield chosen
+
+
+@given(st.lists(some_resources, max_size=4), some_nodes)
+@example([{"CPU": 1.0}, {"CPU": 2.0}], [{"CPU": 2.0}, {"CPU": 1.0}])
+def test_nobody_gets_room_that_is_not_there(needs: list[Resources], nodes: list[Resources]) -> None:
+    found = first_fit(needs, nodes)
+    assert any([at is not None for at in chosen] == found for chosen in places(needs, nodes))
+
+
+@given(some_resources, st.integers(0, 4), some_nodes)
+def test_of_one_kind_as_many_fit_as_can(need: Resources, count: int, nodes: list[Resources]) -> None:
+    most = max(sum(at is not None for at in chosen) for chosen in places([need] * count, nodes))
+    assert sum(first_fit([need] * count, nodes)) == most
+
+
+@given(st.integers(0, 2), st.integers(0, 2), some_nodes)
+def test_of_kinds_that_share_nothing_as_many_fit_as_can(cpus: int, gpus: int, nodes: list[Resources]) -> None:
+    needs: list[Resources] = [{"CPU": 1.0}] * cpus + [{"GPU": 1.0}] * gpus
+    most = max(sum(at is not None for at in chosen) for chosen in places(needs, nodes))
+    assert sum(first_fit(needs, nodes)) == most
+
+
+def test_a_replica_asks_for_what_its_kind_has() -> None:
+    assert resources.replica_needs(AppConfig(cpus_per_replica=2), "cpu") == {"CPU": 2.0, "GPU": 0.0}
+    assert resources.replica_needs(AppConfig(), "a100") == {"CPU": 1.0, "GPU": 1, "accelerator_type:A100": 0.001}
+    assert resources.replica_options(AppConfig(), "a100", labelled=True) == {
+        "num_gpus": 1,
+        "label_selector": {"isobatch.io/kind": "a100"},
+    }
+    virtual = AppConfig(backend="virtual", profile="it.json")
+    assert resources.replica_needs(virtual, "a100") == {"CPU": 0.01, "GPU": 0.0}
