@@ -9,25 +9,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from cluster.controller.beliefs import Beliefs, Peek, PeekSchedule, with_all_ramps
+from cluster.controller.choice import Choice
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.decide import (
-    Demand,
-    Expectation,
-    Trial,
-    Verdict,
-    demand,
-    expected_best,
-    has_room,
-    is_content,
-    is_swamped,
-    lacking,
-    moving,
-    same,
-    weigh,
-    weigh_dollars,
-    weigh_latency,
-)
+from cluster.controller.decide import Trial, Verdict, is_swamped, lacking, moving, same
 from cluster.controller.inventory import Present
 from cluster.controller.promise import Keeper, Retuning
 from cluster.controller.question import Question
@@ -257,16 +242,17 @@ class Controller:
 
     def _decide(self, seen: Observed, now_s: float, because: str, forced: bool = False) -> NextStep:
         facts = self.facts()
-        running = Expectation(self.running, evaluate(self.running, facts), self.record.kept(self.running))
-        event = self._event(seen, running.score.goodput_per_s, now_s)
+        event = self._event(seen, evaluate(self.running, facts).goodput_per_s, now_s)
+        choice = Choice(
+            self.running, self.pinned, self.question, self.patience, self.beliefs, self.corrections, self.record,
+            self.present.counts, facts, seen, now_s,
+        )  # fmt: skip
         try:
-            better, asked = self._better(running, seen, facts)
+            better, asked = choice.better()
         except UserError as error:
             return NextStep(None, replace(event, why=f"{because}there is no plan: {error}"))
         self._had_room = asked is not None
-        verdict = self._verdict(better, running, now_s, forced, seen, facts, asked)
-        if self.pinned and not lacking(self.pinned, self.present.counts):
-            better, verdict = self._as_pinned(self.pinned, verdict, facts)
+        better, verdict = choice.weighed(better, asked, forced)
         event = replace(event, why=because + verdict.why, gain_promised=verdict.gain)
         if self._should_peek(verdict, facts, now_s):
             why = "closed ramps are opened for a moment, to see who leaves there"
@@ -279,54 +265,6 @@ class Controller:
         starts = moving(self.running, plan).starts
         event = replace(event, what="rolling out", after=plan, starts=starts, forced=verdict.must)
         return NextStep(plan, event)
-
-    def _better(self, running: Expectation, seen: Observed, facts: Problem) -> tuple[Expectation, Demand | None]:
-        """What the running plan is weighed against: for what is expected, or by goodput alone (None)."""
-        asked, cheapest = demand(self.beliefs.forecast, seen, self.question.cheapest), self.question.cheapest
-        now = (self.beliefs.survival, self.corrections, self.present.counts)
-        if asked and (cheapest or (not lacking(running.plan, now[2]) and has_room(running, asked, seen))):
-            best = self.question.carrying(asked.planned_for(running.kept), *now)
-            if best or cheapest:
-                best = best or self.question.best(*now)
-                return Expectation(best, evaluate(best, facts, asked.objective), running.kept), asked
-        best = self.question.best(*now)
-        return expected_best(best, running, self.record, facts, self.question.objective, now[2]), None
-
-    def _verdict(
-        self,
-        better: Expectation,
-        running: Expectation,
-        now_s: float,
-        forced: bool,
-        seen: Observed,
-        facts: Problem,
-        asked: Demand | None,
-    ) -> Verdict:
-        record, patience, changes = self.record, self.patience, self.record.changes(now_s)
-        if asked and not lacking(running.plan, self.present.counts):
-            weigh_them = weigh_dollars if self.question.cheapest else weigh_latency
-            running = replace(running, score=evaluate(running.plan, facts, asked.objective))
-            verdict = weigh_them(running, better, asked, patience.least_gain, changes)
-        else:
-            verdict = weigh(
-                running, better, self.question.objective, patience,
-                changes=changes, start_s=record.start_s, counts=self.present.counts, content=is_content(seen),
-            )  # fmt: skip
-        moves = (verdict.moves or forced) and not same(better.plan, self.running)
-        if record.paused:
-            would = "would change" if moves else "would stay"
-            return replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
-        if forced or not moves or verdict.must:
-            return replace(verdict, moves=moves)
-        objection = record.objection(better.plan, self.beliefs.evidence, now_s)
-        return replace(verdict, moves=False, why=objection) if objection else verdict
-
-    def _as_pinned(self, pinned: Plan, verdict: Verdict, facts: Problem) -> tuple[Expectation, Verdict]:
-        """The user's own plan, whose devices are all there, instead of the best one."""
-        plan = Expectation(pinned, evaluate(pinned, facts), self.record.kept(pinned))
-        if same(pinned, self.running):
-            return plan, replace(verdict, moves=False, why=f"the plan is pinned (without that: {verdict.why})")
-        return plan, Verdict(not self.record.paused, "the devices of the pinned plan are there", must=True)
 
     def _judged(self, trial: Trial, now_s: float) -> NextStep | None:
         """Return to the plan before, where the new one turned out worse."""

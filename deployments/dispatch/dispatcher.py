@@ -9,11 +9,11 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby
 from math import inf
-from typing import NamedTuple
 
 from deployments.dispatch.admission import expected_s, fastest, refusal
 from deployments.dispatch.audits import Audits
 from deployments.dispatch.batching import choose, form_batch
+from deployments.dispatch.flights import Flight, Flights
 from deployments.dispatch.groups import Group, Replica
 from deployments.dispatch.lanes import Lane
 from deployments.dispatch.messages import (
@@ -32,20 +32,6 @@ from deployments.dispatch.queues import Queue, Ticket
 from deployments.dispatch.route import Route
 
 
-class _Flight(NamedTuple):
-    """A launch that has not come back."""
-
-    launch: Launch
-    lane: Lane
-    queue: Queue  # that its inputs were taken from
-    replica: Replica
-    tickets: list[Ticket]
-    started_s: float
-    planned_s: float  # what the route says that it takes
-    ends_s: float  # as expected when it began
-    owed: int  # what its inputs weigh, without the shadows among them
-
-
 class Dispatcher:
     """Owns every admitted input until `endings` has reported how it ended. `chance` draws which are audited."""
 
@@ -62,9 +48,9 @@ class Dispatcher:
         self._groups: dict[str, Group] = {}
         self._lanes = self._open = list[Lane]()
         self._tickets: dict[int, Ticket] = {}
-        self._flights: dict[int, _Flight] = {}
+        self._flights = Flights()
         self._endings: list[Ending] = []
-        self._ticket_ids, self._launch_ids = count(), count()
+        self._ticket_ids = count()
         self._ticked_s = 0.0  # when `tick` last looked for launches
         self._next_deadline_s = inf  # no input that waits has an earlier deadline
         self._nearly_idle_at_s = inf  # somebody waits for a replica that will be nearly idle then
@@ -73,12 +59,14 @@ class Dispatcher:
 
     # From the door to the answer
 
-    def admit(self, now_s: float, deadline_s: float, place: Place, weight: int = 1) -> int | Refusal:
-        """A ticket's number, or why there is none."""
+    def admit(
+        self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
+    ) -> int | Refusal:
+        """A ticket's number, or why there is none. `full`: no ramp lets the input go."""
         lane = fastest(self._open, now_s, weight)
         if refused := refusal(lane, now_s, deadline_s, len(self._tickets), self.limits, weight):
             return refused
-        return self._let_in(lane, deadline_s, place, weight)
+        return self._let_in(lane, deadline_s, place, weight, full)
 
     def admit_all(
         self,
@@ -90,11 +78,10 @@ class Dispatcher:
     ) -> list[int] | Refusal:
         """The tickets of inputs that come together, or why there are none: it is decided once, by the last of them.
 
-        Where there are several lanes, they are taken to spread over them. Without `weights` each weighs 1. `full`: no
-        ramp lets them go.
+        Where there are several lanes, they are taken to spread over them. Without `weights` each weighs 1.
         """
-        if len(places) == 1 and not full:  # as below; most requests have one input
-            alone = self.admit(now_s, deadline_s, places[0], weights[0] if weights else 1)
+        if len(places) == 1:  # as below; most requests have one input
+            alone = self.admit(now_s, deadline_s, places[0], weights[0] if weights else 1, full)
             return alone if isinstance(alone, Refusal) else [alone]
         weights, lanes, others = weights or (1,) * len(places), len(self._open), len(places) - 1
         last, more = weights[-1], sum(weights[:-1]) // lanes
@@ -107,7 +94,7 @@ class Dispatcher:
             for place, weight in zip(places, weights, strict=True)
         ]
 
-    def _let_in(self, lane: Lane, deadline_s: float, place: Place, weight: int, full: bool = False) -> int:
+    def _let_in(self, lane: Lane, deadline_s: float, place: Place, weight: int, full: bool) -> int:
         number = next(self._ticket_ids)
         ticket = self._tickets[number] = Ticket(number, deadline_s, place, weight)
         if full:
@@ -144,23 +131,10 @@ class Dispatcher:
         return launches
 
     def _launch(self, lane: Lane, queue: Queue, replica: Replica, tickets: list[Ticket], now_s: float) -> Launch:
-        stage, number = queue.stage, next(self._launch_ids)
         owed = 0 if tickets[0].told else queue.weigh(tickets)
         if owed and self._audits.waiting:
             tickets = tickets + self._audits.joining(queue, owed)
-        weights = () if stage.length is None else tuple([ticket.weight for ticket in tickets])
-        weight = len(tickets) if stage.length is None else sum(weights)
-        ids, places = tuple([ticket.id for ticket in tickets]), tuple([ticket.place for ticket in tickets])
-        keep, ramps = queue.owner.keep, lane.route.ramps
-        launch = Launch(
-            number, replica.name, queue.cursor, stage.stop, ramps, ids, places, keep, stage.room, stage.group,
-            weight, stage.length, weights, self._audits.kinds(tickets),
-        )  # fmt: skip
-        planned_s = stage.seconds(weight)
-        ends_s = queue.owner.group.begin(replica, planned_s, now_s)
-        queue.launched(owed)
-        self._flights[number] = _Flight(launch, lane, queue, replica, tickets, now_s, planned_s, ends_s, owed)
-        return launch
+        return self._flights.begin(lane, queue, replica, tickets, owed, self._audits.kinds(tickets), now_s)
 
     def released(self, launch_id: int, rows: Sequence[int], told: Sequence[tuple[int, object]] = ()) -> Sequence[int]:
         """These inputs of a launch have left; the launch goes on. Returns those that had no answer before.
@@ -184,7 +158,7 @@ class Dispatcher:
         """
         flight = self._land(launch_id, now_s)
         launch, tickets = flight.launch, flight.tickets
-        flight.queue.owner.group.judge(flight.replica, flight.started_s, flight.planned_s, now_s)
+        flight.judge(now_s)
         if flight.owed:
             self._audits.earn(flight.planned_s)
         if not survivors:
@@ -317,22 +291,14 @@ class Dispatcher:
         return min(expected_s(lane, now_s, last, more) for lane in self._open)
 
     def timeout_s(self, launch_id: int) -> float:
-        """How long a launch may take before it counts as failed; for ever, where nothing is known of its time."""
-        flight, limits = self._flights[launch_id], self.limits
-        if not flight.planned_s:
-            return inf
-        slowdown = max(1.0, flight.queue.owner.group.slowdown)
-        usual_s = limits.stuck_factor * slowdown * (flight.ends_s - flight.started_s)
-        return max(limits.stuck_after_s, usual_s) + (0.0 if flight.replica.launches else limits.first_launch_s)
+        """How long a launch may take before it counts as failed."""
+        return self._flights[launch_id].timeout_s(self.limits)
 
     # How inputs wait, and end
 
-    def _land(self, launch_id: int, now_s: float) -> _Flight:
+    def _land(self, launch_id: int, now_s: float) -> Flight:
         self._nothing_to_launch = False
-        flight = self._flights.pop(launch_id)
-        flight.queue.launched(-flight.owed)
-        flight.queue.owner.group.end(flight.replica, now_s)
-        return flight
+        return self._flights.land(launch_id, now_s)
 
     def _wait(self, tickets: Iterable[Ticket], lane: Lane) -> None:
         """Let inputs wait in a lane, or in a better one if it is closed or no longer there."""

@@ -26,8 +26,10 @@ class Arrival(NamedTuple):
 class DeadlineDispatcher(Dispatcher):
     """Every input has a deadline of its own, and is promised to meet it."""
 
-    def admit(self, now_s: float, deadline_s: float, place: Place, weight: int = 1) -> int | Refusal:
-        return super().admit(now_s, place.payload.deadline_s, place, weight)
+    def admit(
+        self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
+    ) -> int | Refusal:
+        return super().admit(now_s, place.payload.deadline_s, place, weight, full)
 
 
 class OrderedDispatcher(Dispatcher):

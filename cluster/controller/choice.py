@@ -1,0 +1,96 @@
+"""Which plan should run by what is known at one moment, and whether that is worth a change from the one that runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from cluster.controller.beliefs import Beliefs
+from cluster.controller.config import Patience
+from cluster.controller.corrections import Corrections
+from cluster.controller.decide import (
+    Demand,
+    Expectation,
+    Verdict,
+    demand,
+    expected_best,
+    has_room,
+    is_content,
+    lacking,
+    same,
+    weigh,
+    weigh_dollars,
+    weigh_latency,
+)
+from cluster.controller.question import Question
+from cluster.controller.record import TrackRecord
+from deployments.front.observed import Observed
+from optimizer.model.evaluate import evaluate
+from optimizer.plan import Plan
+from optimizer.problem import Problem
+
+
+@dataclass(frozen=True)
+class Choice:
+    """All that a decision rests on. `seen` is the window before it; `counts` are the devices that are there."""
+
+    plan: Plan  # that runs
+    pinned: Plan | None
+    question: Question
+    patience: Patience
+    beliefs: Beliefs
+    corrections: Corrections
+    record: TrackRecord
+    counts: Mapping[str, int]
+    facts: Problem
+    seen: Observed
+    now_s: float
+
+    @cached_property
+    def running(self) -> Expectation:
+        return Expectation(self.plan, evaluate(self.plan, self.facts), self.record.kept(self.plan))
+
+    def better(self) -> tuple[Expectation, Demand | None]:
+        """What the running plan is weighed against: for what is expected, or by goodput alone (None)."""
+        asked, cheapest = demand(self.beliefs.forecast, self.seen, self.question.cheapest), self.question.cheapest
+        now, running = (self.beliefs.survival, self.corrections, self.counts), self.running
+        if asked and (cheapest or (not lacking(self.plan, self.counts) and has_room(running, asked, self.seen))):
+            best = self.question.carrying(asked.planned_for(running.kept), *now)
+            if best or cheapest:
+                best = best or self.question.best(*now)
+                return Expectation(best, evaluate(best, self.facts, asked.objective), running.kept), asked
+        best = self.question.best(*now)
+        return expected_best(best, running, self.record, self.facts, self.question.objective, self.counts), None
+
+    def weighed(self, better: Expectation, asked: Demand | None, forced: bool) -> tuple[Expectation, Verdict]:
+        """The plan to run and whether it is worth the change; a plan that the user has pinned goes before a better."""
+        verdict = self._verdict(better, asked, forced)
+        if self.pinned and not lacking(self.pinned, self.counts):
+            return self._as_pinned(self.pinned, verdict)
+        return better, verdict
+
+    def _verdict(self, better: Expectation, asked: Demand | None, forced: bool) -> Verdict:
+        record, running, changes = self.record, self.running, self.record.changes(self.now_s)
+        if asked and not lacking(self.plan, self.counts):
+            weigh_them = weigh_dollars if self.question.cheapest else weigh_latency
+            running = replace(running, score=evaluate(self.plan, self.facts, asked.objective))
+            verdict = weigh_them(running, better, asked, self.patience.least_gain, changes)
+        else:
+            verdict = weigh(
+                running, better, self.question.objective, self.patience,
+                changes=changes, start_s=record.start_s, counts=self.counts, content=is_content(self.seen),
+            )  # fmt: skip
+        moves = (verdict.moves or forced) and not same(better.plan, self.plan)
+        if record.paused:
+            would = "would change" if moves else "would stay"
+            return replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
+        if forced or not moves or verdict.must:
+            return replace(verdict, moves=moves)
+        objection = record.objection(better.plan, self.beliefs.evidence, self.now_s)
+        return replace(verdict, moves=False, why=objection) if objection else verdict
+
+    def _as_pinned(self, pinned: Plan, verdict: Verdict) -> tuple[Expectation, Verdict]:
+        """The user's own plan, whose devices are all there, instead of the best one."""
+        plan = Expectation(pinned, evaluate(pinned, self.facts), self.record.kept(pinned))
+        if same(pinned, self.plan):
+            return plan, replace(verdict, moves=False, why=f"the plan is pinned (without that: {verdict.why})")
+        return plan, Verdict(not self.record.paused, "the devices of the pinned plan are there", must=True)

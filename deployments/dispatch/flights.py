@@ -1,0 +1,73 @@
+"""Launches under way: what each was made of, when it should end, and how long it may take at most."""
+
+from itertools import count
+from math import inf
+from typing import NamedTuple
+
+from deployments.dispatch.groups import Replica
+from deployments.dispatch.lanes import Lane
+from deployments.dispatch.messages import Launch, Limits
+from deployments.dispatch.queues import Queue, Ticket
+
+
+class Flight(NamedTuple):
+    """A launch that has not come back."""
+
+    launch: Launch
+    lane: Lane
+    queue: Queue  # that its inputs were taken from
+    replica: Replica
+    tickets: list[Ticket]
+    started_s: float
+    planned_s: float  # what the route says that it takes
+    ends_s: float  # as expected when it began
+    owed: int  # what its inputs weigh, without the shadows among them
+
+    def judge(self, now_s: float) -> None:
+        """It came back: how fast its replica is follows from when."""
+        self.queue.owner.group.judge(self.replica, self.started_s, self.planned_s, now_s)
+
+    def timeout_s(self, limits: Limits) -> float:
+        """How long it may take before it counts as failed; for ever, where nothing is known of its time."""
+        if not self.planned_s:
+            return inf
+        slowdown = max(1.0, self.queue.owner.group.slowdown)
+        usual_s = limits.stuck_factor * slowdown * (self.ends_s - self.started_s)
+        return max(limits.stuck_after_s, usual_s) + (0.0 if self.replica.launches else limits.first_launch_s)
+
+
+class Flights:
+    """Begins launches and lands them: queues and groups know what they owe and what replicas do meanwhile."""
+
+    def __init__(self) -> None:
+        self._flights: dict[int, Flight] = {}
+        self._ids = count()
+
+    def __getitem__(self, launch_id: int) -> Flight:
+        return self._flights[launch_id]
+
+    def begin(
+        self, lane: Lane, queue: Queue, replica: Replica, tickets: list[Ticket], owed: int, kinds: bytes, now_s: float
+    ) -> Launch:
+        """Launch these inputs, of which those that are owed an answer weigh `owed`."""
+        stage, number = queue.stage, next(self._ids)
+        weights = () if stage.length is None else tuple([ticket.weight for ticket in tickets])
+        weight = len(tickets) if stage.length is None else sum(weights)
+        ids, places = tuple([ticket.id for ticket in tickets]), tuple([ticket.place for ticket in tickets])
+        keep, ramps = queue.owner.keep, lane.route.ramps
+        launch = Launch(
+            number, replica.name, queue.cursor, stage.stop, ramps, ids, places, keep, stage.room, stage.group,
+            weight, stage.length, weights, kinds,
+        )  # fmt: skip
+        planned_s = stage.seconds(weight)
+        ends_s = queue.owner.group.begin(replica, planned_s, now_s)
+        queue.launched(owed)
+        self._flights[number] = Flight(launch, lane, queue, replica, tickets, now_s, planned_s, ends_s, owed)
+        return launch
+
+    def land(self, launch_id: int, now_s: float) -> Flight:
+        """It is over, however it went."""
+        flight = self._flights.pop(launch_id)
+        flight.queue.launched(-flight.owed)
+        flight.queue.owner.group.end(flight.replica, now_s)
+        return flight
