@@ -47,8 +47,10 @@ class OrderedDispatcher(Dispatcher):
         stage = lane.stages[0]
         stage.shared[0] = lane.entry = _OrderedQueue(stage, order, launch_s)
 
-    def admit(self, now_s: float, deadline_s: float, place: Place, weight: int = 1) -> int | Refusal:
-        return self._let_in(self._lane, place.payload.deadline_s, place, weight)
+    def admit(
+        self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
+    ) -> int | Refusal:
+        return self._let_in(self._lane, place.payload.deadline_s, place, weight, full)
 
 
 class _OrderedQueue(Queue):
