@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 
 from deployments.front.answers import shown
+from deployments.front.headers import elsewhere
 
 _OURS = (".localhost", ".local", ".internal")  # names that nobody else can have
 
@@ -19,13 +20,11 @@ def foreign(headers: Mapping[str, str]) -> str | None:
     >>> foreign({"host": "evil.example:8000"})
     "Host is 'evil.example': without a key only an address, localhost or a local name is taken"
     """
-    host, origin = headers.get("host", "").lower(), headers.get("origin")
+    host = headers.get("host", "").lower()
     if not _is_local(name := host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host):
         return f"Host is {shown(name)}: without a key only an address, localhost or a local name is taken"
-    came_from = (origin or f"//{host}").lower().rpartition("//")[2]
-    if came_from != host or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        return f"a page from {shown(origin or 'elsewhere')} asked for this: only pages of this server may"
-    return None
+    page = elsewhere((name.lower().encode(), value.encode("latin-1")) for name, value in headers.items())
+    return f"a page from {shown(page)} asked for this: only pages of this server may" if page else None
 
 
 def _is_local(name: str) -> bool:

@@ -23,7 +23,7 @@ from deployments.decoding.requests import ChatRequest, CompletionRequest, reques
 from deployments.decoding.sequences import Finish, Wanted
 from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import body_of, json_in
-from deployments.front.headers import NO_KEY, OPEN_PATHS, is_shown
+from deployments.front.headers import NO_KEY, OPEN_PATHS, elsewhere, is_shown
 
 Stats = Callable[[], Awaitable[dict[str, Any]]]
 Result = TypeVar("Result")
@@ -100,7 +100,7 @@ class Reply:
 
 
 class _Api(FastAPI):
-    """Asks for the key, where there is one."""
+    """Asks for the key where there is one, and refuses the pages of others where there is none."""
 
     key: bytes | None = None
 
@@ -109,6 +109,9 @@ class _Api(FastAPI):
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             if path not in OPEN_PATHS and not is_shown(self.key, scope["headers"]):
                 return await _error(RefusedError(401, NO_KEY))(scope, receive, send)
+        elif scope["type"] == "http" and scope["method"] == "POST" and (page := elsewhere(scope["headers"])):
+            refused = RefusedError(403, f"a page from {shown(page)} asked for this: only pages of this server may")
+            return await _error(refused)(scope, receive, send)
         return await super().__call__(scope, receive, send)
 
 

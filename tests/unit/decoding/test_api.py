@@ -175,6 +175,12 @@ def test_a_key_is_asked_for_everywhere_but_where_health_is_told(world: World) ->
     assert client.get("/v1/models", headers={"Authorization": "Bearer secret"}).json()["data"][0]["id"] == "tiny"
 
 
+def test_a_page_of_another_server_is_refused(world: World) -> None:
+    asked = {"json": {"prompt": "1+1=", "max_tokens": 1}, "headers": {"Origin": "http://evil.example"}}
+    refused = world.client().post("/v1/completions", **asked)
+    assert (refused.status_code, "only pages of this server" in refused.json()["error"]["message"]) == (403, True)
+
+
 def test_what_the_server_has_and_what_it_does_not(world: World) -> None:
     client = world.client()
     assert client.get("/v1/models/tiny").json()["id"] == "tiny"
