@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results chaos soak browser clean
+.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results dashboards chaos soak browser clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -54,6 +54,9 @@ experiments: setup  ## the paper's figures in simulation, those that are not the
 
 results: setup  ## write the tables of docs/results.md from what the benchmarks have kept, and mark what is old
 	$(BIN)/python -m experiments.shared.headlines
+
+dashboards: setup  ## write cluster/grafana: what `isobatch dashboards` gives to users
+	$(BIN)/isobatch dashboards --out cluster/grafana
 
 chaos: setup  ## break a live application 30 times, and see how it recovers
 	$(BIN)/python -m experiments.bench chaos

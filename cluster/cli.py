@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from cluster.commands.bench import bench
 from cluster.commands.cascade import cascade
+from cluster.commands.dashboards import dashboards
 from cluster.commands.deploy import deploy
 from cluster.commands.doctor import doctor
 from cluster.commands.environment import environment
@@ -52,6 +53,7 @@ def _options(
 
 app.command("bench")(bench)
 app.command("cascade")(cascade)
+app.command("dashboards")(dashboards)
 app.command("deploy")(deploy)
 app.command("doctor")(doctor)
 app.command("environment")(environment)

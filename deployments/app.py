@@ -28,6 +28,7 @@ from deployments.front.open_inference.rpc import check_port
 from deployments.front.proxy import ProxyLimit, servers_at
 from deployments.front.service import Service, directory_of
 from deployments.graph import check_depth, check_weights
+from deployments.logs import join_serves_log, logging_config
 from deployments.ray_facts import labelled, nodes, surroundings
 from deployments.ray_settings import WITHOUT_PROXY, haproxy_socket
 from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
@@ -36,13 +37,13 @@ from deployments.surroundings import check_surroundings
 from profiles.model import SplitModel
 
 LOOKED_AT_EVERY_S = 1.0  # Serve looks so often whether a process is alive, and starts another for a dead one
-_QUIET = {"enable_access_log": False, "log_level": "WARNING"}  # a line per call costs more than the call
 
 
 class Front:
     """One replica of the front: HTTP and the dispatcher, and the network itself where there is no plan."""
 
     def __init__(self, config: AppConfig, deployer: Any = None) -> None:
+        join_serves_log()
         self._follower = Follower(config, deployer, directory_of(config)) if deployer else None
         self._service = Service(config, time.perf_counter, self._connect, self._others, self._plan)
         if config.grpc_port:
@@ -53,7 +54,7 @@ class Front:
 
     async def _connect(self, config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:
         driver = await (self._follower.open(clock) if self._follower else in_process(config, model, clock))
-        self._metrics = asyncio.create_task(export(driver))
+        self._metrics = asyncio.create_task(export(driver, self._promised_per_s))
         if socket := haproxy_socket():
             ProxyLimit(socket, self._service.burden, lambda: servers_at(socket, shortcut.port)).start()
         gc.freeze()  # what was imported stays for good, and to look through it for garbage would take 0.1 s at times
@@ -61,6 +62,9 @@ class Front:
 
     def _plan(self) -> str | None:
         return self._follower.plan if self._follower else None
+
+    def _promised_per_s(self) -> float | None:
+        return self._follower.promised_per_s if self._follower else None
 
     async def _others(self) -> list[FrontState]:
         return await self._follower.others() if self._follower else []
@@ -84,7 +88,7 @@ def build(config: AppConfig) -> Application:
         health_check_period_s=LOOKED_AT_EVERY_S,
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.1,
-        logging_config=_QUIET,
+        logging_config=logging_config(config.log_format),
     )(serve.ingress()(Front))
     return front.bind(config, deployer)
 
@@ -97,7 +101,7 @@ def _deployer(config: AppConfig) -> Application:
         health_check_period_s=LOOKED_AT_EVERY_S,
         graceful_shutdown_timeout_s=2 * config.drain_s,  # it ends after the fronts
         graceful_shutdown_wait_loop_s=0.1,
-        logging_config={"enable_access_log": False},  # what was planned is worth a line
+        logging_config=logging_config(config.log_format, quiet=False),  # what was planned is worth a line
     )
     return deployment(Deployer).bind(config, partial(build_fleet, config))
 
@@ -114,6 +118,6 @@ def build_fleet(config: AppConfig, kind: str, replicas: int) -> Application:
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.1,
-        logging_config=_QUIET,
+        logging_config=logging_config(config.log_format),
     )(ServeReplica)
     return split.bind(config, kind, directory_of(config))

@@ -108,6 +108,7 @@ def ports_in(told: str) -> range:
 
 Ports = Annotated[str, AfterValidator(_port_range)]
 ImportPath = Annotated[str, AfterValidator(_well_formed)]
+LogFormat = Literal["text", "json"]
 Device = Annotated[str, AfterValidator(_known_device)]
 Devices = Annotated[dict[str, int] | str, AfterValidator(_counted)]
 
@@ -219,6 +220,7 @@ class AppConfig(BaseModel):
         "any that are free.",
     )
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for the requests that were admitted.")
+    log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:

@@ -152,6 +152,18 @@ def replica_name() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
+def inside_replica() -> bool:
+    """Whether Serve has started this process for a replica."""
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        serve.get_replica_context()
+    except RayServeException:
+        return False
+    return True
+
+
 def application_name() -> str:
     from ray import serve
 

@@ -42,6 +42,9 @@ def serve(
     ] = None,
     device: Annotated[str | None, typer.Option(help="Where the network computes: cpu or cuda.")] = None,
     dashboard: Annotated[bool, typer.Option(help="Start Ray's dashboard too, on 127.0.0.1 only.")] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Where Prometheus asks for /metrics; none: any free port.")
+    ] = None,
     patience_s: Annotated[float, typer.Option(help="How long the start may take.")] = 300.0,
 ) -> None:
     """Serve a model at http://127.0.0.1:8000 on a Ray of its own, until Ctrl-C.
@@ -55,10 +58,10 @@ def serve(
     content = with_grpc(serve_file(target, {"device": device} if device else {}), host, grpc_port, is_free)
     http = content["http_options"]
     http |= {"host": host or http["host"], "port": port or http["port"]}
-    run(content, dashboard, patience_s)
+    run(content, dashboard, patience_s, metrics_port)
 
 
-def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
+def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_port: int | None) -> None:
     """Start, serve until a signal, stop."""
     from cluster.serving.capacity import check_capacity
     from cluster.serving.deploy import deploy
@@ -78,13 +81,15 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
     check_place(http["host"], http["port"])
     if grpc := grpc_address(content):
         check_port(*grpc, "--grpc-port")
+    if metrics_port:
+        check_port("0.0.0.0", metrics_port, "--metrics-port")
     try:
         complete = with_demo(content)
         status = console.status("Starting Ray")
         aside = Console(stderr=True, highlight=False, soft_wrap=True)  # what is told on stdout begins when it is ready
         tell = teller(console, status.update, aside.print)
         tell("Starting Ray")
-        with status, local_ray(http, dashboard, more) as ray:
+        with status, local_ray(http, dashboard, more, metrics_port) as ray:
             _on_signals(_interrupt)  # again, because Ray has installed its own handlers
             tell("Starting the network")
             check_capacity(complete, total_resources())
@@ -95,6 +100,8 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float) -> None:
             told = "{}:{}".format(*grpc) if grpc else f"not served ({GRPC_PORT} is taken, or it was switched off)"
             if ours(complete):  # decoders speak HTTP only
                 console.print(f"gRPC: {told}")
+            if metrics_port:
+                console.print(f"metrics: http://127.0.0.1:{metrics_port}/metrics")
             variable = key_variable(complete)
             _show_example(console, base, example(content), ray.folder, variable)
             stats = _stats_of(base, variable)

@@ -9,6 +9,7 @@ from ray.serve import Application
 
 from cluster.controller.config import ControllerConfig
 from cluster.controller.service import ControllerService
+from deployments.logs import logging_config
 
 
 def build(config: ControllerConfig) -> Application:
@@ -20,6 +21,6 @@ def build(config: ControllerConfig) -> Application:
         health_check_period_s=1.0,  # a dead one is noticed after so long
         graceful_shutdown_timeout_s=5.0,
         graceful_shutdown_wait_loop_s=0.1,
-        logging_config={"enable_access_log": False, "log_level": "WARNING"},
+        logging_config=logging_config(config.log_format, quiet=False),  # a decision is worth a line
     )(serve.ingress()(ControllerService))
     return deployment.bind(config)

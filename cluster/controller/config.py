@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deployments.config import LogFormat
+
 
 class Patience(BaseModel):
     """When to look, when to move, and when to take it back."""
@@ -59,6 +61,7 @@ class ControllerConfig(Patience):
     strict: bool = Field(
         False, description="Where no audit ends for ten minutes, the checkpoint's own thresholds are back."
     )
+    log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -11,7 +12,7 @@ from cluster.controller.core import Controller, NextStep
 from cluster.controller.record import Event
 from optimizer.plan import Plan
 
-log = logging.getLogger("isobatch.controller")
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -49,6 +50,7 @@ class ControlLoop:
         told: Callable[[Event], None] = lambda event: log.info("%s: %s", event.what, event.why),
     ) -> None:
         self.controller, self.spent = controller, Spent()
+        self.decided: Counter[str] = Counter()  # decisions, by what they were
         self.trouble: str | None = None  # why the last look failed
         self._application, self._clock, self._stopwatch, self._offload = application, clock, stopwatch, offload
         self._told = told
@@ -95,6 +97,7 @@ class ControlLoop:
         self.controller.pause(self._clock(), paused)
 
     async def _take(self, step: NextStep) -> Event:
+        self.decided[step.event.what] += 1
         self._told(step.event)
         if step.plan:
             await self._roll_out(step, step.plan)

@@ -18,16 +18,21 @@ from fastapi.responses import JSONResponse, Response
 from cluster.controller.application import Application, RunningApplication
 from cluster.controller.config import ControllerConfig
 from cluster.controller.core import Controller
+from cluster.controller.described import ControllerStatus, EventStatus, PausedStatus
 from cluster.controller.inventory import Inventory
 from cluster.controller.loop import ControlLoop
+from cluster.controller.metrics import export
 from cluster.controller.origin import foreign
 from cluster.controller.promise import AgreementTerms, Keeper
 from cluster.controller.question import allowed, question_of
 from cluster.controller.record import Event, Events
-from cluster.controller.status import brief, told
+from cluster.controller.status import brief, status_of
 from deployments.config import AppConfig
-from deployments.front.headers import NO_KEY, is_shown, key_in
+from deployments.front.described import DescribedApi, told
+from deployments.front.headers import NO_KEY, is_shown, key_in, path_below
+from deployments.front.page import EXPLAINING, explain
 from deployments.graph import profile_of
+from deployments.logs import join_serves_log
 from deployments.planning import first_plan
 from optimizer import Plan
 from profiles.evidence import EVIDENCE, Evidence
@@ -36,6 +41,7 @@ from profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
 from profiles.windows import History
 
 RETRY_S = 1.0
+_REFUSALS = 401, 500, 503
 log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
 _locks: list[Any] = []  # held for as long as this process lives
 
@@ -49,6 +55,8 @@ class ControllerService:
         self.waits_for, self.promise = "the application to run", NOTHING
 
     async def run(self) -> None:
+        join_serves_log()
+        self._metrics = asyncio.create_task(export(lambda: self.loop))
         while self.loop is None:
             try:
                 self.loop = await self._begin()
@@ -125,8 +133,16 @@ def memory(config: ControllerConfig, profile: Profile) -> Path:
 
 
 def _log(application: str, event: Event) -> None:
-    if event.what != "stayed":
-        log.warning("%s: %s: %s", application, event.what, event.why)
+    """One line for each decision. In JSON it has the figures that led to it, too."""
+    figures = {name: value for name, value in brief(event).items() if value is not None and name != "why"}
+    log.log(
+        logging.INFO if event.what == "stayed" else logging.WARNING,
+        "%s: %s: %s",
+        application,
+        event.what,
+        event.why,
+        extra={"decision": figures},
+    )
 
 
 class LoopOwner(Protocol):
@@ -150,10 +166,16 @@ def create_api(service: LoopOwner) -> FastAPI:
         yield
         running.cancel()
 
-    api = FastAPI(title="isobatch controller", lifespan=life)
+    about = f"What watches {service.name}, and changes its plan"
+    api = DescribedApi(title="isobatch controller", description=about, lifespan=life)
+    api.key = service.key
+    explain(api)
 
     @api.middleware("http")
     async def guard(request: Request, answer: Callable[[Request], Any]) -> Response:
+        if path_below(request.scope) in EXPLAINING:
+            explained: Response = await answer(request)
+            return explained
         if service.key and not is_shown(service.key, request.scope["headers"]):
             return JSONResponse({"error": NO_KEY}, 401, {"WWW-Authenticate": "Bearer"})
         if not service.key and request.method == "POST" and (reason := foreign(request.headers)):
@@ -178,29 +200,29 @@ def _routes(service: LoopOwner) -> APIRouter:
         assert service.loop, "This is a bug: requests are refused before."
         return service.loop
 
-    @routes.get("/status")
+    @routes.get("/status", **told(ControllerStatus, *_REFUSALS))
     async def status() -> dict[str, Any]:
         """The running plan, what it does, the forecast, and the last decisions."""
-        return {"application": service.name, "promise": service.promise, **told(loop(), time.time())}
+        return {"application": service.name, "promise": service.promise, **status_of(loop(), time.time())}
 
-    @routes.post("/pause")
+    @routes.post("/pause", **told(PausedStatus, 403, *_REFUSALS))
     async def pause() -> dict[str, Any]:
         """Watch, and change nothing, until `resume`."""
         loop().pause(True)
         return {"paused": True}
 
-    @routes.post("/resume")
+    @routes.post("/resume", **told(PausedStatus, 403, *_REFUSALS))
     async def resume() -> dict[str, Any]:
         """Change again what is worth it."""
         loop().pause(False)
         return {"paused": False}
 
-    @routes.post("/force")
+    @routes.post("/force", **told(EventStatus, 403, *_REFUSALS))
     async def force() -> dict[str, Any]:
         """Plan again now, and take the best plan there is."""
         return brief(await loop().force())
 
-    @routes.get("/would")
+    @routes.get("/would", **told(EventStatus, *_REFUSALS))
     async def would() -> dict[str, Any]:
         """What would be decided now."""
         return brief(await loop().would())

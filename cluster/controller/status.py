@@ -3,6 +3,7 @@
 from typing import Any
 
 from cluster.controller.core import Controller
+from cluster.controller.described import STATUS_VERSION
 from cluster.controller.loop import ControlLoop
 from cluster.controller.record import Event
 from deployments.planning import summary
@@ -12,11 +13,11 @@ from profiles.forecast import Forecast
 EVENTS = 20
 
 
-def told(loop: ControlLoop, now_s: float) -> dict[str, Any]:
+def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
     """The state of the controller, its plan and its last decisions. Numbers that are not known yet are null."""
     controller, spent, keeper = loop.controller, loop.spent, loop.controller.keeper
     return {
-        "schema_version": 1,
+        "schema_version": STATUS_VERSION,
         "now_s": now_s,
         "paused": controller.record.paused,
         "plan": _plan(controller),

@@ -135,15 +135,21 @@ class LocalRay:
 
 
 @contextmanager
-def local_ray(http: dict[str, Any], dashboard: bool = False, more: Sequence[LocalNode] = ()) -> Iterator[LocalRay]:
-    """Ray and Serve on this machine, until the block ends; `http`: Serve's http_options; `more`: further nodes."""
+def local_ray(
+    http: dict[str, Any], dashboard: bool = False, more: Sequence[LocalNode] = (), metrics_port: int | None = None
+) -> Iterator[LocalRay]:
+    """Ray and Serve on this machine, until the block ends.
+
+    `http`: Serve's http_options; `more`: further nodes; `metrics_port`: where Prometheus asks; None: a free one.
+    """
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="isobatch-", dir=short_temporary()))
     _folders.add(folder)
     try:
         prepare_environment(str(folder))
         with _deaf_to_hangups():  # a closing terminal signals every process, but Ray must outlive it until we stop Ray
-            ray = _start(http, dashboard, folder, more)
+            _start_ray(dashboard, metrics_port)
+            ray = _start(http, folder, more)
         yield ray
     finally:
         try:
@@ -176,10 +182,9 @@ def _deaf_to_hangups() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-def _start(http: dict[str, Any], dashboard: bool, folder: Path, more: Sequence[LocalNode]) -> LocalRay:
+def _start(http: dict[str, Any], folder: Path, more: Sequence[LocalNode]) -> LocalRay:
     import ray
 
-    _start_ray(dashboard)
     if more:  # they share this machine's ports, so one proxy serves them all
         join(more, ray.get_runtime_context().gcs_address, folder, RAY_WITHIN_S)
         http = http | {"location": "HeadOnly"}
@@ -217,7 +222,7 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
         ray.shutdown()
 
 
-def _start_ray(dashboard: bool) -> None:
+def _start_ray(dashboard: bool, metrics_port: int | None = None) -> None:
     """Start Ray, several times if need be: on a busy machine its processes may give up waiting for each other."""
     import ray
 
@@ -228,6 +233,7 @@ def _start_ray(dashboard: bool) -> None:
                     address="local",
                     include_dashboard=dashboard,
                     dashboard_host="127.0.0.1",
+                    _metrics_export_port=metrics_port,
                     log_to_driver=False,
                     logging_level="ERROR",
                 )

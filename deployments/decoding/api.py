@@ -18,12 +18,15 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from deployments.decoding.described import CHAT, COMPLETION, DecoderStats, ModelAbout, ModelList, told
 from deployments.decoding.front import DecoderFront, Words
 from deployments.decoding.requests import ChatRequest, CompletionRequest, request_of
 from deployments.decoding.sequences import Finish, Wanted
 from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import body_of, json_in
-from deployments.front.headers import NO_KEY, OPEN_PATHS, elsewhere, is_shown
+from deployments.front.described import Alive, DescribedApi, Ready
+from deployments.front.headers import NO_KEY, OPEN_PATHS, elsewhere, is_shown, path_below
+from deployments.front.page import EXPLAINING, explain
 
 Stats = Callable[[], Awaitable[dict[str, Any]]]
 Result = TypeVar("Result")
@@ -99,15 +102,13 @@ class Reply:
         return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
 
 
-class _Api(FastAPI):
+class _Api(DescribedApi):
     """Asks for the key where there is one, and refuses the pages of others where there is none."""
-
-    key: bytes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self.key:
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
-            if path not in OPEN_PATHS and not is_shown(self.key, scope["headers"]):
+            path = path_below(scope)
+            if path not in OPEN_PATHS and path not in EXPLAINING and not is_shown(self.key, scope["headers"]):
                 return await _error(RefusedError(401, NO_KEY))(scope, receive, send)
         elif scope["type"] == "http" and scope["method"] == "POST" and (page := elsewhere(scope["headers"])):
             refused = RefusedError(403, f"a page from {shown(page)} asked for this: only pages of this server may")
@@ -124,20 +125,17 @@ def create_decoder_api(front: DecoderFront, key: bytes | None, stats: Stats, voc
     api.add_exception_handler(RefusedError, writers.refused)
     api.add_exception_handler(HTTPException, _no_such_path)
     api.add_exception_handler(Exception, writers.failed)
-    for path, handler, kind in (
-        ("/v1/completions", writers.completion, CompletionRequest),
-        ("/v1/chat/completions", writers.chat, ChatRequest),
+    explain(api)
+    api.add_api_route("/v1/completions", writers.completion, methods=["POST"], **COMPLETION)
+    api.add_api_route("/v1/chat/completions", writers.chat, methods=["POST"], **CHAT)
+    for path, say, described in (
+        ("/v1/models", about.models, told(ModelList, 401, 500)),
+        ("/v1/models/{name}", about.model, told(ModelAbout, 401, 404, 500)),
+        ("/healthz", about.healthz, told(Alive)),
+        ("/readyz", about.readyz, told(Ready, 500)),
+        ("/stats", about.stats, told(DecoderStats, 401, 500)),
     ):
-        api.add_api_route(path, handler, methods=["POST"], openapi_extra=_asks(kind), response_model=None)
-    told: dict[str, Callable[..., Any]] = {
-        "/v1/models": about.models,
-        "/v1/models/{name}": about.model,
-        "/healthz": about.healthz,
-        "/readyz": about.readyz,
-        "/stats": about.stats,
-    }
-    for path, say in told.items():
-        api.add_api_route(path, say, methods=["GET"])
+        api.add_api_route(path, say, methods=["GET"], **described)
     return api
 
 
@@ -227,7 +225,8 @@ class _About:
 
     async def stats(self) -> dict[str, Any]:
         """What was done since the start, and what is going on."""
-        return {"model": self._front.name, "requests": vars(self._counted), **await self._stats()}
+        about = {"schema_version": 1, "model": self._front.name, "requests": vars(self._counted)}
+        return {**about, **await self._stats()}
 
 
 def _no_such_path(request: Request, error: Exception) -> Response:
@@ -348,9 +347,3 @@ def _error(refused: RefusedError) -> Response:
     if refused.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(_told(refused), refused.status, headers)
-
-
-def _asks(kind: Any) -> dict[str, Any]:
-    schema = kind.model_json_schema(ref_template=f"#/components/schemas/{kind.__name__}-{{model}}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

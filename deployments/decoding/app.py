@@ -22,14 +22,14 @@ from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Wanted
 from deployments.decoding.texts import TextTokens
 from deployments.front.headers import key_in
-
-_QUIET = {"enable_access_log": False, "log_level": "WARNING"}
+from deployments.logs import join_serves_log, logging_config
 
 
 class DecoderIngress:
     """The front as Serve runs it."""
 
     def __init__(self, config: DecoderConfig, replicas: Any) -> None:
+        join_serves_log()
         folder = Path(config.model)
         self._config, self._network = config, decoder_config(folder)
         self._key = key_in(config.api_key_variable)
@@ -69,7 +69,7 @@ def build(config: DecoderConfig) -> Application:
         health_check_period_s=1.0,
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.1,
-        logging_config=_QUIET,
+        logging_config=logging_config(config.log_format),
     )(DecoderReplica)
     front = serve.deployment(
         name="front",
@@ -78,6 +78,6 @@ def build(config: DecoderConfig) -> Application:
         health_check_period_s=1.0,
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.1,
-        logging_config=_QUIET,
+        logging_config=logging_config(config.log_format),
     )(serve.ingress()(DecoderIngress))
     return front.bind(config, decoder.bind(config))

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.config import Device
+from deployments.config import Device, LogFormat
 from deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
 
 
@@ -55,6 +55,7 @@ class DecoderConfig(BaseModel):
         None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
     )
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for what was let in.")
+    log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
 
     def limits(self, deep_share: float | None = None) -> DecodingLimits:
         """The limits of a replica. `deep_share` is what the checkpoint itself says."""

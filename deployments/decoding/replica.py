@@ -16,6 +16,7 @@ from deployments.decoding.loading import engine_of, load_decoder
 from deployments.decoding.loop import EngineLoop, FullError
 from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Wanted
+from deployments.logs import join_serves_log
 
 DECODER = "decoder"  # the deployment
 
@@ -38,6 +39,7 @@ class DecoderReplica:
     """Decodes what fronts ask for. Tokens come in groups: as many as were written while the front was busy."""
 
     def __init__(self, config: DecoderConfig) -> None:
+        join_serves_log()
         folder = Path(config.model)
         if config.device == "cpu":
             torch.set_num_threads(max(1, round(config.cpus_per_replica)))

@@ -13,6 +13,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from deployments.models.ramps import RampDtype
 
+# An eight of scikit-learn's: 8 x 8, values 0..16.
+A_DIGIT = (
+    (0, 0, 10, 14, 8, 1, 0, 0),
+    (0, 2, 16, 14, 6, 1, 0, 0),
+    (0, 0, 15, 15, 8, 15, 0, 0),
+    (0, 0, 5, 16, 16, 10, 0, 0),
+    (0, 0, 12, 15, 15, 12, 0, 0),
+    (0, 4, 16, 6, 4, 16, 6, 0),
+    (0, 8, 16, 10, 8, 16, 8, 0),
+    (0, 1, 8, 12, 14, 12, 1, 0),
+)
+
 
 def demo_directory(dtype: RampDtype = "float32") -> Path:
     """The demo's checkpoint. In int8 it is the same network, with ramps made for 8-bit blocks."""

@@ -20,6 +20,7 @@ from deployments.deployer.steps import CannotStartError, Moved, Undone, move, st
 from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState
 from deployments.front.observed import Observed
 from deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
+from deployments.logs import join_serves_log
 from deployments.planning import plan_for_fewer
 from optimizer.plan import Plan
 from profiles.errors import UserError
@@ -63,6 +64,7 @@ class Deployer:
     """
 
     def __init__(self, config: AppConfig, bind: Callable[[str, int], Application]) -> None:
+        join_serves_log()
         self._application = ray_facts.application_name()
         self._config, self._profile = config, profile_of(config)
         self._fleet = ServeFleet(

@@ -10,12 +10,12 @@ import numpy as np
 
 from deployments.front.answers import Answer
 from deployments.front.observed import LaunchShape, Observed, Took, latency_bin
+from deployments.metrics import LATENCY_BOUNDS_MS
 from profiles.agreement import Agreement, agreement_of
 
 OUTCOMES = ("answered", "refused", "failed", "abandoned")
 LATEST = 2000
 QUANTILES = (50, 95, 99)
-BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 @dataclass
@@ -61,7 +61,9 @@ class Counts:
         # Requests
         self.outcomes: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)  # of answered requests: "all", "queued", "computed"
-        self.buckets = [0] * (len(BOUNDS_MS) + 1)  # answered requests by latency: up to each bound, above the last
+        self.buckets = [0] * (
+            len(LATENCY_BOUNDS_MS) + 1
+        )  # answered requests by latency: up to each bound, above the last
         self._latest_s: deque[float] = deque(maxlen=latest)  # latencies of answered requests
         # Inputs
         self.arrivals = 0
@@ -91,7 +93,7 @@ class Counts:
         self.seconds["all"] += took_s
         self.seconds["queued"] += sum([answer.queued_ms for answer in answers]) / len(answers) / 1e3
         self.seconds["computed"] += sum([answer.computed_ms for answer in answers]) / len(answers) / 1e3
-        self.buckets[bisect_left(BOUNDS_MS, 1e3 * took_s)] += 1
+        self.buckets[bisect_left(LATENCY_BOUNDS_MS, 1e3 * took_s)] += 1
         self._latest_s.append(took_s)
 
     def inputs_arrived(self, inputs: int, weight: int) -> None:

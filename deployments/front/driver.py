@@ -22,6 +22,7 @@ from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place,
 from deployments.front.answers import Answer, RefusedError, Step
 from deployments.front.counts import Counts
 from deployments.front.learned import Peak
+from deployments.tracing import Span, current
 from deployments.transport.holdings import Held, LostError, Share
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import Packed, take
@@ -81,6 +82,7 @@ class Driver:
         self._workers = workers
         self._clock = clock
         self._waiting: dict[int, _Waiting] = {}
+        self._spans: dict[int, Span] = {}  # of the requests that are traced, by ticket
         self._flights: set[asyncio.Task[None]] = set()
         self._pumping = False  # whether `_pump` is due in this turn of the event loop
         self._alarm: asyncio.TimerHandle | None = None
@@ -158,6 +160,8 @@ class Driver:
         loop = asyncio.get_running_loop()
         for ticket, weight in zip(tickets, weights, strict=True):
             self._waiting[ticket] = _Waiting(loop.create_future(), now_s, now_s, deadline_s, weight)
+        if span := current():
+            self._spans.update(dict.fromkeys(tickets, span))
         return tickets
 
     def weights(self, inputs: Packed) -> Sequence[int]:
@@ -169,8 +173,9 @@ class Driver:
         return tokens
 
     async def _fly(self, launch: Launch, started_s: float) -> None:
+        span = self._span(launch, started_s) if self._spans else None
         try:
-            order = self._order(launch, started_s)
+            order = self._order(launch, started_s, span)
             async with self._time_limit(launch):
                 async for reply in self._workers.run(launch.replica, order):
                     if isinstance(reply, Departed):
@@ -179,7 +184,25 @@ class Driver:
                         self._stay(launch, reply, started_s)
         except Exception as error:
             self._fail(launch, error)
+            if span:
+                span.failed(error)
+        if span:
+            span.end()
         self.pump()
+
+    def _span(self, launch: Launch, started_s: float) -> Span | None:
+        """The span of a launch with inputs that are traced; it belongs to one request, and is linked with the others.
+
+        Where each of these inputs has waited until now is a span, too.
+        """
+        traced = {ticket: self._spans[ticket] for ticket in launch.tickets if ticket in self._spans}
+        for ticket, span in traced.items():
+            span.tracing.span("queue", span, begun_s=self._waiting[ticket].since_s, block=launch.cursor).end(started_s)
+        if not traced:
+            return None
+        first, *others = dict.fromkeys(traced.values())
+        about = {"block": launch.cursor, "stop": launch.stop, "inputs": len(launch.tickets), "group": launch.group}
+        return first.tracing.span("launch", first, "PRODUCER", started_s, tuple(others), **about)
 
     def _fail(self, launch: Launch, error: Exception) -> None:
         """Fail a launch. If it hung, a holder may hang, so the survivors that it was to use are given up, too."""
@@ -210,13 +233,14 @@ class Driver:
             self._workers.suspect(launch.replica)
             raise
 
-    def _order(self, launch: Launch, now_s: float) -> Order:
+    def _order(self, launch: Launch, now_s: float, span: Span | None) -> Order:
         waiting = [self._waiting[ticket] for ticket in launch.tickets if ticket in self._waiting]
         left_s = max((one.deadline_s - now_s for one in waiting), default=0.0)
         if launch.kinds:
             left_s = max(left_s, OLDEST_S)
         hold_s, parts = left_s + GRACE_S, parts_of(launch.places)
-        return Order(launch.stop, launch.ramps, parts, launch.keep, hold_s=hold_s, kinds=launch.kinds)
+        trace = span.traceparent if span else ""
+        return Order(launch.stop, launch.ramps, parts, launch.keep, hold_s=hold_s, kinds=launch.kinds, trace=trace)
 
     def _depart(self, launch: Launch, departed: Departed, started_s: float) -> None:
         exits, now_s = departed.exits, self._clock()
@@ -264,6 +288,7 @@ class Driver:
     def _report(self, ending: Ending) -> None:
         for ticket in ending.tickets:
             waiting = self._waiting.pop(ticket)
+            self._spans.pop(ticket, None)
             if waiting.reply.done():
                 continue
             match ending.outcome:

@@ -56,6 +56,11 @@ class Follower:
         """The plan in words."""
         return summary(self._graph.plan)
 
+    @property
+    def promised_per_s(self) -> float | None:
+        """What the plan promises, if anything."""
+        return self._graph.plan.promise.goodput_per_s if self._graph.plan.promise else None
+
     async def others(self) -> list[FrontState]:
         """The states of the other fronts of this application; none while no deployer runs that could ask them."""
         if self._config.front_replicas == 1:

@@ -4,7 +4,8 @@ import hmac
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from deployments.front.answers import RefusedError, shown
 from profiles.errors import UserError
@@ -21,6 +22,12 @@ NO_KEY = "this server asks for a key: Authorization: Bearer KEY, or X-API-Key: K
 _BEARER = b"bearer "
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+def path_below(scope: Mapping[str, Any]) -> str:
+    """The path below the route prefix of the application."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def key_in(variable: str | None) -> bytes | None:

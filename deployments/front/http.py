@@ -4,81 +4,35 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from math import ceil
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.front.answers import RefusedError, Step, brief, shown
+from deployments.front.answers import RefusedError, brief, shown
 from deployments.front.bodies import body_of
-from deployments.front.headers import DEADLINE_HEADER, NO_KEY, OPEN_PATHS, deadline_s, elsewhere, is_shown
+from deployments.front.described import (
+    READING,
+    WITH_INPUTS,
+    Alive,
+    DescribedApi,
+    Predictions,
+    Ready,
+    StatsBody,
+    predict_body,
+    told,
+)
+from deployments.front.examples import example_input
+from deployments.front.headers import DEADLINE_HEADER, NO_KEY, OPEN_PATHS, deadline_s, elsewhere, is_shown, path_below
 from deployments.front.open_inference.rest import routes
 from deployments.front.open_inference.rpc import serving
-from deployments.front.page import files, show
+from deployments.front.page import explain, files, show
 from deployments.front.predict import Predict
 from deployments.front.service import Service
 
 log = logging.getLogger(__name__)
-
-
-class Output(BaseModel):
-    """One input's label, and what happened to it on the way."""
-
-    label: int = Field(description="The class that was chosen, from 0.")
-    name: str = Field(description="What the checkpoint calls that class.")
-    score: float = Field(description="Its probability.")
-    exit_block: int = Field(description="The block after which the input left, from 0.")
-    queued_ms: float = Field(description="Time spent waiting for batches to form.")
-    computed_ms: float = Field(description="Time in launches, until it left.")
-    splits: list[Step] = Field(description="The same for each launch it took part in.")
-    truncated: bool = Field(False, description="The text is longer than the network reads: its end was cut off.")
-    level: int | None = Field(None, description="Of a cascade: the level that answered, from 0.")
-    degraded: bool = Field(False, description="There was no time for the next level, which would have answered.")
-
-
-class Predictions(BaseModel):
-    model: str
-    outputs: list[Output] = Field(description="In the order of the inputs.")
-    virtual: bool = Field(False, description="Nothing was computed: devices only took the time that they would.")
-
-
-class ErrorBody(BaseModel):
-    error: str = Field(description="One sentence that names the value.")
-
-
-_BODY = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["inputs"],
-                "properties": {
-                    "inputs": {"description": "One input (a text, or an image as nested lists), or a list."}
-                },
-            }
-        }
-    },
-}
-_PROBLEMS = {
-    400: "The body is not what was asked for.",
-    401: "A key is asked for, and was not shown.",
-    403: "A web page of another server asked for this.",
-    404: "There is no such path, or no such model.",
-    408: "The body did not come in time.",
-    413: "The body is too large, as it comes or decompressed.",
-    415: "The body is compressed in a way that is not known.",
-    422: "The inputs do not fit the network.",
-    500: "The network, or this server, failed.",
-    503: "The deadline cannot be met with what is waiting, or the server stops; try again later.",
-    504: "The deadline passed before the answer was known.",
-}
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": text} for status, text in _PROBLEMS.items()
-}
 
 
 _NO_KEY = JSONResponse(
@@ -88,14 +42,13 @@ _NO_KEY = JSONResponse(
 )
 
 
-class Api(FastAPI):
+class Api(DescribedApi):
     """FastAPI describes and answers everything but POST /predict, which is asked most and goes past it (`Predict`).
 
     No exception gets out of here: each becomes one sentence in JSON.
     """
 
     predict: Predict
-    key: bytes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -110,7 +63,7 @@ class Api(FastAPI):
             await reply.instead(_failed(error), scope, receive)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = _path(scope)
+        path = path_below(scope)
         if self.key and path not in OPEN_PATHS and path not in files() and not is_shown(self.key, scope["headers"]):
             await _NO_KEY(scope, receive, send)
         elif scope["method"] == "POST" and not self.key and (page := elsewhere(scope["headers"])):
@@ -142,12 +95,6 @@ class _Reply:
             await response(scope, receive, self)
 
 
-def _path(scope: Scope) -> str:
-    """The path below the route prefix of the application."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
-
-
 def create_api(service: Service) -> Api:
     """The application that answers for `service`."""
 
@@ -159,14 +106,16 @@ def create_api(service: Service) -> Api:
         await service.close()
 
     about = f"Early-exit inference: {service.name}"
-    api = Api(title="isobatch", description=about, lifespan=life, responses=PROBLEMS)
+    api = Api(title="isobatch", description=about, lifespan=life)
     api.key = service.key
     api.add_exception_handler(RefusedError, _refused)
     api.add_exception_handler(HTTPException, _no_such_path)
     api.add_exception_handler(Exception, lambda _, error: _failed(error))
     api.predict = Predict(service)
 
-    @api.post("/predict", response_model=Predictions, openapi_extra={"requestBody": _BODY})
+    asked = WITH_INPUTS | predict_body(example_input(service.config))
+
+    @api.post("/predict", **told(Predictions, *READING), openapi_extra=asked)
     async def predict() -> NoReturn:
         """Answer one input or a list of them, in order."""
         raise AssertionError("This is a bug: `Api` should have handed the request to `Predict`.")
@@ -176,20 +125,21 @@ def create_api(service: Service) -> Api:
 
     api.include_router(routes(service, body, _deadline_s))
     show(api, service)
+    explain(api)
 
-    @api.get("/healthz")
+    @api.get("/healthz", **told(Alive))
     async def healthz() -> dict[str, str]:
         """Alive."""
         return {"status": "ok"}
 
-    @api.get("/readyz")
+    @api.get("/readyz", **told(Ready, 503))
     async def readyz() -> dict[str, str]:
         """The network is loaded, and every part of it has a replica."""
         if missing := await service.missing():
             raise RefusedError(503, f"no replica of {', '.join(missing)} is running", retry_after_s=1)
         return {"status": "ready", "model": service.name}
 
-    @api.get("/stats")
+    @api.get("/stats", **told(StatsBody, 401, 500))
     async def stats() -> dict[str, object]:
         """The counts of all fronts together, since the start."""
         return await service.stats()

@@ -1,97 +1,108 @@
-"""Prometheus metrics through Ray: the front's counts are exported once a second, so that no request pays for it."""
+"""What the front tells Prometheus, through Ray: counts are told once a second, so that no request waits for it."""
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from deployments.front.counts import BOUNDS_MS, OUTCOMES, Counts, by_level
+from deployments.front.counts import OUTCOMES, Counts, by_level
 from deployments.front.driver import Driver
+from deployments.metrics import FRONT, LATENCY_BOUNDS_MS, Series
 
 EVERY_S = 1.0
-_WHERE = ("group", "block")  # the group of replicas, and the first block that a batch runs there
+AT_ONCE = 200  # values of a histogram that are told in one turn of the event loop: about 1 ms
 
 
-async def export(driver: Driver) -> None:
+async def export(driver: Driver, promised_per_s: Callable[[], float | None]) -> None:
     """Export until cancelled; works only inside a replica of Serve, whose name Ray adds to each series."""
-    series = _Series()
+    from ray.serve import metrics
+
+    series = FrontSeries(Series(FRONT, metrics))
     while True:
-        series.tell(driver)
+        series.tell(driver, promised_per_s())
+        for _ in series.latencies(driver.counts):
+            await asyncio.sleep(0)
         await asyncio.sleep(EVERY_S)
 
 
-class _Series:
-    def __init__(self) -> None:
-        from ray.serve import metrics
+class FrontSeries:
+    """What is told of a front's counts."""
 
-        self._requests = metrics.Counter("isobatch_requests", "Requests by what became of them.", ("outcome",))
-        self._exits = metrics.Counter("isobatch_exits", "Inputs by the block they left after.", ("block",))
-        self._levels = metrics.Counter("isobatch_level_answers", "Answers by the level of a cascade.", ("level",))
-        self._degraded = metrics.Counter("isobatch_degraded_answers", "Answers without the next level.", ("level",))
-        self._launches = metrics.Counter("isobatch_launches", "Batches by the block they began at.", _WHERE)
-        self._inputs = metrics.Counter("isobatch_launched_inputs", "Inputs in those batches.", _WHERE)
-        self._weight = metrics.Counter("isobatch_launched_weight", "What they weigh: tokens, or 1 each.", _WHERE)
-        self._arrived = metrics.Counter(
-            "isobatch_arrived_weight", "What inputs that asked weigh: tokens, or 1 each.", ()
-        )
-        self._waiting = metrics.Gauge("isobatch_waiting_inputs", "Inputs that wait before a block.", _WHERE)
-        self._fill = metrics.Gauge("isobatch_batch_fill", "How full batches are, of 1.", _WHERE)
-        # The histogram is counted by the front, as Ray's own would cost a request more than the rest of our handler.
-        self._buckets = metrics.Counter("isobatch_latency_ms_bucket", "Answers that took up to `le`.", ("le",))
-        self._sum = metrics.Counter("isobatch_latency_ms_sum", "What all answers took.", ())
-        self._answers = metrics.Counter("isobatch_latency_ms_count", "Answers.", ())
-        self._survivors = metrics.Counter(
-            "isobatch_survivor_bytes", "Of hidden states, by whether they came to the front.", ("way",)
-        )
-        self._audits = metrics.Counter(
-            "isobatch_audits", "Inputs that ran on to the end after their answer, by what came out.", ("outcome",)
-        )
-        self._disagreement = metrics.Gauge(
-            "isobatch_disagreement", "The share of answers that are not the full network's.", ("bound",)
-        )
-        self._told: defaultdict[tuple[object, ...], float] = defaultdict(float)
+    def __init__(self, series: Series) -> None:
+        self._series = series
+        self._told_buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
-    def tell(self, driver: Driver) -> None:
-        counts = driver.counts
+    def tell(self, driver: Driver, promised_per_s: float | None) -> None:
+        counts, route, total = driver.counts, driver.dispatcher.route, self._series.total
         for outcome in OUTCOMES:
-            self._count(self._requests, {"outcome": outcome}, counts.outcomes[outcome])
-        for block, count in counts.exits.items():
-            self._count(self._exits, {"block": str(block)}, count)
-        self._tell_levels(counts, driver.dispatcher.route.edges)
-        for way, size in counts.survivor_bytes.items():
-            self._count(self._survivors, {"way": way}, size)
+            total("isobatch_requests", counts.outcomes[outcome], outcome=outcome)
+        self._by("isobatch_exits", "block", counts.exits)
+        self._tell_levels(counts, route.edges)
+        self._by("isobatch_survivor_bytes", "way", counts.survivor_bytes)
+        self._tell_launches(counts)
+        self._tell_now(driver)
+        missed = counts.missed.total()
+        total("isobatch_audits", counts.audited.total() - missed, outcome="agreed")
+        total("isobatch_audits", missed, outcome="disagreed")
+        if agreement := counts.agreement(route.num_blocks):
+            for bound, share in (("low", agreement.high), ("mean", agreement.share), ("high", agreement.low)):
+                self._series.now("isobatch_disagreement", 1 - share, bound=bound)
+        total("isobatch_arrived_inputs", counts.arrivals)
+        total("isobatch_arrived_weight", counts.arrived_weight)
+        total("isobatch_in_time_inputs", counts.in_time)
+        self._series.now("isobatch_promised_per_s", promised_per_s or 0.0)
+
+    def latencies(self, counts: Counts) -> Iterator[None]:
+        """Tell the histogram what was answered since the last time, and pause now and then.
+
+        Ray takes values one by one. Each is told as the middle of its bucket, which is what Ray makes of any value.
+        """
+        buckets, told = list(counts.buckets), 0
+        for place, (now, before) in enumerate(zip(buckets, self._told_buckets, strict=True)):
+            for _ in range(now - before):
+                self._series.value("isobatch_latency_ms", _inside(place))
+                told += 1
+                if not told % AT_ONCE:
+                    yield
+        self._told_buckets = buckets
+
+    def _by(self, name: str, label: str, counted: Mapping[Any, int]) -> None:
+        for each, count in counted.items():
+            self._series.total(name, count, **{label: str(each)})
+
+    def _tell_launches(self, counts: Counts) -> None:
         for (group, block), launches in counts.launches.items():
             where = {"group": group, "block": str(block)}
-            self._count(self._launches, where, launches.count)
-            self._count(self._inputs, where, launches.inputs)
-            self._count(self._weight, where, launches.weight)
-            self._fill.set(launches.fill, where)
-        waiting = driver.dispatcher.waiting()
+            self._series.total("isobatch_launches", launches.count, **where)
+            self._series.total("isobatch_launched_inputs", launches.inputs, **where)
+            self._series.total("isobatch_launched_weight", launches.weight, **where)
+            self._series.total("isobatch_launched_room", launches.room, **where)
+
+    def _tell_now(self, driver: Driver) -> None:
+        waiting, replicas = driver.dispatcher.waiting(), driver.dispatcher.replicas()
         for stage in driver.dispatcher.route.all_stages:
-            size = waiting.get((stage.group, stage.start), 0)
-            self._waiting.set(size, {"group": stage.group, "block": str(stage.start)})
-        for bound, count in zip((*map(str, BOUNDS_MS), "+Inf"), accumulate(counts.buckets), strict=True):
-            self._count(self._buckets, {"le": bound}, count)
-        missed = counts.missed.total()
-        self._count(self._audits, {"outcome": "agreed"}, counts.audited.total() - missed)
-        self._count(self._audits, {"outcome": "disagreed"}, missed)
-        if agreement := counts.agreement(driver.dispatcher.route.num_blocks):
-            for bound, share in (("low", agreement.high), ("mean", agreement.share), ("high", agreement.low)):
-                self._disagreement.set(1 - share, {"bound": bound})
-        self._count(self._arrived, {}, counts.arrived_weight)
-        self._count(self._sum, {}, 1e3 * counts.seconds["all"])
-        self._count(self._answers, {}, counts.outcomes["answered"])
+            where = {"group": stage.group, "block": str(stage.start)}
+            self._series.now("isobatch_waiting_inputs", waiting.get((stage.group, stage.start), 0), **where)
+        for group, count in replicas.items():
+            self._series.now("isobatch_replicas", count, group=group)
 
     def _tell_levels(self, counts: Counts, edges: Sequence[int]) -> None:
         """Of a cascade, which has edges."""
-        for series, counted in ((self._levels, counts.exits), (self._degraded, counts.degraded)) if edges else ():
-            for level, total in by_level(counted, edges).items():
-                self._count(series, {"level": str(level)}, total)
+        for name, counted in (
+            (
+                ("isobatch_level_answers", counts.exits),
+                ("isobatch_degraded_answers", counts.degraded),
+            )
+            if edges
+            else ()
+        ):
+            self._by(name, "level", by_level(counted, edges))
 
-    def _count(self, counter: Any, tags: dict[str, str], total: float) -> None:
-        """Add what came since the last export, as Ray's counters take increments."""
-        told = counter, *tags.values()
-        if (more := total - self._told[told]) > 0:
-            counter.inc(more, tags)
-            self._told[told] = total
+
+def _inside(bucket: int) -> float:
+    """A value inside of a bucket: its middle, or twice the last bound.
+
+    >>> _inside(0), _inside(1), _inside(len(LATENCY_BOUNDS_MS))
+    (0.5, 1.5, 20000.0)
+    """
+    bounds = 0, *LATENCY_BOUNDS_MS, 3 * LATENCY_BOUNDS_MS[-1]
+    return (bounds[bucket] + bounds[bucket + 1]) / 2

@@ -1,4 +1,4 @@
-"""The page at `/` that shows what runs: the files of `deployments/page/`, and what the page must know first."""
+"""The pages: `/` shows what runs, `/docs` explains the interface. They are files of `deployments/page/`."""
 
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,8 @@ from deployments.front.service import Service, directory_of
 
 FILES = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".LICENSE": "text/plain"}
+DOCS = "/docs"
+EXPLAINING = frozenset({DOCS, "/page/docs.js", "/page/docs.css", "/page/page.css"})  # the files that `/docs` needs
 DIGITS = 60  # of the demo, that the page may send
 _HEADERS = {
     # Nothing from elsewhere, no script or style but the files, and no other page may frame this one.
@@ -36,21 +38,14 @@ def files() -> dict[str, _File]:
         for path in FILES.iterdir()
         if path.suffix in TYPES
     }
-    return found | {"/": found.pop("/page/index.html")}
+    return found | {"/": found.pop("/page/index.html"), DOCS: found.pop("/page/docs.html")}
 
 
 def show(api: FastAPI, service: Service) -> None:
-    """Add the page to an application."""
+    """Add the page at `/` to an application."""
     router = APIRouter(include_in_schema=False)
-
-    def answering(file: _File) -> Any:
-        async def answer() -> Response:
-            return Response(file.content, media_type=file.media_type, headers=_HEADERS)
-
-        return answer
-
-    for path, file in files().items():
-        router.add_api_route(path, answering(file))
+    for path in files().keys() - EXPLAINING:
+        router.add_api_route(path, _answering(files()[path]))
 
     @router.get("/page/about.json")
     def about() -> dict[str, object]:
@@ -58,6 +53,19 @@ def show(api: FastAPI, service: Service) -> None:
         return _about(service)
 
     api.include_router(router)
+
+
+def explain(api: FastAPI) -> None:
+    """Add the page at `/docs`, which makes the OpenAPI document of any application readable, to that application."""
+    for path in EXPLAINING:
+        api.add_api_route(path, _answering(files()[path]), include_in_schema=False)
+
+
+def _answering(file: _File) -> Any:
+    async def answer() -> Response:
+        return Response(file.content, media_type=file.media_type, headers=_HEADERS)
+
+    return answer
 
 
 def _about(service: Service) -> dict[str, object]:

@@ -24,9 +24,12 @@ class Predict:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._service.counted():
-            reply = await self._reply(dict(scope["headers"]), receive)
+        asked = dict(scope["headers"])
+        with self._service.counted("predict", asked) as span:
+            reply = await self._reply(asked, receive)
         headers = [(b"content-type", _JSON), (b"content-length", b"%d" % len(reply))]
+        if span:
+            headers.append((b"traceparent", span.traceparent.encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply})
 

@@ -15,6 +15,7 @@ from deployments.config import DEMO, VIRTUAL, AppConfig, function_at
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.bodies import Sizes
 from deployments.front.counts import together
+from deployments.front.described import STATS_VERSION
 from deployments.front.driver import Driver
 from deployments.front.headers import FULL, STARTED, key_in, waited_s_by, wants_full
 from deployments.front.in_process import in_process
@@ -24,6 +25,7 @@ from deployments.front.proxy import Burden
 from deployments.front.stats import state_of, stats_of
 from deployments.front.turnstile import Turnstile
 from deployments.replica.loading import load_front_model
+from deployments.tracing import Span, tracing_here
 from deployments.transport.packed import Packed, pack
 from profiles.agreement import said
 from profiles.model import SplitModel, label_names, reads_text
@@ -35,6 +37,7 @@ _TYPICAL_S = 0.0002  # what a request costs, before any has shown it
 # To be read: a front that lets requests wait longer than that, and than this share of their time, has too many.
 _LONG_WAIT_S, _LONG_SHARE = 0.05, 0.1
 _LOOKS_AT_ONE_OF = 8  # requests, to learn what they cost
+_NO_HEADERS: Mapping[bytes, bytes] = {}
 Written = TypeVar("Written")
 
 
@@ -126,6 +129,7 @@ class Service:
         self._connect = connect
         self._others = others
         self._plan = plan
+        self._tracing = tracing_here(clock)
 
     @property
     def num_blocks(self) -> int:
@@ -137,6 +141,8 @@ class Service:
     async def close(self) -> None:
         """Answer every admitted input, then end."""
         await self._driver.close()
+        if self._tracing:
+            await asyncio.to_thread(self._tracing.close)
 
     @property
     def reads_text(self) -> bool:
@@ -216,8 +222,20 @@ class Service:
         return min(after_s, max(0.0, deadline_s - now_s) / 2)
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count how the request that is handled inside ends; every failure comes out as a `RefusedError`."""
+    def counted(self, kind: str = "", headers: Mapping[bytes, bytes] = _NO_HEADERS) -> Iterator[Span | None]:
+        """Count how the request that is handled inside ends; every failure comes out as a `RefusedError`.
+
+        What is yielded is its span, where it is traced.
+        """
+        if self._tracing is None:
+            with self._counted():
+                yield None
+            return
+        with self._tracing.request(kind, headers) as span, self._counted():
+            yield span
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
         counts = self._driver.counts
         try:
             yield
@@ -256,7 +274,8 @@ class Service:
         fronts = await self.everywhere()
         agreement = together([each.counts for each in fronts]).agreement(self.num_blocks)
         told = {"promise": self.promised, "agreement": said(agreement, self._agreement)}
-        return {"model": self.name, "plan": self._plan()} | told | stats_of(fronts)
+        about = {"schema_version": STATS_VERSION, "model": self.name, "plan": self._plan()}
+        return about | told | stats_of(fronts)
 
     def encoded(self, inputs: object) -> Packed:
         """Encode the inputs. A list of texts holds many; any other list may be one input (an image, a pair) or many."""

@@ -3,14 +3,17 @@
 import asyncio
 import gc
 import os
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from deployments.config import AppConfig
+from deployments.logs import join_serves_log
 from deployments.ray_facts import replica_name, wire_of
 from deployments.replica.loading import load_model, weights_in
 from deployments.replica.local_workers import LocalWorkers
 from deployments.replica.split import SplitReplica
+from deployments.tracing import part_of, tracing_here
 from deployments.transport.exchange import Exchange
 from deployments.transport.holdings import Holdings
 from deployments.transport.orders import Departed, Order, Stayed
@@ -25,11 +28,13 @@ class ServeReplica:
     """One replica, which may run any split. Fronts ask for its address through Serve, and send orders past Serve."""
 
     def __init__(self, config: AppConfig, kind: str, directory: str) -> None:
+        join_serves_log()
         self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
         self._workers = LocalWorkers({_HERE: SplitReplica(load_model(config, kind, directory), self._holdings)})
         self._orders = OrderServer(self.run, self.end_if_stuck)
+        self._tracing = tracing_here(time.perf_counter)
         self._opening = asyncio.Lock()
         self._whereabouts: Whereabouts | None = None
         # Serve awaits this before it ends a replica. It is set on the instance, so that Python does not call it too.
@@ -52,6 +57,8 @@ class ServeReplica:
         """
         while self._orders.door.guests or len(self._holdings):
             await asyncio.sleep(HAND_OVER_S)
+        if self._tracing:
+            await asyncio.to_thread(self._tracing.close)
 
     def end_if_stuck(self, after_s: float) -> None:
         """End this process if its present launch has taken longer than this; Serve then starts another replica."""
@@ -60,6 +67,8 @@ class ServeReplica:
 
     async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
         """Run a launch; survivors that others hold are fetched first, while the launch before still computes."""
-        here = replace(order, parts=await self._exchange.gather(order.parts))
-        async for reply in self._workers.run(_HERE, here):
-            yield reply
+        with part_of(self._tracing, order.trace, "hop", parts=len(order.parts)):
+            here = replace(order, parts=await self._exchange.gather(order.parts))
+        with part_of(self._tracing, order.trace, "compute"):
+            async for reply in self._workers.run(_HERE, here):
+                yield reply

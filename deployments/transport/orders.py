@@ -19,7 +19,7 @@ class Order:
     `ramps` are the active ramps of the whole network. Survivors stay on the device if they are to be kept, or in the
     replica's host memory if they are too large to come back by value; they are held for `hold_s` at most.
 
-    `kinds` has a `RowKind` for each input; empty: all are plain.
+    `kinds` has a `RowKind` for each input; empty: all are plain. `trace` is the launch's span, for OpenTelemetry.
     """
 
     stop: int
@@ -29,6 +29,7 @@ class Order:
     by_value_bytes: int = sys.maxsize
     hold_s: float = 60.0
     kinds: bytes = b""
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class OrderForm(Message, frozen=True):
     by_value_bytes: int
     hold_s: float
     kinds: bytes
+    trace: str = ""
 
 
 class DepartedForm(Message, frozen=True):
@@ -127,7 +129,8 @@ def message_of_order(number: int, order: Order) -> tuple[OrderForm, Iterable[mem
         for part in order.parts
     )
     ramps = order.ramps if isinstance(order.ramps, frozenset) else dict(order.ramps)
-    form = OrderForm(number, order.stop, ramps, parts, order.keep, order.by_value_bytes, order.hold_s, order.kinds)
+    told = order.keep, order.by_value_bytes, order.hold_s, order.kinds, order.trace
+    form = OrderForm(number, order.stop, ramps, parts, *told)
     return form, buffers(order.parts)
 
 
@@ -137,7 +140,7 @@ def order_of(form: OrderForm) -> Order:
         Share(part.held, _integers(part.rows)) if isinstance(part, ShareForm) else part.allocate()
         for part in form.parts
     )
-    return Order(form.stop, form.ramps, parts, form.keep, form.by_value_bytes, form.hold_s, form.kinds)
+    return Order(form.stop, form.ramps, parts, form.keep, form.by_value_bytes, form.hold_s, form.kinds, form.trace)
 
 
 def message_of_reply(number: int, reply: Reply) -> tuple[ReplyForm, Iterable[memoryview]]:

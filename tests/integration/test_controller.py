@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from cluster.controller.application import RunningApplication
+from deployments.metrics import CONTROLLER
 from tests.helpers.asking import ask, eventually, predict
+from tests.helpers.scraping import check_family, scraped
 from tests.helpers.toy_graph import cut_at
 from tests.integration.conftest import Put, Run
 
@@ -70,6 +72,15 @@ def test_a_poor_plan_is_replaced_while_requests_are_answered(steered: str) -> No
     assert "more goodput is worth it" in why or "less time is asked" in why
     assert event["after"] == status(steered)["plan"]["summary"] != event["before"]
     assert predict(steered, [3, 5])[0]["label"] == 5
+
+
+def test_what_is_decided_is_told_to_prometheus(steered: str) -> None:
+    assert eventually(lambda: rolled_out(steered))
+    assert eventually(lambda: scraped().keys() >= {family.name for family in CONTROLLER}), scraped().keys()
+    for family in CONTROLLER:
+        check_family(family, scraped()[family.name])
+    whats = {sample.labels["what"] for sample in scraped()["isobatch_controller_decisions"].samples}
+    assert "rolling out" in whats
 
 
 def test_a_controller_that_is_killed_goes_on_where_it_was(steered: str) -> None:

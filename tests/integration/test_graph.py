@@ -1,14 +1,15 @@
 """A plan as a real graph: splits in applications of their own, survivors merged between them, gone with their front."""
 
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deployments.metrics import FRONT
 from profiles.errors import UserError
 from tests.helpers.asking import ask, eventually, predict
+from tests.helpers.scraping import check_family, scraped
 from tests.helpers.toy_graph import application, cut_at, fleets
 from tests.helpers.toy_model import BLOCKS, RAMPS, left_at
 from tests.integration.conftest import Put
@@ -39,18 +40,12 @@ def test_the_open_inference_protocol_answers_through_the_graph_too(graph: str) -
 
 
 def test_what_happens_is_told_to_prometheus(graph: str) -> None:
-    import ray
-
     predict(graph, [[3, 7], [0, 3]])
-    metrics = f"http://127.0.0.1:{ray.nodes()[0]['MetricsExportPort']}/metrics"
-
-    def told() -> bool:
-        text = urllib.request.urlopen(metrics, timeout=10).read().decode()
-        return all(
-            f"isobatch_{name}" in text for name in ("requests", "exits", "launches", "batch_fill", "latency_ms_bucket")
-        )
-
-    assert eventually(told)
+    of_some = {"isobatch_level_answers", "isobatch_degraded_answers", "isobatch_disagreement"}
+    always = [family for family in FRONT if family.name not in of_some]
+    assert eventually(lambda: scraped().keys() >= {family.name for family in always}), scraped().keys()
+    for family in always:
+        check_family(family, scraped()[family.name])
 
 
 def test_several_fronts_share_the_splits_and_tell_one_story(several: str) -> None:

@@ -100,19 +100,3 @@ def checked(part: type[Part], content: object) -> Part:
         wrong = first_wrong(error)
         place = f"{wrong.place} = {shown(wrong.value)}: " if wrong.place else ""
         raise RefusedError(400, f"{place}{wrong.reason}") from error
-
-
-def schema_of(part: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema with each `$ref` replaced by what it names, since OpenAPI looks for these elsewhere."""
-    schema = part.model_json_schema()
-    aside = schema.pop("$defs", {})
-
-    def whole(node: Any) -> Any:
-        if isinstance(node, dict):
-            if "$ref" in node:
-                return whole(aside[node["$ref"].rpartition("/")[2]])
-            return {name: whole(value) for name, value in node.items()}
-        return [whole(each) for each in node] if isinstance(node, list) else node
-
-    found: dict[str, Any] = whole(schema)
-    return found

@@ -37,6 +37,7 @@ from deployments.front.open_inference.tensors import MOST_TEXTS
 from deployments.front.proxy import REQUEST_S
 from deployments.front.service import Service, Visit
 from deployments.ray_settings import haproxy_program
+from deployments.tracing import PARENT
 from profiles.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -159,9 +160,12 @@ def _call(context: Any) -> Call:
     return Call(metadata, left_s)
 
 
+_KNOWN = (STARTED, FULL, PARENT.encode())
+
+
 def _as_headers(metadata: Mapping[str, Any]) -> dict[bytes, bytes]:
     """What a request would say of itself over HTTP."""
-    return {name: told.encode() for name in (STARTED, FULL) if (told := metadata.get(name.decode()))}
+    return {name: told.encode() for name in _KNOWN if (told := metadata.get(name.decode()))}
 
 
 def _decoded(name: str, sent: bytes, most_fields: int) -> Any:
@@ -202,9 +206,10 @@ def _inferred(service: Service) -> grpc.RpcMethodHandler:
 
     async def handle(requests: AsyncIterator[bytes], context: Any) -> Any:
         async with _told(context, "ModelInfer"):
-            with service.counted():
+            call = _call(context)
+            with service.counted("grpc", _as_headers(call.metadata)):
                 sent = await _first(requests)
-                visit = _visit(service, len(sent), _call(context))
+                visit = _visit(service, len(sent), call)
                 return await service.answer(
                     visit, lambda: content(service, _decoded("ModelInferRequest", sent, most_fields), response)
                 )
@@ -248,7 +253,7 @@ def _streamed(service: Service) -> grpc.RpcMethodHandler:
     async def one(sent: bytes, call: Call) -> Any:
         told = ""
         try:
-            with service.counted():
+            with service.counted("grpc", _as_headers(call.metadata)):
                 visit = _visit(service, len(sent), call)
                 request = _decoded("ModelInferRequest", sent, most_fields)
                 told = request.id[:LONGEST_NAME]

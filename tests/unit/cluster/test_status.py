@@ -15,6 +15,7 @@ from cluster.cli import app
 from cluster.commands.status import tables
 from cluster.controller.service import create_api
 from profiles.errors import UserError
+from tests.helpers.documented import DocumentedClient, ask_examples, check_document
 from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
 
 
@@ -87,6 +88,21 @@ def test_it_shows_plan_forecast_and_decisions(toy: Toy, url: str) -> None:
         "to blocks",
     ):
         assert word in text
+
+
+def test_the_interface_is_described_and_all_of_it_is_answered(toy: Toy) -> None:
+    client = DocumentedClient(create_api(toy), base_url="http://127.0.0.1:8000")
+    check_document(client.app.openapi())
+    assert ask_examples(client) == 5
+    run(toy.app, toy.loop, 400)
+    assert client.get("/status").json()["forecast"]
+    assert ask_examples(client) == 5
+    assert client.post("/pause", headers={"Origin": "http://evil.example"}).status_code == 403
+    toy.loop = None  # type: ignore[assignment]
+    assert client.get("/status").status_code == 503
+    assert client.get("/docs").status_code == client.get("/page/docs.js").status_code == 200
+    toy.key = b"secret"
+    assert client.get("/status").status_code == 401
 
 
 def test_before_the_first_window_much_is_unknown_and_nothing_breaks(url: str) -> None:

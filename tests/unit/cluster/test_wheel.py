@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cluster.controller.status import told
+from cluster.controller.status import status_of
 from tests.helpers.command_lines import ROOT, SMALL, material, readme_lines
 from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_plan, question
 
@@ -118,7 +118,7 @@ def address() -> Iterator[str]:
     asked = question(MEDIUM)
     loop = control_loop(Fluid(asked, first_plan(asked)))
     network = {"model": "toy", "inputs": [{"name": "inputs", "datatype": "BYTES"}]}  # as `isobatch load` asks for it
-    Answers.status = json.dumps({"application": "toy", **told(loop, 0.0), "promise": "none", **network}).encode()
+    Answers.status = json.dumps({"application": "toy", **status_of(loop, 0.0), "promise": "none", **network}).encode()
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()

@@ -11,12 +11,14 @@ from fastapi.testclient import TestClient
 
 from deployments.decoding.api import create_decoder_api
 from deployments.decoding.config import DecoderConfig
-from deployments.decoding.front import DecoderFront
+from deployments.decoding.front import DecoderFront, summed
 from deployments.decoding.loop import EngineLoop, FullError
+from deployments.decoding.replica import ReplicaState
 from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Finish, Wanted
 from deployments.decoding.texts import TextTokens
 from deployments.prepare.llm_demo import tokenizer
+from tests.helpers.documented import DocumentedClient, ask_examples, check_document
 from tests.helpers.tiny_decoders import decoder, engine, plainly
 
 CONFIG = DecoderConfig(model="/models/tiny", max_tokens=40, max_prompts=3, max_body_bytes=500)
@@ -45,10 +47,10 @@ class World:
                 raise ConnectionError
 
     async def stats(self) -> dict[str, Any]:
-        return {"tokens_per_s": 0.0}
+        return summed([ReplicaState(0, 0, 8, 8, 0, 0.0, {}, {0: (2, 4)})], 4, 8)
 
     def client(self, key: bytes | None = None) -> TestClient:
-        return TestClient(create_decoder_api(self.front, key, self.stats, 23), raise_server_exceptions=False)
+        return DocumentedClient(create_decoder_api(self.front, key, self.stats, 23), raise_server_exceptions=False)
 
     def plain(self, prompt: str, max_tokens: int) -> tuple[str, list[int], int]:
         """Text, depths and tokens of the plain decoder."""
@@ -187,7 +189,13 @@ def test_what_the_server_has_and_what_it_does_not(world: World) -> None:
     assert client.get("/v1/models/other").status_code == 404
     assert "POST /v1/completions" in client.get("/v1/nothing").json()["error"]["message"]
     assert client.get("/stats").json()["requests"]["answered"] == 0
-    assert client.get("/openapi.json").status_code == 200
+    assert client.get("/openapi.json").status_code == client.get("/docs").status_code == 200
+
+
+def test_the_interface_is_described_and_its_examples_are_answered(world: World) -> None:
+    client = world.client()
+    check_document(client.app.openapi())
+    assert ask_examples(client, name="tiny") == 2 + 2 + 5
 
 
 def test_whoever_stops_listening_frees_pages_at_once(world: World) -> None:

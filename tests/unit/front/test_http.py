@@ -10,13 +10,14 @@ from deployments.config import AppConfig
 from deployments.front.http import create_api
 from deployments.front.service import Service
 from profiles.errors import UserError
+from tests.helpers.documented import DocumentedClient
 
 
 @pytest.fixture
 def client() -> Iterator[TestClient]:
     config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", max_inputs=3, max_body_bytes=200)
     service = Service(config, time.perf_counter)
-    with TestClient(create_api(service)) as client:
+    with DocumentedClient(create_api(service)) as client:
         client.service = service
         yield client
 
@@ -108,7 +109,7 @@ def test_a_key_is_asked_for_everywhere_but_at_the_health_checks(monkeypatch: pyt
         for method, path in (
             ("POST", "/predict"),
             ("GET", "/stats"),
-            ("GET", "/docs"),
+            ("GET", "/openapi.json"),
             ("POST", "/v2/models/toy/infer"),
         ):
             assert client.request(method, path).status_code == 401
@@ -143,7 +144,7 @@ def test_stats_say_how_it_goes(client: TestClient) -> None:
 
 def texts(**told: str) -> TestClient:
     config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load_texts", **told)
-    return TestClient(create_api(Service(config, time.perf_counter)))
+    return DocumentedClient(create_api(Service(config, time.perf_counter)))
 
 
 def test_an_answer_says_that_its_text_was_cut() -> None:

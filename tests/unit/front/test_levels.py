@@ -14,10 +14,11 @@ from deployments.dispatch.messages import Limits
 from deployments.dispatch.route import Route, Stage
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.driver import Driver
-from deployments.front.metrics import _Series
+from deployments.front.metrics import FrontSeries
 from deployments.front.predict import _output
 from deployments.front.service import Content, Service
 from deployments.front.stats import state_of, stats_of
+from deployments.metrics import FRONT, Series
 from deployments.models import load_served
 from deployments.replica.loading import load_front_model, load_model
 from deployments.replica.local_workers import LocalWorkers
@@ -29,6 +30,7 @@ from profiles.exits import ExitProfile
 from profiles.files import Profile, save
 from profiles.latency import LatencyTable
 from tests.helpers.cascade_directories import cascade_directory
+from tests.helpers.noted_metrics import NotedMetrics
 
 EDGE = 2
 NEVER_S, SLOW_S = 30.0, 0.4  # what the second level takes
@@ -98,28 +100,13 @@ def test_an_answer_names_its_level_only_where_there_are_levels() -> None:
     assert (told["level"], told["degraded"]) == (0, True)
 
 
-def test_metrics_count_each_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.serve import metrics
-
-    counted: dict[tuple[str, str], float] = {}
-
-    class Noted:
-        def __init__(self, name: str, *_: object) -> None:
-            self.name = name
-
-        def inc(self, more: float, tags: dict[str, str]) -> None:
-            counted[self.name, tags.get("level", "")] = more
-
-        def set(self, *_: object) -> None:
-            pass
-
-    for kind in ("Counter", "Gauge"):
-        monkeypatch.setattr(metrics, kind, Noted)
+def test_metrics_count_each_level() -> None:
+    noted = NotedMetrics()
     made = driver(True, second_s=NEVER_S)
     asked(made, EASY, HARD, HARD, within_s=2.0)
-    _Series().tell(made)
-    assert counted["isobatch_level_answers", "0"] == 1
-    assert counted["isobatch_degraded_answers", "0"] == 2
+    FrontSeries(Series(FRONT, noted)).tell(made, None)
+    assert noted.told["isobatch_level_answers"] == {("0",): 1.0}
+    assert noted.told["isobatch_degraded_answers"] == {("0",): 2.0}
 
 
 def test_the_directory_of_a_cascade_is_served_without_a_plan(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from deployments.front.bodies import Sizes
 from deployments.front.http import create_api
 from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, Asked, read, write
 from deployments.front.service import Service
+from tests.helpers.documented import DocumentedClient
 
 INFER = "/v2/models/toy/infer"
 SIZES = Sizes(max_inputs=256, max_bytes=2**24)
@@ -26,7 +27,7 @@ SIZES = Sizes(max_inputs=256, max_bytes=2**24)
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
-    with TestClient(create_api(Service(config, time.perf_counter))) as client:
+    with DocumentedClient(create_api(Service(config, time.perf_counter))) as client:
         yield client
 
 

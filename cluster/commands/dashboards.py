@@ -1,0 +1,21 @@
+"""`isobatch dashboards`: write a dashboard for Grafana, and alerts for Prometheus."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def dashboards(
+    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("isobatch-grafana"),
+) -> None:
+    """Write dashboard.json for Grafana and alerts.yaml for Prometheus. docs/watching.md says what to do with them.
+
+    Example: [bold]isobatch dashboards --out monitoring[/]
+    """
+    from cluster.grafana.files import files
+
+    out.mkdir(parents=True, exist_ok=True)
+    for name, content in files().items():
+        (out / name).write_text(content)
+        print(f"wrote {out / name}")

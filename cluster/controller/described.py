@@ -1,0 +1,99 @@
+"""What OpenAPI says of the controller: the shape of its answers, made in `status.py`; tests compare the two."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from cluster.controller.record import What
+from deployments.front.described import Described
+
+STATUS_VERSION = 1  # of what `/status` says: it grows when a field changes its meaning or goes; new fields leave it
+
+
+class PlanStatus(Described):
+    """The plan that runs."""
+
+    summary: str
+    devices: dict[str, int]
+    ramps: list[int] = Field(description="The open ones, by their blocks.")
+    promised_per_s: float | None = Field(description="Goodput.")
+    promised_ms: float | None = Field(description="Latency.")
+    sustains_per_s: float = Field(description="Goodput, by the tables as they are corrected now.")
+    kept: float = Field(description="The share of its promise that it keeps.")
+
+
+class WindowStatus(Described):
+    """What was seen in the window that has not ended."""
+
+    seconds: float
+    ends_in_s: float
+    arrivals_per_s: float
+    length: int | None = Field(description="Tokens of an input, where the plan counts tokens.")
+    tokens_per_text: float | None
+    goodput_per_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+
+
+class ForecastStatus(Described):
+    """The next window; `low` and `high`: between them it lies, says the forecast."""
+
+    survival: list[float]
+    low: list[float]
+    high: list[float]
+    arrivals_per_s: float
+    arrivals_low_per_s: float
+    arrivals_high_per_s: float
+    method: str
+
+
+class EventStatus(Described):
+    """One decision, with its plans in words."""
+
+    number: int
+    at_s: float = Field(description="Seconds since 1970.")
+    what: What
+    why: str
+    before: str
+    after: str | None = Field(description="None where the plan stayed.")
+    forced: bool = Field(description="The plan before could not go on.")
+    gain_promised: float | None
+    gain_seen: float | None = Field(description="Against what the plan before would have done meanwhile.")
+    took_s: float | None
+    starts: int = Field(description="Replicas that had to start.")
+    arrivals_per_s: float | None
+    achieved_per_s: float | None = Field(description="Goodput in the window that led to it.")
+    expected_per_s: float | None = Field(description="What the plan should have made of these arrivals.")
+    p99_ms: float | None
+    worse: float = Field(description="How many times more answers disagree with the full network's than was prepared.")
+
+
+class EffortStatus(Described):
+    """What the controller itself costs."""
+
+    windows: int
+    ms_per_window: float | None
+    looks: int
+    ms_per_look: float | None
+
+
+class ControllerStatus(Described):
+    schema_version: Literal[1]
+    application: str
+    promise: str = Field(description="What exits lose at most, in words.")
+    now_s: float = Field(description="Seconds since 1970.")
+    paused: bool
+    plan: PlanStatus
+    window: WindowStatus
+    agreement: str | None = Field(description="How often answers are the full network's, in words.")
+    devices: dict[str, int] = Field(description="Those that plans may use now.")
+    forecast: ForecastStatus | None = Field(description="None until a window has ended.")
+    survival: list[float] = Field(description="The share of inputs that plans count on at each block.")
+    corrections: dict[str, dict[str, float]] = Field(description="By kind and blocks: times what the table says.")
+    events: list[EventStatus] = Field(description="The latest 20, oldest first.")
+    effort: EffortStatus
+    trouble: str | None = Field(description="Why the last look failed.")
+
+
+class PausedStatus(Described):
+    paused: bool

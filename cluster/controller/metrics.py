@@ -1,0 +1,34 @@
+"""What the controller tells Prometheus, through Ray."""
+
+import asyncio
+from collections.abc import Callable
+
+from cluster.controller.loop import ControlLoop
+from deployments.metrics import CONTROLLER, Series
+
+EVERY_S = 5.0  # what the plan sustains takes milliseconds to work out
+
+
+async def export(loop: Callable[[], ControlLoop | None]) -> None:
+    """Export until cancelled; works only inside a replica of Serve."""
+    from ray.serve import metrics
+
+    series = Series(CONTROLLER, metrics)
+    while True:
+        if running := loop():
+            tell(series, running)
+        await asyncio.sleep(EVERY_S)
+
+
+def tell(series: Series, loop: ControlLoop) -> None:
+    controller = loop.controller
+    series.total("isobatch_controller_looks", loop.spent.looks + loop.spent.windows)
+    for what, count in loop.decided.items():
+        series.total("isobatch_controller_decisions", count, what=what)
+    series.now("isobatch_controller_paused", float(controller.record.paused))
+    series.now("isobatch_controller_sustains_per_s", controller.sustained(controller.running))
+    if forecast := controller.beliefs.forecast:
+        bounds = {"low": forecast.survival_low, "mean": forecast.exits.survival, "high": forecast.survival_high}
+        for bound, survival in bounds.items():
+            for block, share in enumerate(survival):
+                series.now("isobatch_forecast_survival", share, block=str(block), bound=bound)

@@ -1,0 +1,143 @@
+"""What OpenAPI says of the decoder's interface. Names are OpenAI's, but for `exit_blocks` and what `/stats` tells."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from deployments.decoding.requests import ChatRequest, CompletionRequest
+from deployments.demo.sums import prompt_of
+from deployments.front.described import Described, examples, schema_of
+
+_FINISH = Literal["stop", "length"]
+_PROBLEMS = {
+    400: "The body is not what was asked for.",
+    401: "A key is asked for, and was not shown.",
+    403: "A web page of another server asked for this.",
+    404: "There is no such model.",
+    408: "The body did not come in time.",
+    413: "The body is too large, as it comes or decompressed.",
+    415: "The body is compressed in a way that is not known.",
+    429: "There is no place for another sequence; try again later.",
+    500: "A replica, or this server, failed.",
+}
+
+
+class ErrorAbout(Described):
+    message: str = Field(description="One sentence that names the value.")
+    type: str
+    param: None
+    code: None
+
+
+class DecoderError(Described):
+    error: ErrorAbout
+
+
+class TokenUsage(Described):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class _Choice(Described):
+    index: int
+    logprobs: None
+    finish_reason: _FINISH | None
+    exit_blocks: list[int] = Field(description="For each token the block after which it was known.")
+
+
+class CompletionChoice(_Choice):
+    text: str
+
+
+class AssistantMessage(Described):
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(_Choice):
+    message: AssistantMessage
+
+
+class _Answer(Described):
+    id: str
+    created: int = Field(description="Seconds since 1970.")
+    model: str
+    usage: TokenUsage
+
+
+class Completion(_Answer):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class ChatCompletion(_Answer):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class ModelAbout(Described):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["isobatch"]
+
+
+class ModelList(Described):
+    object: Literal["list"]
+    data: list[ModelAbout]
+
+
+class DecoderRequests(Described):
+    answered: int
+    refused: int
+    cancelled: int
+    failed: int
+
+
+class PageCounts(Described):
+    free: int
+    of: int
+
+
+class DecoderSplit(Described):
+    split: int
+    launches: int
+    fill: float
+
+
+class DecoderStats(Described):
+    """What was done since the start, and what is going on."""
+
+    schema_version: Literal[1]
+    model: str
+    requests: DecoderRequests
+    exits: dict[str, int] = Field(description="Tokens by the block after which they were known.")
+    residents: int
+    waiting: int
+    pages: PageCounts
+    preempted: int
+    tokens_per_s: float
+    splits: list[DecoderSplit]
+
+
+def told(model: type[BaseModel], *statuses: int) -> dict[str, Any]:
+    """What a route is given: this answer, or one of these problems."""
+    problems = {status: {"model": DecoderError, "description": _PROBLEMS[status]} for status in statuses}
+    return {"response_model": None, "responses": {200: {"model": model, "description": "OK"}, **problems}}
+
+
+def _writing(request: type[BaseModel], answer: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+    described = told(answer, *_PROBLEMS)
+    described["responses"][200]["content"] = {
+        "text/event-stream": {"schema": {"type": "string", "description": "With `stream`: events, as OpenAI's."}}
+    }
+    content = {"schema": schema_of(request), "examples": examples(a_text=example, a_stream={**example, "stream": True})}
+    body = {"required": True, "content": {"application/json": content}}
+    return {**described, "openapi_extra": {"requestBody": body}}
+
+
+COMPLETION = _writing(CompletionRequest, Completion, {"prompt": prompt_of(47, 85), "max_tokens": 24})
+CHAT = _writing(
+    ChatRequest, ChatCompletion, {"messages": [{"role": "user", "content": prompt_of(47, 85)}], "max_tokens": 24}
+)

@@ -1,0 +1,94 @@
+"""A client that holds every answer against the application's own OpenAPI document."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+from fastapi.testclient import TestClient
+
+Operation = dict[str, Any]
+
+
+class DocumentedClient(TestClient):
+    """Fails where a path of the document answers with a status or a body that is not in it."""
+
+    def request(self, method: str, url: Any, **options: Any) -> Any:  # type: ignore[override]
+        reply = super().request(method, url, **options)
+        document = self.app.openapi()  # type: ignore[attr-defined]
+        if operation := operation_at(document, method, str(url).partition("?")[0]):
+            check(document, operation, reply)
+        return reply
+
+
+def operation_at(document: dict[str, Any], method: str, url: str) -> Operation | None:
+    for path, methods in document["paths"].items():
+        if method.lower() in methods and re.fullmatch(re.sub(r"{\w+}", "[^/]+", path), url):
+            operation: Operation = methods[method.lower()]
+            return operation
+    return None
+
+
+def check(document: dict[str, Any], operation: Operation, reply: Any) -> None:
+    described = operation["responses"].get(str(reply.status_code))
+    assert described, f"{operation['operationId']}: {reply.status_code} is not described: {reply.text[:200]}"
+    content = described.get("content", {})
+    kind = reply.headers.get("content-type", "").partition(";")[0]
+    if not content:
+        assert not reply.content, f"{operation['operationId']}: no body is described, got {reply.text[:200]}"
+        return
+    assert kind in content, f"{operation['operationId']}: {kind!r} is not described"
+    if kind == "application/json":
+        jsonschema.validate(reply.json(), content[kind]["schema"] | {"components": document["components"]})
+
+
+def check_document(document: dict[str, Any]) -> None:
+    """Every operation says what it does, every status what comes with it, and every name that is used is there."""
+    operations = [each for methods in document["paths"].values() for each in methods.values()]
+    for operation in operations:
+        name = operation["operationId"]
+        assert operation.get("description"), f"{name} says nothing"
+        assert "200" in operation["responses"], name
+        for status, described in operation["responses"].items():
+            for kind, content in described.get("content", {}).items():
+                assert content.get("schema"), f"{name}: {status} has no shape for {kind}"
+    assert len({each["operationId"] for each in operations}) == len(operations)
+    known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    used = set(_references(document))
+    assert used == known, used ^ known
+
+
+def ask_examples(client: DocumentedClient, **parameters: str) -> int:
+    """Send every example of the document, and whatever takes no body; all are answered. Returns how many."""
+    asked = 0
+    for path, methods in client.app.openapi()["paths"].items():  # type: ignore[attr-defined]
+        for method, operation in methods.items():
+            headers = {each["name"]: str(each["example"]) for each in _headers(operation) if "example" in each}
+            for body in _examples(operation):
+                reply = client.request(method, path.format(**parameters), json=body, headers=headers)
+                assert reply.status_code == 200, f"{method} {path}: {reply.text[:300]}"
+                asked += 1
+    return asked
+
+
+def _headers(operation: Operation) -> list[dict[str, Any]]:
+    return [each for each in operation.get("parameters", []) if each["in"] == "header"]
+
+
+def _examples(operation: Operation) -> list[Any]:
+    if "requestBody" not in operation:
+        return [None]
+    body = operation["requestBody"]["content"]["application/json"]
+    return [each["value"] for each in body.get("examples", {}).values()]
+
+
+def _references(node: Any) -> Iterator[str]:
+    """All names that the document refers to, wherever it does."""
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        for value in node.values():
+            yield from _references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _references(value)

@@ -1,0 +1,25 @@
+"""Reads what Ray tells Prometheus, as Prometheus would."""
+
+import urllib.request
+from typing import Any
+
+from deployments.metrics import OF_SERVE, MetricFamily
+
+
+def scraped() -> dict[str, Any]:
+    """Our metrics on the one node of the local Ray, by our names for them."""
+    import ray
+    from prometheus_client.parser import text_string_to_metric_families
+
+    address = f"http://127.0.0.1:{ray.nodes()[0]['MetricsExportPort']}/metrics"
+    text = urllib.request.urlopen(address, timeout=10).read().decode()
+    families = text_string_to_metric_families(text)
+    return {each.name.removeprefix("ray_"): each for each in families if each.name.startswith("ray_isobatch_")}
+
+
+def check_family(family: MetricFamily, found: Any) -> None:
+    """What was scraped has the type, the names and the labels that the table says."""
+    assert found.type == family.kind.lower(), family.name
+    for sample in found.samples:
+        assert sample.name in family.scraped, sample.name
+        assert sample.labels.keys() >= {*family.labels, *OF_SERVE}, sample

@@ -1,0 +1,117 @@
+"""The dashboard and the alerts are what their tables say, and ask only for what there is."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from cluster.grafana.files import files
+from cluster.grafana.panels import ALERTS, PANELS
+from deployments.metrics import METRICS, OF_SERVE
+
+ROOT = Path(__file__).parents[3]
+QUERIES = [query for panel in PANELS for query in panel.queries]
+ASKED = [*(query.ask for query in QUERIES), *(alert.when for alert in ALERTS)]
+LABELS = {name: {*family.labels, *OF_SERVE, "le"} for family in METRICS for name in family.scraped}
+
+
+def names_in(ask: str) -> set[str]:
+    return set(re.findall(r"\bray_\w+", ask))
+
+
+def labels_in(ask: str) -> set[str]:
+    grouped = re.findall(r"(?:by|ignoring|on) \(([\w, ]*)\)", ask)
+    matched = re.findall(r"(\w+)=~?\"", ask)
+    return {label for each in grouped for label in each.split(", ") if label} | set(matched)
+
+
+def test_the_files_are_what_their_generator_makes(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["dashboards", "--out", str(tmp_path / "new")], catch_exceptions=False)
+    assert result.exit_code == 0
+    for name, content in files().items():
+        assert (ROOT / "cluster" / "grafana" / name).read_text() == content, "make dashboards"
+        assert (tmp_path / "new" / name).read_text() == content
+
+
+def test_every_query_can_be_read_by_prometheus() -> None:
+    promql = pytest.importorskip("promql_parser")
+    for ask in ASKED:
+        promql.parse(ask.replace("$__rate_interval", "5m"))
+    with pytest.raises(ValueError, match=r"parse error|unexpected|invalid"):
+        promql.parse("sum by (rate(x[5m]))")
+
+
+@pytest.mark.parametrize("ask", ASKED)
+def test_a_query_names_metrics_and_labels_that_there_are(ask: str) -> None:
+    names = names_in(ask)
+    assert names <= LABELS.keys()
+    assert labels_in(ask) <= {label for name in names for label in LABELS[name]}
+
+
+def test_a_legend_shows_what_its_query_tells_apart() -> None:
+    for query in QUERIES:
+        assert set(re.findall(r"{{(\w+)}}", query.legend)) == (
+            set(re.findall(r"by \(([\w, ]*)\)", query.ask)[0].split(", ")) - {"le"} if " by (" in query.ask else set()
+        ), query
+
+
+def test_every_metric_is_on_the_page_and_most_are_on_a_panel() -> None:
+    page = (ROOT / "docs" / "watching.md").read_text()
+    for family in METRICS:
+        labels = f"{{{','.join(family.labels)}}}" if family.labels else ""
+        assert f"| `{family.name}{labels}` | {family.kind.lower()} | {family.about} |" in page
+    shown = {name for ask in ASKED for name in names_in(ask)}
+    quiet = {family.name for family in METRICS if not shown & set(family.scraped)}
+    assert quiet == {"isobatch_launches", "isobatch_launched_inputs", "isobatch_arrived_weight", "isobatch_audits",
+                     "isobatch_controller_paused", "isobatch_controller_sustains_per_s"}  # fmt: skip
+
+
+def test_panels_fit_beside_each_other() -> None:
+    places = [panel["gridPos"] for panel in json.loads(files()["dashboard.json"])["panels"]]
+    assert len({(place["x"], place["y"]) for place in places}) == len(PANELS)
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+
+
+def test_promtool_takes_the_alerts(tmp_path: Path) -> None:
+    """And raises the one on goodput exactly where fewer are answered in time than ask and than is promised."""
+    promtool = shutil.which("promtool")
+    if not promtool:
+        pytest.skip("promtool is not here: it comes with the Debian package prometheus")
+    path = tmp_path / "alerts.yaml"
+    path.write_text(files()["alerts.yaml"])
+    subprocess.run([promtool, "check", "rules", path], check=True, capture_output=True)
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(_played(answered=80)))
+    subprocess.run([promtool, "test", "rules", tmp_path / "test.yaml"], check=True, capture_output=True)
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(_played(answered=99)))
+    assert subprocess.run([promtool, "test", "rules", tmp_path / "test.yaml"], capture_output=True).returncode
+
+
+def _played(answered: int) -> object:
+    """100 a second ask, 100 are promised, so many are answered: the alert is expected after half an hour."""
+    series = {
+        'ray_isobatch_arrived_inputs_total{application="a"}': "0+6000x40",
+        'ray_isobatch_in_time_inputs_total{application="a"}': f"0+{60 * answered}x40",
+        'ray_isobatch_promised_per_s{application="a"}': "100x40",
+    }
+    (alert,) = [each for each in ALERTS if each.name == "IsobatchGoodputBelowPromise"]
+    expected = {
+        "exp_labels": {"severity": alert.severity, "application": "a"},
+        "exp_annotations": {"summary": alert.sentence.replace("{{ $labels.application }}", "a")},
+    }
+    return {
+        "rule_files": ["alerts.yaml"],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "alert_rule_test": [{"eval_time": "30m", "alertname": alert.name, "exp_alerts": [expected]}],
+            }
+        ],
+    }

@@ -1,0 +1,99 @@
+"""However often something happens, few lines say so, and the next one says how often."""
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.controller.service import _log
+from deployments import logs
+from deployments.config import AppConfig
+from deployments.logs import EVERY_S, FIRST, OURS, SERVES, Seldom, join_serves_log, logging_config
+from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
+
+
+class Lines(logging.Handler):
+    """Stands for the handlers of Serve's own log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+        self.records.append(record)
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
+    """What a replica of Serve would say; afterwards all loggers are as they were."""
+    monkeypatch.setattr(logs, "inside_replica", lambda: True)
+    loggers = [logging.getLogger(name) for name in (*OURS, *logs.OF_OTHERS, SERVES)]
+    before = [(each.handlers[:], each.propagate, each.level) for each in loggers]
+    made = Lines()
+    loggers[-1].handlers = [made]
+    join_serves_log()
+    yield made
+    for each, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        each.handlers, each.propagate = handlers, propagate
+        each.setLevel(level)
+
+
+def test_what_is_said_again_and_again_is_counted() -> None:
+    now_s = 0.0
+    seldom = Seldom(lambda: now_s)
+
+    def passes(sentence: str, *values: object) -> str | None:
+        record = logging.LogRecord("deployments.front", logging.WARNING, "", 0, sentence, values, None)
+        return record.getMessage() if seldom.filter(record) else None
+
+    assert [bool(passes("launch %d failed", number)) for number in range(1000)] == [True] * FIRST + [False] * 995
+    assert passes("something else") == "something else"
+    now_s = EVERY_S
+    assert passes("launch %d failed", 7) == "launch 7 failed (and 995 like it in 60 s)"
+    now_s = 2 * EVERY_S
+    assert passes("launch %d failed", 8) == "launch 8 failed"
+
+
+def test_sentences_that_are_all_different_take_little_memory() -> None:
+    seldom = Seldom(lambda: 0.0)
+    for number in range(5000):
+        seldom.filter(logging.LogRecord("uvicorn.error", logging.WARNING, "", 0, f"attack {number}", (), None))
+    assert len(seldom._kinds) <= 1000
+
+
+def test_lines_of_all_modules_go_to_serves_log_once(lines: Lines) -> None:
+    join_serves_log()  # again, as by another deployment in the same process
+    for number in range(100):
+        logging.getLogger("deployments.front.service").warning("inputs could not be encoded: %d", number)
+    logging.getLogger("cluster.controller.loop").warning("the controller could not look")
+    assert len(lines.said) == FIRST + 1
+    assert lines.said[-1] == "the controller could not look"
+
+
+def test_outside_of_serve_nothing_changes() -> None:
+    before = logging.getLogger("deployments").handlers[:]
+    join_serves_log()
+    assert logging.getLogger("deployments").handlers == before
+
+
+def test_the_format_is_served_as_it_is_set() -> None:
+    assert logging_config(AppConfig(log_format="json").log_format)["encoding"] == "JSON"
+    assert logging_config("text", quiet=False) == {"enable_access_log": False, "encoding": "TEXT"}
+
+
+def test_every_decision_is_one_line_with_its_figures(lines: Lines) -> None:
+    logging.getLogger(SERVES).setLevel(logging.INFO)
+    asked = question(MEDIUM)
+    application = Fluid(asked, batches(first_plan(asked), 4))
+    loop = control_loop(application)
+    loop._told = lambda event: _log("toy", event)
+    run(application, loop, 400)
+    assert len(lines.said) == sum(loop.decided.values()) >= 2
+    assert lines.said[0].startswith("toy: rolling out: ")
+    assert "\n" not in "".join(lines.said)
+    figures = lines.records[0].decision  # type: ignore[attr-defined]
+    assert json.loads(json.dumps(figures))["after"].startswith("blocks")
+    assert {"number", "at_s", "what", "before", "gain_promised"} <= figures.keys()

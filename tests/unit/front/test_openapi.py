@@ -1,0 +1,84 @@
+"""The front's OpenAPI document is whole and true, and `/docs` shows it with nothing from elsewhere."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deployments.config import AppConfig
+from deployments.front.http import create_api
+from deployments.front.page import DOCS, EXPLAINING, FILES
+from deployments.front.service import Service
+from tests.helpers.documented import DocumentedClient, ask_examples, check_document
+
+TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", max_inputs=3, max_body_bytes=400)
+INFER = "/v2/models/toy/infer"
+
+
+@pytest.fixture(scope="module")
+def toy() -> Iterator[DocumentedClient]:
+    with DocumentedClient(create_api(Service(TOY, time.perf_counter))) as client:
+        yield client
+
+
+def test_the_document_is_whole(toy: DocumentedClient) -> None:
+    check_document(toy.app.openapi())
+
+
+def test_every_example_of_the_demo_is_answered() -> None:
+    with DocumentedClient(create_api(Service(AppConfig(slo_ms=60_000), time.perf_counter))) as demo:
+        assert ask_examples(demo, name="demo", version="1") == 14 + 2 + 2
+
+
+def test_a_network_of_texts_has_texts_as_examples(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 9}')
+    config = TOY.model_copy(update={"model": str(tmp_path)})
+    paths = create_api(Service(config, time.perf_counter)).openapi()["paths"]
+    (_, several) = paths["/predict"]["post"]["requestBody"]["content"]["application/json"]["examples"].values()
+    assert several["value"] == {"inputs": ["a text to be classified"] * 2}
+
+
+@pytest.mark.parametrize("path", ["/predict", INFER])
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        (b"{", {}, 400),
+        (b'{"inputs": [0, 3]}', {"Origin": "http://evil.example"}, 403),
+        (b" " * 401, {}, 413),
+        (b"{}", {"Content-Encoding": "br"}, 415),
+        (b'{"inputs": [{"shape": [1, 1], "datatype": "INT32", "data": [1]}]}', {}, 422),
+        (b'{"inputs": [{"shape": [1, 2], "datatype": "INT32", "data": [0, -1]}]}', {}, None),
+        (b'{"inputs": [0, 3]}', {"X-Deadline-Ms": "0.001"}, 503),
+    ],
+)
+def test_what_is_refused_is_as_described(
+    toy: DocumentedClient, path: str, body: bytes, headers: dict[str, str], status: int | None
+) -> None:
+    if path == "/predict" and status is None:
+        body = b'{"inputs": [0, -1]}'
+    assert toy.post(path, content=body, headers=headers).status_code == (status or 500)
+
+
+def test_a_key_is_described_where_one_is_asked_for(toy: DocumentedClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "security" not in toy.app.openapi()
+    monkeypatch.setenv("KEY", "secret")
+    api = create_api(Service(TOY.model_copy(update={"api_key_variable": "KEY"}), time.perf_counter))
+    assert set(api.openapi()["components"]["securitySchemes"]) == {"bearer", "header"}
+    client = DocumentedClient(api)
+    assert client.get("/stats").status_code == client.get("/v2/models/toy").status_code == 401
+    assert client.get("/openapi.json").status_code == 401
+    assert {client.get(path).status_code for path in EXPLAINING} == {200}
+
+
+def test_the_page_of_the_interface_needs_nothing_from_elsewhere(toy: DocumentedClient) -> None:
+    page = toy.get(DOCS)
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    asked = set(re.findall(r'(?:href|src)="(page/[^"]+)"', page.text))
+    assert {f"/{path}" for path in asked} | {DOCS} == EXPLAINING
+    for name in ("docs.html", "docs.js", "docs.css"):
+        text = (FILES / name).read_text()
+        assert not re.search(
+            r"https?://|//cdn|@import|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text
+        )

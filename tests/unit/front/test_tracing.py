@@ -1,0 +1,168 @@
+"""What spans say of a request's way, who is traced, and that nothing is unless it is asked for."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from deployments.config import AppConfig
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.route import Route, Stage
+from deployments.front.driver import Driver
+from deployments.front.http import create_api
+from deployments.front.service import Service
+from deployments.replica.local_workers import LocalWorkers
+from deployments.replica.split import SplitReplica
+from deployments.tracing import Sampling, Tracing, part_of, tracing_here
+from deployments.transport.orders import Order, message_of_order, order_of
+from deployments.transport.packed import pack
+from profiles.errors import UserError
+from tests.helpers.toy_model import Toy
+
+TRACE, CALLER = "1" * 32, "2" * 16
+WANTED, UNWANTED = f"00-{TRACE}-{CALLER}-01", f"00-{TRACE}-{CALLER}-00"
+TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
+
+
+class Seen:
+    """Tracing that keeps what it makes."""
+
+    def __init__(self, share: float = 0.0) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.tracing = Tracing(self._exporter, Sampling(share, heeds_parent=True), time.perf_counter, simple=True)
+
+    def spans(self, name: str = "") -> list[Any]:
+        return [span for span in self._exporter.get_finished_spans() if span.name.startswith(name)]
+
+    def one(self, name: str) -> Any:
+        (span,) = self.spans(name)
+        return span
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def client(seen: Seen) -> Iterator[TestClient]:
+    service = Service(TOY, time.perf_counter)
+    service._tracing = seen.tracing
+    with TestClient(create_api(service)) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/predict", {"inputs": [0, 3]}),
+        ("/v2/models/toy/infer", {"inputs": [{"shape": [1, 2], "datatype": "INT32", "data": [0, 3]}]}),
+    ],
+)
+def test_a_request_that_its_caller_traces_has_spans(client: TestClient, seen: Seen, path: str, body: Any) -> None:
+    reply = client.post(path, json=body, headers={"traceparent": WANTED})
+    request, queue, launch = seen.one("request"), seen.one("queue"), seen.one("launch")
+    assert {format(span.context.trace_id, "032x") for span in (request, queue, launch)} == {TRACE}
+    assert format(request.parent.span_id, "016x") == CALLER
+    assert queue.parent.span_id == launch.parent.span_id == request.context.span_id
+    assert request.start_time <= queue.start_time <= queue.end_time <= launch.end_time <= request.end_time
+    assert queue.end_time <= launch.start_time + 1e6  # nanoseconds: the two are read from two clocks
+    assert launch.attributes["isobatch.inputs"] == 1
+    if path == "/predict":
+        assert reply.headers["traceparent"] == f"00-{TRACE}-{request.context.span_id:016x}-01"
+
+
+@pytest.mark.parametrize("headers", [{}, {"traceparent": UNWANTED}, {"traceparent": "nonsense"}])
+def test_others_are_not_traced(client: TestClient, seen: Seen, headers: dict[str, str]) -> None:
+    reply = client.post("/predict", json={"inputs": [0, 3]}, headers=headers)
+    assert (reply.status_code, "traceparent" in reply.headers, seen.spans()) == (200, False, [])
+
+
+def test_what_goes_wrong_is_in_the_span(client: TestClient, seen: Seen) -> None:
+    assert client.post("/predict", json={"inputs": [0, -1]}, headers={"traceparent": WANTED}).status_code == 500
+    assert not seen.one("request").status.is_ok
+    assert all(not span.status.is_ok for span in seen.spans("launch"))
+    assert seen.spans("launch")
+
+
+def test_requests_of_one_launch_are_linked(seen: Seen) -> None:
+    async def scene() -> list[str]:
+        sent: list[str] = []
+
+        class Workers(LocalWorkers):
+            def run(self, replica: str, order: Order) -> Any:
+                sent.append(order.trace)
+                return super().run(replica, order)
+
+        route = Route((Stage(0, 2, 4, "all", (0.001,) * 4), Stage(2, 4, 4, "all", (0.001,) * 4)))
+        driver = Driver(Dispatcher(route, {"all": ["r"]}), Workers({"r": SplitReplica(Toy())}), time.perf_counter)
+
+        async def ask(traceparent: str) -> None:
+            with seen.tracing.request("predict", {b"traceparent": traceparent.encode()}):
+                await driver.answer(pack(Toy().encode([[3, 1], [3, 2]])), 5.0)
+
+        await asyncio.gather(ask(WANTED), ask(WANTED.replace("1" * 32, "3" * 32)), ask(UNWANTED))
+        assert not driver._spans
+        await driver.close()
+        return sent
+
+    sent = asyncio.run(scene())
+    launches = seen.spans("launch")
+    assert [span.attributes["isobatch.block"] for span in launches] == [0, 0, 2, 2]
+    assert {len(span.links) for span in launches} <= {0, 1}
+    assert sum(len(span.links) for span in launches) >= 1
+    assert len(seen.spans("queue")) == 8, "four inputs that are traced, in two launches each"
+    assert [each for each in sent if each] == [
+        f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-01" for span in launches
+    ]
+
+
+def test_a_replica_continues_the_trace_of_its_order(seen: Seen) -> None:
+    with seen.tracing.request("predict", {b"traceparent": WANTED.encode()}) as request:
+        assert request
+        order = Order(4, frozenset(), (), trace=request.traceparent)
+        received = order_of(message_of_order(1, order)[0])
+    with part_of(seen.tracing, received.trace, "hop", parts=2):
+        pass
+    with pytest.raises(RuntimeError), part_of(seen.tracing, received.trace, "compute"):
+        raise RuntimeError("broken")
+    with part_of(seen.tracing, "", "hop"), part_of(None, received.trace, "hop"):
+        pass
+    hop, compute = seen.one("hop"), seen.one("compute")
+    assert hop.parent.span_id == compute.parent.span_id == seen.one("request").context.span_id
+    assert (hop.status.is_ok, compute.status.is_ok) == (True, False)
+
+
+def test_so_many_are_traced_as_were_asked_for() -> None:
+    numbers = iter(range(10_000))
+    assert sum(Sampling(0.01, True).takes(None, lambda: next(numbers) / 10_000) for _ in range(10_000)) == 100
+    assert Sampling(1.0, heeds_parent=False).takes(UNWANTED)
+    assert not Sampling(0.0, heeds_parent=False).takes(WANTED)
+
+
+def test_it_is_off_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tracing_here(time.perf_counter, {}) is None
+    assert tracing_here(time.perf_counter, {"OTEL_TRACES_EXPORTER": "none"}) is None
+    on = {"OTEL_TRACES_EXPORTER": "console"}
+    assert tracing_here(time.perf_counter, on | {"OTEL_SDK_DISABLED": "true"}) is None
+    made = tracing_here(time.perf_counter, on | {"OTEL_TRACES_SAMPLER_ARG": "0.5"})
+    assert made
+    assert made.sampling == Sampling(0.5, heeds_parent=True)
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "'zipkin': there are: none, otlp, console"),
+        ({"OTEL_TRACES_SAMPLER": "sometimes"}, "'sometimes': there are: always_on"),
+        ({"OTEL_TRACES_SAMPLER_ARG": "two"}, "'two': it must be a share, from 0 to 1"),
+    ],
+)
+def test_what_is_wrong_there_is_one_sentence(wrong: dict[str, str], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        tracing_here(time.perf_counter, {"OTEL_TRACES_EXPORTER": "console"} | wrong)
