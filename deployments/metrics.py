@@ -61,7 +61,7 @@ CONTROLLER = (
 METRICS = FRONT + CONTROLLER
 
 
-class Series:
+class MetricSeries:
     """The metrics of one process. `made_by` has Ray's classes, or others of the same names."""
 
     def __init__(self, families: tuple[MetricFamily, ...], made_by: Any) -> None:

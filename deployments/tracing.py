@@ -7,7 +7,7 @@ is made for it: ninety-nine of a hundred cost a look at a header and a random nu
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,6 +23,8 @@ _EXPORTERS = {
     "console": "opentelemetry.sdk.trace.export:ConsoleSpanExporter",
 }
 _SHARES = {"always_on": 1.0, "always_off": 0.0, "traceidratio": None}  # None: as SHARE says
+About = Mapping[str, str | int]
+_NOTHING: About = {}
 _now: ContextVar["Span | None"] = ContextVar("isobatch_span", default=None)
 
 
@@ -32,17 +34,17 @@ def current() -> "Span | None":
 
 
 @dataclass(frozen=True)
-class Sampling:
+class TraceSampling:
     """Which requests are traced: this share of those that nobody else traces, and whether a caller's wish counts."""
 
     share: float
     heeds_parent: bool
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> "Sampling":
+    def read(cls, environment: Mapping[str, str]) -> "TraceSampling":
         """
-        >>> Sampling.read({}), Sampling.read({"OTEL_TRACES_SAMPLER": "always_on"})
-        (Sampling(share=0.01, heeds_parent=True), Sampling(share=1.0, heeds_parent=False))
+        >>> TraceSampling.read({}), TraceSampling.read({"OTEL_TRACES_SAMPLER": "always_on"})
+        (TraceSampling(share=0.01, heeds_parent=True), TraceSampling(share=1.0, heeds_parent=False))
         """
         told = environment.get(SAMPLER) or USUAL_SAMPLER
         name = told.removeprefix("parentbased_")
@@ -55,7 +57,7 @@ class Sampling:
     def takes(self, parent: str | None, chance: Callable[[], float] = random.random) -> bool:
         """
         >>> wanted, unwanted = "00-" + 32 * "1" + "-" + 16 * "2" + "-01", "00-" + 32 * "1" + "-" + 16 * "2" + "-00"
-        >>> [Sampling(0.0, True).takes(each) for each in (wanted, unwanted, "nonsense", None)]
+        >>> [TraceSampling(0.0, True).takes(each) for each in (wanted, unwanted, "nonsense", None)]
         [True, False, False, False]
         """
         if self.heeds_parent and parent is not None and len(parent) >= 55:
@@ -80,7 +82,9 @@ def _share(environment: Mapping[str, str]) -> float:
 class Tracing:
     """Makes the spans of one process. `clock` is the one that its times are told by."""
 
-    def __init__(self, exporter: Any, sampling: Sampling, clock: Callable[[], float], simple: bool = False) -> None:
+    def __init__(
+        self, exporter: Any, sampling: TraceSampling, clock: Callable[[], float], simple: bool = False
+    ) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON
@@ -116,8 +120,8 @@ class Tracing:
         parent: "Span | str | None",
         kind: str = "INTERNAL",
         begun_s: float | None = None,
-        links: tuple["Span", ...] = (),
-        **attributes: str | int | float,
+        links: Sequence["Span"] = (),
+        about: About = _NOTHING,
     ) -> "Span":
         """A span that begins now, or began then; `parent` is a span here, or what another process says of one."""
         from opentelemetry.trace import Link, SpanKind
@@ -126,7 +130,7 @@ class Tracing:
             name,
             _context_of(parent),
             SpanKind[kind],
-            {f"isobatch.{each}": value for each, value in attributes.items()},
+            {f"isobatch.{each}": value for each, value in about.items()},
             [Link(each.made.get_span_context()) for each in links],
             start_time=self.at_ns(begun_s),
         )
@@ -148,9 +152,7 @@ class Span:
     made: Any
     tracing: Tracing
 
-    def end(self, ended_s: float | None = None, **attributes: str | int | float) -> None:
-        for name, value in attributes.items():
-            self.made.set_attribute(f"isobatch.{name}", value)
+    def end(self, ended_s: float | None = None) -> None:
         self.made.end(self.tracing.at_ns(ended_s))
 
     def failed(self, error: BaseException) -> None:
@@ -176,12 +178,12 @@ def _context_of(parent: Span | str | None) -> Any:
 
 
 @contextmanager
-def part_of(tracing: Tracing | None, trace: str, name: str, **about: int) -> Iterator[None]:
+def part_of(tracing: Tracing | None, trace: str, name: str, about: About = _NOTHING) -> Iterator[None]:
     """The span of what is done inside for an order that is traced."""
     if tracing is None or not trace:
         yield
         return
-    span = tracing.span(name, trace, "CONSUMER", **about)
+    span = tracing.span(name, trace, "CONSUMER", about=about)
     try:
         yield
     except Exception as error:
@@ -204,4 +206,4 @@ def tracing_here(clock: Callable[[], float], environment: Mapping[str, str] = os
         exporter = resolve_name(_EXPORTERS[told])()
     except ImportError as error:
         raise UserError(f"{EXPORTER}={told} needs a package: pip install 'isobatch[tracing]'") from error
-    return Tracing(exporter, Sampling.read(environment), clock)
+    return Tracing(exporter, TraceSampling.read(environment), clock)

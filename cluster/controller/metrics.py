@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from cluster.controller.loop import ControlLoop
-from deployments.metrics import CONTROLLER, Series
+from deployments.metrics import CONTROLLER, MetricSeries
 
 EVERY_S = 5.0  # what the plan sustains takes milliseconds to work out
 
@@ -13,14 +13,14 @@ async def export(loop: Callable[[], ControlLoop | None]) -> None:
     """Export until cancelled; works only inside a replica of Serve."""
     from ray.serve import metrics
 
-    series = Series(CONTROLLER, metrics)
+    series = MetricSeries(CONTROLLER, metrics)
     while True:
         if running := loop():
             tell(series, running)
         await asyncio.sleep(EVERY_S)
 
 
-def tell(series: Series, loop: ControlLoop) -> None:
+def tell(series: MetricSeries, loop: ControlLoop) -> None:
     controller = loop.controller
     series.total("isobatch_controller_looks", loop.spent.looks + loop.spent.windows)
     for what, count in loop.decided.items():

@@ -197,12 +197,13 @@ class Driver:
         """
         traced = {ticket: self._spans[ticket] for ticket in launch.tickets if ticket in self._spans}
         for ticket, span in traced.items():
-            span.tracing.span("queue", span, begun_s=self._waiting[ticket].since_s, block=launch.cursor).end(started_s)
+            since_s = self._waiting[ticket].since_s
+            span.tracing.span("queue", span, begun_s=since_s, about={"block": launch.cursor}).end(started_s)
         if not traced:
             return None
         first, *others = dict.fromkeys(traced.values())
-        about = {"block": launch.cursor, "stop": launch.stop, "inputs": len(launch.tickets), "group": launch.group}
-        return first.tracing.span("launch", first, "PRODUCER", started_s, tuple(others), **about)
+        about = {"block": launch.cursor, "stop": launch.stop, "inputs": len(launch.tickets)}
+        return first.tracing.span("launch", first, "PRODUCER", started_s, others, about | {"group": launch.group})
 
     def _fail(self, launch: Launch, error: Exception) -> None:
         """Fail a launch. If it hung, a holder may hang, so the survivors that it was to use are given up, too."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from deployments.front.counts import OUTCOMES, Counts, by_level
 from deployments.front.driver import Driver
-from deployments.metrics import FRONT, LATENCY_BOUNDS_MS, Series
+from deployments.metrics import FRONT, LATENCY_BOUNDS_MS, MetricSeries
 
 EVERY_S = 1.0
 AT_ONCE = 200  # values of a histogram that are told in one turn of the event loop: about 1 ms
@@ -16,7 +16,7 @@ async def export(driver: Driver, promised_per_s: Callable[[], float | None]) -> 
     """Export until cancelled; works only inside a replica of Serve, whose name Ray adds to each series."""
     from ray.serve import metrics
 
-    series = FrontSeries(Series(FRONT, metrics))
+    series = FrontSeries(MetricSeries(FRONT, metrics))
     while True:
         series.tell(driver, promised_per_s())
         for _ in series.latencies(driver.counts):
@@ -27,7 +27,7 @@ async def export(driver: Driver, promised_per_s: Callable[[], float | None]) -> 
 class FrontSeries:
     """What is told of a front's counts."""
 
-    def __init__(self, series: Series) -> None:
+    def __init__(self, series: MetricSeries) -> None:
         self._series = series
         self._told_buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 

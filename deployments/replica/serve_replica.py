@@ -67,7 +67,7 @@ class ServeReplica:
 
     async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
         """Run a launch; survivors that others hold are fetched first, while the launch before still computes."""
-        with part_of(self._tracing, order.trace, "hop", parts=len(order.parts)):
+        with part_of(self._tracing, order.trace, "hop", {"parts": len(order.parts)}):
             here = replace(order, parts=await self._exchange.gather(order.parts))
         with part_of(self._tracing, order.trace, "compute"):
             async for reply in self._workers.run(_HERE, here):

@@ -24,7 +24,10 @@ from deployments.front.open_inference.requests import InferResponse
 from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, read, write
 from deployments.front.service import Content, Service
 
-_EMPTY = {200: {"description": "Yes.", "content": {}}, 503: {"description": "Not now.", "content": {}}}
+_EMPTY: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Yes.", "content": {}},
+    503: {"description": "Not now.", "content": {}},
+}
 
 
 def routes(

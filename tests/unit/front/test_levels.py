@@ -18,7 +18,7 @@ from deployments.front.metrics import FrontSeries
 from deployments.front.predict import _output
 from deployments.front.service import Content, Service
 from deployments.front.stats import state_of, stats_of
-from deployments.metrics import FRONT, Series
+from deployments.metrics import FRONT, MetricSeries
 from deployments.models import load_served
 from deployments.replica.loading import load_front_model, load_model
 from deployments.replica.local_workers import LocalWorkers
@@ -104,7 +104,7 @@ def test_metrics_count_each_level() -> None:
     noted = NotedMetrics()
     made = driver(True, second_s=NEVER_S)
     asked(made, EASY, HARD, HARD, within_s=2.0)
-    FrontSeries(Series(FRONT, noted)).tell(made, None)
+    FrontSeries(MetricSeries(FRONT, noted)).tell(made, None)
     assert noted.told["isobatch_level_answers"] == {("0",): 1.0}
     assert noted.told["isobatch_degraded_answers"] == {("0",): 2.0}
 
