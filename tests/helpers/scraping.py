@@ -12,7 +12,7 @@ def scraped() -> dict[str, Any]:
     from prometheus_client.parser import text_string_to_metric_families
 
     address = f"http://127.0.0.1:{ray.nodes()[0]['MetricsExportPort']}/metrics"
-    text = urllib.request.urlopen(address, timeout=10).read().decode()
+    text = urllib.request.urlopen(address, timeout=60).read().decode()
     families = text_string_to_metric_families(text)
     return {each.name.removeprefix("ray_"): each for each in families if each.name.startswith("ray_isobatch_")}
 
