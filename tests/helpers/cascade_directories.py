@@ -1,28 +1,32 @@
 """The directory of a tiny cascade, as `isobatch cascade` writes them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from deployments.models.levels import CascadeRules, LevelRule, write_levels
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps, write_rules
 from profiles.promise import RULES
 from tests.helpers.tiny_networks import hugging_face
-from tests.helpers.tiny_tokenizers import save_tokenizer
+from tests.helpers.tiny_tokenizers import WORDS, save_tokenizer
 
 
-def cascade_directory(folder: Path) -> Path:
-    """BERT before ELECTRA, whose labels have other numbers; with a ramp inside BERT."""
+def cascade_directory(folder: Path, sure: tuple[float, float] = (0.9, 0.6), words: Sequence[str] = WORDS) -> Path:
+    """BERT before ELECTRA, whose labels have other numbers; with a ramp inside BERT.
+
+    `sure`: the confidence that lets an input go there, and at the edge. `words`: those of ELECTRA's tokenizer.
+    """
     for number, name in enumerate(("bert", "electra")):
         place = folder / f"level-{number}"
         hugging_face(name).save_pretrained(place)
-        save_tokenizer(place)
+        save_tokenizer(place, words if number else WORDS)
         labels = ["good", "bad", "so so"] if number else ["Bad", "Good", "So so"]
         edit(place / "config.json", id2label=dict(enumerate(labels)), label2id={x: i for i, x in enumerate(labels)})
     save_ramps(folder / "level-0", ExitRules(), {1: make_head("light", 32, 3)})
     (folder / "level-0" / RULES).unlink()
     ramps = (
-        RampRule(block=1, threshold=0.9, survival=0.9),
-        RampRule(block=3, threshold=0.6, temperature=1.5, survival=0.5),
+        RampRule(block=1, threshold=sure[0], survival=0.9),
+        RampRule(block=3, threshold=sure[1], temperature=1.5, survival=0.5),
     )
     write_rules(folder, ExitRules(policy="deployments.exits:confidence", ramps=ramps, head_temperature=2.0))
     levels = (LevelRule(folder="level-0", blocks=4), LevelRule(folder="level-1", blocks=3, weight=0.7))

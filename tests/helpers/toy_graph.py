@@ -15,7 +15,7 @@ def toy_profile(blocks: int = BLOCKS) -> Profile:
     rows = ((0.001,) * blocks, (0.002,) * blocks)
     sizes = (100,) * blocks
     table = LatencyTable("cpu", (1, 8), rows, ((0.0,) * blocks,) * 2, 0.0005, sizes, sizes, "made up")
-    return Profile("toy", (table,), ExitProfile((1.0, 0.8, 0.8, 0.4, 0.4)[:blocks]))
+    return Profile("toy", (table,), ExitProfile((1.0, 0.8, 0.8, *(0.4,) * 4)[:blocks]))
 
 
 def cut_at(*cuts: int, blocks: int = BLOCKS) -> Plan:

@@ -5,10 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from deployments.models import load
+from deployments.models import load_served
 from deployments.replica.split import SplitReplica
 from deployments.transport.orders import Departed, Order
 from deployments.transport.packed import pack
@@ -32,14 +31,13 @@ def uncut(model: SplitModel, inputs: Sequence[Any], ramps: Collection[int] | Non
     return [found[row] for row in range(len(inputs))]
 
 
-def answers_as_uncut(base: str, checkpoint: Path, count: int, clients: int) -> list[dict[str, Any]]:
-    """Check that many clients at once get the same answers to small images as each would get alone."""
-    images = np.random.default_rng(3).normal(size=(count, 8, 8)).tolist()
+def answers_as_uncut(base: str, checkpoint: Path, inputs: Sequence[Any], clients: int) -> list[dict[str, Any]]:
+    """Check that many clients at once get the same answers as each input would get alone."""
     with ThreadPoolExecutor(clients) as pool:
-        answers = [outputs[0] for outputs in pool.map(lambda image: predict(base, image), images)]
-    model = load(checkpoint)
-    for image, answer in zip(images, answers, strict=True):
-        assert_same(answer, *uncut(model, [image]))
+        answers = [outputs[0] for outputs in pool.map(lambda one: predict(base, one), inputs)]
+    model = load_served(checkpoint)
+    for one, answer in zip(inputs, answers, strict=True):
+        assert_same(answer, *uncut(model, [one]))
     return answers
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.helpers.asking import ask
@@ -17,7 +18,8 @@ def front(deployed: Callable[..., str], checkpoint: Path) -> str:
 
 
 def test_answers_equal_those_of_each_input_alone(front: str, checkpoint: Path) -> None:
-    answers = answers_as_uncut(front, checkpoint, 120, 16)
+    images = np.random.default_rng(3).normal(size=(120, 8, 8)).tolist()
+    answers = answers_as_uncut(front, checkpoint, images, 16)
     assert len({answer["exit_block"] for answer in answers}) > 1
 
 

@@ -1,36 +1,35 @@
 """Survivors that are fetched, or stay on their device: the answers are the uncut network's, and nothing stays held.
 
-At last: what is lost when splits go.
+The network is a cascade, so some are fetched where another network begins. At last: what is lost when splits go.
 """
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from optimizer.plan import Placement, Plan, Split
+from profiles.files import save
 from tests.helpers.asking import ask, eventually, predict
-from tests.helpers.toy_graph import application, cut_at, fleets
+from tests.helpers.cascade_directories import cascade_directory
+from tests.helpers.tiny_tokenizers import WORDS
+from tests.helpers.toy_graph import application, cut_at, fleets, toy_profile
 from tests.helpers.toy_model import RAMPS, left_at
 from tests.helpers.uncut import answers_as_uncut
 from tests.integration.conftest import Put
 
-BLOCKS = 4
-
-
-def splits(*cuts: int) -> tuple[Split, ...]:
-    """A ramp after every block but the last."""
-    return tuple(
-        Split(start, stop, 4, tuple(range(start, min(stop, BLOCKS - 1))))
-        for start, stop in pairwise((0, *cuts, BLOCKS))
-    )
-
-
-APART = Plan(tuple(Placement("cpu", 1, (split,)) for split in splits(1, 3)))
-TOGETHER = Plan((Placement("cpu", 3, splits(1, 3), local=True),))  # as many devices, so that none has to go first
+EDGE, BLOCKS = 4, 7
+SPLITS = tuple(
+    Split(start, stop, 4, tuple(ramp for ramp in (1, EDGE - 1) if start <= ramp < stop))
+    for start, stop in pairwise((0, 2, EDGE, BLOCKS))
+)
+APART = Plan(tuple(Placement("cpu", 1, (split,)) for split in SPLITS))
+TOGETHER = Plan((Placement("cpu", 3, SPLITS, local=True),))  # as many devices, so that none has to go first
 
 # All survivors wait where they were computed; no input runs on behind its answer, which would hold them for a minute.
 TOLD = {"by_value_bytes": 0, "audit_share": 0.0}
@@ -65,20 +64,32 @@ def nothing_is_held() -> bool:
 
 
 @pytest.fixture(scope="module")
-def real(deployed: Put, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A network on torch, whose survivors all wait where they were computed."""
+def cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its levels number their tokens otherwise, and each lets about half of the inputs go."""
+    return cascade_directory(tmp_path_factory.mktemp("cascade"), sure=(0.41, 0.3515), words=WORDS[::-1])
+
+
+@pytest.fixture(scope="module")
+def real(deployed: Put, cascade: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Networks on torch, whose survivors all wait where they were computed."""
     folder = tmp_path_factory.mktemp("real")
-    return deployed(application(folder, APART, "deployments.models:load", model=str(checkpoint), **TOLD))
+    told = application(folder, APART, "deployments.models:load_served", model=str(cascade), **TOLD)
+    save(replace(toy_profile(BLOCKS), edges=(EDGE,)), folder / "profile.json")
+    return deployed(told)
 
 
 @pytest.mark.parametrize("plan", [APART, TOGETHER], ids=["apart", "together"])
 def test_answers_are_those_of_the_uncut_network(
-    real: str, checkpoint: Path, lead: Callable[[Plan], None], plan: Plan
+    real: str, cascade: Path, lead: Callable[[Plan], None], plan: Plan
 ) -> None:
     lead(plan)
     assert eventually(lambda: len(replicas()) == sum(plan.devices().values()))  # what one keeps that goes begins again
-    answers = answers_as_uncut(real, checkpoint, 300, 64)
+    random = Random(3)
+    texts = [" ".join(random.choices(WORDS, k=random.randint(1, 12))) for _ in range(300)]
+    answers = answers_as_uncut(real, cascade, texts, 64)
     assert max(len(answer["splits"]) for answer in answers) == 3
+    assert [answer["level"] for answer in answers] == [int(answer["exit_block"] >= EDGE) for answer in answers]
+    assert len({answer["exit_block"] for answer in answers}) == 3, "some leave inside a level, some at the edge"
     assert eventually(nothing_is_held)
 
 
