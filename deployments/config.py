@@ -167,6 +167,18 @@ class AppConfig(BaseModel):
     dtype: Literal["float32", "float16", "bfloat16", "int8"] = Field(
         "float32", description="Precision of the network; int8: of its dense layers, on CPUs, by ONNX Runtime."
     )
+    answers: Literal["leaving", "early"] = Field(
+        "leaving",
+        description="early: an input runs on to the end after its answer at a ramp, so that batches never shrink, "
+        "nothing but time until the answer is gained, and every answer is audited. leaving: it leaves there.",
+    )
+    ramp_budget: float = Field(
+        0.02,
+        ge=0,
+        le=1,
+        description="Where answers are early: the most by which ramps may delay who is answered at the end, as a share "
+        "of what the network takes.",
+    )
     exits: bool = Field(True, description="Whether inputs may leave at ramps; if not, all run to the last block.")
     max_batch: int = Field(32, ge=1, description="The most inputs that are computed together.")
     max_waiting: int = Field(
@@ -230,6 +242,10 @@ class AppConfig(BaseModel):
         decided = {"device", "exits"} | ({"max_batch"} if self.plan else set())
         if self.planned and (told := sorted(self.model_fields_set & decided)):
             raise ValueError(f"{told[0]} cannot be set beside a plan, which says it for each split")
+        if self.answers == "early" and not self.exits:
+            raise ValueError("answers: early needs exits: without, no answer is known before the end")
+        if "ramp_budget" in self.model_fields_set and not (self.answers == "early" and self.devices):
+            raise ValueError("ramp_budget is for answers: early where the plan is made at the start, for devices")
         if self.front_replicas > 1 and not self.planned:
             raise ValueError("front_replicas needs a plan, or devices: without, each would hold a whole network")
         if self.rate_per_s and not self.devices:
@@ -245,7 +261,13 @@ class AppConfig(BaseModel):
             audit_share=self.audit_share,
             audit_cost=self.audit_cost,
             degrades=self.on_deadline == "best",
+            answers_early=self.answers == "early",
         )
+
+    @property
+    def early_budget(self) -> float | None:
+        """What ramps may take where answers are early; None: they are not."""
+        return self.ramp_budget if self.answers == "early" else None
 
     @property
     def planned(self) -> bool:

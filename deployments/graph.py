@@ -103,7 +103,8 @@ def graph_of(plan: Plan, profile: Profile, config: AppConfig, version: int = 0, 
             f"{config.plan} is for {plan.model} (weights {plan.weights}), {config.profile} is of {profile.model} "
             f"(weights {profile.weights}): plan from the profile of the network that is served"
         )
-    return Graph(plan, _facts(plan, profile), version, fleet)
+    facts = _facts(plan, profile)
+    return Graph(plan, facts if config.early_budget is None else facts.without_exits, version, fleet)
 
 
 def profile_of(config: AppConfig) -> Profile:
@@ -137,7 +138,7 @@ def check_weights(config: AppConfig) -> None:
 
 
 # Fields that replicas do not depend on: when only these change, the replicas go on.
-_OF_PLANS = {"plan", "devices", "rate_per_s", "slo_ms", "max_batch"}
+_OF_PLANS = {"plan", "devices", "rate_per_s", "slo_ms", "max_batch", "answers", "ramp_budget"}
 _OF_THE_FRONT = {
     "name", "front_replicas", "max_waiting", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
     "grpc_port", "grpc_host", "too_long", "on_deadline", "replan", "audit_share", "audit_cost", "agreement",

@@ -8,6 +8,7 @@ from typing import Any
 from deployments import ray_facts, resources
 from deployments.config import AppConfig
 from optimizer import Objective, Plan, optimize, read_plan
+from optimizer.answers import check_whole
 from profiles.devices import CATALOGUE, Device, links_between
 from profiles.errors import UserError
 from profiles.files import Profile
@@ -22,7 +23,7 @@ DeviceCounts = Mapping[str, int]
 def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] | None = None) -> Plan:
     """The plan of the configuration's file, or the best one; `has` counts devices where the configuration says auto."""
     if config.plan:
-        return read_plan(Path(config.plan))
+        return _of_file(config)
     plan = optimize(profile, devices := usable(config, profile, has), links_between(devices), _goal(config))
     if warning := mixed([profile.table(kind) for kind in plan.devices()]):
         log.warning("%s", warning)
@@ -34,12 +35,19 @@ def plan_for_fewer(running: Plan, counts: DeviceCounts, config: AppConfig, profi
     """The best plan for the devices that are left of the running one, with batches no larger than the running one's."""
     devices = [device(kind, count) for kind, count in counts.items() if count]
     largest = max(split.batch_size for pipeline in running.pipelines for split in pipeline.splits)
-    goal = Objective(slo_s=config.slo_ms / 1e3, max_batch=largest)
+    goal = Objective(slo_s=config.slo_ms / 1e3, max_batch=largest, ramp_budget=config.early_budget)
     try:
         return optimize(profile, devices, links_between(devices), goal) if devices else None
     except UserError as error:
         log.warning("nothing can run meanwhile on %s: %s", _told(counts), error)
         return None
+
+
+def _of_file(config: AppConfig) -> Plan:
+    plan = read_plan(Path(config.plan or ""))
+    if config.early_budget is not None:
+        check_whole(plan)
+    return plan
 
 
 def summary(plan: Plan) -> str:
@@ -91,7 +99,8 @@ def device(kind: str, count: int) -> Device:
 
 def _goal(config: AppConfig) -> Objective:
     told: dict[str, Any] = {"max_batch": config.max_batch} if "max_batch" in config.model_fields_set else {}
-    return Objective(slo_s=config.slo_ms / 1e3, arrivals_per_s=config.rate_per_s, **told)
+    budget = config.early_budget
+    return Objective(slo_s=config.slo_ms / 1e3, arrivals_per_s=config.rate_per_s, ramp_budget=budget, **told)
 
 
 def _told(counts: DeviceCounts) -> str:

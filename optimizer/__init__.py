@@ -16,6 +16,7 @@ The package, in the order in which a plan comes about:
     search/options -> bounds + multipliers -> labels -> sweeps -> exact    one pipeline; local: the local placements
     pipelines/                   several side by side, the baselines, the ceiling and the oracle that nothing exceeds
     plan, infeasible, sensitivity    the answer, why there is none, and what a wrong forecast costs (effort: tuning)
+    answers                          the other way: answers leave early, inputs do not
 
 >>> from profiles.devices import fleet, links_between
 >>> from profiles.datasheet import datasheet_table
@@ -33,6 +34,7 @@ The package, in the order in which a plan comes about:
 from collections.abc import Sequence
 from dataclasses import replace
 
+from optimizer.answers import early_plan
 from optimizer.infeasible import reason
 from optimizer.model.evaluate import Score, evaluate
 from optimizer.objective import Objective
@@ -75,9 +77,12 @@ def optimize(
     `survival` replaces the profile's own, for a forecast. With `pessimistic`, the plan keeps its promise when that many
     survive as well. `gap` lets the search stop when no plan can be better by more than this share. Kinds of devices may
     serve in pipelines of their own (`Plan.beside`) where that is better, unless `side_by_side` is False. Where the
-    profile knows how long texts are, the plan counts tokens (`Plan.length`).
+    profile knows how long texts are, the plan counts tokens (`Plan.length`). Where the objective has a budget for
+    ramps, answers are early (optimizer/answers.py).
     """
     facts = problem(profile, devices, links, survival, pessimistic, profile.length)
+    if objective.ramp_budget is not None:
+        return replace(facts.named(early_plan(facts, objective)), length=facts.length)
     plan = best_pipelines(facts, objective, gap) if side_by_side else search(facts, objective, gap)
     if plan is None:
         raise UserError(reason(facts, objective))

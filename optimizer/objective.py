@@ -24,6 +24,8 @@ class Objective:
     cost_per_hour: float | None = None  # at most this
     max_batch: int = 64
     fixed_batch: int | None = None  # every split launches exactly so many inputs, as in E3's figures
+    # Answers are early (optimizer/answers.py): the share of its time by which ramps may delay the network. None: not.
+    ramp_budget: float | None = None
     cuts: tuple[int, ...] | None = None  # the network is cut before these blocks, and nowhere else; None: where it pays
 
     def __post_init__(self) -> None:

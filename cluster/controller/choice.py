@@ -18,6 +18,7 @@ from cluster.controller.decide import (
     lacking,
     same,
     weigh,
+    weigh_answers,
     weigh_dollars,
     weigh_latency,
 )
@@ -53,6 +54,9 @@ class Choice:
         """What the running plan is weighed against: for what is expected, or by goodput alone (None)."""
         asked, cheapest = demand(self.beliefs.forecast, self.seen, self.question.cheapest), self.question.cheapest
         now, running = (self.beliefs.survival, self.corrections, self.counts), self.running
+        if self.question.answers_early:
+            best = self.question.best(*now)
+            return Expectation(best, evaluate(best, self.facts), running.kept), None
         if asked and (cheapest or (not lacking(self.plan, self.counts) and has_room(running, asked, self.seen))):
             best = self.question.carrying(asked.planned_for(running.kept), *now)
             if best or cheapest:
@@ -70,7 +74,10 @@ class Choice:
 
     def _verdict(self, better: Expectation, asked: Demand | None, forced: bool) -> Verdict:
         record, running, changes = self.record, self.running, self.record.changes(self.now_s)
-        if asked and not lacking(self.plan, self.counts):
+        if self.question.answers_early and not lacking(self.plan, self.counts):
+            leaving = self.facts.surviving(self.beliefs.survival)
+            verdict = weigh_answers(self.plan, better.plan, leaving, self.patience.least_gain, changes)
+        elif asked and not lacking(self.plan, self.counts):
             weigh_them = weigh_dollars if self.question.cheapest else weigh_latency
             running = replace(running, score=evaluate(self.plan, self.facts, asked.objective))
             verdict = weigh_them(running, better, asked, self.patience.least_gain, changes)

@@ -33,6 +33,11 @@ class Question:
     gap: float = 0.01
     cheapest: bool = False
 
+    @property
+    def answers_early(self) -> bool:
+        """Plans run the whole network, and differ in their ramps (optimizer/answers.py)."""
+        return self.objective.ramp_budget is not None
+
     def counted_as(self, plan: Plan) -> "Question":
         """The same question, for plans that count as this one does: inputs, or tokens in texts of its length."""
         lengths = None if plan.length is None else Lengths((plan.length,))
@@ -43,10 +48,14 @@ class Question:
         return tuple(replace(each, count=min(each.count, counts.get(each.kind, each.count))) for each in self.fleet)
 
     def facts(self, survival: Sequence[float], corrections: Corrections) -> Problem:
-        """The cost model by which any plan for the whole fleet can be judged, whatever is there just now."""
+        """The cost model by which any plan for the whole fleet can be judged, whatever is there just now.
+
+        Where answers are early, every input runs to the end.
+        """
         links = links_between(self.fleet, one_machine=self.one_machine)
         profile, length = corrections.applied(self.profile), self.profile.length
-        return problem(profile, self.fleet, links, _worth_planning(survival), length=length)
+        found = problem(profile, self.fleet, links, _worth_planning(survival), length=length)
+        return found.without_exits if self.answers_early else found
 
     def best(
         self,
@@ -100,7 +109,10 @@ def _worth_planning(survival: Sequence[float]) -> tuple[float, ...]:
 def question_of(config: ControllerConfig, app_config: AppConfig, profile: Profile) -> Question:
     """The question of a controller with this configuration, for an application with that one."""
     objective = Objective(
-        slo_s=(config.slo_ms or app_config.slo_ms) / 1e3, slack=config.slack, max_batch=config.max_batch
+        slo_s=(config.slo_ms or app_config.slo_ms) / 1e3,
+        slack=config.slack,
+        max_batch=config.max_batch,
+        ramp_budget=app_config.early_budget,
     )
     fleet = tuple(device(kind, amount) for kind, amount in allowed(config, app_config, profile).items())
     cheapest = config.goal == "cost"

@@ -58,14 +58,16 @@ def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = Non
         raise UserError("args: a simulation needs profile (of isobatch profile), and plan or devices: KIND: COUNT")
     graph = read_graph(config)
     limits = replace(config.limits(share=1.0), early_s=EARLY_S if host else 0.0)
-    lengths, slo_s = profile_of(config).lengths, config.slo_ms / 1e3
-    return World(graph.plan, graph.facts, slo_s, limits, troubles, host, config.front_replicas, lengths)
+    profile, slo_s = profile_of(config), config.slo_ms / 1e3
+    facts = graph.facts.surviving(profile.survival(graph.facts.length))  # who is sure where, whether or not they leave
+    return World(graph.plan, facts, slo_s, limits, troubles, host, config.front_replicas, profile.lengths)
 
 
 def controlled_world(config: AppConfig, controller: ControllerConfig, here: World) -> tuple[World, Question]:
     """The same world with all devices that the controller may use, and the question that it asks the planner."""
     asked = question_of(controller, config, profile_of(config))
-    return replace(here, facts=asked.counted_as(here.plan).facts(here.facts.survival, Corrections())), asked
+    facts = asked.counted_as(here.plan).facts(here.facts.survival, Corrections())
+    return replace(here, facts=facts.surviving(here.facts.survival) if asked.answers_early else facts), asked
 
 
 def run_controlled(here: World, asked: Question, workload: Workload) -> Replanned:

@@ -89,9 +89,9 @@ class TableDevices:
         slower, ends_s = self._slowness(replica) if self._uneven else 1.0, starts_s + self._turn_s
         inside: Sequence[int] = range(len(places))
         departures, stopped, kinds = list[Departure](), launch.stop, bytearray(launch.kinds)
-        has_others = len(places) > launch.shadows
+        may_stop = len(places) > launch.shadows and RowKind.EARLY not in kinds
         for stop, lets_go, seconds in post.legs.get(launch.cursor) or self._new_legs(post, launch):
-            if kinds and has_others and all(kinds[row] == RowKind.SHADOW for row in inside):
+            if kinds and may_stop and all(kinds[row] == RowKind.SHADOW for row in inside):
                 break
             ends_s += (seconds[len(inside)] if launch.length is None else _of_texts(seconds, launch, inside)) * slower
             stopped = stop
@@ -119,10 +119,10 @@ class TableDevices:
         """Whose answer is told, and who goes; a replica does the same (deployments/replica/split.py)."""
         if stop == self.facts.num_blocks:
             return leaving, leaving
-        told = [row for row in leaving if kinds[row] in (RowKind.PLAIN, RowKind.AUDITED)]
+        told = [row for row in leaving if kinds[row] in (RowKind.PLAIN, RowKind.AUDITED, RowKind.EARLY)]
         gone = [row for row in leaving if kinds[row] == RowKind.PLAIN]
         for row in told:
-            kinds[row] = RowKind.SHADOW if kinds[row] == RowKind.AUDITED else kinds[row]
+            kinds[row] = RowKind.SHADOW if kinds[row] != RowKind.PLAIN else RowKind.PLAIN
         return told, gone
 
     def fails(self) -> bool:

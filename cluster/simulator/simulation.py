@@ -155,7 +155,9 @@ class Simulation:
         self._loop.dispatcher.reroute(self._route(), self._devices.groups(self._absent))
 
     def _route(self) -> Route:
-        return route_of(self.plan, self.world.facts, list(self._devices.groups()))
+        facts = self.world.facts
+        running = facts.without_exits if self.world.limits.answers_early else facts
+        return route_of(self.plan, running, list(self._devices.groups()))
 
 
 def _chunks(inputs: Inputs) -> Iterator[tuple[Any, ...]]:

@@ -16,8 +16,9 @@ from deployments.dispatch.messages import NOWHERE, Audit, Launch, Limits, RowKin
 from deployments.dispatch.queues import Queue, Ticket
 from deployments.dispatch.route import Stage
 
-MOST = 256  # shadows that wait
-OLDEST_S = 60.0  # how long one waits at most
+# What a launch computed is held for as long as one of its shadows waits, so few may wait, and not for long.
+MOST = 64  # shadows that wait; whoever waits longest is given up for another
+OLDEST_S = 5.0  # how long one waits at most
 ALONE_AFTER_S = 1.0  # how long shadows wait for company, unless they fill a launch by themselves
 SAVED_S = 1.0  # of the allowance that was not spent
 FREE_S = 1e-12  # a launch that takes longer by less is as long
@@ -43,7 +44,9 @@ class Audits:
         self._limits = limits
 
     def draw(self, ticket: Ticket) -> None:
-        if self._chance() < self._limits.audit_share:
+        if self._limits.answers_early:
+            ticket.kind = RowKind.EARLY
+        elif self._chance() < self._limits.audit_share:
             ticket.kind = RowKind.AUDITED
 
     # What shadows may cost
@@ -78,9 +81,10 @@ class Audits:
         if ticket.told and is_full:
             at, told = ticket.told
             self._done.append(Audit(at, told == label))
-        elif ticket.kind is RowKind.AUDITED and not ticket.ended and not is_full:
+        elif ticket.kind in (RowKind.AUDITED, RowKind.EARLY) and not ticket.ended and not is_full:
+            if ticket.kind is RowKind.AUDITED:
+                self._pay_rest(ticket, block, launch, stage)
             ticket.told, ticket.kind = (block, label), RowKind.SHADOW
-            self._pay_rest(ticket, block, launch, stage)
 
     def _pay_rest(self, ticket: Ticket, block: int, launch: Launch, stage: Stage) -> None:
         """What a shadow costs in the rest of the launch in which it had its answer."""
@@ -90,7 +94,9 @@ class Audits:
             self.pay(rest * (stage.seconds(launch.weight) - stage.seconds(others)))
 
     def give_up(self, tickets: list[Ticket]) -> bool:
-        """Audit none of these any more; returns whether any was."""
+        """Audit none of these any more; returns whether any was. Where answers are early, shadows are no guests."""
+        if self._limits.answers_early:
+            return False
         aboard = [ticket for ticket in tickets if ticket.kind in (RowKind.AUDITED, RowKind.SHADOW)]
         for ticket in aboard:
             ticket.kind, ticket.told = RowKind.PLAIN, None
@@ -102,7 +108,11 @@ class Audits:
         return done
 
     def wait(self, lane: Lane, tickets: list[Ticket], now_s: float) -> None:
-        for ticket in tickets[: MOST - self._count]:
+        self._forget_old(now_s)
+        for ticket in tickets:
+            if self._count == MOST:
+                longest = min(self._waiting, key=lambda queue: self._waiting[queue][0].since_s)
+                self._take(longest).place = NOWHERE
             ticket.origin = NOWHERE
             queue = lane.queue(ticket.cursor, ticket.kept_by)
             self._waiting.setdefault(queue, deque()).append(_Waiting(now_s, ticket))

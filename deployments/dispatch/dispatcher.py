@@ -99,7 +99,7 @@ class Dispatcher:
         ticket = self._tickets[number] = Ticket(number, deadline_s, place, weight)
         if full:
             ticket.kind = RowKind.FULL
-        elif self.limits.audit_share:
+        elif self.limits.audit_share or self.limits.answers_early:
             self._audits.draw(ticket)
         lane.entry.add(ticket)
         self._nothing_to_launch = self._nothing_to_launch and not lane.may_launch_newcomer

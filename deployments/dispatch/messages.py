@@ -24,13 +24,15 @@ class RowKind(IntEnum):
     """What an input of a launch is. All but the plain ones stay inside at ramps that let them go.
 
     An audited input is answered there all the same, and is a shadow of itself from then on, whose end tells whether
-    that answer was the full network's. Who asked for the full network is answered at its end.
+    that answer was the full network's. Who asked for the full network is answered at its end. Where answers are early,
+    every input is like an audited one, but for that its launch is as much its own after the answer as before.
     """
 
     PLAIN = 0
     AUDITED = 1
     SHADOW = 2
     FULL = 3
+    EARLY = 4
 
 
 class Outcome(Enum):
@@ -71,6 +73,7 @@ class Limits:
     audit_share: float = 0.0  # of the inputs that are audited
     audit_cost: float = 0.01  # what their shadows may cost, as a share of the seconds that replicas compute
     degrades: bool = False  # what the first level of a cascade says is an answer, where time allows no better one
+    answers_early: bool = False  # inputs run on to the end after their answers, all of them
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:

@@ -29,15 +29,15 @@ class SplitReplica:
     def run(self, order: Order) -> Iterator[Departed | Stayed]:
         """Yield the inputs that leave at each active ramp as soon as they are known, and finally those that stay.
 
-        When only shadows of its inputs are left, the launch ends, as it would without them. At the edge of a cascade it
-        is told first what is known so far of those who stay.
+        When only shadows of its inputs are left, the launch ends, as it would without them; where answers are early, it
+        goes on. At the edge of a cascade it is told first what is known so far of those who stay.
         """
         started_s = time.perf_counter()
         ahead = self._joined(order.parts)
         rows, kinds = np.arange(len(ahead)), _kinds(order, len(ahead))
-        begun = frozenset(kinds.tolist())
+        goes_on = not {RowKind.SHADOW, RowKind.EARLY}.isdisjoint(kinds.tolist())
         for stop in stops(ahead.cursor, order.stop, order.ramps):
-            if RowKind.SHADOW not in begun and len(rows) and (kinds[rows] == RowKind.SHADOW).all():
+            if not goes_on and len(rows) and (kinds[rows] == RowKind.SHADOW).all():
                 break
             launched = self._run(ahead, stop, order.ramps, np.flatnonzero(kinds[rows]))
             left = launched.exits
@@ -65,12 +65,13 @@ class SplitReplica:
 
     @staticmethod
     def _told(exits: Exits, kinds: Kinds, at_end: bool) -> tuple[Exits, Integers]:
-        """The exits that the front hears of, and the rows that go. An input that is audited is a shadow from now on."""
+        """The exits that the front hears of, and the rows that go. Who is answered and stays is a shadow by then."""
         found = kinds[exits.rows]
         if at_end or not found.any():
             return exits, exits.rows
-        heard = (found == RowKind.PLAIN) | (found == RowKind.AUDITED)
-        kinds[exits.rows[found == RowKind.AUDITED]] = RowKind.SHADOW
+        answered = (found == RowKind.AUDITED) | (found == RowKind.EARLY)
+        heard = (found == RowKind.PLAIN) | answered
+        kinds[exits.rows[answered]] = RowKind.SHADOW
         return Exits(exits.rows[heard], exits.blocks[heard], exits.logits[heard]), exits.rows[found == RowKind.PLAIN]
 
     def _joined(self, parts: Sequence[Packed | Share]) -> Batch:

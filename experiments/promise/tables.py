@@ -19,6 +19,7 @@ from deployments.demo.digits import NOISE, demo_digits
 from deployments.exits import entropy
 from deployments.models import load
 from deployments.prepare.data import Columns, rows
+from deployments.prepare.demo import seen
 from deployments.prepare.measuring import Seen
 from deployments.prepare.records import Layout
 from deployments.prepare.thresholds import replay
@@ -27,7 +28,7 @@ from profiles.exit_table import ExitTable
 
 WORDS = (50, 200, 800, 3_000, 12_000, 48_000)  # that each block reads
 CALIBRATE = 2_000  # texts for the temperatures, used for nothing else
-DIGITS, DIGITS_SEED, DIGITS_TOGETHER = 20_000, 21, 500
+DIGITS, DIGITS_SEED = 20_000, 21
 
 Labels = NDArray[np.int64]
 
@@ -104,17 +105,9 @@ def _cascade(texts: Sequence[str], labels: Labels, fitted: int) -> Iterator[Tens
         yield torch.from_numpy(classifier.predict_log_proba(features)).float()
 
 
-@torch.inference_mode()
 def of_demo() -> Recorded:
     """The network as it is shipped, with its temperatures; digits that it was not made from, each distorted anew."""
-    model = load(demo_directory())
-    images, labels = demo_digits(DIGITS, NOISE, DIGITS_SEED)
-    ramps, heads = [], []
-    for start in range(0, DIGITS, DIGITS_TOGETHER):
-        pooled, logits = model.features(model.encode(list(images[start : start + DIGITS_TOGETHER])))
-        ramps.append(torch.stack([model.ramps.logits(block, each) for block, each in enumerate(pooled)]))
-        heads.append(logits.float() / model.ramps.head_temperature)
-    return _recorded(Seen(torch.cat(ramps, dim=1), torch.cat(heads), torch.eye(10)[torch.from_numpy(labels)]))
+    return _recorded(seen(load(demo_directory()), *demo_digits(DIGITS, NOISE, DIGITS_SEED)))
 
 
 def _recorded(seen: Seen) -> Recorded:

@@ -50,6 +50,16 @@ def test_easy_inputs_are_noticed_though_all_ramps_are_closed():
     assert share(app) > 0.95
 
 
+def test_where_answers_are_early_ramps_follow_the_inputs_and_the_network_stays_in_one_piece():
+    asked = replace(question(HARD), objective=Objective(slo_s=2.0, max_batch=8, ramp_budget=0.15))
+    app = Fluid(asked, first_plan(asked))
+    assert [(split.stop, split.ramps) for split in app.running.splits] == [(4, ())], "hardly anybody would leave"
+    app.truth = lambda at_s: EASY
+    (event, *_) = moves(run(app, control_loop(app), 3600))
+    assert "launches answer after 90 ms on average, with other ramps after" in event.why
+    assert [(split.stop, split.ramps) for split in app.running.splits] == [(4, (0,))], "the budget allows one"
+
+
 def test_steady_inputs_leave_the_plan_alone():
     asked = question(MEDIUM)
     app = Fluid(asked, first_plan(asked))

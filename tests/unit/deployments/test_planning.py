@@ -1,5 +1,6 @@
 """The plan that is made at the start: for the devices that were named, or that there are; impossible ones say why."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,14 @@ import pytest
 from deployments.config import AppConfig, parse
 from deployments.graph import read_graph
 from deployments.planning import DeviceCounts, first_plan
+from optimizer import Placement, Split
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile, load, save
 from profiles.latency import LatencyTable
 
 BLOCKS = 4
+CUT = (Placement("v100", 2, (Split(0, 1, 8, ramps=(0,)), Split(1, BLOCKS, 8))),)
 
 
 def table(kind: str, block_s: float) -> LatencyTable:
@@ -47,6 +50,33 @@ def test_auto_takes_what_there_is_and_was_profiled(profile: str) -> None:
     assert plan_for(profile, {"cpu": 5}, devices="auto", cpus_per_replica=2) == {"cpu": 2}, "one CPU is the front's"
     with pytest.raises(UserError, match=r"this Ray has 8 h100, .* has times of v100, oddity, cpu"):
         plan_for(profile, {"h100": 8, "cpu": 1}, devices="auto")
+
+
+def test_where_answers_are_early_the_network_runs_in_one_piece_and_every_input_to_the_end(
+    profile: str, tmp_path: Path
+) -> None:
+    told = {"profile": profile, "devices": {"v100": 2}, "answers": "early"}
+    early, generous = (read_graph(parse(told | more)) for more in ({}, {"ramp_budget": 0.3}))
+    assert [(split.start, split.stop, split.ramps) for split in early.plan.splits] == [(0, BLOCKS, ())]
+    assert generous.plan.ramps == (0,), "a look takes a millisecond of five, and half of the inputs leave there"
+    assert generous.facts.survival == (1.0,) * BLOCKS
+    assert generous.route.stages[0].launch_s[0] == pytest.approx(0.006)
+    cut = first_plan(parse({"profile": profile, "devices": {"v100": 2}}), load(Path(profile)))
+    (tmp_path / "cut.json").write_text(replace(cut, placements=CUT).to_json())
+    with pytest.raises(UserError, match="needs a plan without cuts"):
+        read_graph(parse({"profile": profile, "plan": str(tmp_path / "cut.json"), "answers": "early"}))
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        ({"answers": "early", "exits": False}, "answers: early needs exits"),
+        ({"answers": "early", "ramp_budget": 0.1}, "ramp_budget is for answers: early where the plan is made"),
+    ],
+)
+def test_what_does_not_fit_early_answers_is_refused(told: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        parse(told)
 
 
 def test_the_rate_and_the_largest_batch_are_kept(profile: str) -> None:

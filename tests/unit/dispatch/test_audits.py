@@ -1,11 +1,13 @@
 """Audited inputs run on to the end as shadows, and nobody else notices."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.dispatch.audits import MOST, OLDEST_S
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Audit, Fault, Launch, Limits, Outcome, Place, RowKind
 from deployments.dispatch.route import Route, Stage
@@ -13,6 +15,10 @@ from tests.helpers.dispatcher_world import Input, World, linear
 from tests.helpers.layouts import BLOCKS, Layout, arrivals, layouts
 
 AUDITED = Limits(audit_share=0.5, audit_cost=0.0)
+
+
+class Survivors:
+    """What a replica holds; there as long as anybody refers to it."""
 
 
 def flat(stage: Stage) -> Stage:
@@ -75,6 +81,32 @@ def test_an_audit_tells_where_its_input_left_and_whether_the_full_network_agrees
     assert world.launches[-1].kinds == bytes([RowKind.AUDITED, RowKind.SHADOW, RowKind.SHADOW])
 
 
+def test_where_answers_are_early_every_answer_is_audited_whatever_that_costs() -> None:
+    limits = Limits(audit_share=0.0, audit_cost=0.0, answers_early=True)
+    dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits)
+    dispatcher.admit_all(0.0, 1.0, [Place("x", row) for row in range(3)])
+    (launch,) = dispatcher.tick(0.0)
+    assert launch.kinds == bytes([RowKind.EARLY] * 3)
+    assert dispatcher.released(launch.id, [0, 1], [(2, 1), (2, 0)]) == [0, 1]
+    assert [len(ending.tickets) for ending in dispatcher.endings()] == [2], "they have their answers"
+    assert dispatcher.inside == 1
+    assert dispatcher.released(launch.id, [0, 1, 2], [(BLOCKS - 1, 1)] * 3) == [2]
+    dispatcher.completed(launch.id, 0.1, {})
+    assert dispatcher.audits() == [Audit(2, True), Audit(2, False)]
+    assert dispatcher.inside == 0
+
+
+def test_where_answers_are_early_a_launch_that_fails_counts_against_those_without_an_answer() -> None:
+    limits = Limits(answers_early=True, retries=0)
+    dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits)
+    dispatcher.admit_all(0.0, 1.0, [Place("x", row) for row in range(2)])
+    (launch,) = dispatcher.tick(0.0)
+    dispatcher.released(launch.id, [0], [(2, 1)])
+    dispatcher.failed(launch.id, 0.1, "it broke")
+    assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.ANSWERED, Outcome.FAILED]
+    assert dispatcher.audits() == []
+
+
 def test_who_asks_for_the_full_network_leaves_at_no_ramp() -> None:
     route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
     dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, AUDITED, lambda: 0.0)
@@ -96,6 +128,29 @@ def test_shadows_alone_are_paid_from_the_allowance() -> None:
         assert set(world.outcomes.values()) == {Outcome.ANSWERED}
         spent.append(sum(launch.cursor == 4 for launch in world.launches))
     assert spent[0] == 0 < spent[1]
+
+
+def test_a_shadow_that_finds_no_place_lets_go_of_what_it_holds() -> None:
+    """After a few seconds, or at once when too many others come after it."""
+    route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
+    dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, AUDITED, lambda: 0.0)
+    held, now_s = list[weakref.ref[Survivors]](), 0.0
+
+    def left_at_the_first_ramp() -> None:
+        dispatcher.admit(now_s, now_s + 1.0, Place("x", 0))
+        (launch,) = dispatcher.tick(now_s)
+        dispatcher.released(launch.id, [0], [(3, 1)])
+        survivors = Survivors()
+        held.append(weakref.ref(survivors))
+        dispatcher.completed(launch.id, now_s, {0: Place(survivors, 0)})
+
+    for _ in range(2 * MOST):
+        left_at_the_first_ramp()
+        now_s += 0.01
+    assert [each() is not None for each in held] == [False] * MOST + [True] * MOST, "the latest are kept"
+    now_s += OLDEST_S
+    left_at_the_first_ramp()
+    assert [each() is not None for each in held] == [False] * 2 * MOST + [True]
 
 
 @pytest.mark.parametrize("fault", [Fault.NETWORK, Fault.STATE])

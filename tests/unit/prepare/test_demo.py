@@ -13,11 +13,15 @@ from deployments.models.ramps import RampDtype, read_rules
 from deployments.prepare import demo, pipeline
 from deployments.prepare.demo import Recipe
 from deployments.prepare.demo_quality import NOISES, Estimate, Quality, quality_of
-from profiles.promise import RULES
+from profiles.evidence import EVIDENCE, Evidence
+from profiles.promise import RULES, agreement_in
 
 KIB = 1024
-FILES = {"config.json", "model.safetensors", "preprocessor_config.json", "ramps.safetensors", "exits.json", "exits.png"}
-SMALL = Recipe(num_blocks=3, steps=150, copies=1)
+FILES = {
+    "config.json", "model.safetensors", "preprocessor_config.json", "ramps.safetensors", "exits.json", "exits.png",
+    "exit_table.npz",
+}  # fmt: skip
+SMALL = Recipe(num_blocks=3, steps=150, copies=1, rows=200)
 
 
 def test_inputs_are_digits_and_reproducible() -> None:
@@ -61,6 +65,18 @@ def test_what_is_shipped_is_what_the_loader_expects(dtype: RampDtype) -> None:
     assert model.run(model.encode(list(demo_inputs(3))), model.num_blocks, model.ramp_blocks).survivors is None
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_it_promises_agreement_and_its_table_says_how_much_earlier_inputs_may_leave_within_that(
+    dtype: RampDtype,
+) -> None:
+    folder = demo_directory(dtype)
+    evidence, rules = Evidence.read(folder / EVIDENCE), read_rules(folder / RULES)
+    assert agreement_in(folder) == 0.99
+    own = evidence.nearest({rule.block: rule.threshold for rule in rules.ramps})
+    assert evidence.disagreement(own) < 0.002 < evidence.disagreement(evidence.prepared) < 0.01
+    assert sum(evidence.survival(evidence.prepared)) < 0.8 * sum(evidence.survival(own))
+
+
 def test_both_precisions_are_one_network() -> None:
     exact, in_8_bits = (demo_directory(dtype) / "model.safetensors" for dtype in ("float32", "int8"))
     assert exact.read_bytes() == in_8_bits.read_bytes()
@@ -71,7 +87,8 @@ def test_the_recipe_gives_a_network_that_learns_and_whose_inputs_leave_early(
 ) -> None:
     """In small: three blocks, a tenth of the steps. The bounds are far from what seeds or other arithmetic change."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(pipeline, "draw_exits", lambda _, path: path.touch())
+    for each in (pipeline, demo):
+        monkeypatch.setattr(each, "draw_exits", lambda _, path: path.touch())
     threads, state = torch.get_num_threads(), torch.random.get_rng_state()
     made = demo.make_demo(tmp_path, seed=0, recipe=SMALL)
     assert torch.get_num_threads() == threads

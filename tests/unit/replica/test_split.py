@@ -53,18 +53,30 @@ def test_shadows_run_on_and_all_others_have_the_answers_that_they_have_without_t
     at_end, wanted = toy.num_blocks - 1, list[tuple[int, int]]()
     for row, (block, kind) in enumerate(inputs):
         leaves = left_at(block, ramps)
-        if kind in (RowKind.PLAIN, RowKind.AUDITED) and leaves < stop:
+        answered = kind in (RowKind.AUDITED, RowKind.EARLY)
+        if (kind is RowKind.PLAIN or answered) and leaves < stop:
             wanted.append((row, leaves))
-        if (
-            kind in (RowKind.SHADOW, RowKind.FULL) or (kind is RowKind.AUDITED and leaves < at_end)
-        ) and stayed.stop is None:
+        if (kind in (RowKind.SHADOW, RowKind.FULL) or (answered and leaves < at_end)) and stayed.stop is None:
             wanted += [(row, at_end)] if stop == toy.num_blocks else []
     assert sorted(told) == sorted(wanted)
     inside = {row for row, (block, kind) in enumerate(inputs) if kind or left_at(block, ramps) >= stop}
     if stayed.stop is not None or stop < toy.num_blocks:
         assert set(stayed.rows.tolist()) == inside
     if stayed.stop is not None:
-        assert all(kind is not RowKind.FULL for kind in kinds), "who wants the full network is computed to the end"
+        assert {RowKind.FULL, RowKind.EARLY}.isdisjoint(kinds), "who is meant to run to the end does"
+
+
+def test_where_answers_are_early_everybody_is_answered_at_a_ramp_and_computed_to_the_end() -> None:
+    toy = Toy()
+    order = Order(4, frozenset(RAMPS), (pack(toy.encode([[0, 1], [0, 1], [1, 1]])),), kinds=bytes([RowKind.EARLY] * 3))
+    *parts, stayed = SplitReplica(toy).run(order)
+    assert toy.sizes == [3, 3, 3]
+    assert [(part.exits.rows.tolist(), part.exits.blocks.tolist()) for part in parts] == [
+        ([0, 1], [0, 0]),
+        ([2], [2]),
+        ([0, 1, 2], [3, 3, 3]),
+    ]
+    assert stayed.survivors is None
 
 
 def test_a_launch_ends_where_only_shadows_are_left() -> None:

@@ -1,0 +1,68 @@
+"""Ramps for early answers: the best there are within the budget, by brute force; and the plan around them."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from optimizer import Objective, Plan, optimize, problem
+from optimizer.answers import Times, answered_s, best_ramps, check_whole
+from profiles.datasheet import datasheet_table
+from profiles.devices import fleet, links_between
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+from profiles.shapes import bert_base
+
+KINDS = fleet("v100=2,p100=2")
+EXITS = ExitProfile(tuple(np.linspace(1.0, 0.1, 12)))
+PROFILE = Profile("bert", tuple(datasheet_table(bert_base(), kind.kind) for kind in KINDS), EXITS)
+
+
+def drawn(seed: int, blocks: int = 8) -> tuple[Times, tuple[float, ...]]:
+    random = np.random.default_rng(seed)
+    steps_s, delays_s = random.uniform(0.5, 1.5, blocks), random.uniform(0.0, 0.4, blocks - 1)
+    survival = (1.0, *np.sort(random.choice([0.0, 0.2, 0.5, 0.5, 0.9, 1.0], blocks - 1))[::-1].tolist())
+    known_s = steps_s.cumsum() + np.append(delays_s * random.uniform(), 0.0)
+    return Times(tuple(known_s.tolist()), tuple(delays_s.tolist())), survival
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_set_of_ramps_within_the_budget_answers_sooner(seed: int) -> None:
+    times, survival = drawn(seed)
+    budget_s = float(np.random.default_rng(seed).choice([0.0, 0.1, 0.3, 1.0, 9.0]))
+    every = range(len(times.delay))
+    allowed = [
+        ramps
+        for count in range(len(every) + 1)
+        for ramps in combinations(every, count)
+        if sum(times.delay[ramp] for ramp in ramps) <= budget_s
+    ]
+    found = best_ramps(times, survival, tuple(every), budget_s)
+    assert found in allowed
+    assert times.mean_s(survival, found) == pytest.approx(min(times.mean_s(survival, each) for each in allowed))
+
+
+def early(budget: float) -> Plan:
+    return optimize(PROFILE, KINDS, links_between(KINDS), Objective(slo_s=0.5, ramp_budget=budget))
+
+
+def test_the_plan_runs_the_whole_network_at_the_batches_of_no_exits_and_delays_nobody_by_more_than_the_budget() -> None:
+    facts = problem(PROFILE, KINDS, links_between(KINDS))
+    without, plan, generous = early(0.0), early(0.02), early(0.5)
+    assert [pipeline.ramps for pipeline in without.pipelines] == [()] * len(KINDS)
+    assert all(pipeline.ramps for pipeline in plan.pipelines)
+    for before, after in zip(without.pipelines, plan.pipelines, strict=True):
+        assert replace(after.splits[0], ramps=()) == before.splits[0]
+    assert answered_s(generous, facts) < answered_s(plan, facts) < answered_s(without, facts)
+    assert without.promise
+    assert plan.promise
+    assert plan.promise.latency_s <= 1.02 * without.promise.latency_s
+    assert plan.promise.goodput_per_s >= without.promise.goodput_per_s / 1.02
+
+
+def test_a_plan_with_cuts_is_refused() -> None:
+    check_whole(early(0.02))
+    with pytest.raises(UserError, match="needs a plan without cuts"):
+        check_whole(optimize(PROFILE, KINDS[:1], links_between(KINDS), Objective(slo_s=0.5, max_batch=8)))
