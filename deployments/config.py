@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import ceil
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -21,6 +22,7 @@ BACKENDS = {
 AUTO = "auto"
 VIRTUAL = "virtual"
 DEMO = "deployments.demo:demo_directory"
+LOADER = "deployments.models:load_served"
 
 
 def function_at(path: str) -> Callable[..., Any]:
@@ -124,9 +126,7 @@ class AppConfig(BaseModel):
     name: str | None = Field(
         None, pattern=r"^[\w.-]+$", description="What the model is called in answers and paths; none: as its directory."
     )
-    loader: ImportPath = Field(
-        "deployments.models:load_served", description="Function (directory, device=, dtype=) that returns a SplitModel."
-    )
+    loader: ImportPath = Field(LOADER, description="Function (directory, device=, dtype=) that returns a SplitModel.")
     plan: str | None = Field(
         None,
         description="File of `isobatch plan`: its splits run on replicas of their own; none, and no devices: all "
@@ -268,6 +268,13 @@ class AppConfig(BaseModel):
     def early_budget(self) -> float | None:
         """What ramps may take where answers are early; None: they are not."""
         return self.ramp_budget if self.answers == "early" else None
+
+    @property
+    def promising(self) -> Path | None:
+        """The directory of the network whose exits promise something; None: whoever computes is no network of ours."""
+        if self.backend == VIRTUAL or (self.model is None and self.loader != LOADER):
+            return None
+        return Path(self.model or str(function_at(DEMO)()))
 
     @property
     def planned(self) -> bool:

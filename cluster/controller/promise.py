@@ -16,6 +16,7 @@ import numpy as np
 
 from cluster.controller.record import What
 from deployments.front.observed import Observed, merged
+from optimizer.answers import answered_s
 from optimizer.model.evaluate import evaluate
 from optimizer.plan import Plan, Thresholds
 from optimizer.problem import Problem
@@ -39,7 +40,7 @@ class AgreementTerms:
     """What is promised, and by what thresholds change: the exit table (none: they stay) and the checkpoint's own.
 
     `under_load`: the agreement that is enough while inputs are refused. `strict`: where nobody watches, the
-    checkpoint's own thresholds are back.
+    checkpoint's own thresholds are back. `answers_early`: thresholds gain no goodput, but time until the answer.
     """
 
     agreement: float
@@ -47,6 +48,7 @@ class AgreementTerms:
     prepared: dict[int, float] = field(default_factory=dict)
     under_load: float | None = None
     strict: bool = False
+    answers_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,13 +209,21 @@ class Keeper:
         if evidence is None or self.tuned or self.crowded or not is_watched:
             return None
         now, then = self._chosen(plan), evidence.shown(opened(plan), costs_of(plan, facts))
-        survival = survival_after(facts.survival, evidence.survival(now), evidence.survival(then))
-        before, after = evaluate(plan, facts), evaluate(plan, facts.surviving(survival))
-        gain = after.goodput_per_s / before.goodput_per_s - 1
+        gain = self._gain(plan, facts, evidence.survival(now), evidence.survival(then))
         if gain < self.least_gain:
             return None
         self.tuned = True
         return self._change("tuned", f"thresholds for the plan's own ramps gain {gain:.1%}", plan, facts)
+
+    def _gain(self, plan: Plan, facts: Problem, now: tuple[float, ...], then: tuple[float, ...]) -> float:
+        """By how much a plan is better with thresholds by which others survive, as the exit table tells of both."""
+        if self.terms.answers_early:
+            return answered_s(plan, facts.surviving(now)) / answered_s(plan, facts.surviving(then)) - 1
+        before, after = (
+            evaluate(plan, facts),
+            evaluate(plan, facts.surviving(survival_after(facts.survival, now, then))),
+        )
+        return after.goodput_per_s / before.goodput_per_s - 1
 
     def _change(self, what: What, why: str, plan: Plan, facts: Problem) -> Retuning:
         return Retuning(what, why, self.thresholds(plan, facts))

@@ -74,7 +74,7 @@ class ControllerService:
         deployer = serve.get_deployment_handle(DEPLOYER, self.config.application)
         app_config: AppConfig = await deployer.config.remote()
         profile = profile_of(app_config)
-        self.promise = str((app_config.model and promise_in(Path(app_config.model))) or NOTHING)
+        self.promise = str((app_config.promising and promise_in(app_config.promising)) or NOTHING)
         running = await RunningApplication(self.config.application).plan()
         inventory = Inventory(allowed(self.config, app_config, profile), partial(replica_needs, app_config))
         application = RunningApplication(self.config.application, inventory)
@@ -102,7 +102,7 @@ def loop_of(
 
 def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) -> Keeper | None:
     """What keeps the promise of agreement; None where there is none. Thresholds follow only an exit table."""
-    folder = Path(app_config.model) if app_config.model else None
+    folder = app_config.promising
     promised = app_config.agreement or (agreement_in(folder) if folder else None)
     if promised is None:
         return None
@@ -111,7 +111,10 @@ def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) 
         evidence = None
     prepared = thresholds_in(folder) if folder else {}
     return Keeper(
-        AgreementTerms(promised, evidence, prepared, config.under_load, config.strict), least_gain=config.least_gain
+        AgreementTerms(
+            promised, evidence, prepared, config.under_load, config.strict, app_config.early_budget is not None
+        ),
+        least_gain=config.least_gain,
     )
 
 

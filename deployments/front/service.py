@@ -116,8 +116,9 @@ class Service:
         self.sizes = Sizes(config.max_inputs, config.max_body_bytes)
         self._model = load_front_model(config, directory)
         self.labels = label_names(self._model)
-        self.promised = str(promise_in(Path(directory)) or NOTHING)
-        self._agreement = config.agreement or agreement_in(Path(directory))
+        promising = config.promising
+        self.promised = str((promising and promise_in(promising)) or NOTHING)
+        self._agreement = config.agreement or (agreement_in(promising) if promising else None)
         # The parts of every answer that describe the network.
         self.heading: dict[str, Any] = {"model": self.name} | ({"virtual": True} if config.backend == VIRTUAL else {})
         self._clock, self._work_clock = clock, time.thread_time

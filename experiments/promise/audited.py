@@ -119,7 +119,7 @@ def audit_costs() -> Iterator[tuple[str, float]]:
 
     def run(load: float, share: float) -> Report:
         limits = Limits(audit_share=share, audit_cost=COST)
-        rate, seconds = load * plan.promise.goodput_per_s, 30.0  # type: ignore[union-attr]
+        rate, seconds = load * plan.promise.goodput_per_s, 15.0  # type: ignore[union-attr]
         times_s = arrivals("poisson", rate, seconds, 0)
         blocks = exit_blocks(exits, len(times_s), np.random.default_rng(1))
         return simulate(World(plan, facts, SLO_S, limits), [(times_s, blocks)], seconds)
@@ -128,8 +128,8 @@ def audit_costs() -> Iterator[tuple[str, float]]:
     crowded, crowd = run(1.1, SHARE), run(1.1, 0.0)
     yield "audit_goodput_ratio", min(normal.good / usual.good, crowded.good / crowd.good)
     yield "audit_p99_ratio", normal.tally.quantile_s(0.99) / usual.tally.quantile_s(0.99)
-    yield "audits_per_minute", 2.0 * sum(normal.tally.audited)
-    yield "audits_per_minute_crowded", 2.0 * sum(crowded.tally.audited)
+    yield "audits_per_minute", 4.0 * sum(normal.tally.audited)
+    yield "audits_per_minute_crowded", 4.0 * sum(crowded.tally.audited)
 
 
 @dataclass(frozen=True)

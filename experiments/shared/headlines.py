@@ -171,6 +171,26 @@ HEADLINES = {
             )
         ),
         Headline("promise", "plan_thresholds_gain", "goodput with thresholds for the plan over that with others", 1.05),
+        *(
+            Headline("promise", f"survivors_off_{name}", f"{says}: survivors, planned beside counted", 0.05, True)
+            for name, says in (("sst2", "SST-2"), ("agnews", "AG News"), ("demo", "the demo"))
+        ),
+        Headline("promise", "audit_goodput_ratio", "goodput with audits over that without", 0.98),
+        Headline("promise", "audit_p99_ratio", "p99 with audits over that without, at 70 % load", 1.02, True),
+        Headline("promise", "drift_tightened_s", "from inputs that drift to thresholds that keep 99 % (s)", 30, True),
+        Headline("promise", "windows_kept_share", "windows of a drifting day with 99 % agreement", 0.95),
+        Headline("promise", "windows_kept_share_fixed", "the same with fixed thresholds"),
+        Headline("promise", "windows_kept_share_apparate", "the same with Apparate's tuner, by 16 answers"),
+        *(
+            headline
+            for kind, says in (("k80", "K80, batch 4"), ("p100", "P100, batch 16"))
+            for headline in (
+                Headline("promise", f"early_p50_ratio_{kind}", f"early answers, {says}: p50 over no exits", 0.9, True),
+                Headline("promise", f"early_p99_ratio_{kind}", "the same: p99", 1.02, True),
+                Headline("promise", f"early_agreement_{kind}", "the same: answers that are the full network's", 0.99),
+                Headline("promise", f"early_agreement_apparate_{kind}", "the same with Apparate's tuner"),
+            )
+        ),
     ),
     "Under attack, and for long": (
         Headline("fuzz", "cases", "wrong requests and files", 100_000),

@@ -1,0 +1,74 @@
+"""Early answers (Apparate's way): how much sooner inputs are answered, at what tail and at what agreement.
+
+The network of the texts runs in one piece, timed as DistilBERT on one device by its datasheet: the real dispatcher in
+virtual time, at half of what the device can do. Ramps are those that the product opens within its budget, thresholds
+those that it chooses for these ramps. Beside it Apparate's tuner at the same ramps, which looks at 16 answers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from cluster.load.workloads import arrivals
+from cluster.simulator.report import Report
+from cluster.simulator.simulation import Simulation, World
+from deployments.dispatch.messages import Limits
+from experiments.promise.audited import RecordedDevices
+from experiments.promise.greedy import WINDOW, tuned
+from optimizer import Objective, Plan, Problem, problem
+from optimizer.answers import early_plan
+from optimizer.tuning import costs_of, opened
+from profiles.datasheet import datasheet_table
+from profiles.devices import fleet, links_between
+from profiles.evidence import Evidence
+from profiles.exit_table import ExitTable, outcome
+from profiles.files import Profile
+from profiles.shapes import distilbert
+
+SLO_S, BUDGET, LOAD, INPUTS = 2.0, 0.02, 0.5, 20_000
+DEVICES = {"k80": 4, "p100": 16}  # and the largest batch there
+TUNINGS = 100
+
+
+def answered_early(evidence: Evidence, others: ExitTable) -> Iterator[tuple[str, float]]:
+    """Median and p99 over those of the network without exits, and the answers that are the full network's."""
+    for kind, batch in DEVICES.items():
+        kinds = fleet(f"{kind}=1")
+        facts = problem(Profile("distilbert", (datasheet_table(distilbert(), kind),)), kinds, links_between(kinds))
+        objective = Objective(slo_s=SLO_S, max_batch=batch, ramp_budget=BUDGET)
+        without, plan = early_plan(facts, objective), _tuned(facts, objective, evidence)
+        full, early = (_run(each, facts, evidence, others) for each in (without, plan))
+        yield f"early_p50_ratio_{kind}", early.tally.quantile_s(0.5) / full.tally.quantile_s(0.5)
+        yield f"early_p99_ratio_{kind}", early.tally.quantile_s(0.99) / full.tally.quantile_s(0.99)
+        yield f"early_agreement_{kind}", 1 - sum(early.tally.missed) / early.arrived
+        yield f"early_share_{kind}", sum(early.tally.audited) / early.arrived
+        yield f"early_ramps_{kind}", float(len(plan.ramps))
+        lost = list(_lost_by_apparate(others.only(opened(plan), costs_of(plan, facts))))
+        yield f"early_agreement_apparate_{kind}", 1 - float(np.mean(lost))
+        yield f"early_kept_share_apparate_{kind}", float(np.mean(np.array(lost) <= evidence.max_loss))
+
+
+def _tuned(facts: Problem, objective: Objective, evidence: Evidence) -> Plan:
+    """The plan that is made at the start, with the thresholds that the controller then chooses for it."""
+    plan = early_plan(facts.surviving(evidence.survival(evidence.prepared)), objective)
+    chosen = evidence.shown(ramps := opened(plan), costs_of(plan, facts))
+    return replace(plan, thresholds=evidence.thresholds(chosen, ramps))
+
+
+def _run(plan: Plan, facts: Problem, evidence: Evidence, others: ExitTable) -> Report:
+    assert plan.promise
+    rate = LOAD * plan.promise.goodput_per_s
+    times_s = arrivals("poisson", rate, INPUTS / rate, 0)
+    rows = np.random.default_rng(0).integers(others.num_inputs, size=len(times_s))
+    devices = partial(RecordedDevices, table=others, evidence=evidence, prepared=evidence.prepared)
+    world = World(plan, facts, SLO_S, Limits(answers_early=True))
+    return Simulation(world, [(times_s, rows)], INPUTS / rate, 0, devices).finish()
+
+
+def _lost_by_apparate(table: ExitTable) -> Iterator[float]:
+    random = np.random.default_rng(0)
+    for _ in range(TUNINGS):
+        seen = table.of(random.integers(table.num_inputs, size=WINDOW))
+        yield outcome(table, tuned(seen), "agreement").lost.mean
