@@ -55,8 +55,8 @@ class Choice:
         asked, cheapest = demand(self.beliefs.forecast, self.seen, self.question.cheapest), self.question.cheapest
         now, running = (self.beliefs.survival, self.corrections, self.counts), self.running
         if self.question.answers_early:
-            best = self.question.best(*now)
-            return Expectation(best, evaluate(best, self.facts), running.kept), None
+            soonest = self.question.best(*now)
+            return Expectation(soonest, evaluate(soonest, self.facts), running.kept), None
         if asked and (cheapest or (not lacking(self.plan, self.counts) and has_room(running, asked, self.seen))):
             best = self.question.carrying(asked.planned_for(running.kept), *now)
             if best or cheapest:
