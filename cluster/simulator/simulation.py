@@ -70,14 +70,15 @@ class Simulation:
         seconds: float,
         seed: int = 0,
         devices: Callable[..., TableDevices] = TableDevices,
+        dispatcher: Callable[..., Dispatcher] = Dispatcher,
     ) -> None:
         self.world, self.plan = world, world.plan
         self.tally = Tally(seconds, world.slo_s, world.facts.num_blocks)
         random = np.random.default_rng([seed, TROUBLES_SEED])
         self._devices = devices(world.plan, world.facts, world.troubles, random, world.host)
         chance = np.random.default_rng([seed, AUDITS_SEED]).random
-        dispatcher = Dispatcher(self._route(), self._devices.groups(), world.limits, chance)
-        self._loop = EventLoop(dispatcher, self._devices, self.tally, world.slo_s, world.host, world.fronts)
+        made = dispatcher(self._route(), self._devices.groups(), world.limits, chance)
+        self._loop = EventLoop(made, self._devices, self.tally, world.slo_s, world.host, world.fronts)
         self._chunks, self._lengths = _chunks(inputs), np.random.default_rng([seed, LENGTHS_SEED])
         self._times_s, self._needs, self._weights = NO_INPUTS
         self._absent: set[str] = set()

@@ -1,57 +1,101 @@
-"""Whether an input is admitted: if its deadline can be met, by what is ahead of it and by how fast replicas are."""
+"""Whether an input is admitted: if it is likely to be in time, by what is ahead of it and by how fast replicas are.
+
+Nobody knows before where an input leaves, nor exactly how long it waits. So an input has a probability to be late, by
+what is expected and by how far off that was of late. It is refused if it would probably be late, or if too many would
+be: of all that are admitted few may be late. Who is in time makes room for who may not be.
+"""
 
 from collections.abc import Sequence
 
+from deployments.dispatch.experience import FEW, Expected
 from deployments.dispatch.lanes import Lane
 from deployments.dispatch.messages import Limits, Refusal
 from deployments.dispatch.queues import StageQueues
 
-
-def fastest(lanes: Sequence[Lane], now_s: float, weight: int = 1) -> Lane:
-    """The lane where a newcomer is expected to be done first."""
-    return lanes[0] if len(lanes) == 1 else min(lanes, key=lambda lane: expected_s(lane, now_s, weight))
+EVEN = 0.5  # whose probability is higher will probably be late
+MOST_SAVED = 8.0  # late inputs that may come together, where few were late for long
 
 
-def expected_s(lane: Lane, now_s: float, weight: int = 1, more: int = 0) -> float:
-    """How long an input that is admitted now takes to its promised answer: what is ahead of it, then its own launches.
+class Admission:
+    """Who is admitted by one dispatcher, and how many of them may still be late."""
+
+    def __init__(self) -> None:
+        self._may_be_late = 1.0  # inputs
+
+    def risk(
+        self, lane: Lane, expected: Expected, deadline_s: float, inside: int, limits: Limits, weight: int = 1,
+        others: int = 0,
+    ) -> float | Refusal:  # fmt: skip
+        """The probability that an input is late that is admitted to this lane, or why it is not admitted.
+
+        `inside`: how many inputs have not ended. So many `others` are admitted just before it.
+        """
+        left_s, sure_s = deadline_s - expected.now_s, expected.sure_s
+        if sure_s > left_s:
+            late_s = self.needed_s(expected) - left_s
+            # While nobody is inside, the plan's own times decide. Otherwise replicas that were so slow for a while that
+            # all are refused would get nothing to do by which they could show that they are fast again.
+            if late_s > 0 and (inside or lane.alone_s(weight) > left_s):
+                return Refusal("the deadline cannot be met with what is ahead", late_s)
+        if inside + others >= limits.backlog:
+            return Refusal(f"the backlog of {limits.backlog} inputs is full", sure_s)
+        found = expected.late(left_s)
+        self._add(FEW - found)
+        return found
+
+    def ended(self, risk: float, late: bool) -> None:
+        """An input of this risk has ended. So what is expected may be too dark, and few are late all the same."""
+        self._add(risk - late)
+
+    def needed_s(self, expected: Expected) -> float:
+        """How much time an input must have to be admitted."""
+        saved = self._may_be_late
+        return expected.needed_s(max(FEW, min(EVEN, saved)) if saved >= 0.0 else FEW / 10)
+
+    def _add(self, inputs: float) -> None:
+        self._may_be_late = max(-MOST_SAVED, min(MOST_SAVED, self._may_be_late + inputs))
+
+
+def soonest(lanes: Sequence[Lane], now_s: float, weight: int = 1, more: int = 0) -> tuple[Lane, Expected]:
+    """The lane where a newcomer is expected to be answered first."""
+    if len(lanes) == 1:
+        return lanes[0], expected_in(lanes[0], now_s, weight, more)
+    return min([(each, expected_in(each, now_s, weight, more)) for each in lanes], key=lambda way: way[1].mean_s)
+
+
+def expected_in(lane: Lane, now_s: float, weight: int = 1, more: int = 0) -> Expected:
+    """An input begins at a stage when it gets there, and what is ahead of it is done.
 
     Launches count as long as replicas really take. If the table is wrong and all are slower than planned, a promise by
     the table would let in inputs that expire half-way. `more`: what others of its request weigh, admitted before it.
     """
-    ahead_s = own_s = 0.0
     costs = lane.entry.costs_s(more) if more else {}
-    for group in lane.promised_groups:
-        if (group_s := group.ahead_s(now_s, costs.get(group, 0.0))) > ahead_s:
-            ahead_s = group_s
+    at_s = all_own_s = 0.0
+    ends_s = []
     for stage in lane.promised:
-        own_s += _own_s(stage, weight)
-    return ahead_s + own_s
+        if stage.is_alone and not stage.stage.start:
+            launches = (stage.waiting + more) // stage.stage.room
+            ahead_s = stage.group.free_s(now_s, launches, stage.stage.launch_s[-1])
+            full = ahead_s > 0.0
+        else:
+            full = False
+            ahead_s = stage.group.ahead_s(now_s, costs.get(stage.group, 0.0))
+        own_s = _own_s(stage, weight, full)
+        all_own_s += own_s
+        at_s = (ahead_s if ahead_s > at_s else at_s) + own_s
+        ends_s.append(at_s)
+    return Expected(lane.experience, now_s, ends_s, all_own_s)
 
 
-def refusal(
-    lane: Lane, now_s: float, deadline_s: float, inside: int, limits: Limits, weight: int = 1, more: int = 0,
-    others: int = 0,
-) -> Refusal | None:  # fmt: skip
-    """Why an input cannot be admitted to this lane, or None if it can. `inside`: how many inputs have not ended.
+def _own_s(queues: StageQueues, weight: int, full: bool) -> float:
+    """How long an input takes to get there, and its launch, if it joins those who wait for this stage now.
 
-    So many `others`, which weigh `more`, are admitted just before it.
+    `full`: others will join it while it waits.
     """
-    needed_s = expected_s(lane, now_s, weight, more)
-    late_s = now_s + needed_s * (1 + limits.slack) - deadline_s
-    # While nobody is inside, the plan's own times decide. Otherwise replicas that were so slow for a while that all are
-    # refused would get nothing to do by which they could show that they are fast again.
-    if late_s > 0 and (inside or now_s + lane.alone_s(weight) * (1 + limits.slack) > deadline_s):
-        return Refusal("the deadline cannot be met with what is ahead", late_s)
-    if inside + others >= limits.backlog:
-        return Refusal(f"the backlog of {limits.backlog} inputs is full", needed_s)
-    return None
-
-
-def _own_s(queues: StageQueues, weight: int) -> float:
-    """How long the launch will take of an input that joins those who wait for this stage now."""
-    stage, beside = queues.stage, queues.waiting
+    stage, beside = queues.stage, queues.stage.room if full else queues.waiting
     if stage.local and stage.start:
         beside //= max(1, len(queues.group.members))
     if stage.length is None:  # as below, where all weigh 1: every request asks
-        return stage.launch_s[beside if beside < stage.batch else -1] * queues.group.slowdown
-    return stage.seconds(max(weight, min(beside + weight, stage.room))) * queues.group.slowdown
+        return stage.launch_s[beside if beside < stage.batch else -1] * queues.group.slowdown + stage.transfer_s
+    weight = max(weight, min(beside + weight, stage.room))
+    return stage.seconds(weight) * queues.group.slowdown + stage.transfer_s

@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import count, groupby
 from math import inf
 
-from deployments.dispatch.admission import expected_s, fastest, refusal
+from deployments.dispatch.admission import Admission, soonest
 from deployments.dispatch.audits import Audits
 from deployments.dispatch.batching import choose, form_batch
+from deployments.dispatch.experience import Expected
 from deployments.dispatch.flights import Flight, Flights
 from deployments.dispatch.groups import Group, Replica
 from deployments.dispatch.lanes import Lane
@@ -49,6 +50,7 @@ class Dispatcher:
         self._lanes = self._open = list[Lane]()
         self._tickets: dict[int, Ticket] = {}
         self._flights = Flights()
+        self._admission = Admission()
         self._endings: list[Ending] = []
         self._ticket_ids = count()
         self._ticked_s = 0.0  # when `tick` last looked for launches
@@ -63,10 +65,13 @@ class Dispatcher:
         self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
     ) -> int | Refusal:
         """A ticket's number, or why there is none. `full`: no ramp lets the input go."""
-        lane = fastest(self._open, now_s, weight)
-        if refused := refusal(lane, now_s, deadline_s, len(self._tickets), self.limits, weight):
-            return refused
-        return self._let_in(lane, deadline_s, place, weight, full)
+        lane, expected = soonest(self._open, now_s, weight)
+        risk = self._admission.risk(lane, expected, deadline_s, len(self._tickets), self.limits, weight)
+        if isinstance(risk, Refusal):
+            return risk
+        number = self._let_in(lane, expected, deadline_s, place, weight, full)
+        self._tickets[number].risk = risk
+        return number
 
     def admit_all(
         self,
@@ -85,18 +90,21 @@ class Dispatcher:
             return alone if isinstance(alone, Refusal) else [alone]
         weights, lanes, others = weights or (1,) * len(places), len(self._open), len(places) - 1
         last, more = weights[-1], sum(weights[:-1]) // lanes
-        lane = fastest(self._open, now_s, last)
-        inside = len(self._tickets)
-        if refused := refusal(lane, now_s, deadline_s, inside, self.limits, last, more, others // lanes):
-            return refused
-        return [
-            self._let_in(fastest(self._open, now_s, weight), deadline_s, place, weight, full)
+        (lane, expected), inside = soonest(self._open, now_s, last, more), len(self._tickets)
+        risk = self._admission.risk(lane, expected, deadline_s, inside, self.limits, last, others // lanes)
+        if isinstance(risk, Refusal):
+            return risk
+        numbers = [
+            self._let_in(*soonest(self._open, now_s, weight), deadline_s, place, weight, full)
             for place, weight in zip(places, weights, strict=True)
         ]
+        self._tickets[numbers[-1]].risk = risk
+        return numbers
 
-    def _let_in(self, lane: Lane, deadline_s: float, place: Place, weight: int, full: bool) -> int:
+    def _let_in(self, lane: Lane, expected: Expected, deadline_s: float, place: Place, weight: int, full: bool) -> int:
         number = next(self._ticket_ids)
         ticket = self._tickets[number] = Ticket(number, deadline_s, place, weight)
+        ticket.expected = expected
         if full:
             ticket.kind = RowKind.FULL
         elif self.limits.audit_share or self.limits.answers_early:
@@ -161,6 +169,8 @@ class Dispatcher:
         flight.judge(now_s)
         if flight.owed:
             self._audits.earn(flight.planned_s)
+            flight.compare(now_s)
+            self._settle([ticket for row, ticket in enumerate(tickets) if row not in survivors], now_s)
         if not survivors:
             return self._end(tickets, Outcome.ANSWERED)
         stop = launch.stop if stop is None else stop
@@ -208,6 +218,7 @@ class Dispatcher:
     def abandon(self, ticket_id: int) -> None:
         """Nobody waits for this input's answer any more. A launch that holds it runs on; nothing follows."""
         if ticket := self._tickets.get(ticket_id):
+            self._settle([ticket], -inf)
             self._end([ticket], Outcome.ABANDONED)
 
     def audits(self) -> list[Audit]:
@@ -233,8 +244,7 @@ class Dispatcher:
         for name, group in self._groups.items():
             group.follow(groups[name])
         if not self._lanes or route != self.route:
-            degrades = self.limits.degrades
-            self.route, self._lanes = route, [Lane(each, self._groups, degrades) for each in route.pipelines]
+            self.route, self._lanes = route, [Lane(each, self._groups, self.limits) for each in route.pipelines]
             self._audits.forget()  # they were answered under another plan
         for lane in self._lanes:
             lane.forget_gone()
@@ -281,14 +291,14 @@ class Dispatcher:
         """How many replicas each group has. Inputs that need a group without any wait."""
         return {name: len(group.members) for name, group in self._groups.items()}
 
-    def expected_s(self, now_s: float, weight: int = 1) -> float:
-        """How long inputs of this weight take to the very end, if admitted now, in the lane where they are done first.
+    def needed_s(self, now_s: float, weight: int = 1) -> float:
+        """How much time inputs of this weight must have to be admitted now.
 
         Where there are several lanes, they are taken to spread over them.
         """
         last = min(weight, self.route.length or 1)
         more = (weight - last) // len(self._open)
-        return min(expected_s(lane, now_s, last, more) for lane in self._open)
+        return self._admission.needed_s(soonest(self._open, now_s, last, more)[1])
 
     def timeout_s(self, launch_id: int) -> float:
         """How long a launch may take before it counts as failed."""
@@ -318,7 +328,7 @@ class Dispatcher:
         if lane in self._open:
             return lane
         near = [each for each in self._open if any(kept_by in group.members for group in each.groups)]
-        return near[0] if near else fastest(self._open, self._ticked_s)
+        return near[0] if near else soonest(self._open, self._ticked_s)[0]
 
     def _expire(self, now_s: float) -> None:
         for queue in list(self._queues()):
@@ -333,7 +343,15 @@ class Dispatcher:
         """End inputs for which there is no time left."""
         first = self.route.edges[0] if self.limits.degrades and self.route.edges else self.route.num_blocks
         self._end([ticket for ticket in tickets if ticket.cursor >= first], Outcome.DEGRADED)
+        self._settle([ticket for ticket in tickets if not ticket.ended], inf)
         self._end(tickets, Outcome.EXPIRED)
+
+    def _settle(self, tickets: Iterable[Ticket], now_s: float) -> None:
+        """These are through, in time or late: what was expected of them no longer counts."""
+        for ticket in tickets:
+            if (late := ticket.deadline_s < now_s) or ticket.risk:
+                self._admission.ended(ticket.risk, late)
+                ticket.risk = 0.0
 
     def _end(self, tickets: Iterable[Ticket], outcome: Outcome, reason: str = "", fault: Fault | None = None) -> None:
         ended = []

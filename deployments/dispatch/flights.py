@@ -27,6 +27,13 @@ class Flight(NamedTuple):
         """It came back: how fast its replica is follows from when."""
         self.queue.owner.group.judge(self.replica, self.started_s, self.planned_s, now_s)
 
+    def compare(self, now_s: float) -> None:
+        """It came back: how far off it was when one of its inputs was expected, in turns the first or another."""
+        ticket, number = self.tickets[self.launch.id % len(self.tickets)], self.lane.route.number_at(self.launch.cursor)
+        expected = ticket.expected
+        if expected and expected.experience is self.lane.experience and number < len(expected.ends_s):
+            expected.learn(number, now_s)
+
     def timeout_s(self, limits: Limits) -> float:
         """How long it may take before it counts as failed; for ever, where nothing is known of its time."""
         if not self.planned_s:

@@ -99,6 +99,18 @@ class Group:
         ahead_s = (self.owed_s + more_s) * self._busy_slowdown
         return (ahead_s + running_s if running_s > 0 else ahead_s) / self._devices
 
+    def free_s(self, now_s: float, launches: int, each_s: float) -> float:
+        """How long until a replica is free, after so many launches more, each of which takes so long as planned."""
+        rounds, number = divmod(launches, self._devices)
+        later_s = rounds * each_s * self._busy_slowdown
+        for level in self._by_load:
+            for replica in level.values():
+                if replica.benched_until_s is None:
+                    if not number:
+                        return max(0.0, replica.ends_s[-1] - now_s if replica.ends_s else 0.0) + later_s
+                    number -= 1
+        return later_s
+
     @property
     def has_idle(self) -> bool:
         """Whether any replica has nothing to do, benched or not."""

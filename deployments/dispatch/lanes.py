@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
+from deployments.dispatch.experience import Experience
 from deployments.dispatch.groups import Group, Replica
+from deployments.dispatch.messages import Limits
 from deployments.dispatch.queues import Queue, StageQueues, Ticket
 from deployments.dispatch.route import Route
 
@@ -14,13 +16,15 @@ class Lane:
     degrade, by the end of its first level.
     """
 
-    def __init__(self, route: Route, groups: Mapping[str, Group], degrades: bool = False) -> None:
+    def __init__(self, route: Route, groups: Mapping[str, Group], limits: Limits) -> None:
         self.route = route
         self.groups = tuple(groups[name] for name in route.groups)
-        until = route.edges[0] if degrades and route.edges else route.num_blocks
+        until = route.edges[0] if limits.degrades and route.edges else route.num_blocks
         self.stages = tuple(StageQueues(route, stage, groups, until) for stage in route.stages)
         self.promised = tuple(each for each in self.stages if each.is_promised)
-        self.promised_groups = tuple({each.group: None for each in self.promised})
+        self.experience = Experience([each.stage.survival for each in self.promised], limits.slack)
+        for each in self.stages:
+            each.is_alone = [other.group for other in self.stages].count(each.group) == 1
         self.by_group = tuple(
             (group, tuple(each for each in self.stages if each.group is group)) for group in self.groups
         )
@@ -36,8 +40,9 @@ class Lane:
         return all(group.members for group in self.groups)
 
     def alone_s(self, weight: int) -> float:
-        """What an input takes that meets nobody, as planned."""
-        return sum(each.stage.seconds(weight) for each in self.promised)
+        """By when at least half of the inputs that meet nobody have their answers, as planned."""
+        half = next(number for number, after in enumerate(self.experience.beyond, 1) if after <= 0.5)
+        return sum(each.stage.seconds(weight) for each in self.promised[:half])
 
     @property
     def may_launch_newcomer(self) -> bool:

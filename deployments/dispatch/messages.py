@@ -58,7 +58,7 @@ class Limits:
     """What the dispatcher may do."""
 
     backlog: int = 4096  # inputs inside at any time
-    slack: float = 0.2  # share of the expected time that is kept free for what was not expected
+    slack: float = 0.2  # how much longer than expected inputs may take before any has shown it
     # Further attempts after the network failed: of a launch at one stage, and of an input from block 0. And how many
     # replicas may hang or end while they run an input, before it is taken for the cause.
     retries: int = 2

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
+from deployments.dispatch.experience import Expected
 from deployments.dispatch.groups import Group, Replica
 from deployments.dispatch.messages import Place, RowKind
 from deployments.dispatch.route import Route, Stage
@@ -22,6 +23,8 @@ class Ticket:
     queue: "Queue | None" = None  # where it waits; None: in a launch
     kind = RowKind.PLAIN
     told: tuple[int, object] | None = None  # of a shadow: the block where it was answered, and what
+    risk = 0.0  # the probability to be late, as it was admitted
+    expected: Expected | None = None  # when it was admitted; None: it has begun again since
 
     def __init__(self, id: int, deadline_s: float, place: Place, weight: int = 1) -> None:
         self.id = id
@@ -31,7 +34,7 @@ class Ticket:
         self.origin = place  # where it came in: it begins again from there if its state is lost with a replica
 
     def begin_again(self) -> None:
-        self.cursor, self.place, self.kept_by = 0, self.origin, None
+        self.cursor, self.place, self.kept_by, self.expected = 0, self.origin, None, None
 
     def attempts(self) -> int:
         """How often the input may have been the cause of a failure.
@@ -56,6 +59,7 @@ class StageQueues:
         self._groups = groups
         self.until = route.num_blocks if until is None else until
         self.is_promised = stage.start < self.until
+        self.is_alone = False  # no other stage of the lane wants its group
 
     def costs(self, cursor: int) -> tuple[Costs, Costs]:
         """What a weight of 1 before this block will cost each group; and what of it after its next launch."""

@@ -169,7 +169,7 @@ class Service:
         work_s = experience.work_s.expected(size)
         weight = max(1, round(experience.weight.expected(size)))
         # What is left to be done when it has been read: by the network, and with the answer.
-        rest_s = dispatcher.expected_s(now_s, weight) * (1 + dispatcher.limits.slack) + self._after_s(deadline_s)
+        rest_s = dispatcher.needed_s(now_s, weight) + self._after_s(deadline_s)
         if dispatcher.inside or not turnstile.idle:
             turnstile.check(work_s, deadline_s - rest_s)
         else:  # nobody is hurt if what was learned is right, and if it is wrong, this is how that shows

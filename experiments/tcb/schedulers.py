@@ -6,6 +6,7 @@ The paper's utility of a text is 1 / tokens, and it has no admission: who is not
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from deployments.dispatch.admission import expected_in
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.lanes import Lane
 from deployments.dispatch.messages import Limits, Place, Refusal
@@ -50,7 +51,8 @@ class OrderedDispatcher(Dispatcher):
     def admit(
         self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
     ) -> int | Refusal:
-        return self._let_in(self._lane, place.payload.deadline_s, place, weight, full)
+        expected = expected_in(self._lane, now_s, weight)
+        return self._let_in(self._lane, expected, place.payload.deadline_s, place, weight, full)
 
 
 class _OrderedQueue(Queue):

@@ -96,9 +96,9 @@ def test_overload_is_refused_at_the_door_and_goodput_stays() -> None:
 
 
 def test_a_refusal_says_when_to_come_again() -> None:
-    dispatcher = Dispatcher(TWO_SPLITS, GROUPS, Limits(backlog=2))
+    dispatcher = Dispatcher(TWO_SPLITS, GROUPS, Limits(backlog=2, slack=0.0))
     assert dispatcher.admit(0.0, 0.001, Place("x", 0)) == Refusal(
-        "the deadline cannot be met with what is ahead", pytest.approx(1.2 * 2 * 0.01 * 0.5625 - 0.001)
+        "the deadline cannot be met with what is ahead", pytest.approx(2 * 0.01 * 0.5625 - 0.001)
     )
     for _ in range(2):
         assert isinstance(dispatcher.admit(0.0, 1.0, Place("x", 0)), int)
@@ -317,7 +317,7 @@ def test_replicas_that_were_slow_for_a_while_get_a_chance_to_show_that_they_no_l
     def run(deadline_s: float, taking_s: float) -> None:
         nonlocal now_s
         assert not isinstance(dispatcher.admit(now_s, now_s + deadline_s, Place("state", 0)), Refusal)
-        if dispatcher.expected_s(now_s) > 0.1:
+        if dispatcher.needed_s(now_s) > 0.1:
             assert isinstance(dispatcher.admit(now_s, now_s + 0.1, Place("state", 0)), Refusal), "one is enough"
         (launch,) = dispatcher.tick(now_s)
         now_s += taking_s
@@ -325,8 +325,8 @@ def test_replicas_that_were_slow_for_a_while_get_a_chance_to_show_that_they_no_l
 
     for _ in range(10):
         run(deadline_s=60.0, taking_s=1.0)
-    assert dispatcher.expected_s(now_s) > 0.9
-    assert isinstance(dispatcher.admit(now_s, now_s + 0.011, Place("state", 0)), Refusal), "no plan can do that"
-    while dispatcher.expected_s(now_s) > 0.08:
+    assert dispatcher.needed_s(now_s) > 0.9
+    assert isinstance(dispatcher.admit(now_s, now_s + 0.009, Place("state", 0)), Refusal), "no plan can do that"
+    while dispatcher.needed_s(now_s) > 0.08:
         run(deadline_s=0.1, taking_s=0.01)
     assert now_s < 12

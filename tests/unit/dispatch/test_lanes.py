@@ -75,8 +75,8 @@ def test_lanes_that_share_replicas_or_miss_blocks_are_refused() -> None:
 
 def test_the_promise_is_that_of_the_faster_lane() -> None:
     alone, both = Dispatcher(FAST, GROUPS), Dispatcher(BOTH, GROUPS)
-    assert both.expected_s(0.0) == alone.expected_s(0.0)
+    assert both.needed_s(0.0) == alone.needed_s(0.0)
     for _ in range(100):
         alone.admit(0.0, 9.0, Place("x", 0))
         both.admit(0.0, 9.0, Place("x", 0))
-    assert both.expected_s(0.0) < alone.expected_s(0.0)
+    assert both.needed_s(0.0) < alone.needed_s(0.0)

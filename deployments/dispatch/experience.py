@@ -1,0 +1,102 @@
+"""How far off it was of late when inputs were expected to be through each stage of a lane.
+
+What is expected leaves things out: who leaves early, what waits in bulk, launches that vary, a front that is late. They
+show in how much later or earlier inputs really were. Their mean corrects what is expected, their spread says how sure
+that is; both become small where all goes as planned. They are counted in what an input's own launches take, so that
+they grow and shrink with these where replicas become slower or faster.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import exp, log, sqrt
+from typing import NamedTuple
+
+FORGETS = 0.02  # the share of what was seen before that a launch replaces
+FIRST = 8  # launches that what is believed before any is as good as
+MOST_OFF = 5.0  # of an input's own launches: one outlier should not count for all
+SURE = 3.0  # spreads beyond the mean: nearly nobody is later
+FEW = 0.01  # of all inputs, who may be late
+_STEEP = 1.702  # of the logistic curve that is nearest to the normal one
+
+
+class Expected(NamedTuple):
+    """When a newcomer is expected to be through each stage of a lane: seconds from now."""
+
+    experience: "Experience"  # in that lane
+    now_s: float
+    ends_s: Sequence[float]
+    own_s: float  # what its own launches take of that
+
+    @property
+    def mean_s(self) -> float:
+        """When it has its answer, in the mean."""
+        each = zip(self.experience.leave, self.ends_s, self.experience.off, strict=True)
+        return sum([leave * (end_s + off * self.own_s) for leave, end_s, off in each])
+
+    @property
+    def sure_s(self) -> float:
+        """By when it has its answer, nearly for sure."""
+        number = self.experience.last
+        return self.ends_s[number] + self.experience.sure[number] * self.own_s
+
+    def needed_s(self, chance: float) -> float:
+        """How much time it must have, to be late with this probability."""
+        experience, number = self.experience, 0
+        while experience.beyond[number] >= chance:
+            number += 1
+        # Of those who leave at that stage.
+        share = max(1e-6, (chance - experience.beyond[number]) / experience.leave[number])
+        spreads = log(1.0 / share - 1.0) / _STEEP if share < 1.0 else -SURE
+        return self.ends_s[number] + (experience.off[number] + spreads * experience.spread[number]) * self.own_s
+
+    def late(self, left_s: float) -> float:
+        """The probability that it has no answer within this time."""
+        experience, own_s = self.experience, self.own_s
+        if self.sure_s <= left_s:
+            return experience.beyond[experience.last]
+        each = zip(experience.leave, self.ends_s, experience.off, experience.spread, strict=True)
+        return sum(
+            [leave * tail(left_s - end_s - off * own_s, spread * own_s) for leave, end_s, off, spread in each if leave]
+        )
+
+    def learn(self, number: int, now_s: float) -> None:
+        """It is through this stage now."""
+        if self.own_s > 0.0:
+            self.experience.learn(number, (now_s - self.now_s - self.ends_s[number]) / self.own_s)
+
+
+class Experience:
+    """What was seen in one lane, stage by stage: how much later than expected, in what an input's own launches take."""
+
+    def __init__(self, survival: Sequence[float], slack: float) -> None:
+        """`survival`: how many get to each stage. Before any was seen, some are believed to be later by `slack`."""
+        self.off, self.spread = [0.0] * len(survival), [slack / 2] * len(survival)
+        self.sure = [SURE * slack / 2] * len(survival)  # nearly nobody is later
+        self._variance, self._seen = [(slack / 2) ** 2] * len(survival), [0] * len(survival)
+        # Where none was expected even at the first stage, all get to the end.
+        shares = [share / survival[0] if survival[0] else 1.0 for share in survival]
+        reach = [*accumulate(shares, min), 0.0]
+        self.leave = [here - after for here, after in pairwise(reach)]  # who has the answer by the end of each stage
+        self.beyond = reach[1:]  # and who has not
+        self.last = next(number for number, after in enumerate(self.beyond) if after <= FEW)
+
+    def learn(self, number: int, off: float) -> None:
+        """An input was through this stage so much later than expected."""
+        self._seen[number] = seen = self._seen[number] + 1
+        share = max(FORGETS, 1.0 / (seen + FIRST))
+        apart = max(-MOST_OFF, min(off, MOST_OFF)) - self.off[number]
+        mean = self.off[number] = self.off[number] + share * apart
+        variance = self._variance[number] = (1.0 - share) * (self._variance[number] + share * apart * apart)
+        spread = self.spread[number] = sqrt(variance)
+        self.sure[number] = mean + SURE * spread
+
+
+def tail(above: float, spread: float) -> float:
+    """The probability to be so far above the mean or further, by the logistic curve that is nearest to the normal one.
+
+    >>> round(tail(0.0, 1.0), 3), round(tail(2.0, 1.0), 3), tail(-1e-9, 0.0), tail(0.0, 0.0)
+    (0.5, 0.032, 1.0, 0.0)
+    """
+    if abs(above) >= 20.0 * spread:
+        return 1.0 if above < 0.0 else 0.0
+    return 1.0 / (1.0 + exp(_STEEP * above / spread))

@@ -1,0 +1,1 @@
+"""How near plans and dispatcher are to what is possible."""

@@ -1,0 +1,141 @@
+"""Who is admitted: nobody who would probably be in time is refused, and few of the others are let in."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.dispatch.admission import Admission, soonest
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.experience import FEW, Expected, Experience
+from deployments.dispatch.messages import Limits, Outcome, Place, Refusal
+from deployments.dispatch.route import Route, Stage
+from tests.helpers.dispatcher_world import Input, World, linear
+
+# 10 ms, a hop of 1.8 ms, 2 ms, whatever the batch: who meets a launch that has just begun is through after 23.8 ms.
+FLAT = Route(
+    (
+        Stage(0, 1, 16, "first", (0.010,) * 16),
+        Stage(1, 2, 16, "second", (0.002,) * 16, survival=0.5, transfer_s=0.0018),
+    )
+)
+ALONE = {"first": ["f"], "second": ["s"]}
+PER_S = 1600.0
+
+
+class HopWorld(World):
+    """Launches of the second stage take as long as the hop before them, too."""
+
+    def stage_of(self, launch):  # type: ignore[no-untyped-def]
+        stage = super().stage_of(launch)
+        return HOPPED if stage.start else stage
+
+
+HOPPED = Stage(1, 2, 16, "second", (0.0038,) * 16, survival=0.5)
+
+
+def under(load: float, slo_s: float, seconds: float = 2.0, slack: float = 0.2) -> HopWorld:
+    world, draw, at_s, inputs = HopWorld(FLAT, ALONE, Limits(slack=slack)), random.Random(1), 0.0, []
+    while (at_s := at_s + draw.expovariate(load * PER_S)) < seconds:
+        inputs.append(Input(at_s, draw.choice((1, 2)), slo_s))
+    world.arrive(*inputs)
+    world.run()
+    return world
+
+
+def late_of(world: World) -> int:
+    ended = [world.ended_s[ticket] > world.deadlines[ticket] + 1e-9 for ticket in world.outcomes]
+    return sum(ended) + Counter(world.outcomes.values())[Outcome.EXPIRED]
+
+
+@pytest.mark.parametrize("slack", [0.0, 0.2])
+def test_whoever_is_in_time_at_the_worst_is_never_refused(slack: float) -> None:
+    world = under(load=0.5, slo_s=0.026, slack=slack)
+    assert not world.refusals
+    assert not late_of(world)
+
+
+@pytest.mark.parametrize("load", [0.85, 1.3])
+def test_hardly_any_of_the_admitted_are_late_and_the_device_works_all_the_same(load: float) -> None:
+    world = under(load, slo_s=0.026)
+    admitted, late = len(world.outcomes), late_of(world)
+    assert late <= 2 * FEW * admitted
+    assert admitted - late >= 0.9 * min(load, 1.0) * PER_S * 2.0
+
+
+def test_a_long_way_that_few_go_refuses_nobody() -> None:
+    """Half a percent go to the end, for which there is no time."""
+    route = Route((linear(0, 1, 4, "a"), linear(1, 2, 4, "b", launch_s=1.0, survival=0.005)))
+    dispatcher = Dispatcher(route, {"a": ["a"], "b": ["b"]})
+    for number in range(4):
+        assert isinstance(dispatcher.admit(0.0, 0.1, Place(number, 0)), int)
+    often = Dispatcher(
+        Route((route.stages[0], linear(1, 2, 4, "b", launch_s=1.0, survival=0.6))), ALONE | {"a": ["a"], "b": ["b"]}
+    )
+    often.admit(0.0, 9.0, Place("inside", 0))
+    assert isinstance(often.admit(0.0, 0.1, Place("late", 0)), Refusal)
+
+
+def test_who_may_be_late_is_let_in_as_long_as_few_are() -> None:
+    lane, limits = Dispatcher(FLAT, ALONE)._lanes[0], Limits()
+    admission, (_, expected) = Admission(), soonest([lane], 0.0)
+    doubtful_s = expected.needed_s(0.3)
+
+    def let_in(deadline_s: float) -> list[float]:
+        found = [admission.risk(lane, expected, deadline_s, 1, limits) for _ in range(100)]
+        return [risk for risk in found if not isinstance(risk, Refusal)]
+
+    first = let_in(doubtful_s)
+    assert 0 < len(first) < 5, "nobody knows yet how they end"
+    for risk in first:
+        admission.ended(risk, late=False)
+    assert 0 < len(let_in(doubtful_s)) < 5, "they were in time"
+    assert len(let_in(1.0)) == 100
+    assert let_in(doubtful_s), "so many were in time"
+    for _ in range(10):
+        admission.ended(0.0, late=True)
+    assert not let_in(doubtful_s)
+
+
+@given(
+    st.lists(st.floats(0.02, 1.0), min_size=1, max_size=4),
+    st.floats(0.01, 0.5),
+    st.floats(-0.5, 0.5),
+    st.floats(0.0, 0.4),
+)
+@settings(max_examples=50, deadline=None)
+def test_who_has_the_time_that_is_needed_is_late_as_rarely_as_asked(
+    shares: list[float], chance: float, off: float, spread: float
+) -> None:
+    survival = sorted(shares, reverse=True)
+    experience = Experience(survival, 0.0)
+    for number in range(len(survival)):
+        experience.off[number], experience.spread[number] = off, spread
+        experience.sure[number] = off + 3.0 * spread
+    # Stages so far apart that who is late at one is in time at those before it.
+    ends_s = [10.0 * (number + 1) for number in range(len(survival))]
+    expected = Expected(experience, 0.0, ends_s, own_s=1.0)
+    needed_s = expected.needed_s(chance)
+    assert expected.late(needed_s + 1e-6) <= chance + 0.02
+    assert expected.late(needed_s - 1e-6) >= min(chance, expected.late(0.0)) - 0.02
+
+
+def test_what_was_seen_corrects_what_is_expected() -> None:
+    experience = Experience([1.0], slack=0.2)
+    expected = Expected(experience, 0.0, [0.1], own_s=0.05)
+    for _ in range(300):
+        expected.learn(0, 0.12)
+    assert expected.mean_s == pytest.approx(0.12, abs=1e-3)
+    assert expected.needed_s(0.01) == pytest.approx(0.12, abs=2e-3), "as sure as it was always the same"
+
+
+def test_a_lane_that_is_later_than_expected_gets_nobody_who_is_earlier_in_another() -> None:
+    """Two lanes of one speed by the plan. Inputs wait in the first for what no table says."""
+    sides = Route((linear(0, 1, 4, "a"),), beside=(Route((linear(0, 1, 4, "b"),)),))
+    first, second = Dispatcher(sides, {"a": ["a"], "b": ["b"]})._lanes
+    assert soonest([first, second], 0.0)[0] is first
+    for _ in range(50):
+        soonest([first], 0.0)[1].learn(0, 0.036)
+    assert soonest([first, second], 0.0)[0] is second
