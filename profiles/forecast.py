@@ -1,26 +1,28 @@
 """What the next window will look like: who will survive to each block, and how many inputs will arrive.
 
-Each ramp's survival is forecast by itself in log-odds, where no forecast can leave [0, 1], and the curve is then made
-non-increasing. Arrivals are forecast in logarithms, where none can be negative. How well: docs/profiles.md.
+Each ramp's survival is forecast by itself, and the curve is then made non-increasing. Arrivals are forecast in
+logarithms, where none can be negative. By which methods: profiles/series.py. How well: docs/profiles.md.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit
 
 from profiles.exits import ExitProfile
-from profiles.series import SPAN, Prediction, Series
+from profiles.methods import Scale, Seen
+from profiles.series import SPAN, Prediction, Series, Z
 from profiles.windows import SteadySurvival, Window
 
 Floats = NDArray[np.float64]
 EDGE = 1e-6  # shares closer than this to 0 or 1 are not told apart
 REFIT_EVERY = 24  # windows between two fits of one series; they take turns
 MAX_LOG = 700.0  # the logarithm of the largest rate that can be written
-Z = 1.96  # standard deviations on either side that hold 95 %
+UNKNOWN_SHARE = 0.5  # of a ramp of which nothing is known
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,11 @@ class Forecast:
     arrivals_per_s: float
     arrivals_low_per_s: float
     arrivals_high_per_s: float
-    methods: tuple[str, ...]  # of each ramp, in order, then of the arrivals
+    methods: tuple[str, ...]  # that count most: of each ramp, in order, then of the arrivals
 
     @property
     def method(self) -> str:
-        """How it was made, in a few words: "arima(0,1,1) x 9, arima(1,1,1) x 3"."""
+        """How it was made, in a few words: "level x 9, arima(1,1,1) x 3"."""
         return ", ".join(f"{method} x {count}" for method, count in Counter(self.methods).most_common())
 
     def contradicts(self, window: Window, z: float = Z) -> bool:
@@ -62,9 +64,10 @@ class Forecaster:
         self._num_blocks, self._span = num_blocks, span
         self._cuts = [block + 1 for block in ramps]  # the blocks that fewer inputs enter than the one before
         self._steady = SteadySurvival(num_blocks)
-        self._series = [Series(span=span) for _ in range(len(self._cuts) + 1)]  # the last one holds the arrivals
+        self._expected: Floats | None = None  # survival as it was believed before the next window
+        self._series = self._new_series([[] for _ in range(len(self._cuts) + 1)])  # the last one holds the arrivals
         self._seen = 0
-        self._inputs = 0  # of the last window
+        self._last: Window | None = None
 
     @classmethod
     def after(
@@ -74,7 +77,7 @@ class Forecaster:
         forecaster = cls(num_blocks, ramp_blocks)
         rows = [forecaster._values(window) for window in windows]
         if rows:
-            forecaster._series = [Series(column) for column in np.transpose(rows)]
+            forecaster._series = forecaster._new_series(list(zip(*rows, strict=True)))
         for series in forecaster._series:
             series.refit()
         forecaster._seen = len(rows)
@@ -89,32 +92,69 @@ class Forecaster:
         self._seen += 1
 
     def forecast(self) -> Forecast:
-        """The window after the last one that was observed."""
-        *ramps, arrivals = (series.predict() for series in self._series)
-        ramps = [self._as_wide_as_chance(ramp) for ramp in ramps]
+        """The window after the last one that was observed, with as many inputs as that had."""
+        ramps = [series.predict(_chance(series.predict().mean, self._inputs)) for series in self._series[:-1]]
+        arrivals = self._series[-1].predict(self._arrivals_noise)
         low, likely, high = (self._curve(ramps, z) for z in (-Z, 0.0, Z))
         few, usual, many = (float(np.expm1(np.clip(_at(arrivals, z), 0, MAX_LOG))) for z in (-Z, 0.0, Z))
         methods = tuple(prediction.method for prediction in (*ramps, arrivals))
         return Forecast(ExitProfile(likely), low, high, usual, few, many, methods)
 
-    def _values(self, window: Window) -> list[float]:
+    def singles(self) -> list[dict[str, float]]:
+        """What each method by itself says of each ramp: for those who compare."""
+        return [series.singles() for series in self._series[:-1]]
+
+    def _new_series(self, columns: Sequence[Sequence[Seen]]) -> list[Series]:
+        *ramps, arrivals = columns
+        odds = Scale(lambda each: float(log_odds(each)), share, lambda each: max(each * (1 - each), EDGE))
+        span = self._span
+        return [
+            *(Series(each[-span:], span, odds, UNKNOWN_SHARE) for each in ramps),
+            Series(arrivals[-span:], span),
+        ]
+
+    @property
+    def _inputs(self) -> int:
+        return self._last.answered if self._last else 0
+
+    @property
+    def _arrivals_noise(self) -> float:
+        """The variance that chance gives the logarithm of arrivals."""
+        if self._last is None:
+            return 0.0
+        return (self._last.arrived + 0.5) / (self._last.duration_s * (1 + self._last.arrivals_per_s)) ** 2
+
+    def _values(self, window: Window) -> list[Seen]:
+        """What a window says of every ramp, and of the arrivals."""
         if len(window.left) != self._num_blocks:
             raise ValueError(f"a window of {len(window.left)} blocks for a network of {self._num_blocks}")
-        self._inputs = window.answered
-        survival = log_odds(self._steady.add(window)[self._cuts])
-        return [*survival.tolist(), float(np.log1p(window.arrivals_per_s))]
-
-    def _as_wide_as_chance(self, ramp: Prediction) -> Prediction:
-        """However steady its history, a window scatters by chance: the less, the more inputs it holds."""
-        stay = self._inputs * float(share(ramp.mean))
-        chance = (1 / (stay + 0.5) + 1 / (self._inputs - stay + 0.5)) ** 0.5
-        return replace(ramp, sd=max(ramp.sd, chance))
+        self._last = window
+        steady = self._steady.add(window)
+        expected = steady if self._expected is None else self._expected
+        self._expected = steady
+        inputs, arrivals = window.answered, float(np.log1p(window.arrivals_per_s))
+        shares = np.asarray(window.entered) / inputs if inputs else steady
+        ramps = [
+            Seen(float(shares[cut]), _chance(float(expected[cut]), inputs) if inputs else inf, float(steady[cut]))
+            for cut in self._cuts
+        ]
+        return [*ramps, Seen(arrivals, self._arrivals_noise, arrivals)]
 
     def _curve(self, ramps: list[Prediction], z: float) -> tuple[float, ...]:
         """Survival at every block, `z` standard deviations away; blocks without a ramp before them inherit."""
         curve = np.ones(self._num_blocks)
-        curve[self._cuts] = share([_at(ramp, z) for ramp in ramps])
+        curve[self._cuts] = np.clip([_at(ramp, z) for ramp in ramps], 0.0, 1.0)
         return tuple(np.minimum.accumulate(curve).tolist())
+
+
+def _chance(share: float, inputs: int) -> float:
+    """The variance of the share of so many inputs, where each stays with this chance: never 0.
+
+    >>> round(_chance(0.5, 99), 4), _chance(1.0, 9) > 0
+    (0.0025, True)
+    """
+    likely = (inputs * share + 0.5) / (inputs + 1)
+    return likely * (1 - likely) / (inputs + 1)
 
 
 def log_odds(shares: ArrayLike) -> Floats:

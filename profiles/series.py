@@ -1,120 +1,140 @@
-"""The next value of one series: ARIMA where it fits, something simpler where it does not, and never an exception."""
+"""The next value of one series: several methods at once, each of which counts as its own recent errors deserve.
 
-import warnings
-from collections.abc import Callable, Iterable
+The interval around it comes from how far off that was: what chance does not explain is taken to go on, and the errors
+themselves say how many standard deviations hold 95 % of them. Nothing here ever raises.
+"""
+
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-T = TypeVar("T")
-Order = tuple[int, int, int]
+from profiles.methods import PLAIN, Arima, Last, Level, Mean, Method, Scale, Seen, Smoothing
 
-# All difference once: survival and load wander, and only orders of one differencing can be compared by AICc.
-ORDERS: tuple[Order, ...] = ((0, 1, 1), (1, 1, 1), (0, 1, 2), (2, 1, 1))
+Floats = NDArray[np.float64]
+
 SPAN = 240  # values that a fit looks back on: eight hours of two-minute windows
-ENOUGH_FOR_ARIMA = 30
-ENOUGH_FOR_SMOOTHING = 4
-WEIGHTS = np.linspace(0.05, 1.0, 20)  # of the newest value, that smoothing tries
-UNKNOWN_SD = 1.0  # of a series too short to judge by
+FORGET = 0.98  # what a method's past errors still count after one more value
+POWER = 4  # a method counts by the inverse of its squared errors to this power: the best of them counts most
+LEAST_VARIANCE = 1e-4  # errors are weighed by what chance gives, and no value is seen more exactly than this
+ERRORS = 120  # the latest ones, of which the interval is made
+FEW_ERRORS, ENOUGH_ERRORS = 4, 20  # from how many on they tell how far it is off, and how they are distributed
+UNKNOWN_SD = 1.0  # on the series' scale, of a series too short to judge by
+Z = 1.96  # standard deviations on either side that hold 95 % of a normal distribution
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The next value, how far it may be off (one standard deviation), and which method says so."""
+    """The next value, how far it may be off (1.96 of these hold 95 %), and the method that counts most."""
 
     mean: float
     sd: float
     method: str
 
 
+class Spread:
+    """How far forecasts were off, beyond what chance explains."""
+
+    def __init__(self) -> None:
+        self._squares, self._noises = deque[float](maxlen=ERRORS), deque[float](maxlen=ERRORS)
+
+    def append(self, off: float, noise: float) -> None:
+        self._squares.append(off * off)
+        self._noises.append(noise)
+
+    def sd(self, noise: float, unknown_sd: float) -> float:
+        """Of the next value, to which chance will give this variance. `unknown_sd`: while little is known."""
+        if len(self._squares) < FEW_ERRORS:
+            return float(np.sqrt(unknown_sd**2 + noise))
+        squares, noises = np.array(self._squares), np.array(self._noises)
+        beside = max(float((squares - noises).mean()), 0.0)
+        sd = float(np.sqrt(beside + noise))
+        if len(squares) < ENOUGH_ERRORS:
+            return sd
+        scaled = np.sqrt(squares / np.maximum(beside + noises, 1e-300))
+        return sd * max(1.0, float(np.quantile(scaled, 0.95)) / Z)
+
+
 class Series:
-    """One series of real numbers, forecast one step ahead.
+    """One series of numbers, forecast one step ahead.
 
-    `refit` chooses the order of the ARIMA; until the next one, new values only move its state.
+    `refit` fits what has to be fitted; until the next one, new values only move its state. `unknown` is what is
+    forecast before the first value.
 
-    >>> Series([1.0, 3.0]).predict()
-    Prediction(mean=3.0, sd=1.0, method='last')
+    >>> two = Series([Seen.exactly(1.0), Seen.exactly(3.0)]).predict()
+    >>> 1.0 < two.mean <= 3.0, two.sd
+    (True, 1.0)
     """
 
-    def __init__(self, values: Iterable[float] = (), span: int = SPAN) -> None:
-        self._values = [float(value) for value in values][-span:]
-        self._span = span
-        self._fit: Any = None  # statsmodels' results, or None where ARIMA does not apply
+    def __init__(
+        self, values: Iterable[Seen] = (), span: int = SPAN, scale: Scale = PLAIN, unknown: float = 0.0
+    ) -> None:
+        self._seen = deque(values, maxlen=span)
+        self._scale, self._unknown = scale, unknown
+        self._arima = Arima(scale, span)
+        self._replay(np.full(len(self._seen), np.nan))
 
-    def append(self, value: float) -> None:
+    def append(self, seen: Seen) -> None:
         """Take in the next value that was seen."""
-        self._values = [*self._values[1 - self._span :], float(value)]
-        if self._fit is not None:
-            self._fit = _quietly(lambda: self._fit.append([float(value)], refit=False))
+        self._seen.append(seen)
+        self._learn(seen)
+        self._arima.append(seen)
+        self._look_ahead(self._arima.next())
 
     def refit(self) -> None:
-        """Choose the order anew and fit it, on the latest values."""
-        values = np.asarray(self._values)
-        orders = ORDERS if len(values) >= ENOUGH_FOR_ARIMA and _varies(values) else ()
-        fits = [_quietly(partial(_arima, values, order)) for order in orders]
-        self._fit = min((fit for fit in fits if fit is not None), key=lambda fit: float(fit.aicc), default=None)
+        """Fit anew, on the latest values, and judge every method by what it would have said of them."""
+        self._arima = Arima(self._scale, self._seen.maxlen or SPAN)
+        self._replay(self._arima.refit(self._seen))
 
-    def predict(self) -> Prediction:
-        """The next value, by the best method that the history allows."""
-        values = np.asarray(self._values)
-        return _quietly(lambda: self._by_arima(values)) or _quietly(lambda: smoothed(values)) or last(values)
+    def predict(self, noise: float = 0.0) -> Prediction:
+        """The next value, to which chance will give this variance."""
+        unknown_sd = UNKNOWN_SD * self._scale.slope(self._mean)
+        with np.errstate(all="ignore"):
+            sd = self._spread.sd(noise, unknown_sd)
+        return Prediction(self._mean, sd if np.isfinite(sd) else unknown_sd, self._method)
 
-    def _by_arima(self, values: Floats) -> Prediction | None:
-        if self._fit is None:
-            return None
-        step = self._fit.get_forecast(1)
-        mean, sd = float(step.predicted_mean[0]), float(step.se_mean[0])
-        reach = float(np.ptp(values))
-        plausible = values.min() - reach <= mean <= values.max() + reach and np.isfinite(sd)
-        p, d, q = self._fit.model.order
-        return Prediction(mean, sd, f"arima({p},{d},{q})") if plausible else None
+    def singles(self) -> dict[str, float]:
+        """What each method by itself says of the next value; NaN where it has nothing to say."""
+        names = [*(method.name for method in self._methods), "arima"]
+        return dict(zip(names, self._said.tolist(), strict=True))
 
+    def _replay(self, by_arima: Floats) -> None:
+        """Go through all values again, with what an ARIMA says before each of them."""
+        self._methods: list[Method] = [Last(), Mean(), Smoothing(), Level()]
+        self._losses = np.zeros(len(self._methods) + 1)
+        self._spread = Spread()
+        self._said, self._mean, self._method = np.full(len(self._losses), np.nan), self._unknown, Last.name
+        for index, (seen, said) in enumerate(zip(self._seen, by_arima.tolist(), strict=True)):
+            if index:
+                self._look_ahead(said)
+            self._learn(seen)
+        if self._seen:
+            self._look_ahead(self._arima.next())
 
-def smoothed(values: Floats) -> Prediction | None:
-    """Simple exponential smoothing, with the weight that would have predicted this series best.
+    def _learn(self, seen: Seen) -> None:
+        """Judge every method by this value, and let it take it in."""
+        with np.errstate(all="ignore"):
+            if np.isfinite(seen.noise) and not np.isnan(self._said[0]):
+                off = np.where(np.isnan(self._said), self._losses_of_silence(seen), self._said - seen.value)
+                self._losses = FORGET * self._losses + off**2 / (seen.noise + LEAST_VARIANCE)
+                self._spread.append(self._mean - seen.value, seen.noise)
+            for method in self._methods:
+                method.append(seen)
 
-    >>> smoothed(np.array([2.0, 2.0, 2.0, 2.0]))
-    Prediction(mean=2.0, sd=0.0, method='smoothing')
-    """
-    if len(values) < ENOUGH_FOR_SMOOTHING:
-        return None
-    level = np.full(len(WEIGHTS), values[0])
-    squares = np.zeros(len(WEIGHTS))
-    for value in values[1:]:
-        squares += (value - level) ** 2
-        level += WEIGHTS * (value - level)
-    best = int(np.argmin(squares))
-    mean, sd = float(level[best]), float(np.sqrt(squares[best] / (len(values) - 1)))
-    return Prediction(mean, sd, "smoothing") if np.isfinite([mean, sd]).all() else None
+    def _losses_of_silence(self, seen: Seen) -> float:
+        """A method that says nothing is as far off as the worst of the others."""
+        return float(np.nanmax(np.abs(self._said - seen.value)))
 
-
-def last(values: Floats) -> Prediction:
-    """The last value again; 0 where none was seen yet."""
-    return Prediction(float(values[-1]) if len(values) else 0.0, UNKNOWN_SD, "last")
-
-
-def _varies(values: Floats) -> bool:
-    with np.errstate(over="ignore"):
-        return bool(np.ptp(values) > 1e-9 * max(1.0, float(np.abs(values).max())))
-
-
-def _arima(values: Floats, order: Order) -> Any:
-    """Fitted by Hannan-Rissanen: a few regressions, five to ten times faster than maximum likelihood."""
-    from statsmodels.tsa.arima.model import ARIMA  # half a second of imports that most commands do not need
-
-    fit = ARIMA(values, order=order, trend="n").fit(method="hannan_rissanen")
-    return fit if np.isfinite(fit.aicc) else None
-
-
-def _quietly(attempt: Callable[[], T]) -> T | None:
-    """What `attempt` returns, or None when it fails: numerical code fails in too many ways to name them all."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        try:
-            return attempt()
-        except Exception:
-            return None
+    def _look_ahead(self, by_arima: float) -> None:
+        with np.errstate(all="ignore"):
+            self._said = np.array([*(method.next() for method in self._methods), by_arima])
+            counts = (self._losses + 1e-9) ** -POWER
+            counts = np.where(np.isfinite(self._said) & np.isfinite(counts), counts, 0.0)
+            most, total = int(counts.argmax()), counts.sum()
+            usable = np.isfinite(total) and total > 0
+            counts = counts / total if usable else np.eye(len(counts))[0]
+            self._mean = float(counts @ np.where(counts > 0, self._said, 0.0))
+        most = most if usable else 0
+        self._method = self._methods[most].name if most < len(self._methods) else self._arima.name

@@ -1,4 +1,4 @@
-"""Forecasts one day window by window, each from those before it, beside two simpler methods."""
+"""Forecasts one day window by window, each from those before it, beside simpler ways and each method by itself."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from experiments.forecast.traces import Trace
 from profiles.forecast import Forecaster
+from profiles.methods import Last
 
 Floats = NDArray[np.float64]
 WARM_UP = 60  # windows before the first forecast counts: two hours
@@ -21,12 +22,13 @@ class Backtest:
     forecast: Floats
     last: Floats
     mean10: Floats
+    singles: dict[str, Floats]  # each method of the forecast by itself
     inside: float  # the share of what came that lay within the forecast's interval
     arrivals: Floats  # relative errors: forecast, last window, mean of ten
 
     def error(self, way: str) -> float:
-        difference: Floats = np.abs(getattr(self, way) - self.actual)
-        return float(difference.mean())
+        said = self.singles[way] if way in self.singles else getattr(self, way)
+        return float(np.abs(said - self.actual).mean())
 
 
 def backtest(trace: Trace) -> Backtest:
@@ -37,9 +39,12 @@ def backtest(trace: Trace) -> Backtest:
     cuts = [block for block in range(1, seen.shape[1]) if (seen[:, block] != seen[:, block - 1]).any()]
     forecaster = Forecaster.after(windows[:WARM_UP], seen.shape[1], [cut - 1 for cut in cuts])
     said, inside, arrivals = [], [], []
+    alone: dict[str, list[Floats]] = {}
     for index in range(WARM_UP, len(windows)):
         forecast = forecaster.forecast()
         said.append(np.asarray(forecast.exits.survival)[cuts])
+        for way, values in _alone(forecaster).items():
+            alone.setdefault(way, []).append(values)
         low, high = (np.asarray(curve)[cuts] for curve in (forecast.survival_low, forecast.survival_high))
         inside.append((low <= seen[index, cuts]) & (seen[index, cuts] <= high))
         guesses = np.array([forecast.arrivals_per_s, rates[index - 1], rates[index - 10 : index].mean()])
@@ -48,4 +53,12 @@ def backtest(trace: Trace) -> Backtest:
     actual = seen[WARM_UP:, cuts]
     means = np.stack([seen[index - 10 : index, cuts].mean(axis=0) for index in range(WARM_UP, len(seen))])
     last = seen[WARM_UP - 1 : -1, cuts]
-    return Backtest(trace, actual, np.array(said), last, means, float(np.mean(inside)), np.array(arrivals))
+    singles = {way: np.array(values) for way, values in alone.items()}
+    return Backtest(trace, actual, np.array(said), last, means, singles, float(np.mean(inside)), np.array(arrivals))
+
+
+def _alone(forecaster: Forecaster) -> dict[str, Floats]:
+    """By method: what it says of every cut, and the last value where it says nothing."""
+    cuts = forecaster.singles()
+    said = {way: np.array([cut[way] for cut in cuts]) for way in cuts[0]}
+    return {way: np.where(np.isnan(values), said[Last.name], values) for way, values in said.items()}

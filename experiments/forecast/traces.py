@@ -18,6 +18,7 @@ from profiles.windows import Window
 Floats = NDArray[np.float64]
 WINDOW_S = 120.0
 DAY = 720  # windows
+LOADS = (30, 300, 3000)  # inputs a window, on average
 BUSY = (2_500, 12_500)  # tweets per window between which the share of easy inputs falls from all to none
 DEMO_NOISES, DEMO_INPUTS = (0.0, 0.2, 0.4), 2000
 
@@ -42,7 +43,7 @@ def traces() -> Iterator[Trace]:
     }
     for seed, (network, groups) in enumerate(networks.items()):
         for mix, shares in (("tenants", tenants(seed)), ("load", load(seed))):
-            for inputs in (100, 1000, 7600):
+            for inputs in LOADS:
                 yield Trace(network, mix, inputs, tuple(sampled(groups, shares, arrivals(seed), inputs, seed)))
 
 

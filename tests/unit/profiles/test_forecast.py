@@ -1,4 +1,4 @@
-from itertools import pairwise
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.forecast import Forecaster
-from profiles.series import ENOUGH_FOR_ARIMA, Series
+from profiles.methods import ENOUGH_FOR_ARIMA, PLAIN, Arima, Seen
+from profiles.series import Series
 from profiles.windows import MOST, Window
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -45,54 +46,90 @@ def test_any_history_gives_a_curve_in_range_with_its_interval_around_it(history:
     assert len(forecast.methods) == 4
 
 
+def series_of(values: Iterable[float]) -> Series:
+    return Series(map(Seen.exactly, values))
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(finite, max_size=50), st.lists(finite, max_size=3))
 def test_a_series_never_raises_on_any_finite_history(values: list[float], more: list[float]) -> None:
-    series = Series(values)
+    series = series_of(values)
     series.refit()
     for value in more:
-        series.append(value)
+        series.append(Seen.exactly(value))
     prediction = series.predict()
     assert np.isfinite(prediction.mean)
     assert prediction.sd >= 0
 
 
-@pytest.mark.parametrize(
-    ("values", "method"),
-    [
-        ([], "last"),
-        ([1.0, 2.0], "last"),
-        ([1.0, 2.0, 1.0, 2.0], "smoothing"),
-        ([3.0] * 100, "smoothing"),
-        (np.random.default_rng(1).normal(size=ENOUGH_FOR_ARIMA - 1).tolist(), "smoothing"),
-        (np.random.default_rng(1).normal(size=ENOUGH_FOR_ARIMA).tolist(), "arima"),
-    ],
-)
-def test_it_falls_back_step_by_step_and_says_so(values: list[float], method: str) -> None:
-    series = Series(values)
+@pytest.mark.parametrize(("count", "says"), [(0, False), (ENOUGH_FOR_ARIMA - 1, False), (ENOUGH_FOR_ARIMA, True)])
+def test_arima_speaks_when_it_has_seen_enough(count: int, says: bool) -> None:
+    series = series_of(np.random.default_rng(1).normal(size=count).tolist())
     series.refit()
-    assert series.predict().method.startswith(method)
+    assert np.isfinite(series.singles().get("arima", np.nan)) == says
 
 
-def test_a_fit_that_fails_falls_back_to_smoothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_between_two_fits_arima_says_what_statsmodels_would() -> None:
+    random = np.random.default_rng(0)
+    values = np.cumsum(random.normal(0, 0.1, 80)) + random.normal(0, 0.2, 80)
+    arima = Arima(PLAIN, span=100)
+    arima.refit([Seen.exactly(value) for value in values[:60]])
+    fit = arima._fit.append(values[60:], refit=False)
+    for value in values[60:]:
+        arima.append(Seen.exactly(value))
+    assert arima.next() == pytest.approx(float(fit.forecast(1)[0]), rel=1e-6)
+
+
+def test_a_fit_that_fails_leaves_the_other_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise np.linalg.LinAlgError("singular")
 
-    monkeypatch.setattr("profiles.series._arima", fail)
-    series = Series(np.arange(50.0))
+    monkeypatch.setattr("profiles.methods._arima", fail)
+    series = series_of(np.arange(50.0))
     series.refit()
-    assert series.predict().method == "smoothing"
+    assert 40 < series.predict().mean < 60
 
 
-def test_it_beats_the_last_window_on_a_noisy_level() -> None:
-    values = np.random.default_rng(2).normal(size=200)
-    series, errors = Series(values[:100]), []
-    series.refit()
-    for before, value in pairwise(values[99:].tolist()):
-        errors.append((abs(series.predict().mean - value), abs(before - value)))
-        series.append(value)
-    mine, lasts = np.mean(errors, axis=0)
-    assert mine < 0.85 * lasts
+KINDS = ("wanders", "jumps about a level", "both", "steps", "is still")
+
+
+def shares(kind: str, random: np.random.Generator, count: int = 240) -> np.ndarray:
+    """The true share at one ramp, window by window."""
+    odds = {
+        "wanders": lambda: np.cumsum(random.normal(0, 0.05, count)),
+        "jumps about a level": lambda: random.normal(0, 0.2, count),
+        "both": lambda: np.cumsum(random.normal(0, 0.03, count)) + random.normal(0, 0.2, count),
+        "steps": lambda: np.repeat(random.normal(0, 0.8, count // 60), 60),
+        "is still": lambda: np.zeros(count),
+    }[kind]()
+    return np.asarray(1 / (1 + np.exp(random.uniform(-2, 2) - odds)))
+
+
+@pytest.mark.parametrize("inputs", [30, 300, 3000])
+def test_as_good_as_the_best_single_method_and_95_of_100_lie_inside(
+    inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ARIMA, which takes longer: `make bench-forecast` has it.
+
+    1,800 forecasts tell their share inside to within 1.6 points or so, as neighbours depend on each other.
+    """
+    monkeypatch.setattr("profiles.forecast.REFIT_EVERY", 10**9)
+    errors, inside = [], []
+    for seed, kind in enumerate(KINDS * 2):
+        random = np.random.default_rng([seed, inputs])
+        forecaster = Forecaster(2)
+        for index, share in enumerate(shares(kind, random)):
+            seen = random.binomial(inputs, share)
+            if index >= 60:
+                forecast = forecaster.forecast()
+                alone = forecaster.singles()[0]
+                said = [forecast.exits.survival[1], *(alone[way] for way in alone if way != "arima")]
+                errors.append(np.abs(np.array(said) - seen / inputs))
+                inside.append(forecast.survival_low[1] <= seen / inputs <= forecast.survival_high[1])
+            forecaster.observe(Window(0.0, 120.0, inputs, (inputs - seen, seen)))
+    ours, *singles = np.mean(errors, axis=0)
+    assert ours <= 1.02 * min(singles)
+    assert 0.93 <= np.mean(inside) <= 0.97
 
 
 def test_watching_gives_nearly_what_a_restart_gives() -> None:
@@ -132,7 +169,7 @@ def test_a_window_far_outside_contradicts_and_a_tiny_one_does_not() -> None:
 
 
 def test_it_tells_how_it_was_made() -> None:
-    assert "arima" in Forecaster.after(drifting(60), 4).forecast().method
+    assert " x " in Forecaster.after(drifting(60), 4).forecast().method
 
 
 def test_windows_and_ramps_of_another_network_are_refused() -> None:

@@ -1,0 +1,210 @@
+"""Ways to say the next value of one series, each of which learns from every value that is seen."""
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+T = TypeVar("T")
+Order = tuple[int, int, int]
+
+# All difference once: survival and load wander, and only orders of one differencing can be compared by AICc.
+ORDERS: tuple[Order, ...] = ((0, 1, 1), (1, 1, 1), (0, 1, 2), (2, 1, 1))
+DEEPEST = 2  # how many rises and errors the deepest of them looks back on
+ENOUGH_FOR_ARIMA = 30
+UNSETTLED = 5  # of the first values, an ARIMA knows too little
+WEIGHTS = np.linspace(0.05, 1.0, 20)  # of the newest value, that smoothing tries
+MEAN_OF = 10
+# Variances that a level is tried with: of its own steps, and of what jumps about it beside chance.
+STEPS, JUMPS = (grid.ravel() for grid in np.meshgrid(np.logspace(-8, 0, 17), [0.0, *np.logspace(-6, -1, 6)]))
+FORGET = 0.99  # what the past still counts after one more value, when the variances are judged
+FIRST_VARIANCE = 0.1
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One value. `noise` is the variance that chance gives it; infinite where nothing was seen.
+
+    `steady` is what is believed after it: a window of few inputs hardly moves that.
+    """
+
+    value: float
+    noise: float
+    steady: float
+
+    @classmethod
+    def exactly(cls, value: float) -> "Seen":
+        return cls(value, 0.0, value)
+
+
+class Method(Protocol):
+    """One way to forecast. Nothing is asked before the first value."""
+
+    @property
+    def name(self) -> str: ...
+
+    def append(self, seen: Seen) -> None:
+        """Take in the next value."""
+
+    def next(self) -> float:
+        """The value that should follow."""
+
+
+class Last:
+    name = "last"
+
+    def append(self, seen: Seen) -> None:
+        self._value = seen.steady
+
+    def next(self) -> float:
+        return self._value
+
+
+class Mean:
+    name = f"mean of {MEAN_OF}"
+
+    def __init__(self) -> None:
+        self._values = deque[float](maxlen=MEAN_OF)
+
+    def append(self, seen: Seen) -> None:
+        self._values.append(seen.steady)
+
+    def next(self) -> float:
+        return sum(self._values) / len(self._values)
+
+
+class Smoothing:
+    """Simple exponential smoothing, with the weight that would have predicted this series best."""
+
+    name = "smoothing"
+
+    def __init__(self) -> None:
+        self._levels: Floats | None = None
+        self._squares = np.zeros(len(WEIGHTS))
+
+    def append(self, seen: Seen) -> None:
+        if self._levels is None:
+            self._levels = np.full(len(WEIGHTS), seen.steady)
+        off = seen.steady - self._levels
+        self._squares += off**2
+        self._levels = self._levels + WEIGHTS * off
+
+    def next(self) -> float:
+        assert self._levels is not None
+        return float(self._levels[self._squares.argmin()])
+
+
+class Level:
+    """A level that wanders, seen through chance: Kalman's filter at many variances, weighed by how likely each is.
+
+    It alone knows how many inputs a value comes from: the fewer, the less one value moves it.
+    """
+
+    name = "level"
+
+    def __init__(self) -> None:
+        self._means: Floats | None = None
+        self._variances = np.zeros(len(STEPS))
+        self._likely = np.zeros(len(STEPS))  # logarithms
+
+    def append(self, seen: Seen) -> None:
+        if self._means is None:
+            self._means = np.full(len(STEPS), seen.value)
+            self._variances += FIRST_VARIANCE
+        if np.isfinite(seen.noise):
+            expected = self._variances + JUMPS + (seen.noise + 1e-12)
+            off, gain = seen.value - self._means, self._variances / expected
+            self._likely = FORGET * self._likely - (np.log(expected) + off * off / expected) / 2
+            self._means, self._variances = self._means + gain * off, self._variances * (1 - gain)
+        self._variances = self._variances + STEPS
+
+    def next(self) -> float:
+        assert self._means is not None
+        shares = np.exp(self._likely - self._likely.max())
+        return float(shares @ self._means / shares.sum())
+
+
+class Scale(NamedTuple):
+    """Where a series has no limits, as ARIMA needs it, and the way back."""
+
+    to: Callable[[float], float]
+    back: Callable[[Any], Any]
+    slope: Callable[[float], float]  # by how much a value grows there for one on the scale
+
+
+PLAIN = Scale(float, np.asarray, lambda value: 1.0)
+
+
+class Arima:
+    """ARIMA, once differenced. statsmodels chooses and fits its order (`refit`); until the next fit it is a sum."""
+
+    def __init__(self, scale: Scale, span: int) -> None:
+        self._scale, self._values = scale, deque[float](maxlen=span)
+        self._fit: Any = None  # statsmodels' results, or None where ARIMA does not apply
+        self._errors = deque[float](maxlen=DEEPEST)  # the newest first
+
+    @property
+    def name(self) -> str:
+        return "arima({},{},{})".format(*self._fit.model.order)
+
+    def append(self, seen: Seen) -> None:
+        value = self._scale.to(seen.steady)
+        if self._fit is not None:
+            self._errors.appendleft(value - self._expected())
+        self._values.append(value)
+
+    def next(self) -> float:
+        """NaN where it has nothing to say."""
+        mean = self._expected() if self._fit is not None else np.nan
+        low, high = (min(self._values), max(self._values)) if self._values else (0.0, 0.0)
+        return float(self._scale.back(mean)) if 2 * low - high <= mean <= 2 * high - low else np.nan
+
+    def refit(self, seen: Sequence[Seen]) -> Floats:
+        """Choose the order anew and fit it to these; returns what it would have said before each of them, or NaN."""
+        self._values.extend(self._scale.to(each.steady) for each in seen)
+        values = np.asarray(self._values)
+        orders = ORDERS if len(values) >= ENOUGH_FOR_ARIMA and _varies(values) else ()
+        fits = [_quietly(partial(_arima, values, order)) for order in orders]
+        self._fit = min((fit for fit in fits if fit is not None), key=lambda fit: float(fit.aicc), default=None)
+        if self._fit is None:
+            return np.full(len(values), np.nan)
+        self._errors.extend(self._fit.resid[: -1 - DEEPEST : -1])
+        said = np.asarray(self._scale.back(self._fit.fittedvalues), float)
+        return np.where(np.arange(len(said)) < UNSETTLED, np.nan, said)
+
+    def _expected(self) -> float:
+        newest = [self._values[-1 - back] for back in range(DEEPEST + 1)]
+        rises = [late - early for late, early in pairwise(newest)]
+        by_rises = sum(weight * rise for weight, rise in zip(self._fit.arparams, rises, strict=False))
+        by_errors = sum(weight * error for weight, error in zip(self._fit.maparams, self._errors, strict=False))
+        return float(newest[0] + by_rises + by_errors)
+
+
+def _varies(values: Floats) -> bool:
+    with np.errstate(over="ignore"):
+        return bool(np.ptp(values) > 1e-9 * max(1.0, float(np.abs(values).max())))
+
+
+def _arima(values: Floats, order: Order) -> Any:
+    """Fitted by Hannan-Rissanen: a few regressions, five to ten times faster than maximum likelihood."""
+    from statsmodels.tsa.arima.model import ARIMA  # half a second of imports that most commands do not need
+
+    fit = ARIMA(values, order=order, trend="n").fit(method="hannan_rissanen")
+    return fit if np.isfinite([fit.aicc, *fit.params]).all() else None
+
+
+def _quietly(attempt: Callable[[], T]) -> T | None:
+    """What `attempt` returns, or None when it fails: numerical code fails in too many ways to name them all."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            return attempt()
+        except Exception:
+            return None
