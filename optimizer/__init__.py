@@ -35,6 +35,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from optimizer.answers import early_plan
+from optimizer.effort import EFFORT, Effort
 from optimizer.infeasible import reason
 from optimizer.model.evaluate import Score, evaluate
 from optimizer.objective import Objective
@@ -71,6 +72,7 @@ def optimize(
     pessimistic: Sequence[float] | None = None,
     gap: float = 0.0,
     side_by_side: bool = True,
+    effort: Effort = EFFORT,
 ) -> Plan:
     """The best plan there is. When there is none, the error names what binds and the nearest value that would do.
 
@@ -78,12 +80,14 @@ def optimize(
     survive as well. `gap` lets the search stop when no plan can be better by more than this share. Kinds of devices may
     serve in pipelines of their own (`Plan.beside`) where that is better, unless `side_by_side` is False. Where the
     profile knows how long texts are, the plan counts tokens (`Plan.length`). Where the objective has a budget for
-    ramps, answers are early (optimizer/answers.py).
+    ramps, answers are early (optimizer/answers.py). `effort` says how hard the search tries, and when its time is over.
     """
     facts = problem(profile, devices, links, survival, pessimistic, profile.length)
     if objective.ramp_budget is not None:
         return replace(facts.named(early_plan(facts, objective)), length=facts.length)
-    plan = best_pipelines(facts, objective, gap) if side_by_side else search(facts, objective, gap)
+    plan = (
+        best_pipelines(facts, objective, gap, effort) if side_by_side else search(facts, objective, gap, effort=effort)
+    )
     if plan is None:
         raise UserError(reason(facts, objective))
     return replace(facts.named(plan), length=facts.length)

@@ -1,13 +1,19 @@
 """How hard the search tries, and when two numbers count as equal: every constant that was tuned rather than derived."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 SAME = 1e-9  # values that differ by a smaller share are one value
 LAST_BITS = 1e-12  # what rounding errors add up to
 # The share of the network's time that a split seems to cost more, so that of equal plans the shortest is taken.
 TIE_BREAK = 1e-12
+MOST_GAP = 1e6  # where nothing is proved, as JSON has no infinity
 # The bits of a float's 64 that do not count when partial plans are compared: the eleventh digit and beyond.
 SPARE_BITS = 18
+
+
+def never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,14 @@ class Effort:
     ceiling_steps: int = 30
     ceiling_cuts: int = 2
     ceiling_halvings: int = 4
+
+    # Whether the time for planning is over. A first plan is looked for all the same; the best one so far is the answer.
+    out_of_time: Callable[[], bool] = never
+
+    @property
+    def patient(self) -> "Effort":
+        """The same, however long it takes."""
+        return replace(self, out_of_time=never)
 
 
 EFFORT = Effort()

@@ -1,6 +1,9 @@
 """isobatch plan: which blocks run where, in how many replicas, at what batch size, and what that promises."""
 
 import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +12,9 @@ import typer
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
+    from cluster.commands.plan_result import Polish
     from optimizer import Objective, Problem
+    from optimizer.effort import Effort
 
 
 def plan(
@@ -43,6 +48,13 @@ def plan(
         bool, typer.Option("--one-pipeline", help="Chain all kinds of devices: no pipelines side by side.")
     ] = False,
     gap: Annotated[float, typer.Option(help="Stop when no plan can be better by more than this share.")] = 0.0,
+    seconds: Annotated[
+        float | None, typer.Option(help="Search for about so long, and take the best plan so far, with its gap.")
+    ] = None,
+    polish: Annotated[
+        float | None,
+        typer.Option(help="Play the plan and others around it for so many seconds, and take what sustains most."),
+    ] = None,
     evaluate: Annotated[Path | None, typer.Option(help="Score this plan instead of searching one.")] = None,
     surprises: Annotated[bool, typer.Option("--surprises", help="What a wrong forecast would cost.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
@@ -55,8 +67,6 @@ def plan(
 
     Example: [bold]isobatch plan --profile bert.json --devices v100=6,p100=8 --slo-ms 100 --out plan.json[/]
     """
-    from dataclasses import replace
-
     from rich.console import Console
 
     from cluster.commands import above_0, plan_report
@@ -65,14 +75,18 @@ def plan(
 
     if cut and max_splits:
         raise UserError("--cut and --max-splits are two ways to say where to cut: choose one")
-    for option, value in (("--slo-ms", slo_ms), ("--rate", rate), ("--budget", budget), ("--max-batch", max_batch)):
+    numbers = {"--slo-ms": slo_ms, "--rate": rate, "--budget": budget, "--max-batch": max_batch, "--seconds": seconds}
+    numbers["--polish"] = polish
+    for option, value in numbers.items():
         above_0(option, value)
     facts, objective = (
         _question(profile, devices, one_machine, margin, evaluate, backend, dtype),
         _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch, _cuts(cut)),
     )
     with Console(stderr=True).status("planning"):
-        found = plan_result(facts, objective, alpha, gap, not one_pipeline, evaluate, max_splits)
+        found = plan_result(
+            facts, objective, alpha, gap, not one_pipeline, evaluate, max_splits, _effort(seconds), _polish(polish)
+        )
     picture = (out or Path("plan.json")).with_suffix(".png") if picture is None else picture
     if out:
         known = load(profile)
@@ -141,6 +155,26 @@ def _objective(
         )
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def _effort(seconds: float | None) -> "Effort":
+    from optimizer.effort import EFFORT
+
+    return EFFORT if seconds is None else replace(EFFORT, out_of_time=_after(seconds))
+
+
+def _polish(seconds: float | None) -> "Polish | None":
+    """The time begins when there is a plan to polish."""
+    if seconds is None:
+        return None
+    from cluster.simulator.polish import polished
+
+    return lambda plan, facts, objective: polished(plan, facts, objective, _after(seconds))
+
+
+def _after(seconds: float) -> Callable[[], bool]:
+    until_s = time.monotonic() + seconds
+    return lambda: time.monotonic() >= until_s
 
 
 def _cuts(text: str | None) -> tuple[int, ...] | None:

@@ -77,6 +77,11 @@ def _promise(result: PlanResult) -> Table:
     table = Table("promise", "value", show_header=False, title="promise")
     counted = f" (an input is {result.facts.length} tokens)" if result.facts.length else ""
     table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second{counted}")
+    if played := result.polished:
+        table.add_row(
+            "sustained, as played",
+            f"{played.after_per_s:,.0f} per second, {played.gain:+.1%} after {played.tried} other plans",
+        )
     budget = (
         "" if objective.slo_s is None else f" of {objective.budget_s * 1e3:.1f} ms ({objective.slack:.0%} slack kept)"
     )

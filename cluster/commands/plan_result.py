@@ -1,16 +1,25 @@
 """The result of `isobatch plan`, from which its report, its picture and its JSON are made."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optimizer import Objective, Plan, Problem, Score, evaluate, read_plan
+from optimizer.effort import EFFORT, Effort
 from optimizer.infeasible import reason
 from optimizer.pipelines.baselines import Baseline, baselines, constrained
 from optimizer.pipelines.few_splits import few_splits
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.search.exact import search
 from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from cluster.simulator.polish import Polished
+
+Polish = Callable[[Plan, Problem, Objective], "Polished"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,7 @@ class PlanResult:
     plan: Plan
     score: Score
     baselines: tuple[Baseline, ...]
+    polished: "Polished | None" = None  # what the simulator bettered it by
 
     @property
     def pipelines(self) -> list[tuple[Plan, Score]]:
@@ -45,6 +55,12 @@ class PlanResult:
                 }
                 for table in self.facts.tables
             ],
+            "polished": self.polished
+            and {
+                "before_per_s": self.polished.before_per_s,
+                "after_per_s": self.polished.after_per_s,
+                "tried": self.polished.tried,
+            },
             "baselines": [
                 {
                     "name": each.name,
@@ -65,8 +81,13 @@ def plan_result(
     apart: bool,
     file: Path | None,
     max_splits: int | None = None,
+    effort: Effort = EFFORT,
+    polish: Polish | None = None,
 ) -> PlanResult:
-    """The best plan, or the one in `file`, beside the baselines. The error says why when no plan fits."""
+    """The best plan, or the one in `file`, beside the baselines. The error says why when no plan fits.
+
+    A plan that was polished need not fit the latency that the planner believes in: it was played.
+    """
     if objective.cuts and objective.cuts[-1] >= facts.num_blocks:
         last = facts.num_blocks - 1
         raise UserError(
@@ -75,12 +96,15 @@ def plan_result(
     others = baselines(facts, objective)
     if alpha is not None:
         objective = constrained(objective, others[0], alpha)
-    find = side_by_side if apart else search
+    find = partial(side_by_side if apart else search, effort=effort)
     if file:
         found: Plan | None = read_plan(file)
     else:
         found = few_splits(facts, objective, gap, max_splits, find) if max_splits else find(facts, objective, gap)
     if found is None:
         raise UserError(reason(facts, objective))
+    better = polish(found, facts, objective) if polish else None
+    if better:
+        found, objective = better.plan, replace(objective, slo_s=None)
     plan = replace(facts.named(found), length=facts.length)
-    return PlanResult(facts, objective, plan, evaluate(plan, facts, objective), others)
+    return PlanResult(facts, objective, plan, evaluate(plan, facts, objective), others, better)

@@ -37,6 +37,7 @@ class _Post:
     placement: Placement
     legs: dict[int, tuple[Leg, ...]] = field(default_factory=dict)
     transfers_s: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by size; empty where nothing travels
+    turn_s: float = 0.0  # how long a replica stands still before a launch
 
 
 class TableDevices:
@@ -61,7 +62,11 @@ class TableDevices:
         """Switch to this plan; replicas whose splits change need `load_s` first."""
         numbers: Counter[str] = Counter()
         before = {each: self._posts[group].placement.splits for group, all_ in self._groups.items() for each in all_}
-        posts = [_Post(pipeline, placement) for pipeline in plan.pipelines for placement in pipeline.placements]
+        posts = [
+            _Post(pipeline, placement, turn_s=self._stands_still_s(placement))
+            for pipeline in plan.pipelines
+            for placement in pipeline.placements
+        ]
         self._posts = {f"{index}-{post.placement.kind}": post for index, post in enumerate(posts)}
         for name, post in self._posts.items():
             kind, first = post.placement.kind, numbers[post.placement.kind]
@@ -81,11 +86,16 @@ class TableDevices:
     def kind(self, group: str) -> str:
         return self._posts[group].placement.kind
 
+    def _stands_still_s(self, placement: Placement) -> float:
+        """Where splits take turns: until the front has said which is next. A host says that by its own costs."""
+        takes_turns = placement.local and len(placement.splits) > 1
+        return self.facts.turn_s(placement.kind) if takes_turns and not self._host else 0.0
+
     def begin(self, launch: Launch, now_s: float) -> Flight:
         replica, places = launch.replica, launch.places
         post = self._posts[launch.group]
         arrives_s = self._arrives_s(post, launch, now_s) if launch.cursor else now_s
-        starts_s = max(arrives_s, self._free_s[replica])
+        starts_s = max(arrives_s, self._free_s[replica]) + post.turn_s
         slower, ends_s = self._slowness(replica) if self._uneven else 1.0, starts_s + self._turn_s
         inside: Sequence[int] = range(len(places))
         departures, stopped, kinds = list[Departure](), launch.stop, bytearray(launch.kinds)

@@ -63,10 +63,11 @@ def _large() -> dict[str, float]:
 
 def _exactness() -> dict[str, float]:
     seeds = track(range(PROBLEMS), "against brute force")
-    return {"bruteforce_problems": PROBLEMS, "bruteforce_mismatches": sum(not _agree(seed) for seed in seeds)}
+    return {"bruteforce_problems": PROBLEMS, "bruteforce_mismatches": sum(not agrees(seed) for seed in seeds)}
 
 
-def _agree(seed: int) -> bool:
+def agrees(seed: int) -> bool:
+    """Whether the search finds what brute force finds, turns between launches (`turn_s`) and all."""
     facts = random_problem(seed)
     objective = random_objective(seed * 7 + seed // 4, facts)
     plan, best = search(facts, objective), best_value(facts, objective)

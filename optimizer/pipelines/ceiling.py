@@ -17,7 +17,7 @@ from optimizer.effort import EFFORT, SAME, Effort
 from optimizer.objective import Objective
 from optimizer.problem import Problem
 from optimizer.search.bounds import Cut, cut
-from optimizer.search.exact import least_without_exits
+from optimizer.search.exact import cheapest_blocks_s, least_without_exits
 from optimizer.search.local import Floats, LocalSearch
 from optimizer.search.multipliers import Relaxation
 from optimizer.search.sweeps import Search
@@ -38,7 +38,7 @@ class Ceiling:
         least = 0.0
         for by in self._cuts():
             least = max(least, self._least(by))
-            if least >= enough:
+            if least >= enough or self.effort.out_of_time():
                 break
         return least
 
@@ -51,22 +51,34 @@ class Ceiling:
         return Search(self.facts.without_exits, self.objective, self.effort)
 
     def _cuts(self) -> Iterator[Cut]:
-        """Shares as kinds have alone, with the best multiplier of latency; then all the best; then between the two."""
+        """The goal's first bound, which is never 0 for goodput; shares as kinds have alone, with the best multiplier of
+        latency; then all the best; then between the two."""
         relaxation = Relaxation(
             self._search.options, self._search.valuation, self._search.at, steps=self.effort.ceiling_steps,
             effort=self.effort,
         )  # fmt: skip
         tried = self.effort.ceiling_cuts
+        yield relaxation.first_bound()
         if not self.alone_per_s.any():
             yield from relaxation.cuts()[: -1 - tried : -1]
             return
-        total = float(self.alone_per_s.sum())
-        relaxation = replace(relaxation, shares=self.alone_per_s / total, enough=1 / total)
+        shares, total = self._shares(), float(self.alone_per_s.sum())
+        relaxation = replace(relaxation, shares=shares, enough=1 / total)
         apart = replace(relaxation, fixed_shares=True).cuts()[-1]
         yield apart
         free = replace(relaxation, lateness=apart.nu * self.objective.budget_s if apart.nu else 0.0).cuts()
         yield from free[: -1 - tried : -1]
         yield from self._between(apart, free[-1])
+
+    def _shares(self) -> Floats:
+        """As kinds have alone; a kind that can do nothing alone gets what it could do with all the time in the world.
+
+        With no share its seconds would cost nothing, and a way through it would make every bound 0.
+        """
+        each_s = cheapest_blocks_s(self.facts, self.objective) @ self.facts.survival
+        guesses = self._search.valuation.counts / np.maximum(each_s, 1e-300)
+        guesses = np.where(self.alone_per_s > 0, self.alone_per_s, guesses)
+        return np.asarray(guesses / guesses.sum())
 
     def _between(self, apart: Cut, free: Cut) -> Iterator[Cut]:
         """Bounds are concave in the multipliers: halve between where kinds alone bind and where chains do."""

@@ -17,7 +17,7 @@ from itertools import combinations
 
 import numpy as np
 
-from optimizer.effort import EFFORT, SAME, Effort
+from optimizer.effort import EFFORT, MOST_GAP, SAME, Effort
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.pipelines.baselines import baselines
@@ -66,8 +66,8 @@ def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) 
         return best
     bound = Ceiling(facts, objective, np.zeros(len(facts.devices)), effort).bound(gap)
     score = evaluate(best, facts, objective)
-    loss = value(best, facts, objective) / max(bound, 1e-300) - 1
-    return replace(best, promise=Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, max(0.0, loss)))
+    loss = min(max(0.0, value(best, facts, objective) / max(bound, 1e-300) - 1), MOST_GAP)
+    return replace(best, promise=Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, loss))
 
 
 def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
@@ -84,6 +84,8 @@ def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effo
             least = Ceiling(facts, alone, np.array(most_alone), effort).bound(gap)
         most = _most(found, len(facts.devices))
         if least * max(most[all_kinds].goodput_per_s * (1 + gap), 1e-300) >= 1:
+            break
+        if least and found and effort.out_of_time():
             break
         apart = most[kinds].goodput_per_s * (1 + max(gap, SAME))
         here = facts.with_devices([facts.devices[kind] for kind in sorted(kinds)])
@@ -121,7 +123,7 @@ def _joined(pipelines: Pipelines, ceiling: float) -> Plan:
     first, *others = sorted(pipelines.plans, key=lambda plan: plan.promise.goodput_per_s if plan.promise else 0.0)[::-1]
     promises = [plan.promise for plan in pipelines.plans if plan.promise]
     goodput = sum(each.goodput_per_s for each in promises)
-    gap = max(0.0, float(ceiling) / goodput - 1)
+    gap = min(max(0.0, float(ceiling) / goodput - 1), MOST_GAP)
     promise = Promise(
         goodput,
         max(each.latency_s for each in promises),

@@ -82,6 +82,8 @@ def _shared(
             plans = [*(each.plan for each in used), *last]
             yield joined(plans)
             yield from _at_its_rate(facts, objective, planner, used, last)
+            if effort.out_of_time():
+                break
 
 
 def _used_up(order: Sequence[Pipeline], objective: Objective, planner: Planner) -> tuple[list[Pipeline], list[Plan]]:

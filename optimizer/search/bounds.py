@@ -125,7 +125,8 @@ def ascend(
         hope = hope if found.bound > best else hope * effort.hope_after_failure
         best = max(best, found.bound)
         steep = float(overdrawn @ overdrawn)
-        if not np.isfinite(best) or best >= enough or steep == 0 or hope < effort.last_hope:
+        arrived = not np.isfinite(best) or best >= enough or steep == 0 or hope < effort.last_hope
+        if arrived or effort.out_of_time():
             break
         multipliers = project(multipliers + (best + hope * abs(best) - found.bound) / steep * overdrawn)
     return sorted(cuts, key=lambda each: each.bound)

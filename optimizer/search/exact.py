@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from optimizer.effort import EFFORT, SAME, Effort
+from optimizer.effort import EFFORT, MOST_GAP, SAME, Effort
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.plan import Plan, Promise
 from optimizer.problem import Problem
-from optimizer.search.bounds import Cut
+from optimizer.search.bounds import Cut, Floats
 from optimizer.search.sweeps import Found, Search
 
 
@@ -29,13 +29,14 @@ def search(
     if prove and min(map(min, facts.survivals)) < 1:
         value = best.value if best else below
         bounds.append(least_without_exits(facts, objective, pipelines.cuts[-1]))
-        if best is None or bounds[-1] < value / (1 + gap):
+        if best is None or (bounds[-1] < value / (1 + gap) and not effort.out_of_time()):
             better, bounds[-1] = _best(Search(facts.without_exits, objective, effort), value, gap, prove)
             best = better or best
     if best is None:
         return None
     score = evaluate(best.plan, facts, objective)
-    loss = max(0.0, float(best.value / min(*bounds, best.value)) - 1) if best.value else 0.0
+    least = max(min(*bounds, best.value), 1e-300)
+    loss = min(float(best.value / least) - 1, MOST_GAP) if best.value else 0.0
     promise = Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, loss if loss > 2 * SAME else 0.0)
     return replace(best.plan, promise=promise)
 
@@ -56,8 +57,12 @@ def _best(pipelines: Search, below: float, gap: float, prove: bool) -> tuple[Fou
 
 def least_without_exits(facts: Problem, objective: Objective, at: Cut) -> float:
     """A bound on plans without exits at these multipliers: every block by itself, where and as it is cheapest."""
-    cheapest = []
-    for mu, table in zip(at.mu, facts.tables, strict=True):
-        batches = np.arange(1, min(objective.batches[1], table.largest) + 1)
-        cheapest.append(mu * (table.block_times_s(batches) / batches[:, None]).min(axis=0))
-    return float(np.min(cheapest, axis=0).sum()) - at.offset
+    cheapest_s = at.mu[:, None] * cheapest_blocks_s(facts, objective)
+    return float(cheapest_s.min(axis=0).sum()) - at.offset
+
+
+def cheapest_blocks_s(facts: Problem, objective: Objective) -> Floats:
+    """Kinds x blocks: the least device seconds that a block takes of an input, at the batch that suits it best."""
+    sizes = [np.arange(1, min(objective.batches[1], table.largest) + 1) for table in facts.tables]
+    times_s = [table.block_times_s(size) / size[:, None] for table, size in zip(facts.tables, sizes, strict=True)]
+    return np.array([each_s.min(axis=0) for each_s in times_s])

@@ -97,7 +97,11 @@ class LabelSweep:
         kinds = len(self.counts)
         waiting: list[list[Labels]] = [[] for _ in range(len(self.options) + 1)]
         waiting[0].append(Labels.nothing(len(self.columns.kind), kinds))
+        nothing = Labels.nothing(len(self.columns.kind), kinds).pick(np.zeros(0, int))
         for block, here in enumerate(self.options):
+            if self.effort.out_of_time():  # what was not looked at is bounded by the cuts alone
+                self.dropped = -np.inf
+                return nothing
             labels = self._settle(waiting[block], block)
             waiting[block] = []
             self.by_block.append(labels)
@@ -105,11 +109,7 @@ class LabelSweep:
                 for part in self._extend(labels, here):
                     for stop in np.unique(here.stop[part.option]):
                         waiting[stop].append(part.pick(here.stop[part.option] == stop))
-        return (
-            Labels.join(waiting[-1])
-            if waiting[-1]
-            else Labels.nothing(len(self.columns.kind), kinds).pick(np.zeros(0, int))
-        )
+        return Labels.join(waiting[-1]) if waiting[-1] else nothing
 
     def _settle(self, parts: list[Labels], block: int) -> Labels:
         if not parts:

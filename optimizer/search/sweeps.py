@@ -61,6 +61,7 @@ class Search:
         """
         if self.bound >= value:
             return None, self.bound
+        nothing_known = not np.isfinite(value)
         self.tighten(value, self.effort.ascent_steps if prove else self.effort.ascent_steps // 3)
         if self.bound >= value:
             return None, self.bound
@@ -78,10 +79,11 @@ class Search:
             value = found.value
         if value <= self.bound * (1 + gap) + self.dust or not prove:
             return found, self.bound
-        while better := self._sweep(value / self.effort.near, self.effort.wide)[0]:
+        effort = self.effort.patient if nothing_known and found is None else self.effort
+        while better := self._sweep(value / self.effort.near, self.effort.wide, effort=effort)[0]:
             found = self._closer(better, gap)
             value = found.value
-        better, bound = self._proof(value, gap, self.effort.full)
+        better, bound = self._proof(value, gap, self.effort.full, effort)
         return better or found, max(bound, self.bound)
 
     def local(self, value: float) -> Found | None:
@@ -118,7 +120,7 @@ class Search:
             else [max(self.bound, 0.0) * wider for wider in self.effort.first_limits]
         )
         for limit, width in product([*(each for each in limits if each < value), value], widths):
-            found, _ = self._sweep(limit * (1 + SAME) + self.dust, width)
+            found, _ = self._sweep(limit * (1 + SAME) + self.dust, width, effort=self.effort.patient)
             if found:
                 return found
         return None
@@ -127,6 +129,8 @@ class Search:
         """Look for a better plan by narrow sweeps with limits below the known value, as those need fewer labels."""
         hope = self.bound
         while found.value > max(hope * self.effort.near, self.bound * (1 + gap) + self.dust):
+            if self.effort.out_of_time():
+                break
             self._narrow_down(found.value)
             hope = max(hope, self.bound)
             middle = float(np.sqrt(hope * found.value)) if hope > 0 else found.value / 2
@@ -150,16 +154,18 @@ class Search:
             cuts, self.fastest = relaxation.cuts()[-self.effort.cuts :], relaxation.fastest()
             self.cuts = cuts if cuts[-1].bound > self.bound else self.cuts
 
-    def _proof(self, value: float, gap: float, width: int) -> tuple[Found | None, float]:
+    def _proof(self, value: float, gap: float, width: int, effort: Effort | None = None) -> tuple[Found | None, float]:
         """Search all better plans if `width` partial plans suffice: the best of them, and a bound."""
-        return self._sweep(value / (1 + gap) * (1 - SAME), width, proof=True)
+        return self._sweep(value / (1 + gap) * (1 - SAME), width, proof=True, effort=effort)
 
-    def _sweep(self, limit: float, width: int, proof: bool = False) -> tuple[Found | None, float]:
+    def _sweep(
+        self, limit: float, width: int, proof: bool = False, effort: Effort | None = None
+    ) -> tuple[Found | None, float]:
         """The best plan below `limit` among those that the labels lead to, and a bound on those they do not."""
         sweep = LabelSweep(
             fixed(self.options, self.cuts[-1], limit), self.columns, self.valuation.counts, (*self.cuts, self.fastest),
             (*[limit] * len(self.cuts), self.objective.budget_s * (1 + SAME)), self._spacings(limit),
-            self._least_goodput_per_s(limit), width, proof, self.effort,
+            self._least_goodput_per_s(limit), width, proof, effort or self.effort,
         )  # fmt: skip
         found = self._pick(sweep, sweep.run(), limit)
         return found, min(sweep.dropped, found.value if found else limit)

@@ -1,5 +1,6 @@
 """The search against brute force, and what must hold of any exact planner."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
@@ -11,10 +12,13 @@ from hypothesis import strategies as st
 
 from experiments.planner.bruteforce import best_value
 from experiments.planner.random_problems import SIZES, random_objective, random_problem
-from optimizer.effort import Effort
+from experiments.planner.run import agrees
+from optimizer.effort import MOST_GAP, Effort
 from optimizer.model.evaluate import Score, evaluate
 from optimizer.objective import Objective
 from optimizer.pipelines.few_splits import few_splits
+from optimizer.pipelines.side_by_side import side_by_side
+from optimizer.plan import Plan
 from optimizer.problem import Problem
 from optimizer.search.exact import search
 from optimizer.search.labels import undominated
@@ -55,6 +59,11 @@ def test_the_plan_is_the_best_of_all(seed: int, distant: bool) -> None:
     assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
 
 
+@pytest.mark.parametrize("first", range(11))  # as many problems of every size
+def test_as_make_bench_planner_has_it_on_its_first_problems(first: int) -> None:
+    assert all(agrees(seed) for seed in range(first, 33, 11))
+
+
 # Found by earlier searches: free devices, kinds whose memory holds one split but not two, activations that fit only
 # small batches, a kind without a way to another; and local placements whose turns take time.
 @pytest.mark.parametrize("seed", [8, 47, 110, 301, 2040, 112, 237, 272, 383, 389, 394])
@@ -83,6 +92,25 @@ def test_a_proof_that_does_not_fit_is_given_up_and_the_gap_says_what_may_be_miss
             assert best * (1 - 1e-8) <= found <= best * (1 + plan.promise.gap) * (1 + 1e-8)
             gaps.append(found / best - 1)
     assert len(gaps) >= 3
+
+
+@pytest.mark.parametrize("planner", [search, side_by_side])
+def test_out_of_time_the_plan_so_far_has_a_true_gap(planner: Callable[..., Plan | None]) -> None:
+    """However late: there is a plan wherever one can be found, since the first one is looked for in any case."""
+    gaps = []
+    for seed in range(11):
+        facts = random_problem(seed)
+        objective = random_objective(seed, facts)
+        hurried = planner(facts, objective, effort=Effort(out_of_time=lambda: True))
+        best = planner(facts, objective)
+        assert (hurried is None) == (best is None)
+        if hurried and hurried.promise and best:
+            found, least = (worth(evaluate(plan, facts, objective), objective) for plan in (hurried, best))
+            assert least * (1 - 1e-8) <= found
+            assert found <= least * (1 + hurried.promise.gap) * (1 + 1e-8)
+            gaps.append(hurried.promise.gap)
+    assert max(gaps) <= MOST_GAP
+    assert np.median(gaps) < 10
 
 
 def test_of_no_partial_plans_none_is_undominated() -> None:

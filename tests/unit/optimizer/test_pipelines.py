@@ -65,6 +65,16 @@ def test_the_ceiling_is_above_the_best_pipelines_of_every_way_to_part_the_kinds(
     assert goodput * (1 + gap) >= most * (1 - 1e-8)
 
 
+# One kind is too slow for the SLO less its slack, by itself.
+@pytest.mark.parametrize(("seed", "slo_s"), [(8, 0.03255306512471764), (10, 0.017272604399350692), (43, 0.01237285035)])
+def test_the_gap_is_a_number_where_a_kind_can_do_nothing_alone(seed: int, slo_s: float) -> None:
+    plan = side_by_side(random_problem(seed), Objective(slo_s=slo_s))
+    assert plan is not None
+    assert plan.promise is not None
+    assert plan.promise.gap < 1
+    assert "Infinity" not in plan.to_json()
+
+
 @many
 @given(st.integers(0, 10**6))
 def test_never_worse_than_a_baseline_whatever_the_goal(seed: int) -> None:

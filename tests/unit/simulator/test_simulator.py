@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.simulator.host import HostCosts
 from cluster.simulator.simulation import Simulation, World, simulate
 from cluster.simulator.sustained import run, sustained
 from cluster.simulator.troubles import Outage, Troubles
@@ -149,7 +150,7 @@ def test_nothing_beats_the_oracle(system: str, batch: int) -> None:
     plan = baseline_plan(system, FAST, Objective(fixed_batch=batch))
     bound = oracle_per_s(FAST, SLO_S, batch)
     assert evaluate(plan, FAST).goodput_per_s <= bound
-    assert sustained(plan, FAST, SLO_S, inputs=600).goodput_per_s <= bound
+    assert sustained(plan, FAST, SLO_S, inputs=600, slos=5).goodput_per_s <= bound
 
 
 def test_the_oracle_is_what_can_be_worked_out_by_hand() -> None:
@@ -160,8 +161,30 @@ def test_the_oracle_is_what_can_be_worked_out_by_hand() -> None:
 
 
 def test_what_the_planner_promises_is_sustained() -> None:
-    found = sustained(baseline_plan(NO_EXITS, FAST, Objective(fixed_batch=8)), FAST, SLO_S, inputs=4000)
+    found = sustained(baseline_plan(NO_EXITS, FAST, Objective(fixed_batch=8)), FAST, SLO_S, inputs=4000, slos=5)
     assert found.goodput_per_s == pytest.approx(found.promised_per_s, rel=0.1)
+
+
+def test_a_run_that_is_too_short_to_show_an_overload_decides_nothing() -> None:
+    """One device, one input at a time: what 10 SLOs let pass, 100 SLOs do not."""
+    one = facts(fast=1)
+    plan = Plan((Placement("fast", 1, (Split(0, BLOCKS, 1),)),))
+    short, long = (sustained(plan, one, SLO_S, inputs=100, slos=slos).goodput_per_s for slos in (10, 100))
+    assert long < 0.99 * short
+    assert long < 1.01 * evaluate(plan, one).goodput_per_s
+
+
+def test_splits_that_take_turns_stand_still_in_between() -> None:
+    """Unless a host plays what the front takes to say which is next."""
+    ways = {way: replace(link, turn_s=0.003) for way, link in FAST.links.items()}
+    slow = replace(FAST, links=ways)
+    plan = Plan((Placement("fast", 1, (Split(0, 2, 8), Split(2, 4, 8)), local=True),))
+    without, turning, hosted = (
+        one_by_one(World(plan, *world), [3] * 5).tally.quantile_s(0.5)
+        for world in ((FAST, SLO_S), (slow, SLO_S), (slow, SLO_S, Limits(), Troubles(), HostCosts()))
+    )
+    assert turning == pytest.approx(without + 2 * 0.003, rel=0.01)
+    assert hosted == pytest.approx(without, rel=0.01)
 
 
 TEXTS = replace(FAST, length=10)

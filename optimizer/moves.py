@@ -1,0 +1,99 @@
+"""Plans that are one small move away from a plan: what is tried around it (cluster/simulator/polish.py)."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, pairwise, permutations
+
+from optimizer.model.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.pipelines.spread import joined
+from optimizer.plan import Plan, Split
+from optimizer.problem import Problem, split_with_ramps
+
+Changes = dict[Split, tuple[Split, ...]]  # what stands in the place of a split
+
+
+def neighbours(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Plan]:
+    """Other batches, cuts, single ramps and replicas, one at a time, as far as devices, cuts and batches allow."""
+    pipelines = plan.pipelines
+    for index, pipeline in enumerate(pipelines):
+        changes = chain(
+            _batches(pipeline, facts, objective), _cuts(pipeline, facts), _merged(pipeline, facts),
+            _parted(pipeline, facts), _ramps(pipeline, facts),
+        )  # fmt: skip
+        for other in chain((_changed(pipeline, each) for each in changes), _replicas(pipeline)):
+            moved = joined([*pipelines[:index], other, *pipelines[index + 1 :]])
+            if _allowed(other, facts, objective) and not evaluate(moved, facts).broken:
+                yield moved
+
+
+def _allowed(plan: Plan, facts: Problem, objective: Objective) -> bool:
+    cuts = {split.start for split in plan.splits} - {0}
+    return {*facts.edges} <= cuts and (objective.cuts is None or cuts == {*objective.cuts, *facts.edges})
+
+
+def _changed(plan: Plan, changes: Changes) -> Plan:
+    placements = (
+        replace(each, splits=tuple(new for split in each.splits for new in changes.get(split, (split,))))
+        for each in plan.placements
+    )
+    return replace(plan, placements=tuple(placements))
+
+
+def _inner(split: Split) -> bool:
+    return any(ramp < split.stop - 1 for ramp in split.ramps)
+
+
+def _batches(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Changes]:
+    """One more, one fewer, a quarter more and a fifth fewer."""
+    least, most = objective.batches
+    for split in plan.splits:
+        largest = min(most, facts.table(plan.placement_of(split).kind).largest)
+        here = split.batch_size
+        for size in sorted({here - 1, here + 1, round(0.8 * here), round(1.25 * here)} - {here}):
+            if least <= size <= largest:
+                yield {split: (replace(split, batch_size=size),)}
+
+
+def _cuts(plan: Plan, facts: Problem) -> Iterator[Changes]:
+    """A block earlier or later."""
+    for early, late in pairwise(plan.splits):
+        for cut in (early.stop - 1, early.stop + 1):
+            if early.start < cut < late.stop:
+                yield {
+                    early: (split_with_ramps(facts, early.start, cut, early.batch_size, _inner(early)),),
+                    late: (split_with_ramps(facts, cut, late.stop, late.batch_size, _inner(late)),),
+                }
+
+
+def _merged(plan: Plan, facts: Problem) -> Iterator[Changes]:
+    """Two splits of one placement as one, with ramps inside and without."""
+    for early, late in pairwise(plan.splits):
+        if plan.placement_of(early) is plan.placement_of(late):
+            for inner in (False, True):
+                whole = split_with_ramps(facts, early.start, late.stop, early.batch_size, inner)
+                yield {early: (whole,), late: ()}
+
+
+def _parted(plan: Plan, facts: Problem) -> Iterator[Changes]:
+    for split in plan.splits:
+        for cut in range(split.start + 1, split.stop):
+            ends = ((split.start, cut), (cut, split.stop))
+            yield {split: tuple(split_with_ramps(facts, *each, split.batch_size, _inner(split)) for each in ends)}
+
+
+def _ramps(plan: Plan, facts: Problem) -> Iterator[Changes]:
+    """One ramp inside a split on or off: the search knows only all of them and none."""
+    leaving = {block for block in facts.ramp_blocks if facts.survival[block + 1] < facts.survival[block]}
+    for split in plan.splits:
+        for ramp in leaving.intersection(range(split.start, split.stop - 1)):
+            yield {split: (replace(split, ramps=tuple(sorted({*split.ramps} ^ {ramp}))),)}
+
+
+def _replicas(plan: Plan) -> Iterator[Plan]:
+    """One device from one placement to another of its kind."""
+    for source, target in permutations(plan.placements, 2):
+        if source.kind == target.kind and source.replicas > 1:
+            counts = {source: source.replicas - 1, target: target.replicas + 1}
+            placements = (replace(each, replicas=counts.get(each, each.replicas)) for each in plan.placements)
+            yield replace(plan, placements=tuple(placements))
