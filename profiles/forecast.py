@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit
 
 from profiles.exits import ExitProfile
-from profiles.methods import Scale, Seen
+from profiles.methods import Reading, Transform
 from profiles.series import SPAN, Prediction, Series, Z
 from profiles.windows import SteadySurvival, Window
 
@@ -104,9 +104,9 @@ class Forecaster:
         """What each method by itself says of each ramp: for those who compare."""
         return [series.singles() for series in self._series[:-1]]
 
-    def _new_series(self, columns: Sequence[Sequence[Seen]]) -> list[Series]:
+    def _new_series(self, columns: Sequence[Sequence[Reading]]) -> list[Series]:
         *ramps, arrivals = columns
-        odds = Scale(lambda each: float(log_odds(each)), share, lambda each: max(each * (1 - each), EDGE))
+        odds = Transform(lambda each: float(log_odds(each)), share, lambda each: max(each * (1 - each), EDGE))
         span = self._span
         return [
             *(Series(each[-span:], span, odds, UNKNOWN_SHARE) for each in ramps),
@@ -124,7 +124,7 @@ class Forecaster:
             return 0.0
         return (self._last.arrived + 0.5) / (self._last.duration_s * (1 + self._last.arrivals_per_s)) ** 2
 
-    def _values(self, window: Window) -> list[Seen]:
+    def _values(self, window: Window) -> list[Reading]:
         """What a window says of every ramp, and of the arrivals."""
         if len(window.left) != self._num_blocks:
             raise ValueError(f"a window of {len(window.left)} blocks for a network of {self._num_blocks}")
@@ -135,10 +135,10 @@ class Forecaster:
         inputs, arrivals = window.answered, float(np.log1p(window.arrivals_per_s))
         shares = np.asarray(window.entered) / inputs if inputs else steady
         ramps = [
-            Seen(float(shares[cut]), _chance(float(expected[cut]), inputs) if inputs else inf, float(steady[cut]))
+            Reading(float(shares[cut]), _chance(float(expected[cut]), inputs) if inputs else inf, float(steady[cut]))
             for cut in self._cuts
         ]
-        return [*ramps, Seen(arrivals, self._arrivals_noise, arrivals)]
+        return [*ramps, Reading(arrivals, self._arrivals_noise, arrivals)]
 
     def _curve(self, ramps: list[Prediction], z: float) -> tuple[float, ...]:
         """Survival at every block, `z` standard deviations away; blocks without a ramp before them inherit."""

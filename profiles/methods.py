@@ -29,7 +29,7 @@ FIRST_VARIANCE = 0.1
 
 
 @dataclass(frozen=True)
-class Seen:
+class Reading:
     """One value. `noise` is the variance that chance gives it; infinite where nothing was seen.
 
     `steady` is what is believed after it: a window of few inputs hardly moves that.
@@ -40,7 +40,7 @@ class Seen:
     steady: float
 
     @classmethod
-    def exactly(cls, value: float) -> "Seen":
+    def exactly(cls, value: float) -> "Reading":
         return cls(value, 0.0, value)
 
 
@@ -50,7 +50,7 @@ class Method(Protocol):
     @property
     def name(self) -> str: ...
 
-    def append(self, seen: Seen) -> None:
+    def append(self, seen: Reading) -> None:
         """Take in the next value."""
 
     def next(self) -> float:
@@ -60,7 +60,7 @@ class Method(Protocol):
 class Last:
     name = "last"
 
-    def append(self, seen: Seen) -> None:
+    def append(self, seen: Reading) -> None:
         self._value = seen.steady
 
     def next(self) -> float:
@@ -73,7 +73,7 @@ class Mean:
     def __init__(self) -> None:
         self._values = deque[float](maxlen=MEAN_OF)
 
-    def append(self, seen: Seen) -> None:
+    def append(self, seen: Reading) -> None:
         self._values.append(seen.steady)
 
     def next(self) -> float:
@@ -89,7 +89,7 @@ class Smoothing:
         self._levels: Floats | None = None
         self._squares = np.zeros(len(WEIGHTS))
 
-    def append(self, seen: Seen) -> None:
+    def append(self, seen: Reading) -> None:
         if self._levels is None:
             self._levels = np.full(len(WEIGHTS), seen.steady)
         off = seen.steady - self._levels
@@ -101,7 +101,7 @@ class Smoothing:
         return float(self._levels[self._squares.argmin()])
 
 
-class Level:
+class WanderingLevel:
     """A level that wanders, seen through chance: Kalman's filter at many variances, weighed by how likely each is.
 
     It alone knows how many inputs a value comes from: the fewer, the less one value moves it.
@@ -114,7 +114,7 @@ class Level:
         self._variances = np.zeros(len(STEPS))
         self._likely = np.zeros(len(STEPS))  # logarithms
 
-    def append(self, seen: Seen) -> None:
+    def append(self, seen: Reading) -> None:
         if self._means is None:
             self._means = np.full(len(STEPS), seen.value)
             self._variances += FIRST_VARIANCE
@@ -131,22 +131,22 @@ class Level:
         return float(shares @ self._means / shares.sum())
 
 
-class Scale(NamedTuple):
+class Transform(NamedTuple):
     """Where a series has no limits, as ARIMA needs it, and the way back."""
 
     to: Callable[[float], float]
     back: Callable[[Any], Any]
-    slope: Callable[[float], float]  # by how much a value grows there for one on the scale
+    slope: Callable[[float], float]  # by how much a value grows there for one of the transformed
 
 
-PLAIN = Scale(float, np.asarray, lambda value: 1.0)
+PLAIN = Transform(float, np.asarray, lambda value: 1.0)
 
 
 class Arima:
     """ARIMA, once differenced. statsmodels chooses and fits its order (`refit`); until the next fit it is a sum."""
 
-    def __init__(self, scale: Scale, span: int) -> None:
-        self._scale, self._values = scale, deque[float](maxlen=span)
+    def __init__(self, transform: Transform, span: int) -> None:
+        self._transform, self._values = transform, deque[float](maxlen=span)
         self._fit: Any = None  # statsmodels' results, or None where ARIMA does not apply
         self._errors = deque[float](maxlen=DEEPEST)  # the newest first
 
@@ -154,8 +154,8 @@ class Arima:
     def name(self) -> str:
         return "arima({},{},{})".format(*self._fit.model.order)
 
-    def append(self, seen: Seen) -> None:
-        value = self._scale.to(seen.steady)
+    def append(self, seen: Reading) -> None:
+        value = self._transform.to(seen.steady)
         if self._fit is not None:
             self._errors.appendleft(value - self._expected())
         self._values.append(value)
@@ -164,11 +164,11 @@ class Arima:
         """NaN where it has nothing to say."""
         mean = self._expected() if self._fit is not None else np.nan
         low, high = (min(self._values), max(self._values)) if self._values else (0.0, 0.0)
-        return float(self._scale.back(mean)) if 2 * low - high <= mean <= 2 * high - low else np.nan
+        return float(self._transform.back(mean)) if 2 * low - high <= mean <= 2 * high - low else np.nan
 
-    def refit(self, seen: Sequence[Seen]) -> Floats:
+    def refit(self, seen: Sequence[Reading]) -> Floats:
         """Choose the order anew and fit it to these; returns what it would have said before each of them, or NaN."""
-        self._values.extend(self._scale.to(each.steady) for each in seen)
+        self._values.extend(self._transform.to(each.steady) for each in seen)
         values = np.asarray(self._values)
         orders = ORDERS if len(values) >= ENOUGH_FOR_ARIMA and _varies(values) else ()
         fits = [_quietly(partial(_arima, values, order)) for order in orders]
@@ -176,7 +176,7 @@ class Arima:
         if self._fit is None:
             return np.full(len(values), np.nan)
         self._errors.extend(self._fit.resid[: -1 - DEEPEST : -1])
-        said = np.asarray(self._scale.back(self._fit.fittedvalues), float)
+        said = np.asarray(self._transform.back(self._fit.fittedvalues), float)
         return np.where(np.arange(len(said)) < UNSETTLED, np.nan, said)
 
     def _expected(self) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.methods import PLAIN, Arima, Last, Level, Mean, Method, Scale, Seen, Smoothing
+from profiles.methods import PLAIN, Arima, Last, Mean, Method, Reading, Smoothing, Transform, WanderingLevel
 
 Floats = NDArray[np.float64]
 
@@ -21,7 +21,7 @@ POWER = 4  # a method counts by the inverse of its squared errors to this power:
 LEAST_VARIANCE = 1e-4  # errors are weighed by what chance gives, and no value is seen more exactly than this
 ERRORS = 120  # the latest ones, of which the interval is made
 FEW_ERRORS, ENOUGH_ERRORS = 4, 20  # from how many on they tell how far it is off, and how they are distributed
-UNKNOWN_SD = 1.0  # on the series' scale, of a series too short to judge by
+UNKNOWN_SD = 1.0  # of the transformed values, of a series too short to judge by
 Z = 1.96  # standard deviations on either side that hold 95 % of a normal distribution
 
 
@@ -63,20 +63,20 @@ class Series:
     `refit` fits what has to be fitted; until the next one, new values only move its state. `unknown` is what is
     forecast before the first value.
 
-    >>> two = Series([Seen.exactly(1.0), Seen.exactly(3.0)]).predict()
+    >>> two = Series([Reading.exactly(1.0), Reading.exactly(3.0)]).predict()
     >>> 1.0 < two.mean <= 3.0, two.sd
     (True, 1.0)
     """
 
     def __init__(
-        self, values: Iterable[Seen] = (), span: int = SPAN, scale: Scale = PLAIN, unknown: float = 0.0
+        self, values: Iterable[Reading] = (), span: int = SPAN, transform: Transform = PLAIN, unknown: float = 0.0
     ) -> None:
         self._seen = deque(values, maxlen=span)
-        self._scale, self._unknown = scale, unknown
-        self._arima = Arima(scale, span)
+        self._transform, self._unknown = transform, unknown
+        self._arima = Arima(transform, span)
         self._replay(np.full(len(self._seen), np.nan))
 
-    def append(self, seen: Seen) -> None:
+    def append(self, seen: Reading) -> None:
         """Take in the next value that was seen."""
         self._seen.append(seen)
         self._learn(seen)
@@ -85,12 +85,12 @@ class Series:
 
     def refit(self) -> None:
         """Fit anew, on the latest values, and judge every method by what it would have said of them."""
-        self._arima = Arima(self._scale, self._seen.maxlen or SPAN)
+        self._arima = Arima(self._transform, self._seen.maxlen or SPAN)
         self._replay(self._arima.refit(self._seen))
 
     def predict(self, noise: float = 0.0) -> Prediction:
         """The next value, to which chance will give this variance."""
-        unknown_sd = UNKNOWN_SD * self._scale.slope(self._mean)
+        unknown_sd = UNKNOWN_SD * self._transform.slope(self._mean)
         with np.errstate(all="ignore"):
             sd = self._spread.sd(noise, unknown_sd)
         return Prediction(self._mean, sd if np.isfinite(sd) else unknown_sd, self._method)
@@ -102,7 +102,7 @@ class Series:
 
     def _replay(self, by_arima: Floats) -> None:
         """Go through all values again, with what an ARIMA says before each of them."""
-        self._methods: list[Method] = [Last(), Mean(), Smoothing(), Level()]
+        self._methods: list[Method] = [Last(), Mean(), Smoothing(), WanderingLevel()]
         self._losses = np.zeros(len(self._methods) + 1)
         self._spread = Spread()
         self._said, self._mean, self._method = np.full(len(self._losses), np.nan), self._unknown, Last.name
@@ -113,7 +113,7 @@ class Series:
         if self._seen:
             self._look_ahead(self._arima.next())
 
-    def _learn(self, seen: Seen) -> None:
+    def _learn(self, seen: Reading) -> None:
         """Judge every method by this value, and let it take it in."""
         with np.errstate(all="ignore"):
             if np.isfinite(seen.noise) and not np.isnan(self._said[0]):
@@ -123,7 +123,7 @@ class Series:
             for method in self._methods:
                 method.append(seen)
 
-    def _losses_of_silence(self, seen: Seen) -> float:
+    def _losses_of_silence(self, seen: Reading) -> float:
         """A method that says nothing is as far off as the worst of the others."""
         return float(np.nanmax(np.abs(self._said - seen.value)))
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.forecast import Forecaster
-from profiles.methods import ENOUGH_FOR_ARIMA, PLAIN, Arima, Seen
+from profiles.methods import ENOUGH_FOR_ARIMA, PLAIN, Arima, Reading
 from profiles.series import Series
 from profiles.windows import MOST, Window
 
@@ -47,7 +47,7 @@ def test_any_history_gives_a_curve_in_range_with_its_interval_around_it(history:
 
 
 def series_of(values: Iterable[float]) -> Series:
-    return Series(map(Seen.exactly, values))
+    return Series(map(Reading.exactly, values))
 
 
 @settings(max_examples=30, deadline=None)
@@ -56,7 +56,7 @@ def test_a_series_never_raises_on_any_finite_history(values: list[float], more: 
     series = series_of(values)
     series.refit()
     for value in more:
-        series.append(Seen.exactly(value))
+        series.append(Reading.exactly(value))
     prediction = series.predict()
     assert np.isfinite(prediction.mean)
     assert prediction.sd >= 0
@@ -73,10 +73,10 @@ def test_between_two_fits_arima_says_what_statsmodels_would() -> None:
     random = np.random.default_rng(0)
     values = np.cumsum(random.normal(0, 0.1, 80)) + random.normal(0, 0.2, 80)
     arima = Arima(PLAIN, span=100)
-    arima.refit([Seen.exactly(value) for value in values[:60]])
+    arima.refit([Reading.exactly(value) for value in values[:60]])
     fit = arima._fit.append(values[60:], refit=False)
     for value in values[60:]:
-        arima.append(Seen.exactly(value))
+        arima.append(Reading.exactly(value))
     assert arima.next() == pytest.approx(float(fit.forecast(1)[0]), rel=1e-6)
 
 
