@@ -6,6 +6,7 @@ is made for it: ninety-nine of a hundred cost a look at a header and a random nu
 
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ _EXPORTERS = {
 _SHARES = {"always_on": 1.0, "always_off": 0.0, "traceidratio": None}  # None: as SHARE says
 About = Mapping[str, str | int]
 _NOTHING: About = {}
+_PARENT_HEADER = PARENT.encode()
 _now: ContextVar["Span | None"] = ContextVar("isobatch_span", default=None)
 
 
@@ -60,12 +62,17 @@ class TraceSampling:
         >>> [TraceSampling(0.0, True).takes(each) for each in (wanted, unwanted, "nonsense", None)]
         [True, False, False, False]
         """
-        if self.heeds_parent and parent is not None and len(parent) >= 55:
-            return parent[53:55] in _SAMPLED
+        if self.heeds_parent and parent is not None and (found := _PARENT.fullmatch(parent)):
+            return int(found[3], 16) % 2 == 1
         return self.share > 0 and chance() < self.share
 
 
-_SAMPLED = frozenset(f"{number:02x}" for number in range(1, 256, 2))  # flags whose last bit is set
+_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2}).*")
+
+
+def _parent_in(headers: Mapping[bytes, bytes]) -> str | None:
+    told = headers.get(_PARENT_HEADER)
+    return None if told is None else told.decode("latin-1")
 
 
 def _share(environment: Mapping[str, str]) -> float:
@@ -95,15 +102,15 @@ class Tracing:
         self._provider.add_span_processor(SimpleSpanProcessor(exporter) if simple else BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("isobatch")
 
+    def takes(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether the request with these headers is traced."""
+        return self.sampling.takes(_parent_in(headers))
+
     @contextmanager
-    def request(self, kind: str, headers: Mapping[bytes, bytes]) -> Iterator["Span | None"]:
-        """The span of one request, from here to the end of the block, if it is traced."""
-        told = headers.get(PARENT.encode())
-        parent = None if told is None else told.decode("latin-1")
-        if not self.sampling.takes(parent):
-            yield None
-            return
-        span = self.span(f"request {kind}", parent if self.sampling.heeds_parent else None, "SERVER")
+    def request(self, kind: str, headers: Mapping[bytes, bytes]) -> Iterator["Span"]:
+        """The span of a request that is traced, from here to the end of the block."""
+        parent = _parent_in(headers) if self.sampling.heeds_parent else None
+        span = self.span(f"request {kind}", parent, "SERVER")
         before = _now.set(span)
         try:
             yield span
@@ -170,11 +177,13 @@ class Span:
 def _context_of(parent: Span | str | None) -> Any:
     from opentelemetry import trace
     from opentelemetry.context import Context
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     if isinstance(parent, Span):
         return trace.set_span_in_context(parent.made, Context())
-    return TraceContextTextMapPropagator().extract({PARENT: parent} if parent else {}, Context())
+    if not parent or not (found := _PARENT.fullmatch(parent)):
+        return Context()
+    told = trace.SpanContext(int(found[1], 16), int(found[2], 16), True, trace.TraceFlags(trace.TraceFlags.SAMPLED))
+    return trace.set_span_in_context(trace.NonRecordingSpan(told), Context())
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from math import inf, isfinite
@@ -25,7 +25,7 @@ from deployments.front.proxy import Burden
 from deployments.front.stats import state_of, stats_of
 from deployments.front.turnstile import Turnstile
 from deployments.replica.loading import load_front_model
-from deployments.tracing import Span, tracing_here
+from deployments.tracing import Span, Tracing, tracing_here
 from deployments.transport.packed import Packed, pack
 from profiles.agreement import said
 from profiles.model import SplitModel, label_names, reads_text
@@ -222,17 +222,20 @@ class Service:
         after_s = self._driver.lag.at(now_s) + self._writing.at(now_s) + HAND_OVER_S
         return min(after_s, max(0.0, deadline_s - now_s) / 2)
 
-    @contextmanager
-    def counted(self, kind: str = "", headers: Mapping[bytes, bytes] = _NO_HEADERS) -> Iterator[Span | None]:
+    def counted(
+        self, kind: str = "", headers: Mapping[bytes, bytes] = _NO_HEADERS
+    ) -> AbstractContextManager[Span | None]:
         """Count how the request that is handled inside ends; every failure comes out as a `RefusedError`.
 
-        What is yielded is its span, where it is traced.
+        What it yields is the request's span, where it is traced.
         """
-        if self._tracing is None:
-            with self._counted():
-                yield None
-            return
-        with self._tracing.request(kind, headers) as span, self._counted():
+        if self._tracing and self._tracing.takes(headers):
+            return self._traced(self._tracing, kind, headers)
+        return self._counted()
+
+    @contextmanager
+    def _traced(self, tracing: Tracing, kind: str, headers: Mapping[bytes, bytes]) -> Iterator[Span]:
+        with tracing.request(kind, headers) as span, self._counted():
             yield span
 
     @contextmanager
