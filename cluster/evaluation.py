@@ -163,6 +163,16 @@ def served(url: str, values: Sequence[Any], headers: Mapping[str, str]) -> list[
     ]
 
 
+def check_same_network(url: str, answers: Sequence[Predicted], labels: Sequence[str], num_blocks: int) -> None:
+    """Raise UserError if this network cannot have given these answers, so that no other is measured in its place."""
+    for each in answers:
+        if not (each.label < len(labels) and labels[each.label] == each.name and each.exit_block < num_blocks):
+            raise UserError(
+                f"{url} serves another network: it answers {each.name!r} (label {each.label}) at block "
+                f"{each.exit_block}; this one has {num_blocks} blocks and knows {', '.join(labels[:10])}"
+            )
+
+
 def _asked(url: str, inputs: Sequence[Any], told: Mapping[str, str]) -> Any:
     body = json.dumps({"inputs": inputs}).encode()
     headers = {"Content-Type": "application/json", "X-Deadline-Ms": str(1e3 * PATIENCE_S), **told}
@@ -172,5 +182,7 @@ def _asked(url: str, inputs: Sequence[Any], told: Mapping[str, str]) -> Any:
     except urllib.error.HTTPError as error:
         said = error.read(300).decode(errors="replace")
         raise UserError(f"{url} answers with status {error.code}: {said}") from error
-    except (OSError, ValueError, LookupError) as error:
+    except urllib.error.URLError as error:
+        raise UserError(f"nobody answers at {url} ({error.reason}): does 'isobatch serve' run there?") from error
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{url} does not answer as isobatch does: {error}") from error

@@ -1,12 +1,16 @@
 """A profile as a picture: milliseconds per batch and per input, and where a larger batch stops paying."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from profiles.files import Profile
 from profiles.latency import LatencyTable
 from profiles.sweep import knee, whole_s
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
 
 
 def draw(profile: Profile, path: Path) -> None:
@@ -23,17 +27,36 @@ def draw(profile: Profile, path: Path) -> None:
         )
         input_axes.plot(sizes, 1000 * seconds / sizes, "o-", color=line.get_color(), label=f"knee at {knee(table)}")
         input_axes.axvline(knee(table), color=line.get_color(), linestyle=":")
+    in_tokens = any(size % 1 for table in profile.usual for size in table.batch_sizes)
     for axes, what in ((batch_axes, "ms per batch"), (input_axes, "ms per input")):
-        axes.set(xlabel="batch size", ylabel=what, ylim=(0, None))
+        axes.set(xlabel="batch size" + (", in texts of that length" * in_tokens), ylabel=what, ylim=(0, None))
         axes.legend()
         axes.grid(alpha=0.3)
     input_axes.set_xscale("log", base=2)
     input_axes.xaxis.set_major_formatter("{x:g}")
     if profile.exits:
         exit_axes[0].step(range(profile.exits.num_blocks), profile.exits.survival, where="mid")
-        exit_axes[0].set(xlabel="block", ylabel="share of inputs that enter it", ylim=(0, 1.05))
+        exit_axes[0].set(xlabel="block", ylabel="inputs that enter it", ylim=(0, 1.05))
+        whole_numbers(exit_axes[0].xaxis)
+        exit_axes[0].yaxis.set_major_formatter("{x:.0%}")
     figure.suptitle(f"{profile.model}: all blocks, ramps off")
     figure.savefig(path, dpi=110)
+
+
+def whole_numbers(axis: "Axis") -> None:
+    """Number an axis of things that are counted, such as blocks: there is no block 0.5."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
+
+
+def plain_logarithmic(axis: "Axis") -> None:
+    """Number a logarithmic axis in plain figures, also where it spans less than from one power of ten to the next."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:,g}")
+    axis.set_minor_locator(NullLocator())
 
 
 def name(table: LatencyTable) -> str:

@@ -24,6 +24,7 @@ from cluster.profiling.checkpoint import (
 )
 from deployments.demo import demo_directory
 from deployments.demo.digits import demo_digits
+from deployments.folders import weights_of
 from deployments.models import TorchModel, checkpoint, load
 from deployments.models.backends import INT8, make_ready, on_backend, planned
 from deployments.models.seam import BackedModel, Stretch
@@ -32,7 +33,7 @@ from deployments.prepare.sample import LabelNames, numbered, sampled
 from optimizer.plan import Plan
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
-from profiles.files import Profile
+from profiles.files import Profile, differ
 from profiles.latency import LatencyTable
 from profiles.measure import count_exits, device_name, stopwatch_for
 
@@ -83,6 +84,8 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     exact = load(folder, request.device, "float32" if int8 else request.dtype)
     if not exact.ramp_blocks:
         raise UserError(f"{request.model} has no ramps: give it some with 'isobatch prepare'")
+    if request.profile:
+        _check_profile(request.profile, folder, exact.num_blocks)
     recorded = _recorded(request, folder)
     told = exact if recorded else with_told_exits(exact)
     progress("choosing the backend")
@@ -100,6 +103,16 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     watch, largest = stopwatch_for(str(model.device)), min(request.largest, table.largest)
     bench = Bench(model, found, kind, source, watch, largest, make_ready=_ready(model, folder, kind))
     return PreparedBench(bench, table, (*notes, *_read_from(request, folder)))
+
+
+def _check_profile(profile: Profile, folder: Path, num_blocks: int) -> None:
+    """Raise UserError if a profile is of another network: its times would be those of other blocks."""
+    weights = weights_of(folder)
+    if profile.num_blocks != num_blocks or differ(profile.weights, weights):
+        raise UserError(
+            f"--profile is of {profile.model} ({profile.num_blocks} blocks, weights {profile.weights or 'unknown'}), "
+            f"{folder.name} has {num_blocks} blocks and weights {weights}: profile the network that is compared"
+        )
 
 
 def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:

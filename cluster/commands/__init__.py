@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import typer
 
@@ -23,6 +24,18 @@ def key_headers(variable: str | None) -> dict[str, str]:
     if not os.environ.get(variable):
         raise UserError(f"--api-key-variable {variable}: that environment variable is not set")
     return {"X-API-Key": os.environ[variable]}
+
+
+def server_at(url: str) -> str:
+    """A server's address, without a slash at its end; raise UserError if it cannot be one.
+
+    >>> server_at("http://127.0.0.1:8000/")
+    'http://127.0.0.1:8000'
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"{url!r} must look like http://HOST:PORT, as 'isobatch serve' prints it")
+    return url.rstrip("/")
 
 
 def above_0(option: str, value: float | None) -> None:

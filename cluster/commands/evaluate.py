@@ -48,7 +48,8 @@ def evaluate(
     """
     from rich.console import Console
 
-    from cluster.evaluation import evaluated, promise_kept, served, table
+    from cluster.commands import server_at
+    from cluster.evaluation import check_same_network, evaluated, promise_kept, served, table
     from cluster.load.bodies import predicts_at
     from deployments.models import checkpoint, load_served
     from deployments.models.predict import predict
@@ -56,8 +57,9 @@ def evaluate(
     from deployments.prepare.data import rows, taken
     from deployments.prepare.sample import numbered, sampled
 
+    server = predicts_at(server_at(url)) if url else None
     key, network = key_headers(api_key_variable), load_served(model, device=device)
-    if not network.ramp_blocks and not url:
+    if not network.ramp_blocks and not server:
         raise UserError(f"{model} has no ramps: give it some with 'isobatch prepare'")
     names = label_names(network.labels, labels)
     wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
@@ -67,8 +69,12 @@ def evaluate(
     kept = sampled(rows(data, wanted, images=images), max_rows, seed)
     truth, values = numbered(kept, data, names), [row.value for row in kept]
     with console.status(f"answering {len(values)} inputs"):
+        if server:  # first, so that a server that is none is noticed before anything is computed
+            exits = served(server, values, key)
+            check_same_network(server, exits, network.labels, network.num_blocks)
+        else:
+            exits = predict(network, values)
         full = predict(network, values, exits=False)
-        exits = served(predicts_at(url), values, key) if url else predict(network, values)
     found = evaluated(full, exits, truth, network.num_blocks)
     if as_json:
         print(found.as_json())

@@ -115,7 +115,7 @@ def load(
     """
     from rich.console import Console
 
-    from cluster.commands import above_0, check_writable
+    from cluster.commands import above_0, check_writable, server_at
     from cluster.load import generator, report
     from cluster.load.bodies import bodies_of, predicts_at
     from cluster.load.prompts import PromptLoad, prompts_in
@@ -125,6 +125,8 @@ def load(
     if sum(each is not None for each in (data, bodies, lengths, prompts)) > 1:
         raise UserError("--data, --bodies, --lengths and --prompts are ways to say what is sent: choose one")
     above_0("--slo-ms", slo_ms)
+    above_0("--rate", rate)
+    url = server_at(url)
     check_writable(out)
     console = Console(soft_wrap=True)
     key = key_headers(api_key_variable)

@@ -69,16 +69,19 @@ def plan(
     """
     from rich.console import Console
 
-    from cluster.commands import above_0, plan_report
+    from cluster.commands import above_0, check_writable, plan_report
     from cluster.commands.plan_result import plan_result
     from profiles.files import load
 
     if cut and max_splits:
         raise UserError("--cut and --max-splits are two ways to say where to cut: choose one")
     numbers = {"--slo-ms": slo_ms, "--rate": rate, "--budget": budget, "--max-batch": max_batch, "--seconds": seconds}
-    numbers["--polish"] = polish
+    numbers |= {"--polish": polish, "--alpha": alpha}
     for option, value in numbers.items():
         above_0(option, value)
+    picture = (out or Path("plan.json")).with_suffix(".png") if picture is None else picture
+    for written in filter(None, (out, picture if picture.name else None)):
+        check_writable(written)
     facts, objective = (
         _question(profile, devices, one_machine, margin, evaluate, backend, dtype),
         _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch, _cuts(cut)),
@@ -87,7 +90,6 @@ def plan(
         found = plan_result(
             facts, objective, alpha, gap, not one_pipeline, evaluate, max_splits, _effort(seconds), _polish(polish)
         )
-    picture = (out or Path("plan.json")).with_suffix(".png") if picture is None else picture
     if out:
         known = load(profile)
         named = replace(found.plan, model=known.model, weights=known.weights)

@@ -7,6 +7,7 @@ from typing import Any
 from cluster.commands.plan_result import PlanResult
 from optimizer import Plan, Score
 from optimizer.model.evaluate import SplitScore
+from profiles.picture import whole_numbers
 
 PALETTE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222255")
 NARROW = 0.09  # a share of the picture's width: the labels of narrower boxes are turned
@@ -73,7 +74,8 @@ def _survivors(axes: Any, survival: tuple[float, ...], score: Score, edges: list
     axes.fill_between(steps, [*inside, inside[-1]], step="post", color=INK, alpha=0.12)
     for edge in edges[1:-1]:
         axes.axvline(edge, color="#999999", linewidth=0.8, linestyle=":")
-    axes.set(ylim=(0, 1.05), xlim=(0, edges[-1]), ylabel="share still inside\n(dots: active ramps)", xticks=[])
+    axes.set(ylim=(0, 1.05), xlim=(0, edges[-1]), ylabel="inputs still inside\n(dots: active ramps)", xticks=[])
+    axes.yaxis.set_major_formatter("{x:.0%}")
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -89,6 +91,8 @@ def _boxes(axes: Any, kinds: list[str], plan: Plan, score: Score, edges: list[fl
         _write(axes, part, plan, score, (left, right), (edges[-1], tallest))
     axes.set(ylim=(0, tallest * 1.4), xlim=(0, edges[-1]), ylabel="batch size")
     axes.set_xlabel("devices, in the order in which an input meets them")
+    whole_numbers(axes.xaxis)
+    whole_numbers(axes.yaxis)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, ncols=4, loc="upper left")
 

@@ -69,7 +69,6 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     from cluster.serving.local import check_place, check_port, local_ray
     from cluster.serving.nodes import local_nodes
     from cluster.serving.serve_file import GRPC_PORT, grpc_address, key_variable, ours, with_demo
-    from deployments.ray_facts import total_resources
 
     # It keeps the present stdout, because what Ray prints while it stops is redirected.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -89,10 +88,9 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
         aside = Console(stderr=True, highlight=False, soft_wrap=True)  # what is told on stdout begins when it is ready
         tell = teller(console, status.update, aside.print)
         tell("Starting Ray")
-        with status, local_ray(http, dashboard, more, metrics_port) as ray:
+        with status, local_ray(http, dashboard, more, metrics_port, partial(check_capacity, complete)) as ray:
             _on_signals(_interrupt)  # again, because Ray has installed its own handlers
             tell("Starting the network")
-            check_capacity(complete, total_resources())
             deploy(ray, complete, patience_s, tell)
             status.stop()
             _on_signals(partial(_stop_or_hurry, stop))

@@ -8,11 +8,10 @@ import urllib.error
 import urllib.request
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 
-from cluster.commands import KeyVariable, key_headers
+from cluster.commands import KeyVariable, key_headers, server_at
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,9 +44,7 @@ def status(
     chosen = [name for name, wanted in actions.items() if wanted]
     if len(chosen) > 1 or (chosen and watch):
         raise UserError("--pause, --resume, --force, --dry-run and --watch are one at a time")
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise UserError(f"{url!r} must look like http://HOST:PORT, as 'isobatch serve' prints it")
-    base, console = url.rstrip("/") + path, Console()
+    base, console = server_at(url) + path, Console()
     if chosen:
         answer = _ask(f"{base}/{chosen[0]}", api_key_variable, post=chosen[0] != "would")
         console.print_json(json.dumps(answer)) if as_json else console.print(_sentence(answer))

@@ -12,7 +12,7 @@ from profiles.errors import UserError
 
 MADE_UP = 256
 PATIENCE_S = 10.0
-UNAUTHORIZED = 401
+UNAUTHORIZED, UNAVAILABLE = 401, 503
 BYTES = "BYTES"  # as the Open Inference Protocol calls texts
 SENTENCES = (
     "It works as it should, and I would buy it again.",
@@ -63,8 +63,13 @@ def reads_texts(url: str, headers: Mapping[str, str]) -> bool:
             raise UserError(f"nobody answers at {base}: {error.reason}") from error
         if isinstance(error, urllib.error.HTTPError) and error.code == UNAUTHORIZED:
             raise UserError(f"{base} asks for a key: --api-key-variable names the variable that holds it") from error
+        if isinstance(error, urllib.error.HTTPError) and error.code == UNAVAILABLE:
+            raise UserError(
+                f"{base} is not ready (status {UNAVAILABLE}): wait until 'isobatch serve' says so"
+            ) from error
         raise UserError(
-            f"{base} does not say what its network takes ({_reason(error)}): give --data FILE or --bodies FILE"
+            f"{base} does not say whether its network takes texts or images ({_reason(error)}): "
+            "--bodies FILE sends requests as they are"
         ) from error
 
 

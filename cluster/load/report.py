@@ -11,6 +11,7 @@ from rich.table import Table
 
 from cluster.load.connection import BROKEN
 from cluster.load.generator import Floats, LoadRecord
+from profiles.picture import plain_logarithmic
 
 BINS, SHORTEST_S = 60, 0.2  # how many bins the picture has at most, and the shortest one
 TIMERS_MS = 5.0  # a delay that every generator has now and then
@@ -139,7 +140,7 @@ def _quantiles(values: Floats) -> dict[str, float]:
 def table(found: Summary, slo_ms: float) -> Table:
     rows = Table("what", "value", title=f"load: {found.requests} requests in {found.seconds:.1f} s")
     rows.add_row("offered", f"{found.offered_per_s:,.1f}/s")
-    rows.add_row("answered", f"{found.answered_per_s:,.1f}/s")
+    rows.add_row("answered meanwhile", f"{found.answered_per_s:,.1f}/s")  # what is answered afterwards is counted below
     rows.add_row(f"within {slo_ms:g} ms", f"{found.goodput_per_s:,.1f}/s ({found.good_share:.1%} of all)")
     if found.offered_tokens_per_s is not None and found.good_tokens_per_s is not None:
         offered, good = found.offered_tokens_per_s, found.good_tokens_per_s
@@ -178,6 +179,7 @@ def draw(record: LoadRecord, slo_ms: float, path: Path) -> None:
     above.plot(record.due_s[answered], latency_ms[answered], ".", markersize=2, alpha=0.4)
     above.axhline(slo_ms, color="tab:red", linewidth=1, label=f"SLO {slo_ms:g} ms")
     above.set(ylabel="latency (ms), from when it was due", yscale="log")
+    plain_logarithmic(above.yaxis)
     last_s = record.due_s.max(initial=1.0)
     edges = np.linspace(0, last_s, int(np.clip(last_s / SHORTEST_S, 1, BINS)) + 1)
     for name, chosen in _kinds(record, latency_ms, slo_ms).items():

@@ -6,7 +6,11 @@ from deployments.graph import Graph, read_graph
 from deployments.resources import Resources, accelerators, replica_needs
 from profiles.errors import UserError
 
-_COUNTED = ("CPU", "GPU")
+_REMEDIES = {
+    "CPU": "plan for fewer devices, or let replicas share processors (cpus_per_replica: 0 in the Serve file)",
+    "GPU": "plan for fewer devices",
+}
+_COUNTED = tuple(_REMEDIES)
 
 
 def check_capacity(content: ServeFile, has: Resources) -> None:
@@ -28,7 +32,9 @@ def _check(config: AppConfig, graph: Graph, has: Resources) -> None:
             needs[name] += asked[name] * count
     for name, amount in needs.items():
         if amount > has.get(name, 0) + 1e-6:
-            raise UserError(f"{plan} needs {amount:g} {name}s with the front; this Ray has {_told(has)}")
+            raise UserError(
+                f"{plan} needs {amount:g} {name}s with the front; this Ray has {_told(has)}: {_REMEDIES[name]}"
+            )
 
 
 def _told(has: Resources) -> str:

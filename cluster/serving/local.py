@@ -22,8 +22,9 @@ from typing import Any
 from cluster.serving.haproxy import MAX_CONNECTIONS, guarded, stopping
 from cluster.serving.nodes import LocalNode, join
 from cluster.serving.processes import adopt_orphans, end_descendants, runs_below
-from deployments.ray_facts import RAYLET, address_file, patient_start
+from deployments.ray_facts import RAYLET, address_file, patient_start, total_resources
 from deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings
+from deployments.resources import Resources
 from profiles.errors import UserError
 
 # Characters of a folder for temporary files. HAProxy's sockets have 97, of which Ray and we need 86 below it; Ray's own
@@ -136,11 +137,17 @@ class LocalRay:
 
 @contextmanager
 def local_ray(
-    http: dict[str, Any], dashboard: bool = False, more: Sequence[LocalNode] = (), metrics_port: int | None = None
+    http: dict[str, Any],
+    dashboard: bool = False,
+    more: Sequence[LocalNode] = (),
+    metrics_port: int | None = None,
+    check: Callable[[Resources], None] = lambda has: None,
 ) -> Iterator[LocalRay]:
     """Ray and Serve on this machine, until the block ends.
 
-    `http`: Serve's http_options; `more`: further nodes; `metrics_port`: where Prometheus asks; None: a free one.
+    `http`: Serve's http_options; `more`: further nodes; `metrics_port`: where Prometheus asks; None: a free one. `check`
+    raises an error if Ray's resources are too few. It is asked before Serve starts, because a Serve that is still
+    starting while Ray stops begins another Ray, and waits for it.
     """
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="isobatch-", dir=short_temporary()))
@@ -149,7 +156,7 @@ def local_ray(
         prepare_environment(str(folder))
         with _deaf_to_hangups():  # a closing terminal signals every process, but Ray must outlive it until we stop Ray
             _start_ray(dashboard, metrics_port)
-            ray = _start(http, folder, more)
+            ray = _start(http, folder, more, check)
         yield ray
     finally:
         try:
@@ -182,12 +189,15 @@ def _deaf_to_hangups() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-def _start(http: dict[str, Any], folder: Path, more: Sequence[LocalNode]) -> LocalRay:
+def _start(
+    http: dict[str, Any], folder: Path, more: Sequence[LocalNode], check: Callable[[Resources], None]
+) -> LocalRay:
     import ray
 
     if more:  # they share this machine's ports, so one proxy serves them all
         join(more, ray.get_runtime_context().gcs_address, folder, RAY_WITHIN_S)
         http = http | {"location": "HeadOnly"}
+    check(total_resources())
     return _serving(http, folder)
 
 

@@ -10,6 +10,7 @@ from cluster.controller.record import Event
 from cluster.load.workloads import Floats
 from cluster.simulator.report import Report
 from cluster.simulator.tally import Tally
+from profiles.picture import plain_logarithmic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,6 +54,7 @@ def _latency(axes: "Axes", at: Floats, tally: Tally, slo_s: float) -> None:
     axes.plot(at, tally.quantiles_s(0.5) * 1e3, color=BLUE, label="p50")
     axes.plot(at, tally.quantiles_s(0.99) * 1e3, color=ORANGE, label="p99")
     axes.set(ylabel="latency (ms)", yscale="log")
+    plain_logarithmic(axes.yaxis)
 
 
 def _lost(axes: "Axes", at: Floats, tally: Tally, slo_s: float) -> None:

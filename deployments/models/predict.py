@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from deployments.dispatch.route import stops
 from deployments.models.seam import ServedModel
+from profiles.errors import UserError
 from profiles.model import Batch, Exits
 
 AT_ONCE = 32
@@ -26,6 +27,8 @@ class Predicted:
 
 def predict(model: ServedModel, inputs: Sequence[Any], exits: bool = True) -> list[Predicted]:
     """The answers in the order of the inputs, as they are served; without `exits` all run to the last block."""
+    if isinstance(inputs, str):  # a sequence too, of which every letter would be answered
+        raise UserError("predict takes a list of inputs, this is one text: predict([text])")
     ramps = model.ramp_blocks if exits else ()
     return [
         one

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.prepare.records import TABLES, Layout, check_format, one_line_errors, parsed, records
+from deployments.prepare.records import TABLES, Layout, check_format, one_line_errors, parsed, records, suffix_of
 from profiles.errors import UserError
 
 TEXT_NAMES = ("sentence", "text", "sentence1", "question", "premise", "review", "content", "input")
@@ -41,9 +41,9 @@ class Row:
 
 def rows(path: Path, columns: Columns = Columns(), *, images: bool = False) -> Iterator[Row]:
     """Every row in order, holding one at a time. Row numbers start at 1 and do not count a header."""
-    check_format(path)
+    _check(path, columns, images)
     with one_line_errors(path, columns.layout):
-        if path.suffix == ".npz":
+        if suffix_of(path) == ".npz":
             yield from _arrays(path)
         else:
             yield from _picked(path, columns, images)
@@ -51,8 +51,8 @@ def rows(path: Path, columns: Columns = Columns(), *, images: bool = False) -> I
 
 def taken(path: Path, columns: Columns = Columns(), *, images: bool = False) -> str:
     """A sentence that says which columns of a file are read, as its first row decides it."""
-    check_format(path)
-    if path.suffix == ".npz":
+    _check(path, columns, images)
+    if suffix_of(path) == ".npz":
         return f"{path.name}: reading the arrays 'images' and, if it is there, 'labels'"
     with one_line_errors(path, columns.layout):
         first = next(iter(records(path, columns.layout)), None)
@@ -69,7 +69,7 @@ def _picked(path: Path, columns: Columns, images: bool) -> Iterator[Row]:
     chosen: Columns | None = None
     for number, record in enumerate(records(path, columns.layout), start=1):
         chosen = chosen or _choose(path, list(record), columns, images)
-        _check(path, number, record, chosen)
+        _check_row(path, number, record, chosen)
         yield Row(
             number,
             _image(path, number, record, chosen.image) if chosen.image else _text(path, number, record, chosen),
@@ -77,10 +77,19 @@ def _picked(path: Path, columns: Columns, images: bool) -> Iterator[Row]:
         )
 
 
-def _check(path: Path, number: int, record: Mapping[Any, Any], chosen: Columns) -> None:
+def _check(path: Path, columns: Columns, images: bool) -> None:
+    """Refuse a file, or columns, that cannot be of the kind that the network reads."""
+    check_format(path, columns.layout)
+    if images and (columns.text or columns.pair):
+        raise UserError(f"{path}: the network reads images, which --image-column names, no column of texts")
+    if not images and (columns.image or suffix_of(path) == ".npz"):
+        raise UserError(f"{path}: the network reads texts, no images")
+
+
+def _check_row(path: Path, number: int, record: Mapping[Any, Any], chosen: Columns) -> None:
     """Refuse rows that would be misread: a cell without a column (csv: under None), or a label where row 1 has none."""
     if None in record:
-        mend = "a text holds no tabs" if path.suffix == ".tsv" else "quote texts that hold commas"
+        mend = "a text holds no tabs" if suffix_of(path) == ".tsv" else "quote texts that hold commas"
         raise UserError(f"{path}: row {number} has more cells than the header; {mend}")
     if chosen.label is None and (label := _usual(list(record), LABEL_NAMES)):
         raise UserError(f"{path}: row {number} has a label ({label!r}) but row 1 has none; label all rows or none")
@@ -91,7 +100,7 @@ def _choose(path: Path, names: list[Any], asked: Columns, images: bool) -> Colum
     for name in (asked.text, asked.pair, asked.image, asked.label):
         if name is not None and name not in names:
             raise _no_column(path, f"no column {name!r}", names)
-    if asked.image or (images and not asked.text):
+    if images:
         image = asked.image or _usual(names, IMAGE_NAMES)
         if image is None:
             raise _no_column(path, "no column of images found (name it with --image-column)", names)
@@ -129,7 +138,7 @@ def _no_column(path: Path, what: str, names: Sequence[Any]) -> UserError:
 
 
 def _hint(path: Path, names: Sequence[Any]) -> str:
-    if path.suffix not in TABLES:
+    if suffix_of(path) not in TABLES:
         return ""
     if len(names) == 1 and (found := next((each for each in ";|\t," if each in str(names[0])), None)):
         return f". Are its columns divided by {found!r}? Then give --delimiter {found!r}"
@@ -188,6 +197,11 @@ def _arrays(path: Path) -> Iterator[Row]:
     if images.ndim not in (3, 4) or images.dtype.kind not in "buif":
         there = f"{images.dtype} {images.shape}"
         raise UserError(f"{path}: 'images' must be numbers, count x height x width (x channels), got {there}")
+    if (
+        images.dtype.kind == "f"
+        and (wrong := np.flatnonzero(~np.isfinite(images.reshape(len(images), -1)).all(1))).size
+    ):
+        raise UserError(f"{path}: row {wrong[0] + 1}: 'images' must be finite numbers")
     if np.ndim(labels) != 1:
         raise UserError(f"{path}: 'labels' must be one label an image, got the shape {np.shape(labels)}")
     if len(labels) != len(images):

@@ -13,8 +13,9 @@ from zipfile import BadZipFile
 from profiles.errors import UserError
 
 TABLES = (".csv", ".tsv")
+TEXTS = (*TABLES, ".jsonl", ".json")
 ARROW = (".parquet", ".arrow")
-FORMATS = (*TABLES, ".jsonl", ".json", *ARROW, ".npz")
+FORMATS = (*TEXTS, *ARROW, ".npz")
 UTF8 = "utf-8-sig"  # with the mark that some programs put before it, or without
 
 Record = Mapping[Any, Any]
@@ -33,29 +34,44 @@ def records(path: Path, layout: Layout) -> Iterator[Record]:
     """Every record in order, by the names of its columns. A directory is one that `datasets` has saved."""
     if path.is_dir():
         for part in _parts(path):
-            yield from _arrow(part)
-    elif path.suffix in ARROW:
+            with one_line_errors(part, layout):
+                yield from _arrow(part)
+    elif suffix_of(path) in ARROW:
         yield from _arrow(path)
     else:
         with path.open(encoding=layout.encoding, newline="") as file:
             yield from _of_text(path, file, layout)
 
 
-def check_format(path: Path) -> None:
-    if path.suffix not in FORMATS and not path.is_dir():
+def suffix_of(path: Path) -> str:
+    """What a file's name ends with, in small letters: DATA.CSV is data.csv."""
+    return path.suffix.lower()
+
+
+def check_format(path: Path, layout: Layout = Layout()) -> None:
+    """Raise UserError if such a file cannot be read, or if `layout` says of it what only other files have."""
+    suffix = suffix_of(path)
+    for option, told, of in (
+        ("--columns", layout.header, TABLES),
+        ("--delimiter", layout.delimiter, TABLES),
+        ("--encoding", layout.encoding != UTF8, TEXTS),
+    ):
+        if told and suffix not in of:
+            raise UserError(f"{path}: {option} is only for {', '.join(of)}")
+    if suffix not in FORMATS and not path.is_dir():
         raise UserError(f"{path}: cannot read {path.suffix or 'a file without a suffix'}; use {', '.join(FORMATS)}")
 
 
 def _of_text(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
-    if path.suffix == ".jsonl":
+    if suffix_of(path) == ".jsonl":
         return _json_lines(path, file)
-    return _json_array(path, file) if path.suffix == ".json" else _table(path, file, layout)
+    return _json_array(path, file) if suffix_of(path) == ".json" else _table(path, file, layout)
 
 
 def _table(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
     # Tab-separated files by custom quote nothing: a lone quotation mark is text (GLUE's own files have them).
     csv.field_size_limit(sys.maxsize)
-    if path.suffix == ".tsv":
+    if suffix_of(path) == ".tsv":
         return csv.DictReader(file, layout.header, delimiter=layout.delimiter or "\t", quoting=csv.QUOTE_NONE)
     return csv.DictReader(file, layout.header, delimiter=layout.delimiter or ",")
 
@@ -101,7 +117,7 @@ def _arrow(path: Path) -> Iterator[Record]:
         from pyarrow import ipc, parquet
     except ImportError as error:
         raise UserError(f"{path}: reading it needs pyarrow, which is not installed: pip install pyarrow") from error
-    if path.suffix == ".parquet":
+    if suffix_of(path) == ".parquet":
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches():
                 yield from batch.to_pylist()

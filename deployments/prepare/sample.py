@@ -119,7 +119,10 @@ def numbered(kept: Sequence[Row], source: Path, names: LabelNames) -> Indices | 
     found = [names.number(row.label) for row in kept]
     for row, number in zip(kept, found, strict=True):
         if number is None:
+            there = {str(each.label).strip() for each in kept}
             hint = f"; --labels {row.label}=0 says what another name means"
+            if len(there) > len(names.names):
+                hint = f": it has {len(names.names)} classes, the file {len(there)}"
             raise UserError(
                 f"{source}: row {row.number}: label {str(row.label).strip()!r} does not fit the head; "
                 f"it knows {names.told}{hint}"

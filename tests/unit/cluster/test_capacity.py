@@ -27,13 +27,14 @@ def content(folder: Path, kind: str, replicas: int, **more: Any) -> dict[str, An
 def test_enough_is_enough(tmp_path: Path) -> None:
     check_capacity(content(tmp_path, "cpu", 3), {"CPU": 4.0})
     check_capacity(content(tmp_path, "a100", 2), {"CPU": 3.0, "GPU": 2.0, "accelerator_type:A100": 1.0})
+    check_capacity(content(tmp_path, "cpu", 3, cpus_per_replica=0), {"CPU": 1.0})  # what the sentence below says helps
     check_capacity(content(tmp_path, "a100", 64, backend="virtual"), {"CPU": 2.0})
 
 
 @pytest.mark.parametrize(
     ("kind", "has", "sentence"),
     [
-        ("cpu", {"CPU": 3.0}, "needs 4 CPUs with the front; this Ray has 3 CPUs, 0 GPUs"),
+        ("cpu", {"CPU": 3.0}, "needs 4 CPUs with the front; this Ray has 3 CPUs, 0 GPUs: plan for fewer .*"),
         ("a100", {"CPU": 4.0}, "runs on a100; this Ray has 4 CPUs, 0 GPUs"),
         ("a100", {"CPU": 4.0, "GPU": 8.0, "accelerator_type:T4": 1.0}, "this Ray has 4 CPUs, 8 GPUs .T4."),
         ("a100", {"CPU": 4.0, "GPU": 2.0, "accelerator_type:A100": 1.0}, "needs 3 GPUs with the front"),

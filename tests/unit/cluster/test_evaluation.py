@@ -14,6 +14,7 @@ from cluster.cli import app
 from cluster.evaluation import Interval, evaluated, promise_kept, served
 from deployments.models.predict import Predicted, predict
 from deployments.models.ramps import save_ramps
+from profiles.errors import UserError
 from profiles.promise import ExitPromise
 from tests.helpers.command_lines import ROOT, material
 from tests.helpers.tiny_networks import network
@@ -48,6 +49,9 @@ def test_predict_answers_as_the_network_does_whoever_leaves_first(place: Path) -
     assert all(0 < each.score <= 1 and each.name == model.labels[each.label] for each in together)
     exits = model.run(model.encode(texts[:3]), model.num_blocks, model.ramp_blocks).exits
     assert exits.labels[np.argsort(exits.rows)].tolist() == [each.label for each in alone]
+    with pytest.raises(UserError, match="this is one text"):
+        model.predict("a good film")
+    assert model.predict([]) == []
 
 
 def test_the_readmes_python_runs(
@@ -104,6 +108,33 @@ def test_a_running_server_may_answer_instead(place: Path, monkeypatch: pytest.Mo
     assert json.loads(run(*told, *keyed).stdout) == json.loads(run(*told).stdout)
     assert set(asked) == {"http://x:1/predict"}
     assert served("http://x:1", ["good"], {}) == model.predict(["good"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Predicted(7, "LABEL_7", 0.9, 0), Predicted(0, "great", 0.9, 0), Predicted(0, "LABEL_0", 0.9, 40)],
+    ids=["label", "name", "block"],
+)
+def test_a_server_of_another_network_is_not_measured(
+    place: Path, monkeypatch: pytest.MonkeyPatch, other: Predicted
+) -> None:
+    monkeypatch.setattr(evaluation, "_asked", lambda url, inputs, headers: [vars(other)] * len(inputs))
+    told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", "http://x:1")
+    with pytest.raises(UserError, match="http://x:1/predict serves another network"):
+        run(*told)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("localhost:8000", "'localhost:8000' must look like http://HOST:PORT"), ("http://127.0.0.1:1", "nobody answers")],
+)
+def test_a_server_that_is_none_is_noticed_before_anything_is_computed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, url: str, said: str
+) -> None:
+    monkeypatch.setattr("deployments.models.predict.predict", lambda *_, **__: pytest.fail("it computes"))
+    told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", url)
+    with pytest.raises(UserError, match=said):
+        run(*told)
 
 
 def test_what_exits_cost_is_known_better_than_either_accuracy() -> None:

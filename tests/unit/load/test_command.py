@@ -22,6 +22,7 @@ class Served:
 
     def __init__(self, datatype: str, key: str | None = None) -> None:
         self.seen: list[Any] = []
+        self.ready = True
         served = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -30,7 +31,7 @@ class Served:
             def do_GET(self) -> None:
                 metadata = {"inputs": [{"name": "inputs", "datatype": datatype}]}
                 known = {"/readyz": {"status": "ready", "model": "m"}, "/v2/models/m": metadata}
-                self._reply(200 if self.path in known else 404, known.get(self.path, {}))
+                self._reply((200 if served.ready else 503) if self.path in known else 404, known.get(self.path, {}))
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -129,7 +130,20 @@ def test_what_is_answered_otherwise_is_a_failure(serve: Serve, load: Load, tmp_p
 def test_a_server_that_does_not_say_what_it_takes(serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
     served = serve("BYTES")
     assert load(f"{served.url}/v1/predict") == 2
-    assert "does not say what its network takes (status 404): give --data" in capsys.readouterr().err.replace("\n", " ")
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert "does not say whether its network takes texts or images (status 404): --bodies FILE sends" in said
+
+
+def test_a_server_that_still_starts_is_not_asked_more(
+    serve: Serve, load: Load, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    served = serve("BYTES")
+    served.ready = False
+    (tmp_path / "reviews.csv").write_text("text\ngood\n")
+    assert load(served.url, "--data", tmp_path / "reviews.csv") == 2
+    assert "is not ready (status 503): wait until 'isobatch serve' says so" in capsys.readouterr().err.replace(
+        "\n", " "
+    )
 
 
 def test_nobody_there_is_one_sentence(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,6 +151,12 @@ def test_nobody_there_is_one_sentence(load: Load, capsys: pytest.CaptureFixture[
     assert "nobody answers at http://127.0.0.1:1" in capsys.readouterr().err
     assert load("http://127.0.0.1:1", "--slo-ms", "-5") == 2
     assert "--slo-ms -5 must be above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "127.0.0.1:8000", "reviews.csv", "http://"])
+def test_what_is_no_address_is_said_so(load: Load, capsys: pytest.CaptureFixture[str], url: str) -> None:
+    assert load(url) == 2
+    assert f"'{url}' must look like http://HOST:PORT" in capsys.readouterr().err
 
 
 def test_the_picture_names_what_was_answered_otherwise() -> None:

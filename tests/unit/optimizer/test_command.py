@@ -40,6 +40,23 @@ def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--alpha", "0"], "--alpha 0 must be above 0"),
+        (["--out", "nowhere/plan.json"], "cannot write nowhere/plan.json: No such file or directory"),
+        (["--picture", "nowhere/plan.png"], "cannot write nowhere/plan.png: No such file or directory"),
+    ],
+)
+def test_what_would_fail_after_the_search_is_refused_before_it(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cluster.commands.plan_result.plan_result", lambda *_: pytest.fail("it searches"))
+    with pytest.raises(UserError, match=said):
+        run(profile, *options)
+
+
 def test_a_plan_from_a_file_is_scored_as_it_was_promised(profile: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     found = json.loads(run(profile, "--json", "--picture", "", "--out", str(path)))

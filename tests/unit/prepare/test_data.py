@@ -20,7 +20,9 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 
 def read(path: Path, columns: Columns | None = None) -> list[tuple[object, object]]:
-    return [(row.value, row.label) for row in rows(path, columns or Columns())]
+    asked = columns or Columns()
+    images = path.suffix == ".npz" or asked.image is not None
+    return [(row.value, row.label) for row in rows(path, asked, images=images)]
 
 
 def test_csv_with_quotes_newlines_and_odd_line_separators(tmp_path: Path) -> None:
@@ -63,6 +65,12 @@ def test_other_delimiters_and_encodings_are_read_when_they_are_told(tmp_path: Pa
         read(path, Columns(layout=Layout(delimiter=";")))
 
 
+def test_a_name_may_end_in_capitals(tmp_path: Path) -> None:
+    assert read(written(tmp_path, "A.CSV", "text,label\na,1\n")) == [("a", "1")]
+    assert read(written(tmp_path, "A.Tsv", 'text\tlabel\n"a\t1\n')) == [('"a', "1")]
+    assert read(written(tmp_path, "A.JSONL", '{"text": "a", "label": 1}')) == [("a", 1)]
+
+
 def test_a_json_array(tmp_path: Path) -> None:
     path = written(tmp_path, "a.json", '[{"text": "a", "label": 1},\n {"text": "b", "label": 0}]')
     assert read(path) == [("a", 1), ("b", 0)]
@@ -82,6 +90,10 @@ def test_parquet_and_the_directories_that_datasets_writes(tmp_path: Path) -> Non
     assert read(tmp_path / "saved" / "train") == [("a", 1), ("b", 0)] * 2
     with pytest.raises(UserError, match=r"choose one of its splits: .*saved/train$"):
         read(tmp_path / "saved")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "part.parquet").write_text("no table")
+    with pytest.raises(UserError, match=r"broken/part.parquet: cannot be read as .parquet"):
+        read(tmp_path / "broken")
 
 
 def test_pictures_inside_a_table_are_read(tmp_path: Path) -> None:
@@ -161,6 +173,9 @@ def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
         ("a.csv", "text;label\na;1\n", Columns(), "Are its columns divided by ';'. Then give --delimiter ';'"),
         ("a.csv", "text,label\n", Columns(layout=Layout(encoding="klingon")), "unknown encoding: klingon"),
         ("a.parquet", "no table", Columns(), "cannot be read as .parquet"),
+        ("a.parquet", "", Columns(layout=Layout(header=("text",))), "--columns is only for .csv, .tsv"),
+        ("a.jsonl", "", Columns(layout=Layout(delimiter=";")), "--delimiter is only for .csv, .tsv"),
+        ("a.npz", "", Columns(layout=Layout(encoding="cp1252")), "--encoding is only for .csv, .tsv, .jsonl, .json"),
         ("a.npz", "no archive", Columns(), "cannot be read as .npz"),
         ("a.csv", "image,label\nnowhere.png,1\n", Columns(image="image"), "row 1: the picture 'nowhere.png'"),
     ],
@@ -188,6 +203,7 @@ def test_a_missing_file_and_one_that_is_no_text(tmp_path: Path) -> None:
     [
         (np.float32(3), [0], r"'images' must be numbers, .* got float32 \(\)"),
         (["a", "b"], [0, 1], r"'images' must be numbers, .* got <U1 \(2,\)"),
+        (np.float32([[[1]], [[np.nan]]]), [0, 1], "row 2: 'images' must be finite numbers"),
         (np.zeros((2, 4, 4)), 1, r"'labels' must be one label an image, got the shape \(\)"),
         (np.zeros((2, 4, 4)), [1], "2 images but 1 labels"),
     ],
@@ -200,7 +216,24 @@ def test_arrays_that_are_no_images_or_labels(tmp_path: Path, images: Any, labels
 
 def test_arrays_may_have_no_labels(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4)))
-    assert [row.label for row in rows(tmp_path / "a.npz")] == [None, None]
+    assert [row.label for row in rows(tmp_path / "a.npz", images=True)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "images", "said"),
+    [
+        ("a.npz", Columns(), False, "the network reads texts, no images"),
+        ("a.csv", Columns(image="image"), False, "the network reads texts, no images"),
+        ("a.csv", Columns(text="text"), True, "the network reads images, which --image-column names"),
+    ],
+)
+def test_inputs_of_the_other_kind_are_refused(
+    tmp_path: Path, name: str, columns: Columns, images: bool, said: str
+) -> None:
+    path = written(tmp_path, name, "text,image\na,[[1]]\n")
+    for reading in (taken, lambda *told, **kind: next(rows(*told, **kind))):
+        with pytest.raises(UserError, match=said):
+            reading(path, columns, images=images)
 
 
 def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
