@@ -69,7 +69,10 @@ def _wait_until_running(
             return
         if time.monotonic() > deadline_s:
             waiting = ", ".join(f"{name}: {state}" for name, state in zip(names, states, strict=True))
-            raise UserError(f"not ready after {patience_s:.0f} s ({waiting}): are there enough CPUs and GPUs for it?")
+            raise UserError(
+                f"not ready after {patience_s:.0f} s ({waiting}): are there enough CPUs and GPUs for it, or must it "
+                "have more time (--patience-s)?"
+            )
         time.sleep(0.1)
 
 

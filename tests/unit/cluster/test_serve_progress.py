@@ -2,9 +2,12 @@
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from cluster.commands.serve import teller
+from cluster.serving import deploy
+from profiles.errors import UserError
 
 STEPS = ["Starting Ray", "Starting isobatch 0/1", "Starting isobatch 0/1", "Starting isobatch 1/1"]
 
@@ -24,3 +27,9 @@ def test_a_terminal_has_one_line_that_changes() -> None:
         tell(step)
     assert shown == STEPS
     assert log == []
+
+
+def test_a_start_that_takes_too_long_says_what_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy, "_applications", dict)
+    with pytest.raises(UserError, match=r"not ready after 0 s \(isobatch: NOT_STARTED\).* more time \(--patience-s\)"):
+        deploy._wait_until_running(["isobatch"], [], 0.0, lambda what: None)
