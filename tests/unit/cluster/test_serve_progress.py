@@ -31,5 +31,7 @@ def test_a_terminal_has_one_line_that_changes() -> None:
 
 def test_a_start_that_takes_too_long_says_what_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deploy, "_applications", dict)
-    with pytest.raises(UserError, match=r"not ready after 0 s \(isobatch: NOT_STARTED\).* more time \(--patience-s\)"):
+    with pytest.raises(
+        UserError, match=r"not ready after 0 s \(isobatch: NOT_STARTED\).* have more time \(--patience-s\)"
+    ):
         deploy._wait_until_running(["isobatch"], [], 0.0, lambda what: None)
