@@ -263,6 +263,7 @@ def _stop() -> None:
 
     if not ray.is_initialized() or not _listens(ray.get_runtime_context().gcs_address):
         return  # Ray has half started or has died: nothing was admitted, and calls to it would hang
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its import, perhaps only now, makes it say more
     nowhere = io.StringIO()
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), contextlib.suppress(Exception):
         for name in sorted(serve.status().applications):  # a front comes before its splits, which end with it

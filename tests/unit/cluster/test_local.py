@@ -1,6 +1,7 @@
 """What is checked before a Ray is started, and what is left after: nothing."""
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -442,3 +444,24 @@ def test_http_is_waited_for_as_long_as_the_user_says_not_as_serve_does(tmp_path:
     _wait_until_reachable(ray, SlowProxies(), now_s + 60, 60)
     with pytest.raises(UserError, match=r"^HTTP cannot be reached after 0 s: Proxies not available after 60s\.$"):
         _wait_until_reachable(ray, SlowProxies(), now_s, 0)
+
+
+def test_a_stop_before_serve_runs_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where Ray has too little for a plan: only that is to be read."""
+    import ray
+    from ray import serve
+
+    logger = logging.getLogger("ray.serve")
+    monkeypatch.setattr(logger, "level", logger.level)  # that it is put back
+    logger.setLevel(logging.INFO)  # as its import leaves it
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="x"))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={}))
+    monkeypatch.setattr(serve, "shutdown", lambda: logger.info("Nothing to shut down."))
+    monkeypatch.setattr(local, "_listens", lambda address: True)
+    local._stop()
+    assert caplog.text == ""
