@@ -145,9 +145,9 @@ def local_ray(
 ) -> Iterator[LocalRay]:
     """Ray and Serve on this machine, until the block ends.
 
-    `http`: Serve's http_options; `more`: further nodes; `metrics_port`: where Prometheus asks; None: a free one. `check`
-    raises an error if Ray's resources are too few. It is asked before Serve starts, because a Serve that is still
-    starting while Ray stops begins another Ray, and waits for it.
+    `http`: Serve's http_options; `more`: further nodes; `metrics_port`: where Prometheus asks; None: a free one.
+    `check` raises an error if Ray's resources are too few. It is asked before Serve starts, because a Serve that is
+    still starting while Ray stops begins another Ray, and waits for it.
     """
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="isobatch-", dir=short_temporary()))
