@@ -347,9 +347,9 @@ class Dispatcher:
         self._end(tickets, Outcome.EXPIRED)
 
     def _settle(self, tickets: Iterable[Ticket], now_s: float) -> None:
-        """These are through, in time or late: what was expected of them no longer counts."""
+        """These are through, in time or late: what was expected of them no longer counts. Shadows are never late."""
         for ticket in tickets:
-            if (late := ticket.deadline_s < now_s) or ticket.risk:
+            if (late := ticket.deadline_s < now_s and not ticket.told) or ticket.risk:
                 self._admission.ended(ticket.risk, late)
                 ticket.risk = 0.0
 

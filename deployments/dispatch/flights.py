@@ -30,7 +30,7 @@ class Flight(NamedTuple):
     def compare(self, now_s: float) -> None:
         """It came back: how far off it was when one of its inputs was expected, in turns the first or another."""
         ticket, number = self.tickets[self.launch.id % len(self.tickets)], self.lane.route.number_at(self.launch.cursor)
-        expected = ticket.expected
+        expected = None if ticket.told else ticket.expected  # shadows wait for company
         if expected and expected.experience is self.lane.experience and number < len(expected.ends_s):
             expected.learn(number, now_s)
 

@@ -96,6 +96,19 @@ def test_where_answers_are_early_every_answer_is_audited_whatever_that_costs() -
     assert dispatcher.inside == 0
 
 
+def test_a_shadow_that_ends_after_the_deadline_is_not_late_and_tells_nothing_of_how_long_inputs_take() -> None:
+    dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, Limits(answers_early=True))
+    (lane,) = dispatcher._lanes
+    expected, saved = list(lane.experience.off), dispatcher._admission._may_be_late
+    dispatcher.admit(0.0, 0.1, Place("x", 0))
+    (launch,) = dispatcher.tick(0.0)
+    assert dispatcher.released(launch.id, [0], [(2, 1)]) == [0]
+    dispatcher.released(launch.id, [0], [(BLOCKS - 1, 1)])
+    dispatcher.completed(launch.id, 0.2, {})
+    assert lane.experience.off == expected
+    assert dispatcher._admission._may_be_late >= saved
+
+
 def test_where_answers_are_early_a_launch_that_fails_counts_against_those_without_an_answer() -> None:
     limits = Limits(answers_early=True, retries=0)
     dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits)
