@@ -15,6 +15,7 @@ WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull",
 SMALL = {
     "prepare": "--max-rows 60",
     "deploy": "",
+    "dashboards": "",
     "doctor": "",
     "environment": f"--folder /tmp/isobatch-{os.getuid()}",  # sockets need a short path
     "evaluate": "--device cpu --max-rows 20",
