@@ -1,9 +1,10 @@
 """Early answers: an input is answered at a ramp, and runs on to the end all the same (Apparate, SOSP '24).
 
 Batches never shrink, so nothing is gained but time until the answer: the network runs in one piece, and its ramps may
-delay who stays to the end by a budget, a share of what it takes without them. Of all sets of ramps within that, the one
-is opened with which answers are known soonest on average. A ramp is worth opening as long as those who leave there save
-more time by it than all behind it lose (the paper's utility): the sum of both is what the average tells.
+delay who stays to the end by a budget, a share of what it takes without them: of a lone input, to whom a ramp's time
+matters most. Of all sets of ramps within that, the one is opened with which answers are known soonest on average. A
+ramp is worth opening as long as those who leave there save more time by it than all behind it lose (the paper's
+utility): the sum of both is what the average tells.
 """
 
 from collections.abc import Iterator
@@ -97,8 +98,8 @@ def early_plan(facts: Problem, objective: Objective) -> Plan:
 def _answering(pipeline: Plan, facts: Problem, budget: float) -> Plan:
     (placement,) = pipeline.placements
     (split,) = placement.splits
-    times = Times.of(facts, placement.kind, split.batch_size)
-    ramps = best_ramps(times, facts.survival, tuple(sorted(facts.ramp_blocks)), budget * times.known[-1])
+    times, alone = (Times.of(facts, placement.kind, size) for size in (split.batch_size, 1))
+    ramps = best_ramps(times, facts.survival, tuple(sorted(facts.ramp_blocks)), budget * alone.known[-1])
     return replace(
         pipeline, placements=(Placement(placement.kind, placement.replicas, (replace(split, ramps=ramps),)),)
     )

@@ -162,8 +162,11 @@ def _watched() -> dict[str, float]:
 
 
 def _early() -> dict[str, float]:
-    evidence, others = _drawn("sst2", "agreement")
-    return dict(answered_early(evidence, others.known))
+    figures = dict[str, float]()
+    for name in ("sst2", "agnews"):
+        evidence, others = _drawn(name, "agreement")
+        figures |= {f"{figure}_{name}": value for figure, value in answered_early(evidence, others.known)}
+    return figures
 
 
 WORK: dict[str, Callable[..., Any]] = {"tried": _tried, "plans": _plans, "watched": _watched, "early": _early}

@@ -183,12 +183,12 @@ HEADLINES = {
         Headline("promise", "windows_kept_share_apparate", "the same with Apparate's tuner, by 16 answers"),
         *(
             headline
-            for kind, says in (("k80", "K80, batch 4"), ("p100", "P100, batch 16"))
+            for name, says in (("sst2", "SST-2"), ("agnews", "AG News"))
             for headline in (
-                Headline("promise", f"early_p50_ratio_{kind}", f"early answers, {says}: p50 over no exits", 0.9, True),
-                Headline("promise", f"early_p99_ratio_{kind}", "the same: p99", 1.02, True),
-                Headline("promise", f"early_agreement_{kind}", "the same: answers that are the full network's", 0.99),
-                Headline("promise", f"early_agreement_apparate_{kind}", "the same with Apparate's tuner"),
+                Headline("promise", f"early_p50_ratio_{name}", f"early answers, {says}: p50 over no exits", 0.9, True),
+                Headline("promise", f"early_p99_ratio_{name}", "the same: p99", 1.02, True),
+                Headline("promise", f"early_agreement_{name}", "the same: answers that are the full network's", 0.99),
+                Headline("promise", f"early_agreement_apparate_{name}", "the same with Apparate's tuner"),
             )
         ),
     ),

@@ -51,7 +51,7 @@ def test_easy_inputs_are_noticed_though_all_ramps_are_closed():
 
 
 def test_where_answers_are_early_ramps_follow_the_inputs_and_the_network_stays_in_one_piece():
-    asked = replace(question(HARD), objective=Objective(slo_s=2.0, max_batch=8, ramp_budget=0.15))
+    asked = replace(question(HARD), objective=Objective(slo_s=2.0, max_batch=8, ramp_budget=0.25))
     app = Fluid(asked, first_plan(asked))
     assert [(split.stop, split.ramps) for split in app.running.splits] == [(4, ())], "hardly anybody would leave"
     app.truth = lambda at_s: EASY
