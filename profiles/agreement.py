@@ -66,8 +66,12 @@ def said(agreement: Agreement | None, promised: float | None) -> str:
     seen = str(agreement) if agreement else "no audits yet"
     if promised is None:
         return seen
-    verdict = agreement.verdict(promised) if agreement else "not watched"
-    return f"{seen}, promise {100 * promised:.4g} %: {verdict}"
+    return f"{seen}, promise {100 * promised:.4g} %: {verdict(agreement, promised)}"
+
+
+def verdict(agreement: Agreement | None, promised: float) -> Verdict:
+    """What is known of a promise, with audits or without any."""
+    return agreement.verdict(promised) if agreement else "not watched"
 
 
 def agreement_of(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.commands import KeyVariable, key_headers, server_at
+from cluster.commands.status_picture import Stats, picture
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def status(
     api_key_variable: KeyVariable = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
-    """The running plan, promised and achieved goodput, the forecast, and the last decisions with their reasons.
+    """The running plan, how full its launches are, promised and achieved goodput, the forecast, and the last decisions.
 
     Example: [bold]isobatch status http://127.0.0.1:8000 --watch[/]
     """
@@ -49,14 +50,26 @@ def status(
         answer = _ask(f"{base}/{chosen[0]}", api_key_variable, post=chosen[0] != "would")
         console.print_json(json.dumps(answer)) if as_json else console.print(_sentence(answer))
         return
+    earlier: Stats | None = None
     while True:
         answer = _ask(f"{base}/status", api_key_variable)
+        stats = None if as_json else _stats(url.rstrip("/"), api_key_variable)
         if watch:
             console.clear()
-        console.print_json(json.dumps(answer)) if as_json else console.print(tables(answer))
+        console.print_json(json.dumps(answer)) if as_json else console.print(tables(answer, stats, earlier))
         if not watch:
             return
+        earlier = stats
         time.sleep(2)
+
+
+def _stats(url: str, variable: str | None) -> Stats | None:
+    """None where the application is not at this address, as where it has a route prefix of its own."""
+    try:
+        stats: Stats = _ask(f"{url}/stats", variable)
+    except UserError:
+        return None
+    return stats
 
 
 def _ask(url: str, variable: str | None, post: bool = False) -> Any:
@@ -89,11 +102,12 @@ def _sentence(answer: dict[str, Any]) -> str:
     return f"{answer['what']}: {answer['why']}{change}"
 
 
-def tables(answer: dict[str, Any]) -> Group:
-    """The controller's state as tables, for people."""
+def tables(answer: dict[str, Any], stats: Stats | None = None, earlier: Stats | None = None) -> Group:
+    """The controller's state as tables, for people; with the fronts' counts, the picture of what runs."""
     from rich.console import Group
 
-    return Group(_now(answer), _survival(answer), _events(answer["events"]))
+    drawn = [picture(stats, earlier, answer["survival"])] if stats else []
+    return Group(_now(answer), *drawn, _survival(answer), _events(answer["events"]))
 
 
 def _now(answer: dict[str, Any]) -> Table:

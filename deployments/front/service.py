@@ -279,7 +279,7 @@ class Service:
         agreement = together([each.counts for each in fronts]).agreement(self.num_blocks)
         told = {"promise": self.promised, "agreement": said(agreement, self._agreement)}
         about = {"schema_version": STATS_VERSION, "model": self.name, "plan": self._plan()}
-        return about | told | stats_of(fronts)
+        return about | told | stats_of(fronts, self._agreement)
 
     def encoded(self, inputs: object) -> Packed:
         """Encode the inputs. A list of texts holds many; any other list may be one input (an image, a pair) or many."""

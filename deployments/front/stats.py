@@ -13,6 +13,7 @@ from deployments.dispatch.route import Route, Stage
 from deployments.front.counts import OUTCOMES, Counts, by_level, survival, together
 from deployments.front.driver import Driver
 from deployments.front.messages import FrontState, Usage
+from profiles.agreement import verdict
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -23,8 +24,11 @@ def state_of(driver: Driver) -> FrontState:
     return FrontState(driver.counts, dispatcher.route, inside, waiting, replicas, usage())
 
 
-def stats_of(fronts: Sequence[FrontState]) -> dict[str, Any]:
-    """Sum the fronts' states; the first is the front that was asked. All fronts change plans within milliseconds."""
+def stats_of(fronts: Sequence[FrontState], promised: float | None = None) -> dict[str, Any]:
+    """Sum the fronts' states; the first is the front that was asked. All fronts change plans within milliseconds.
+
+    `promised`: the agreement that audits are held against.
+    """
     counts, route = together([each.counts for each in fronts]), fronts[0].route
     splits = [_split(stage, counts, fronts) for stage in route.all_stages]
     found = {
@@ -35,7 +39,7 @@ def stats_of(fronts: Sequence[FrontState]) -> dict[str, Any]:
         "splits": splits,
         "exits": {str(block): counts.exits[block] for block in range(route.num_blocks)},
         "survival": survival(counts.exits, route.num_blocks),
-        "audits": _audits(counts, route.num_blocks),
+        "audits": _audits(counts, route.num_blocks, promised),
         "survivor_bytes": dict(counts.survivor_bytes),
         "fronts": [asdict(each.usage) for each in fronts],
     }
@@ -70,11 +74,16 @@ def _tokens(counts: Counts, route: Route) -> dict[str, Any]:
     }
 
 
-def _audits(counts: Counts, num_blocks: int) -> dict[str, Any]:
-    """How many ended, how many disagreed, and what share of all answers agrees, as far as they tell."""
+def _audits(counts: Counts, num_blocks: int, promised: float | None) -> dict[str, Any]:
+    """How many ended, how many disagreed, what share of all answers agrees, as far as they tell, and the promise."""
     agreement = counts.agreement(num_blocks)
-    told = {"ended": counts.audited.total(), "disagreed": counts.missed.total()}
-    return told | {"agreement": None if agreement is None else {**asdict(agreement)}}
+    return {
+        "ended": counts.audited.total(),
+        "disagreed": counts.missed.total(),
+        "agreement": None if agreement is None else {**asdict(agreement)},
+        "promised": promised,
+        "verdict": None if promised is None else verdict(agreement, promised),
+    }
 
 
 def _split(stage: Stage, counts: Counts, fronts: Sequence[FrontState]) -> dict[str, Any]:

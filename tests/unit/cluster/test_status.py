@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.commands.status import tables
+from cluster.commands.status_picture import sparkline
 from cluster.controller.service import create_api
 from profiles.errors import UserError
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
@@ -204,3 +205,20 @@ def test_a_plan_that_counts_tokens_is_shown_with_how_many_texts_have(toy: Toy, u
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(tables(told))
     assert "an input is 24 tokens; texts have 31.5 on average now" in console.export_text()
+
+
+def test_the_picture_is_of_what_happened_since_the_last_look(toy: Toy, url: str) -> None:
+    run(toy.app, toy.loop, 400)
+    answer = json.loads(asked(url, "--json"))
+    split = {"blocks": [0, 3], "group": "v100-0", "replicas": 2, "batch": 8, "launches": 10, "fill": 0.5, "waiting": 3}
+    earlier = {"splits": [split], "exits": {"0": 100, "1": 0}, "survival": [1.0, 0.0]}
+    stats = earlier | {"splits": [split | {"launches": 20, "fill": 0.75}], "exits": {"0": 150, "1": 50}}
+    console = Console(file=io.StringIO(), width=120)
+    console.print(tables(answer, stats, earlier))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "blocks 0-2" in shown
+    assert "2 x v100" in shown
+    assert "█" * 24 in shown, "the ten new launches were full"
+    assert "100%" in shown
+    assert "█▅" in shown, "half of the new ones reached block 1"
+    assert sparkline(answer["survival"]) in shown

@@ -55,6 +55,18 @@ def test_what_audits_tell_is_of_all_fronts_together() -> None:
     told = stats_of([one, other])["audits"]
     assert (told["ended"], told["disagreed"], told["agreement"]["audits"]) == (100, 25, 100)
     assert told["agreement"]["share"] == 1 - 0.25 * 0.25, "a quarter of the answers were early, a quarter of them wrong"
+    assert (told["promised"], told["verdict"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("audits", "promised", "verdict"), [(0, 0.9, "not watched"), (100, 0.9, "kept"), (100, 0.99, "broken")]
+)
+def test_audits_are_held_against_what_was_promised(audits: int, promised: float, verdict: str) -> None:
+    one = front([0] * 100, [0.1] * 100)
+    for number in range(audits):
+        one.counts.audit_ended(0, agrees=number % 10 > 0)
+    told = stats_of([one], promised)["audits"]
+    assert (told["promised"], told["verdict"]) == (promised, verdict)
 
 
 def test_the_service_tells_of_all_fronts_and_misses_what_any_of_them_misses() -> None:

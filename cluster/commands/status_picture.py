@@ -1,0 +1,98 @@
+"""The picture that `isobatch status` draws of a running application: the plan, how full its launches are, who survives.
+
+It is what the page at `/` shows, from the same `/stats`; with an earlier look at them, of what happened since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+Stats = dict[str, Any]
+WIDE = 24  # characters of a bar
+LEAST = 20  # answers: of fewer nothing is said
+HEIGHTS = "▁▂▃▄▅▆▇█"
+
+
+def picture(stats: Stats, earlier: Stats | None, forecast: Sequence[float]) -> Group:
+    """The splits with their devices and the fill of their launches, then the survival beside its forecast."""
+    from rich.console import Group
+
+    return Group(_splits(stats, earlier), _survivors(survival(stats, earlier), forecast))
+
+
+def _splits(stats: Stats, earlier: Stats | None) -> Table:
+    from rich.table import Table
+
+    table = Table("split", "devices", "batch", "filled", "", "waiting", title="launches", title_justify="left")
+    for split in stats["splits"]:
+        first, end = split["blocks"]
+        blocks = f"blocks {first}-{end - 1}" if end - first > 1 else f"block {first}"
+        kind = split["group"].rpartition("-")[0] or split["group"]
+        share = fill(split, earlier)
+        filled = ("no launches", "") if share is None else (f"[blue]{bar(share)}[/]", f"{share:.0%}")
+        table.add_row(blocks, f"{split['replicas']} x {kind}", str(split["batch"]), *filled, f"{split['waiting']:,}")
+    return table
+
+
+def _survivors(seen: Sequence[float], forecast: Sequence[float]) -> Table:
+    from rich.table import Table
+
+    table = Table("", "", "", title="who reaches which block", title_justify="left", show_header=False)
+    for name, shares in (("lately", seen), ("forecast", forecast)):
+        if shares:
+            table.add_row(name, f"[blue]{sparkline(shares)}[/]", f"{shares[-1]:.0%} reach the last of {len(shares)}")
+    return table
+
+
+def fill(split: Stats, earlier: Stats | None) -> float | None:
+    """How full the launches of a split were since the earlier look; None without any.
+
+    >>> split = {"group": "v100-0", "blocks": [0, 3], "launches": 30, "fill": 0.9}
+    >>> fill(split, None), fill(split, {"splits": [split | {"launches": 20, "fill": 0.85}]})
+    (0.9, 1.0)
+    """
+    same = [each for each in (earlier or {"splits": []})["splits"] if _place(each) == _place(split)]
+    launches, filled = (same[0]["launches"], same[0]["fill"]) if same else (0, 0.0)
+    since = split["launches"] - launches
+    if since <= 0:
+        return None
+    return float(min(1.0, max(0.0, (split["fill"] * split["launches"] - filled * launches) / since)))
+
+
+def _place(split: Stats) -> tuple[str, tuple[int, ...]]:
+    return split["group"], tuple(split["blocks"])
+
+
+def survival(stats: Stats, earlier: Stats | None) -> list[float]:
+    """The share that reached each block since the earlier look, or since the start where too few were answered.
+
+    >>> survival({"exits": {"0": 30, "1": 10}, "survival": [1.0, 0.5]}, {"exits": {"0": 0, "1": 0}})
+    [1.0, 0.25]
+    """
+    left = [count - (earlier or {"exits": {}})["exits"].get(block, 0) for block, count in stats["exits"].items()]
+    total = sum(left)
+    if total < LEAST:
+        return list(stats["survival"])
+    return [sum(left[block:]) / total for block in range(len(left))]
+
+
+def bar(share: float, wide: int = WIDE) -> str:
+    """
+    >>> bar(0.5, 8)
+    '████░░░░'
+    """
+    full = round(share * wide)
+    return "█" * full + "░" * (wide - full)
+
+
+def sparkline(shares: Sequence[float]) -> str:
+    """
+    >>> sparkline([1.0, 0.6, 0.0])
+    '█▅▁'
+    """
+    return "".join(HEIGHTS[min(len(HEIGHTS) - 1, int(share * len(HEIGHTS)))] for share in shares)
