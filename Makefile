@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results dashboards chaos soak browser clean
+.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results dashboards chaos soak browser pictures clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -67,6 +67,9 @@ soak: setup  ## mixed traffic, drift and faults for an hour (make soak MINUTES=8
 browser: setup  ## install what the test of the page needs: Chromium (as root, on Debian) and playwright
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'
 	command -v chromium chromium-browser google-chrome || apt-get install --yes --no-install-recommends chromium
+
+pictures: browser  ## make the pictures of docs/watching.md anew, by the test that opens the page
+	ISOBATCH_PICTURES=1 $(BIN)/python -m pytest -q tests/integration/test_page.py
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .cache *.egg-info build && find . -name __pycache__ -prune -exec rm -rf {} +

@@ -53,7 +53,7 @@ def status(
     earlier: Stats | None = None
     while True:
         answer = _ask(f"{base}/status", api_key_variable)
-        stats = None if as_json else _stats(url.rstrip("/"), api_key_variable)
+        stats = None if as_json else _stats(server_at(url), api_key_variable)
         if watch:
             console.clear()
         console.print_json(json.dumps(answer)) if as_json else console.print(tables(answer, stats, earlier))

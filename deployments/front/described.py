@@ -100,6 +100,8 @@ class AuditStats(Described):
     ended: int
     disagreed: int
     agreement: Agreement | None
+    promised: float | None = Field(description="The share of answers that should be the full network's.")
+    verdict: Literal["kept", "broken", "not watched"] | None = Field(description="What audits tell of that.")
 
 
 class LevelStats(Described):

@@ -2,16 +2,20 @@
 
 const EVERY_MS = 1000;
 const SHOWN_S = 180;
+const RECENT = 10; // looks: shares are of what happened since the first of them
+const NO_CONTROLLER_MS = 30_000; // until it is asked for again
+const LEAST = 20; // answers: of fewer nothing is said
 const SVG = "http://www.w3.org/2000/svg";
-const CONTROLLER = "/controller/status";
+const CONTROLLER = "/controller";
 const DIGIT = 8, INK = 16, CELL = 20;
 const byId = (id) => document.getElementById(id);
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 let key = null; // in memory only
 let about = null;
-let before = null; // the last counts
+let looks = []; // the last counts, the oldest first
 let controller = null;
+let controllerAt = 0; // when it may be asked
 const history = { time: [], answered: [], promised: [], p50: [], p99: [], slo: [] };
 
 // --- Asking
@@ -54,63 +58,63 @@ const amount = (value, digits = 0) =>
     ? "–"
     : value.toLocaleString("en", { maximumFractionDigits: digits });
 
-const percent = (share) => `${amount(100 * share, 1)} %`;
+const percent = (share, digits = 0) => (share === null ? "–" : `${amount(100 * share, digits)} %`);
+
+const sum = (values) => values.reduce((all, value) => all + value, 0);
 
 // --- Charts
 
-function chart(id, series, axes = {}) {
+function chart(id, label, series, scale) {
   const place = byId(id);
-  const line = (each) => ({ width: 2, points: { show: false }, ...each, stroke: style(each.color) });
-  const axis = { stroke: style("--faint"), grid: { stroke: style("--line"), width: 1 } };
-  const options = {
-    width: place.clientWidth || 300,
-    height: 200,
-    scales: { x: { time: axes.time ?? true }, y: { range: (_, low, high) => [0, Math.max(high * 1.1, axes.least ?? 1)] } },
-    axes: [{ ...axis, ...(axes.x ?? {}) }, { ...axis, size: 60 }],
-    series: [axes.first ?? {}, ...series.map(line)],
-    bands: axes.bands,
-  };
+  const line = (each) => ({ width: 2, points: { show: false }, ...each, stroke: () => style(each.color) });
+  const axis = { stroke: () => style("--faint"), grid: { stroke: () => style("--line"), width: 1 } };
+  const times = (_, splits) => splits.map((at) => new Date(1000 * at).toLocaleTimeString());
+  place.setAttribute("role", "group");
+  place.setAttribute("aria-label", label);
+  const size = () => ({ width: place.clientWidth || 300, height: 200 });
+  const options = { ...size(), scales: { y: scale }, axes: [{ ...axis, values: times, space: 110 }, { ...axis, size: 65 }], series: [{}, ...series.map(line)] };
   const made = new uPlot(options, [[], ...series.map(() => [])], place);
-  new ResizeObserver(() => made.setSize({ width: place.clientWidth, height: 200 })).observe(place);
+  new ResizeObserver(() => made.setSize(size())).observe(place);
   return made;
 }
 
 let charts = null;
 
 function makeCharts() {
-  const rate = (_, value) => amount(value);
-  const ms = (_, value) => amount(value, 1);
+  const rate = (_, value) => `${amount(value)}/s`;
+  const ms = (_, value) => `${amount(value, 1)} ms`;
+  const decades = (_, low, high) => [10 ** Math.floor(Math.log10(low || 1)), 10 ** Math.ceil(Math.log10(high || 1000))];
   charts = {
-    goodput: chart("goodput", [
-      { label: "answered", color: "--blue", value: rate },
-      { label: "the plan promises", color: "--orange", dash: [6, 4], value: rate },
-    ]),
-    latency: chart("latency", [
-      { label: "p50, ms", color: "--blue", value: ms },
-      { label: "p99, ms", color: "--orange", value: ms },
-      { label: "SLO, ms", color: "--grey", dash: [6, 4], value: ms },
-    ]),
-    survival: chart(
-      "survival",
+    goodput: chart(
+      "goodput",
+      "Answers a second in the last minutes",
       [
-        { label: "lately", color: "--blue", value: (_, v) => (v === null ? "–" : percent(v)), points: { show: true } },
-        { label: "forecast", color: "--orange", dash: [6, 4], value: (_, v) => (v === null ? "–" : percent(v)) },
-        { label: "at least", color: "--grey", width: 1, value: (_, v) => (v === null ? "–" : percent(v)) },
-        { label: "at most", color: "--grey", width: 1, value: (_, v) => (v === null ? "–" : percent(v)) },
+        { label: "answered", color: "--blue", value: rate },
+        { label: "the plan promises", color: "--words", dash: [6, 4], value: () => rate(null, controller?.plan?.promised_per_s) },
       ],
-      { time: false, first: { label: "block" }, bands: [{ series: [4, 3], fill: "rgba(138, 148, 160, 0.25)" }] },
+      { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] },
+    ),
+    latency: chart(
+      "latency",
+      "Latency in the last minutes",
+      [
+        { label: "median", color: "--blue", value: ms },
+        { label: "p99", color: "--words", value: ms },
+        { label: "objective", color: "--grey", dash: [6, 4], value: ms },
+      ],
+      { distr: 3, range: decades },
     ),
   };
 }
 
-function remember(now, rate) {
+function remember(now, rate, stats) {
   const promised = controller?.plan?.promised_per_s ?? null;
   const row = {
     time: now / 1000,
     answered: rate.answered,
-    promised: promised !== null && promised < 20 * Math.max(rate.answered, 50) ? promised : null,
-    p50: rate.answered ? (rate.latency.p50 ?? null) : null,
-    p99: rate.answered ? (rate.latency.p99 ?? null) : null,
+    promised: promised !== null && promised < 20 * Math.max(rate.answered, 50) ? promised : null, // or it hides the rest
+    p50: rate.answered ? (stats.latency_ms.p50 ?? null) : null,
+    p99: rate.answered ? (stats.latency_ms.p99 ?? null) : null,
     slo: about.slo_ms,
   };
   for (const [name, values] of Object.entries(history)) {
@@ -119,40 +123,40 @@ function remember(now, rate) {
   }
   charts.goodput.setData([history.time, history.answered, history.promised]);
   charts.latency.setData([history.time, history.p50, history.p99, history.slo]);
-}
-
-function showSurvival(left) {
-  const blocks = Array.from({ length: about.blocks }, (_, block) => block);
-  const forecast = controller?.forecast;
-  const empty = blocks.map(() => null);
-  charts.survival.setData([
-    blocks,
-    left ?? empty,
-    forecast?.survival ?? controller?.survival ?? empty,
-    forecast?.low ?? empty,
-    forecast?.high ?? empty,
-  ]);
+  for (const each of Object.values(charts)) {
+    if (each.cursor.idx == null) each.setLegend({ idx: history.time.length - 1 });
+  }
 }
 
 // --- What the counts say
 
+// By the second, since the last look; shares since the first of the recent ones.
 function difference(now, stats) {
-  const earlier = before?.stats;
-  const seconds = before ? (now - before.now) / 1000 : null;
-  const since = (path) => (earlier ? Math.max(0, path(stats) - path(earlier)) / seconds : 0);
-  const left = Object.keys(stats.exits).map((block) => stats.exits[block] - (earlier?.exits[block] ?? 0));
+  const last = looks.at(-1), first = looks[0];
+  const since = (look, path) => (look ? Math.max(0, path(stats) - path(look.stats)) : 0);
+  const perS = (path) => (last ? (1000 * since(last, path)) / (now - last.now) : 0);
+  const exits = Object.keys(stats.exits);
   return {
-    answered: left.reduce((sum, count) => sum + count, 0) / (seconds ?? Infinity),
-    refused: since((each) => each.requests.refused),
-    latency: stats.latency_ms,
-    left,
+    answered: perS((each) => sum(Object.values(each.exits))),
+    refused: perS((each) => each.requests.refused),
+    failed: since(first, (each) => each.requests.failed),
+    left: exits.map((block) => since(first, (each) => each.exits[block])),
+    fills: stats.splits.map((split) => recentLaunches(split, first?.stats.splits)),
   };
 }
 
+function recentLaunches(split, earlier) {
+  const same = earlier?.find((each) => each.group === split.group && String(each.blocks) === String(split.blocks));
+  const launches = same ? split.launches - same.launches : 0;
+  if (launches <= 0) return { launches: 0, fill: null };
+  const filled = split.fill * split.launches - same.fill * same.launches;
+  return { launches, fill: Math.min(1, Math.max(0, filled / launches)) };
+}
+
 function surviving(left) {
-  let inside = left.reduce((sum, count) => sum + count, 0);
+  let inside = sum(left);
   const all = inside;
-  if (all < 20) return null; // too few to say
+  if (all < LEAST) return null;
   return left.map((count) => {
     const share = inside / all;
     inside -= count;
@@ -160,140 +164,251 @@ function surviving(left) {
   });
 }
 
-function showNumbers(stats, rate) {
+function filled(fills) {
+  const launches = sum(fills.map((each) => each.launches));
+  return launches ? sum(fills.map((each) => each.launches * (each.fill ?? 0))) / launches : null;
+}
+
+function showNumbers(stats, rate, survival) {
+  const { p50, p99 } = stats.latency_ms;
+  const promised = controller?.plan?.promised_per_s;
+  const audits = stats.audits, seen = audits.agreement;
   const told = [
-    ["answered", `${amount(rate.answered)}/s`],
-    ["p50", `${amount(stats.latency_ms.p50, 1)} ms`],
-    ["p99", `${amount(stats.latency_ms.p99, 1)} ms`],
-    ["refused", `${amount(rate.refused)}/s`],
-    ["failed", amount(stats.requests.failed)],
-    ["inside", amount(stats.inside)],
-    ["waiting", amount(stats.waiting)],
-    ["fronts", amount(stats.fronts.length)],
+    ["answered", `${amount(rate.answered)}/s`, promised ? `the plan promises ${amount(promised)}/s` : ""],
+    ["latency, p99", `${amount(p99, 1)} ms`, `median ${amount(p50, 1)}, objective ${amount(about.slo_ms)} ms`, p99 > about.slo_ms],
+    ["batches filled", percent(filled(rate.fills)), `${amount(stats.waiting)} inputs wait`],
+    ["blocks run", survival ? amount(sum(survival), 1) : "–", `of ${about.blocks}, for an input on average`],
+    ["early answers right", seen ? percent(seen.share, 1) : "–", promiseKept(audits), audits.verdict === "broken"],
+    ["refused", `${amount(rate.refused)}/s`, `${amount(rate.failed)} failed lately`, rate.refused > 0 || rate.failed > 0],
   ];
   byId("numbers").replaceChildren(
-    ...told.map(([name, value]) => {
-      const pair = element("div");
-      pair.append(element("dt", {}, name), element("dd", {}, value));
+    ...told.map(([name, value, beside, bad]) => {
+      const pair = element("div", bad ? { class: "bad" } : {});
+      pair.append(element("dt", {}, name), element("dd", {}, value), element("dd", { class: "beside" }, beside));
       return pair;
     }),
   );
 }
 
-const PLACE = 15, PLACES = 32, EDGE = 190;
+const promiseKept = (audits) =>
+  audits.promised === null ? "nothing is promised" : `promise of ${percent(audits.promised, 2)}: ${audits.verdict}`;
 
-function showSplits(stats, left) {
-  const survival = surviving(left);
-  const picture = drawn("svg", { role: "img" });
-  picture.append(drawn("title", {}, "The splits of the plan, and how full their launches are"));
-  const entered = stats.splits.length ? recentFill(stats.splits[0], before?.stats.splits[0]) : null;
-  let top = 0;
+// --- The way through the network
+
+const HIGH = 150, ABOVE = 4, BELOW = 40, TAG = 22;
+const nameOf = (number) => String.fromCharCode(65 + (number % 26));
+
+// A column for each block: who reaches it, and of those who leaves after it; below, the parts of the plan.
+function showRiver(stats, survival) {
+  const place = byId("river");
+  const width = place.clientWidth || 300, column = width / about.blocks;
+  const lanes = lanesOf(stats.splits);
+  const high = ABOVE + HIGH + BELOW + TAG * lanes;
+  const picture = drawn("svg", { role: "img", width, height: high, viewBox: `0 0 ${width} ${high}` });
+  picture.append(drawn("title", {}, survival ? `Shares that reach each block: ${survival.map((s) => percent(s)).join(", ")}` : "No inputs yet"));
+  const y = (share) => ABOVE + HIGH * (1 - share);
+  const told = Math.ceil(30 / column); // every so many columns have room for words
+  const said = (share) => (column * told < 48 ? amount(100 * share) : percent(share));
+  for (let block = 0; block < about.blocks; block += 1) {
+    const x = column * block, share = survival?.[block] ?? 0, on = survival?.[block + 1] ?? 0;
+    const bar = (kind, top, bottom) =>
+      drawn("rect", { x: x + 1, y: y(top), width: Math.max(1, column - 2), height: HIGH * (top - bottom), class: kind });
+    picture.append(bar("full", on, 0), bar("left", share, on));
+    if (block % told) continue;
+    const middle = { x: x + column / 2, "text-anchor": "middle" };
+    if (survival) picture.append(drawn("text", { ...middle, y: ABOVE + HIGH + 15 }, said(share)));
+    picture.append(drawn("text", { ...middle, y: ABOVE + HIGH + 32, class: "faint" }, block));
+  }
+  picture.append(drawn("line", { x1: 0, x2: width, y1: y(0), y2: y(0), class: "axis" }), ...forecast(column, y));
   stats.splits.forEach((split, number) => {
-    const fill = recentFill(split, before?.stats.splits[number]);
-    const places = Math.min(split.batch, PLACES), rows = Math.ceil(places / 16);
-    const [first, end] = split.blocks;
-    const kind = `${split.replicas} × ${split.group.replace(/-\d+$/, "")}`;
-    const place = drawn("g", { transform: `translate(0, ${top})` });
-    place.append(
-      drawn("text", { x: 0, y: 14 }, `blocks ${first}–${end - 1}`),
-      drawn("text", { x: 0, y: 32, class: "faint" }, `${kind}, batch ${split.batch}`),
-      drawn("text", { x: 0, y: 48, class: "faint" }, `ramps ${split.ramps.join(", ") || "none"}`),
-      ...launch(places, fill, first && survival && entered !== null ? entered * survival[first] : null),
-      drawn("text", { x: EDGE + 16 * PLACE + 12, y: 14 }, fill === null ? "no launch" : percent(fill)),
-      drawn("text", { x: EDGE + 16 * PLACE + 12, y: 32, class: "faint" }, `${split.waiting} waiting`),
+    const [first, end] = split.blocks, top = ABOVE + HIGH + BELOW + TAG * laneOf(stats.splits, number);
+    const x = column * first + 1, wide = column * (end - first) - 2;
+    picture.append(
+      drawn("rect", { x, y: top, width: Math.max(2, wide), height: TAG - 4, rx: 4, class: "tagged" }),
+      drawn("text", { x: x + wide / 2, y: top + 14, "text-anchor": "middle", class: "on" }, nameOf(number)),
     );
-    picture.append(place);
-    top += Math.max(60, rows * PLACE + 16);
   });
-  picture.setAttribute("viewBox", `0 0 540 ${Math.max(1, top)}`);
-  byId("splits").replaceChildren(picture);
+  place.replaceChildren(picture);
 }
 
-function recentFill(split, earlier) {
-  const same = earlier && earlier.group === split.group && earlier.blocks[0] === split.blocks[0];
-  const launches = same ? split.launches - earlier.launches : 0;
-  if (launches <= 0) return null;
-  return Math.min(1, Math.max(0, (split.fill * split.launches - earlier.fill * earlier.launches) / launches));
+// Pipelines stand side by side: a new one begins wherever a split begins at block 0.
+const laneOf = (splits, number) => Math.max(0, splits.slice(0, number + 1).filter((each) => !each.blocks[0]).length - 1);
+const lanesOf = (splits) => (splits.length ? laneOf(splits, splits.length - 1) + 1 : 0);
+
+function* forecast(column, y) {
+  const told = controller?.forecast;
+  if (!told) return;
+  const line = (shares) => shares.map((share, block) => `${column * (block + 0.5)},${y(Math.min(1, share))}`);
+  yield drawn("polygon", { points: [...line(told.high), ...line(told.low).reverse()].join(" "), class: "band" });
+  yield drawn("polyline", { points: line(told.survival).join(" "), class: "forecast" });
 }
 
-// The places of a launch; the last filled one may be filled in part.
-function* launch(places, fill, alone) {
-  const at = (place) => ({ x: EDGE + PLACE * (place % 16), y: PLACE * Math.floor(place / 16) });
-  for (let place = 0; place < places; place += 1) {
-    const { x, y } = at(place);
-    const filled = Math.min(1, Math.max(0, places * (fill ?? 0) - place));
-    yield drawn("rect", { x: x + 1, y: y + 1, width: PLACE - 2, height: PLACE - 2, rx: 2, class: "empty" });
-    if (filled) {
-      yield drawn("rect", { x: x + 1, y: y + 1, width: (PLACE - 2) * filled, height: PLACE - 2, rx: 2, class: "full" });
-    }
-  }
-  if (alone !== null) {
-    const { x, y } = at(Math.min(places - 1, Math.floor(places * alone)));
-    yield drawn("line", { x1: x, x2: x, y1: y - 1, y2: y + PLACE + 1, class: "alone" });
-  }
-}
+const PLACE = 15, ROW = 16, PLACES = 64;
 
-function showController() {
-  if (!controller) {
-    byId("deciding").textContent = "No controller steers this application.";
-    return;
-  }
-  const { window, paused, plan } = controller;
-  const kept = plan.kept === null ? "" : `; ${percent(plan.kept)} of what was promised is kept`;
-  byId("deciding").textContent = paused
-    ? "The controller is paused."
-    : `The next look is in ${amount(window.ends_in_s)} s${kept}.`;
-  byId("events").replaceChildren(
-    ...[...controller.events].reverse().map((event) => {
-      const item = element("li");
-      const at = new Date(1000 * event.at_s);
-      item.append(element("time", { datetime: at.toISOString() }, at.toLocaleTimeString()));
-      const gains = [
-        event.gain_promised === null ? "" : `, gain promised ${percent(event.gain_promised)}`,
-        event.gain_seen === null ? "" : `, seen ${percent(event.gain_seen)}`,
-      ].join("");
-      item.append(` ${event.what}: ${event.why}${gains}${event.after ? `; now ${event.after}` : ""}`);
+function showSplits(stats, rate, survival) {
+  const entered = rate.fills[0]?.fill ?? null;
+  byId("splits").replaceChildren(
+    ...stats.splits.map((split, number) => {
+      const { fill } = rate.fills[number], [first, end] = split.blocks;
+      const alone = first && survival && entered !== null ? entered * survival[first] : null;
+      const item = element("li"), line = element("p");
+      const blocks = end - first > 1 ? `blocks ${first} to ${end - 1}` : `block ${first}`;
+      line.append(element("span", { class: "tag" }, nameOf(number)), element("strong", {}, blocks), ...devices(split));
+      line.append(element("span", { class: "beside" }, `batches of ${split.batch}, ${amount(split.waiting)} waiting`));
+      line.append(element("strong", { class: "share" }, fill === null ? "no launches" : `${percent(fill)} full`));
+      item.append(line, launch(split, fill, alone));
       return item;
     }),
   );
 }
 
+function devices(split) {
+  const kind = split.group.replace(/-\d+$/, "");
+  const device = (text) => element("span", { class: "device" }, text);
+  if (split.replicas > 4) return [device(`${split.replicas} × ${kind}`)];
+  return split.replicas ? Array.from({ length: split.replicas }, () => device(kind)) : [device(`no ${kind} now`)];
+}
+
+// The places of a launch; the last filled one may be filled in part.
+function launch(split, fill, alone) {
+  const places = Math.min(split.batch, PLACES), rows = Math.ceil(places / ROW);
+  const size = { width: PLACE * Math.min(places, ROW), height: PLACE * rows };
+  const picture = drawn("svg", { role: "img", ...size, viewBox: `0 -1 ${size.width} ${size.height + 2}` });
+  picture.append(drawn("title", {}, fill === null ? "No launches lately" : `${percent(fill)} of ${split.batch} places filled`));
+  const at = (place) => ({ x: PLACE * (place % ROW), y: PLACE * Math.floor(place / ROW) });
+  for (let place = 0; place < places; place += 1) {
+    const { x, y } = at(place), square = { x: x + 1, y: y + 1, height: PLACE - 2, rx: 2 };
+    const part = Math.min(1, Math.max(0, places * (fill ?? 0) - place));
+    picture.append(drawn("rect", { ...square, width: PLACE - 2, class: "empty" }));
+    if (part) picture.append(drawn("rect", { ...square, width: (PLACE - 2) * part, class: "full" }));
+  }
+  if (alone !== null) {
+    const { x, y } = at(Math.min(places - 1, Math.floor(places * alone)));
+    picture.append(drawn("line", { x1: x + 1, x2: x + 1, y1: y, y2: y + PLACE, class: "alone" }));
+  }
+  return picture;
+}
+
+// --- Agreement against its promise
+
+// The interval on a line that ends at 100 %, and the promise across it.
+function showAgreement(stats) {
+  byId("checked").textContent = `${stats.agreement[0].toUpperCase()}${stats.agreement.slice(1)}.`;
+  byId("promise").textContent = `Of exits: ${stats.promise}.`;
+  const place = byId("agreement"), { agreement: seen, promised } = stats.audits;
+  if (!seen) return place.replaceChildren();
+  const width = place.clientWidth || 300, high = 74, side = 24, middle = 36;
+  const least = Math.max(0, Math.min(seen.low, promised ?? 1) - 0.02);
+  const x = (share) => side + ((share - least) / (1 - least)) * (width - 2 * side);
+  const picture = drawn("svg", { role: "img", width, height: high, viewBox: `0 0 ${width} ${high}` });
+  const line = (from, to, kind) => drawn("line", { x1: x(from), x2: x(to), y1: middle, y2: middle, class: kind });
+  const end = { y: middle + 32, class: "faint" };
+  picture.append(
+    drawn("title", {}, stats.agreement),
+    line(least, 1, "axis"),
+    line(seen.low, seen.high, "between"),
+    drawn("circle", { cx: x(seen.share), cy: middle, r: 6, class: "full" }),
+    drawn("text", { ...end, x: x(least), "text-anchor": "middle" }, percent(least)),
+    drawn("text", { ...end, x: x(1), "text-anchor": "end" }, "100 %"),
+  );
+  if (promised !== null) {
+    const at = x(promised), anchor = at > width / 2 ? "end" : "start";
+    picture.append(
+      drawn("line", { x1: at, x2: at, y1: middle - 14, y2: middle + 14, class: "alone" }),
+      drawn("text", { x: at, y: middle - 20, "text-anchor": anchor }, `promise ${percent(promised, 2)}: ${stats.audits.verdict}`),
+    );
+  }
+  place.replaceChildren(picture);
+}
+
+// --- The controller
+
+function showController(stats) {
+  byId("plan").textContent = stats.plan ?? "No plan: the whole network runs in the front.";
+  byId("steer").hidden = !(controller && about.takes === "digits");
+  if (!controller) {
+    byId("deciding").textContent = "No controller steers this application.";
+    byId("events").replaceChildren();
+    return;
+  }
+  const { window, paused, plan } = controller;
+  const kept = plan.kept === null ? "" : ` Plans have kept ${percent(plan.kept)} of what they promised.`;
+  const next = paused ? "The controller is paused." : `The next decision is in ${amount(window.ends_in_s)} s.`;
+  byId("deciding").textContent = next + kept;
+  byId("events").replaceChildren(...[...controller.events].reverse().map(decision));
+}
+
+function decision(event) {
+  const item = element("li"), at = new Date(1000 * event.at_s);
+  const gain = (share) => `${share > 0 ? "+" : ""}${percent(share, 1)}`;
+  item.append(element("time", { datetime: at.toISOString() }, at.toLocaleTimeString()), " ", element("strong", {}, event.what));
+  if (event.gain_promised !== null) item.append(` ${gain(event.gain_promised)} promised`);
+  if (event.gain_seen !== null) item.append(`, ${gain(event.gain_seen)} seen`);
+  item.append(`: ${event.why}${event.after ? `. Now ${event.after}` : ""}`);
+  return item;
+}
+
+function sayChange(stats) {
+  const last = looks.at(-1)?.stats;
+  if (last && last.requests.answered > stats.requests.answered) looks = []; // a front has begun anew
+  if (!last || last.plan === stats.plan) return;
+  looks = [];
+  byId("changed").textContent = `The plan changed at ${new Date().toLocaleTimeString()}.`;
+  byId("network").classList.remove("moved");
+  requestAnimationFrame(() => byId("network").classList.add("moved"));
+}
+
 // --- Every second
 
 async function tick() {
+  if (!document.hidden) await look();
+  setTimeout(tick, EVERY_MS);
+}
+
+async function look() {
   try {
     about ??= await json("page/about.json");
     if (!charts) begin();
     const stats = await json("stats");
     const now = performance.timeOrigin + performance.now();
-    await askController();
+    await askController(now);
+    sayChange(stats);
     const rate = difference(now, stats);
-    byId("plan").textContent = stats.plan ? `Plan: ${stats.plan}` : "No plan: the whole network runs in the front.";
-    byId("promise").textContent = `Exits: ${stats.promise}`;
-    showNumbers(stats, rate);
-    showSplits(stats, rate.left);
-    if (before) {
-      remember(now, rate);
-      showSurvival(surviving(rate.left) ?? (stats.survival.length ? stats.survival : null));
-    }
-    showController();
-    before = { now, stats };
+    const survival = surviving(rate.left) ?? (stats.survival.length ? stats.survival : null);
+    showNumbers(stats, rate, survival);
+    showRiver(stats, survival);
+    showSplits(stats, rate, survival);
+    showAgreement(stats);
+    showController(stats);
+    if (looks.length) remember(now, rate, stats);
+    looks = [...looks, { now, stats }].slice(-RECENT);
     byId("trouble").hidden = true;
   } catch (error) {
     byId("trouble").textContent = `Nothing new: ${error.message}`;
     byId("trouble").hidden = false;
   }
-  setTimeout(tick, EVERY_MS);
 }
 
-async function askController() {
+async function askController(now) {
+  if (now < controllerAt) return;
   try {
-    const reply = await ask(CONTROLLER);
+    const reply = await ask(`${CONTROLLER}/status`);
     controller = reply.ok ? await reply.json() : null;
+    if (reply.status === 404) controllerAt = now + NO_CONTROLLER_MS;
   } catch {
     controller = null;
   }
 }
+
+byId("force").addEventListener("click", async () => {
+  byId("force").disabled = true;
+  try {
+    await json(`${CONTROLLER}/force`, { method: "POST" });
+  } catch (error) {
+    byId("deciding").textContent = error.message;
+  }
+  byId("force").disabled = false;
+});
 
 function begin() {
   byId("model").textContent = about.model;
@@ -356,11 +471,14 @@ async function travel(inputs) {
 
 function journey(output) {
   const told = element("div");
-  const sure = `${output.name}, ${percent(output.score)} sure`;
-  told.append(element("p", {}, `${sure}; it left after block ${output.exit_block} of ${about.blocks - 1}.`));
-  const side = Math.min(36, 500 / about.blocks), width = side * about.blocks;
-  const picture = drawn("svg", { viewBox: `0 0 ${Math.max(width, 200)} ${side + 4}`, role: "img" });
-  picture.append(drawn("title", {}, `${sure}; block ${output.exit_block}`));
+  const spared = about.blocks - 1 - output.exit_block;
+  const way = spared ? `It left after block ${output.exit_block}; ${spared} more were never run.` : "It went through all blocks.";
+  const word = element("p", { class: "word" });
+  word.append(element("strong", {}, output.name), `, ${percent(output.score, 1)} sure`);
+  told.append(word, element("p", {}, way));
+  const side = Math.min(36, 320 / about.blocks), width = side * about.blocks;
+  const picture = drawn("svg", { width, height: side + 2, viewBox: `0 0 ${width} ${side + 2}`, role: "img" });
+  picture.append(drawn("title", {}, way));
   for (let block = 0; block < about.blocks; block += 1) {
     const kind = block < output.exit_block ? "full" : block === output.exit_block ? "left" : "empty";
     picture.append(drawn("rect", { x: side * block + 1, y: 2, width: side - 3, height: side - 3, rx: 3, class: kind }));
@@ -368,7 +486,7 @@ function journey(output) {
   told.append(picture);
   const list = element("ul");
   for (const step of output.splits) {
-    const others = step.inputs > 1 ? `with ${step.inputs - 1} others` : "alone";
+    const others = step.inputs > 1 ? `in a launch with ${step.inputs - 1} other${step.inputs > 2 ? "s" : ""}` : "alone in its launch";
     const times = `waited ${amount(step.queued_ms, 1)} ms, ran ${amount(step.computed_ms, 1)} ms`;
     list.append(element("li", {}, `from block ${step.block}: ${times}, ${others}`));
   }
@@ -396,8 +514,8 @@ byId("say").addEventListener("submit", (event) => {
 
 // --- Load from this page
 
-const TURN_MS = 50, AT_ONCE = 6;
-let due = 0, flying = 0;
+const TURN_MS = 50, AT_ONCE = 6, PAUSE_MS = 1000;
+let due = 0, flying = 0, sendAt = 0;
 
 const oneOf = (values) => values[Math.floor(values.length * Math.random())];
 
@@ -409,12 +527,12 @@ function noisy(digit) {
 
 function sendLoad() {
   due = Math.min(due + (Number(byId("rate").value) * TURN_MS) / 1000, 64);
-  if (!about || due < 1 || flying >= AT_ONCE) return;
+  if (!about || due < 1 || flying >= AT_ONCE || performance.now() < sendAt) return;
   const inputs = Array.from({ length: Math.floor(due) }, () => noisy(oneOf(about.digits)));
   due -= inputs.length;
   flying += 1;
   predict(inputs)
-    .catch(() => {}) // refusals are counted by the server, and shown
+    .catch(() => (sendAt = performance.now() + PAUSE_MS)) // a refusal is counted by the server, and shown
     .finally(() => (flying -= 1));
 }
 

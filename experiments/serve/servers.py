@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,6 +110,27 @@ def _end(process: subprocess.Popen[str], mark: str) -> None:
 def memory_mb() -> float:
     """What the server that runs now takes of the machine, with all that it started; shared pages are shared out."""
     return sum(_own_kb(process) for process in _marked(f"{os.getpid()}-")) / 1e3
+
+
+def processor_s() -> float:
+    """The processor time of the servers that run now, with all that they started, in seconds."""
+    ticks = 0
+    for process in _marked(f"{os.getpid()}-"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def metrics_url() -> str:
+    """Where the Ray of the server that runs now exports metrics: it writes the port that it found into its folder."""
+    for process in _marked(f"{os.getpid()}-"):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{process}/cmdline").read_text()
+            if folder := re.search(r"--session[-_]dir=([^\0 ]+)", command):
+                for port in Path(folder[1]).glob("metrics_export_port_*"):
+                    return f"http://127.0.0.1:{port.read_text()}/metrics"
+    raise RuntimeError("no Ray of a server exports metrics")
 
 
 def _own_kb(process: int) -> int:

@@ -23,7 +23,7 @@ from tests.helpers.toy_graph import application, cut_at
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Put = Callable[..., str]
-SHARED = ("graph", "steered", "unplanned", "several", "leisurely", "real")  # applications, in turn
+SHARED = ("graph", "steered", "unplanned", "several", "leisurely", "real", "shown")  # applications, in turn
 
 
 @pytest.hookimpl(tryfirst=True)  # before those of pytest-xdist, which read the marks
