@@ -71,7 +71,7 @@ def measure(rounds: int = 8, seconds: int = 15) -> dict[str, float]:
 @contextmanager
 def demo() -> Iterator[str]:
     """Served as it is shipped; the controller looks, and changes nothing while it is measured."""
-    args = {"cpus_per_replica": 0, "replan": True}
+    args: dict[str, object] = {"cpus_per_replica": 0, "replan": True}
     args |= {name: str(ROOT / f"cluster/demo/{name}.json") for name in ("plan", "profile")}
     with TemporaryDirectory() as folder:
         controller = {"memory": folder, "replan_every_s": 86_400.0}
