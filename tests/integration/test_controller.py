@@ -75,8 +75,10 @@ def test_a_poor_plan_is_replaced_while_requests_are_answered(steered: str) -> No
 
 
 def test_what_is_decided_is_told_to_prometheus(steered: str) -> None:
-    assert eventually(lambda: rolled_out(steered))
-    assert eventually(lambda: scraped().keys() >= {family.name for family in CONTROLLER}), scraped().keys()
+    wanted = {family.name for family in CONTROLLER}
+    with Load(steered):
+        assert eventually(lambda: rolled_out(steered))
+        assert eventually(lambda: scraped().keys() >= wanted), wanted - scraped().keys()
     for family in CONTROLLER:
         check_family(family, scraped()[family.name])
     whats = {sample.labels["what"] for sample in scraped()["isobatch_controller_decisions"].samples}
