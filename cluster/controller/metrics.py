@@ -6,7 +6,7 @@ from collections.abc import Callable
 from cluster.controller.loop import ControlLoop
 from deployments.metrics import CONTROLLER, MetricSeries
 
-EVERY_S = 5.0  # what the plan sustains takes milliseconds to work out
+EVERY_S = 1.0  # Ray tells a gauge only where it was set since the last time
 
 
 async def export(loop: Callable[[], ControlLoop | None]) -> None:

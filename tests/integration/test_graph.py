@@ -42,10 +42,11 @@ def test_the_open_inference_protocol_answers_through_the_graph_too(graph: str) -
 def test_what_happens_is_told_to_prometheus(graph: str) -> None:
     predict(graph, [[3, 7], [0, 3]])
     of_some = {"isobatch_level_answers", "isobatch_degraded_answers", "isobatch_audits", "isobatch_disagreement"}
-    always = [family for family in FRONT if family.name not in of_some]
-    assert eventually(lambda: scraped().keys() >= {family.name for family in always}), scraped().keys()
-    for family in always:
-        check_family(family, scraped()[family.name])
+    always = {family.name: family for family in FRONT if family.name not in of_some}
+    found = eventually(lambda: told if (told := scraped()).keys() >= always.keys() else {})
+    assert found, always.keys() - scraped().keys()
+    for name, family in always.items():
+        check_family(family, found[name])
 
 
 def test_several_fronts_share_the_splits_and_tell_one_story(several: str) -> None:
