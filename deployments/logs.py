@@ -7,6 +7,7 @@ enough; what follows is counted, and said once a minute.
 import logging
 import time
 from collections.abc import Callable
+from logging.handlers import MemoryHandler
 from typing import Any
 
 from deployments.config import LogFormat
@@ -60,6 +61,9 @@ def join_serves_log() -> None:
     """Called in each process of an application; elsewhere (in tests, in commands) lines stay where they are."""
     if not inside_replica():
         return
+    for serves in logging.getLogger(SERVES).handlers:
+        if isinstance(serves, MemoryHandler):  # Serve keeps back a thousand lines, as it may have one per request
+            serves.flushLevel = logging.NOTSET
     seldom = Seldom()
     for name in (*OURS, *OF_OTHERS):
         logger = logging.getLogger(name)

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from logging.handlers import MemoryHandler
 
 import pytest
 
@@ -71,6 +72,13 @@ def test_lines_of_all_modules_go_to_serves_log_once(lines: Lines) -> None:
     logging.getLogger("cluster.controller.loop").warning("the controller could not look")
     assert len(lines.said) == FIRST + 1
     assert lines.said[-1] == "the controller could not look"
+
+
+def test_no_line_is_kept_back(lines: Lines) -> None:
+    logging.getLogger(SERVES).handlers = [MemoryHandler(1000, target=lines)]
+    join_serves_log()
+    logging.getLogger(SERVES).warning("a plan was rolled out")
+    assert lines.said == ["a plan was rolled out"]
 
 
 def test_outside_of_serve_nothing_changes() -> None:
