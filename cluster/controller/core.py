@@ -9,11 +9,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from cluster.controller.beliefs import Beliefs, Peek, PeekSchedule, with_all_ramps
-from cluster.controller.choice import Choice
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import Trial, Verdict, is_swamped, lacking, moving, same
 from cluster.controller.inventory import Present
+from cluster.controller.moment import Moment
 from cluster.controller.promise import Keeper, Retuning
 from cluster.controller.question import Question
 from cluster.controller.record import THRESHOLDS, Event, Events, TrackRecord, What
@@ -243,16 +243,16 @@ class Controller:
     def _decide(self, seen: Observed, now_s: float, because: str, forced: bool = False) -> NextStep:
         facts = self.facts()
         event = self._event(seen, evaluate(self.running, facts).goodput_per_s, now_s)
-        choice = Choice(
+        moment = Moment(
             self.running, self.pinned, self.question, self.patience, self.beliefs, self.corrections, self.record,
             self.present.counts, facts, seen, now_s,
         )  # fmt: skip
         try:
-            better, asked = choice.better()
+            better, asked = moment.better()
         except UserError as error:
             return NextStep(None, replace(event, why=f"{because}there is no plan: {error}"))
         self._had_room = asked is not None
-        better, verdict = choice.weighed(better, asked, forced)
+        better, verdict = moment.weighed(better, asked, forced)
         event = replace(event, why=because + verdict.why, gain_promised=verdict.gain)
         if self._should_peek(verdict, facts, now_s):
             why = "closed ramps are opened for a moment, to see who leaves there"

@@ -32,7 +32,7 @@ WARM = 0.2  # the share of a run's inputs before which nobody is replayed
 
 
 @dataclass
-class Found:
+class Replayed:
     """Inputs of all problems."""
 
     replayed: int = 0  # of those who were refused
@@ -80,7 +80,7 @@ class InsistentDispatcher(Dispatcher):
 
 
 def measure(problems: int = PROBLEMS) -> dict[str, float]:
-    found = Found()
+    found = Replayed()
     for seed in track(range(problems), "refused though in time"):
         for world, rate in _cases(seed):
             _add(found, world, rate, seed)
@@ -106,7 +106,7 @@ def _cases(seed: int) -> Iterator[tuple[World, float]]:
         yield World(plan, facts, slo_s), load * evaluate(plan, facts).goodput_per_s
 
 
-def _add(found: Found, world: World, rate: float, seed: int) -> None:
+def _add(found: Replayed, world: World, rate: float, seed: int) -> None:
     report, watched = _run(world, rate, seed)
     found.admitted += report.arrived - report.refused
     found.late += report.answered - report.good + report.expired

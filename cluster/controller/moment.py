@@ -31,7 +31,7 @@ from optimizer.problem import Problem
 
 
 @dataclass(frozen=True)
-class Choice:
+class Moment:
     """All that a decision rests on. `seen` is the window before it; `counts` are the devices that are there."""
 
     plan: Plan  # that runs
