@@ -87,7 +87,23 @@ def demo() -> Iterator[str]:
         file = Path(folder) / "serve.yaml"
         file.write_text(json.dumps({"applications": applications}))  # JSON is YAML
         with servers.isobatch(file) as url:
-            yield url.removesuffix("/predict")
+            base = url.removesuffix("/predict")
+            _await(f"{base}/controller/status")
+            yield base
+
+
+def _await(url: str) -> None:
+    """The controller begins a little later than the application that it waits for."""
+    until_s = time.monotonic() + servers.PATIENCE_S
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=30) as reply:
+                reply.read()
+                return
+        except OSError:
+            if time.monotonic() > until_s:
+                raise
+        time.sleep(0.5)
 
 
 def _round(url: str, seconds: float, chance: random.Random) -> dict[str, Turn]:
