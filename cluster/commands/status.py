@@ -64,12 +64,12 @@ def status(
 
 
 def _stats(url: str, variable: str | None) -> Stats | None:
-    """None where the application is not at this address, as where it has a route prefix of its own."""
+    """None where the application is not at this address: it may have a route prefix, and another may be here."""
     try:
         stats: Stats = _ask(f"{url}/stats", variable)
     except UserError:
         return None
-    return stats
+    return stats if "splits" in stats else None
 
 
 def _ask(url: str, variable: str | None, post: bool = False) -> Any:
