@@ -26,13 +26,14 @@ Put = Callable[..., str]
 SHARED = ("graph", "steered", "unplanned", "several", "leisurely", "real", "shown")  # applications, in turn
 
 
-@pytest.hookimpl(tryfirst=True)  # before those of pytest-xdist, which read the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Those that share an application, or else a file, stay together in one process (--dist loadgroup)."""
+    together = item.name if "test_serve_command" in item.nodeid else _shared(item) or item.path.stem
+    item.add_marker(pytest.mark.xdist_group(together))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: SHARED.index(name) if (name := _shared(item)) else len(SHARED))
-    for item in items:
-        together = item.name if "test_serve_command" in item.nodeid else _shared(item) or item.path.stem
-        item.add_marker(pytest.mark.xdist_group(together))
 
 
 def _shared(item: pytest.Item) -> str | None:
