@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 
 from deployments.front.answers import shown
-from deployments.front.headers import elsewhere
+from deployments.front.headers import page_refusal
 
 _OURS = (".localhost", ".local", ".internal")  # names that nobody else can have
 
@@ -23,8 +23,7 @@ def foreign(headers: Mapping[str, str]) -> str | None:
     host = headers.get("host", "").lower()
     if not _is_local(name := host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host):
         return f"Host is {shown(name)}: without a key only an address, localhost or a local name is taken"
-    page = elsewhere((name.lower().encode(), value.encode("latin-1")) for name, value in headers.items())
-    return f"a page from {shown(page)} asked for this: only pages of this server may" if page else None
+    return page_refusal((name.lower().encode(), value.encode("latin-1")) for name, value in headers.items())
 
 
 def _is_local(name: str) -> bool:

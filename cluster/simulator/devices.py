@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.simulator.event_loop import Departure, Flight
+from cluster.simulator.event_loop import Course, Departure
 from cluster.simulator.host import HostCosts
 from cluster.simulator.troubles import Troubles
 from deployments.dispatch.messages import Launch, Place, RowKind
@@ -91,7 +91,7 @@ class TableDevices:
         takes_turns = placement.local and len(placement.splits) > 1
         return self.facts.turn_s(placement.kind) if takes_turns and not self._host else 0.0
 
-    def begin(self, launch: Launch, now_s: float) -> Flight:
+    def begin(self, launch: Launch, now_s: float) -> Course:
         replica, places = launch.replica, launch.places
         post = self._posts[launch.group]
         arrives_s = self._arrives_s(post, launch, now_s) if launch.cursor else now_s
@@ -115,7 +115,7 @@ class TableDevices:
         self._free_s[replica] = ends_s
         last = departures.pop() if departures and departures[-1].at_s == ends_s else None
         survivors = {row: places[row] for row in inside} if inside else {}
-        return Flight(starts_s, ends_s, departures, last, survivors, stopped)
+        return Course(starts_s, ends_s, departures, last, survivors, stopped)
 
     def _leaving(self, places: Sequence[Place], inside: Sequence[int], stop: int, launch: Launch) -> list[int]:
         """Those of these rows whose inputs may leave before this block."""

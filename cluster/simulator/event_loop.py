@@ -31,8 +31,8 @@ class Departure(NamedTuple):
         return self._replace(rows=rows, answers=[told[row] for row in rows] if told else ())
 
 
-class Flight(NamedTuple):
-    """A launch under way, with the departures and times that it will have."""
+class Course(NamedTuple):
+    """How a launch will go: its times, and who departs when."""
 
     starts_s: float
     ends_s: float
@@ -45,7 +45,7 @@ class Flight(NamedTuple):
 class Devices(Protocol):
     """The devices that launches run on, which know how long each takes."""
 
-    def begin(self, launch: Launch, now_s: float) -> Flight:
+    def begin(self, launch: Launch, now_s: float) -> Course:
         """Begin a launch that reaches its replica now, and say how it will go."""
         ...
 
@@ -161,25 +161,25 @@ class EventLoop:
     def _begin(self, launch: Launch, now_s: float) -> None:
         if self._fronts:
             now_s = self._fronts.done_s(now_s, self._host.launch_s / 2) + self._host.launch_way_s / 2
-        flight = self._devices.begin(launch, now_s)
+        course = self._devices.begin(launch, now_s)
         self._flying[launch.id] = launch
-        self._tally.launch(launch, self._devices.kind(launch.group), flight.ends_s - flight.starts_s)
+        self._tally.launch(launch, self._devices.kind(launch.group), course.ends_s - course.starts_s)
         if self._devices.fails():
-            self._hear(flight.ends_s, self._fail, launch)
+            self._hear(course.ends_s, self._fail, launch)
             return
-        for departure in flight.early:
+        for departure in course.early:
             self._hear(departure.at_s, self._release, launch, departure)
-        self._hear(flight.ends_s, self._complete, launch, flight)
+        self._hear(course.ends_s, self._complete, launch, course)
 
     def _release(self, launch: Launch, departure: Departure) -> None:
         if launch.id in self._flying:
             self._answer(launch, departure)
 
-    def _complete(self, launch: Launch, flight: Flight) -> None:
+    def _complete(self, launch: Launch, course: Course) -> None:
         if self._flying.pop(launch.id, None):
-            if flight.last:
-                self._answer(launch, flight.last)
-            self.dispatcher.completed(launch.id, self.now_s, flight.survivors, flight.stop)
+            if course.last:
+                self._answer(launch, course.last)
+            self.dispatcher.completed(launch.id, self.now_s, course.survivors, course.stop)
 
     def _fail(self, launch: Launch, reason: str = "the simulated replica failed", lost: bool = False) -> None:
         if self._flying.pop(launch.id, None):

@@ -25,7 +25,7 @@ from deployments.decoding.sequences import Finish, Wanted
 from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import body_of, json_in
 from deployments.front.described import Alive, DescribedApi, Ready
-from deployments.front.headers import NO_KEY, OPEN_PATHS, elsewhere, is_shown, path_below
+from deployments.front.headers import NO_KEY, OPEN_PATHS, is_shown, page_refusal, path_below
 from deployments.front.page import EXPLAINING, explain
 
 Stats = Callable[[], Awaitable[dict[str, Any]]]
@@ -110,9 +110,8 @@ class _Api(DescribedApi):
             path = path_below(scope)
             if path not in OPEN_PATHS and path not in EXPLAINING and not is_shown(self.key, scope["headers"]):
                 return await _error(RefusedError(401, NO_KEY))(scope, receive, send)
-        elif scope["type"] == "http" and scope["method"] == "POST" and (page := elsewhere(scope["headers"])):
-            refused = RefusedError(403, f"a page from {shown(page)} asked for this: only pages of this server may")
-            return await _error(refused)(scope, receive, send)
+        elif scope["type"] == "http" and scope["method"] == "POST" and (reason := page_refusal(scope["headers"])):
+            return await _error(RefusedError(403, reason))(scope, receive, send)
         return await super().__call__(scope, receive, send)
 
 

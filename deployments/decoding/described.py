@@ -6,17 +6,10 @@ from pydantic import BaseModel, Field
 
 from deployments.decoding.requests import ChatRequest, CompletionRequest
 from deployments.demo.sums import prompt_of
-from deployments.front.described import Described, examples, schema_of
+from deployments.front.described import PROBLEMS, Described, examples, schema_of
 
 _FINISH = Literal["stop", "length"]
-_PROBLEMS = {
-    400: "The body is not what was asked for.",
-    401: "A key is asked for, and was not shown.",
-    403: "A web page of another server asked for this.",
-    404: "There is no such model.",
-    408: "The body did not come in time.",
-    413: "The body is too large, as it comes or decompressed.",
-    415: "The body is compressed in a way that is not known.",
+_PROBLEMS = {status: PROBLEMS[status] for status in (400, 401, 403, 404, 408, 413, 415)} | {
     429: "There is no place for another sequence; try again later.",
     500: "A replica, or this server, failed.",
 }

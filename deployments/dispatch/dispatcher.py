@@ -14,7 +14,7 @@ from deployments.dispatch.admission import Admission, soonest
 from deployments.dispatch.audits import Audits
 from deployments.dispatch.batching import choose, form_batch
 from deployments.dispatch.experience import Expected
-from deployments.dispatch.flights import Flights, UnderWay
+from deployments.dispatch.flights import Flight, Flights
 from deployments.dispatch.groups import Group, Replica
 from deployments.dispatch.lanes import Lane
 from deployments.dispatch.messages import (
@@ -306,7 +306,7 @@ class Dispatcher:
 
     # How inputs wait, and end
 
-    def _land(self, launch_id: int, now_s: float) -> UnderWay:
+    def _land(self, launch_id: int, now_s: float) -> Flight:
         self._nothing_to_launch = False
         return self._flights.land(launch_id, now_s)
 

@@ -10,7 +10,7 @@ from deployments.dispatch.messages import Launch, Limits
 from deployments.dispatch.queues import Queue, Ticket
 
 
-class UnderWay(NamedTuple):
+class Flight(NamedTuple):
     """A launch that has not come back."""
 
     launch: Launch
@@ -47,10 +47,10 @@ class Flights:
     """Begins launches and lands them: queues and groups know what they owe and what replicas do meanwhile."""
 
     def __init__(self) -> None:
-        self._flights: dict[int, UnderWay] = {}
+        self._flights: dict[int, Flight] = {}
         self._ids = count()
 
-    def __getitem__(self, launch_id: int) -> UnderWay:
+    def __getitem__(self, launch_id: int) -> Flight:
         return self._flights[launch_id]
 
     def begin(
@@ -69,10 +69,10 @@ class Flights:
         planned_s = stage.seconds(weight)
         ends_s = queue.owner.group.begin(replica, planned_s, now_s)
         queue.launched(owed)
-        self._flights[number] = UnderWay(launch, lane, queue, replica, tickets, now_s, planned_s, ends_s, owed)
+        self._flights[number] = Flight(launch, lane, queue, replica, tickets, now_s, planned_s, ends_s, owed)
         return launch
 
-    def land(self, launch_id: int, now_s: float) -> UnderWay:
+    def land(self, launch_id: int, now_s: float) -> Flight:
         """It is over, however it went."""
         flight = self._flights.pop(launch_id)
         flight.queue.launched(-flight.owed)

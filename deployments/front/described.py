@@ -14,7 +14,7 @@ from deployments.front.messages import Usage
 from profiles.agreement import Agreement
 
 STATS_VERSION = 1  # of what `/stats` says: it grows when a field changes its meaning or goes; new fields leave it
-_PROBLEMS = {
+PROBLEMS = {
     400: "The body is not what was asked for.",
     401: "A key is asked for, and was not shown.",
     403: "A web page of another server asked for this.",
@@ -153,7 +153,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """These statuses, as FastAPI takes them; each with one sentence in JSON."""
     told: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
-        told[status] = {"model": ErrorBody, "description": _PROBLEMS[status]}
+        told[status] = {"model": ErrorBody, "description": PROBLEMS[status]}
         if status == 503:
             told[status]["headers"] = _RETRY_AFTER
     return told

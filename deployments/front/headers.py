@@ -79,6 +79,12 @@ def elsewhere(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return (origin or b"another site").decode("latin-1")
 
 
+def page_refusal(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Why a request is refused that such a page sends; None: no such page does."""
+    page = elsewhere(headers)
+    return f"a page from {shown(page)} asked for this: only pages of this server may" if page else None
+
+
 def waited_s_by(told: bytes | None, clock: Callable[[], float] = time.time) -> float:
     """How long ago a proxy on this machine saw the request; 0 where none did, or its clock is not ours.
 

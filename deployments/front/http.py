@@ -25,7 +25,15 @@ from deployments.front.described import (
     told,
 )
 from deployments.front.examples import example_input
-from deployments.front.headers import DEADLINE_HEADER, NO_KEY, OPEN_PATHS, deadline_s, elsewhere, is_shown, path_below
+from deployments.front.headers import (
+    DEADLINE_HEADER,
+    NO_KEY,
+    OPEN_PATHS,
+    deadline_s,
+    is_shown,
+    page_refusal,
+    path_below,
+)
 from deployments.front.open_inference.rest import routes
 from deployments.front.open_inference.rpc import serving
 from deployments.front.page import explain, files, show
@@ -66,8 +74,8 @@ class Api(DescribedApi):
         path = path_below(scope)
         if self.key and path not in OPEN_PATHS and path not in files() and not is_shown(self.key, scope["headers"]):
             await _NO_KEY(scope, receive, send)
-        elif scope["method"] == "POST" and not self.key and (page := elsewhere(scope["headers"])):
-            raise RefusedError(403, f"a page from {shown(page)} asked for this: only pages of this server may")
+        elif scope["method"] == "POST" and not self.key and (reason := page_refusal(scope["headers"])):
+            raise RefusedError(403, reason)
         elif path == "/predict" and scope["method"] == "POST":
             await self.predict(scope, receive, send)
         elif scope["method"] == "HEAD":
