@@ -28,7 +28,7 @@ from cluster.controller.question import allowed, question_of
 from cluster.controller.record import Event, Events
 from cluster.controller.status import brief, status_of
 from deployments.config import AppConfig
-from deployments.front.described import DescribedApi, told
+from deployments.front.described import DescribedApi, in_json, told
 from deployments.front.headers import NO_KEY, is_shown, key_in, path_below
 from deployments.front.page import EXPLAINING, explain
 from deployments.graph import profile_of
@@ -204,9 +204,9 @@ def _routes(service: LoopOwner) -> APIRouter:
         return service.loop
 
     @routes.get("/status", **told(ControllerStatus, *_REFUSALS))
-    async def status() -> dict[str, Any]:
+    async def status() -> Response:
         """The running plan, what it does, the forecast, and the last decisions."""
-        return {"application": service.name, "promise": service.promise, **status_of(loop(), time.time())}
+        return in_json({"application": service.name, "promise": service.promise, **status_of(loop(), time.time())})
 
     @routes.post("/pause", **told(PausedStatus, 403, *_REFUSALS))
     async def pause() -> dict[str, Any]:

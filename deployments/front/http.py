@@ -21,6 +21,7 @@ from deployments.front.described import (
     Predictions,
     Ready,
     StatsBody,
+    in_json,
     predict_body,
     told,
 )
@@ -148,9 +149,9 @@ def create_api(service: Service) -> Api:
         return {"status": "ready", "model": service.name}
 
     @api.get("/stats", **told(StatsBody, 401, 500))
-    async def stats() -> dict[str, object]:
+    async def stats() -> Response:
         """The counts of all fronts together, since the start."""
-        return await service.stats()
+        return in_json(await service.stats())
 
     return api
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -23,16 +23,17 @@ from profiles.files import Profile
 
 PATIENCE_S = 180.0
 MARK = "ISOBATCH_BENCH_SERVER"  # in the environment of a server and of all that it starts
+_NONE: Mapping[str, str] = {}
 SAID = 2000  # how many of the last letters of its log are shown if a server does not start
 
 
 @contextmanager
-def isobatch(serve_file: Path, grpc_port: int = 0) -> Iterator[str]:
+def isobatch(serve_file: Path, grpc_port: int = 0, environment: Mapping[str, str] = _NONE) -> Iterator[str]:
     """`isobatch serve FILE`, until the block ends; yields its address. Port 0: no gRPC."""
     port = free_port(0)
     command = [sys.executable, "-m", "cluster.cli", "serve", str(serve_file), "--port", str(port)]
     command += ["--grpc-port", str(grpc_port)]
-    with running(command, "ready at"):
+    with running(command, "ready at", environment=environment):
         yield f"http://127.0.0.1:{port}/predict"
 
 
@@ -65,14 +66,21 @@ def litserve(python: str) -> Iterator[str]:
 
 
 @contextmanager
-def running(command: Sequence[str], ready: str, patience_s: float = PATIENCE_S) -> Iterator[None]:
+def running(
+    command: Sequence[str], ready: str, patience_s: float = PATIENCE_S, environment: Mapping[str, str] = _NONE
+) -> Iterator[None]:
     """The program runs until the block ends, and nothing that it started runs longer."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
-    environment["RAY_worker_niceness"] = SETTINGS["RAY_worker_niceness"]
-    environment[MARK] = mark = f"{os.getpid()}-{uuid4().hex}"
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
+    mark = f"{os.getpid()}-{uuid4().hex}"
+    ours = {"RAY_worker_niceness": SETTINGS["RAY_worker_niceness"], MARK: mark}
     with TemporaryFile("a+") as log:  # the program appends to it while it is read here
         process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command,
+            env=inherited | ours | dict(environment),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         try:
             _await(process, log, ready, patience_s)

@@ -192,6 +192,14 @@ HEADLINES = {
             )
         ),
     ),
+    "Watched": (
+        Headline("watching", "page_rps_ratio", "requests/s with the page open, over nobody watching", 0.98),
+        Headline("watching", "metrics_rps_ratio", "the same, scraped every 15 s", 0.98),
+        Headline("watching", "tracing_rps_ratio", "the same, one request in 100 traced", 0.98),
+        Headline("watching", "page_work_ratio", "processor time of a request unwatched, over that with the page open"),
+        Headline("watching", "metrics_work_ratio", "the same, scraped every 15 s"),
+        Headline("watching", "tracing_work_ratio", "the same, one request in 100 traced"),
+    ),
     "Under attack, and for long": (
         Headline("fuzz", "cases", "wrong requests and files", 100_000),
         Headline("fuzz", "minutes", "minutes that they took", 10, True),

@@ -1,10 +1,15 @@
 """Claim: to be watched costs a server next to nothing, whoever watches.
 
 The demo of `isobatch serve`, its controller beside it, asked by clients of which each asks again as soon as it is
-answered. The ways of watching and nobody take turns, in an order of chance, and each way is compared with nobody in the
-same round: `*_rps_ratio` is the median of the rounds. The load, the server and whoever else uses the machine share its
-cores, so `*_work_ratio` says the same of the server's processor time per request, which they hardly change; quartiles
-stand beside both. What watches is a thread that sends what a page or Prometheus sends: a browser computes elsewhere.
+answered. Turns are short. One that is watched stands between two that are not and is compared with their mean, so what
+else the machine does, and what changes slowly, is in both. `*_rps_ratio` is the median of the comparisons of a way;
+`*_low` and `*_high` bound that median with 95 % confidence, however the comparisons are distributed. The load, the
+server and whoever else uses the machine share its cores, so `*_work_ratio` says the same of the server's processor time
+per request, which they hardly change. What watches is a thread that sends what a page or Prometheus sends, or a
+collector of traces: a browser computes elsewhere.
+
+Traces are always on in that server, and sampled as they are by default. The requests of the other turns say that they
+are not to be traced, so all that one turn has and the other has not is the spans, and sending them.
 """
 
 import asyncio
@@ -13,11 +18,15 @@ import random
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from math import comb
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
@@ -26,10 +35,13 @@ from cluster.load.generator import LoadGenerator
 from cluster.load.report import summary
 from cluster.serving.local import ROOT
 from deployments.demo.digits import demo_inputs
+from deployments.tracing import EXPORTER, PARENT
 from experiments.serve import servers
 
-CLIENTS, BODIES = 16, 32
-PAGE_EVERY_S, SCRAPE_EVERY_S = 1.0, 15.0
+CLIENTS, BODIES, TURN_S, WARM_S = 16, 32, 2.0, 10.0
+PAGE_EVERY_S, SCRAPE_EVERY_S, SEND_EVERY_S = 1.0, 15.0, 0.5
+UNTRACED = f"{PARENT}: 00-{32 * '1'}-{16 * '2'}-00\r\n"
+SURE = 0.95
 console = Console(stderr=True)
 
 
@@ -41,35 +53,59 @@ class Turn:
     work_s: float
 
 
-nobody = nullcontext[str]
+@dataclass(frozen=True)
+class Way:
+    """A way of watching: what asks the server at an address during a turn, and what the load's requests say.
+
+    `often`: how many times as often as usual it watches in a turn, which is shorter than a scraper waits. So many times
+    less of what it costs there counts.
+    """
+
+    watching: Callable[[str], AbstractContextManager[None]]
+    often: float = 1.0
+    headers: str = UNTRACED
 
 
-def page(url: str) -> AbstractContextManager[str]:
+def page(url: str) -> AbstractContextManager[None]:
     """An open page: see `look` in `deployments/page/page.js`."""
-    return _asking(url, (f"{url}/stats", f"{url}/controller/status"), PAGE_EVERY_S)
+    return _asking((f"{url}/stats", f"{url}/controller/status"), PAGE_EVERY_S)
 
 
-def metrics(url: str) -> AbstractContextManager[str]:
-    """A scraper at its usual pace, of the node's metrics: those of Ray and ours."""
-    return _asking(url, (servers.metrics_url(),), SCRAPE_EVERY_S)
+def metrics(url: str) -> AbstractContextManager[None]:
+    """A scrape of the node's metrics: those of Ray and ours."""
+    return _asking((servers.metrics_url(),), SCRAPE_EVERY_S)
 
 
-# A way watches the server at an address for a turn, and yields the address to load: another one, if it needs a server
-# of its own.
-Way = Callable[[str], AbstractContextManager[str]]
-WAYS: dict[str, Way] = {"page": page, "metrics": metrics}
+NOBODY = Way(lambda _: nullcontext())
+WAYS = {
+    "page": Way(page),
+    "metrics": Way(metrics, often=SCRAPE_EVERY_S / TURN_S),
+    "tracing": Way(lambda _: nullcontext(), headers=""),
+}
 
 
-def measure(rounds: int = 8, seconds: int = 15) -> dict[str, float]:
-    """A turn lasts as long as a scraper waits, so that each has one scrape."""
-    with demo() as url:
-        turn(nobody, url, float(seconds))  # warms up
-        found = [_round(url, float(seconds), random.Random(number)) for number in range(rounds)]
-    return {name: value for way in WAYS for name, value in ratios(way, found).items()}
+def measure(seconds: int = 330) -> dict[str, float]:
+    """It takes so long with the server's start: as many rounds as there is time for."""
+    until_s, ways = time.monotonic() + seconds, dict(WAYS)
+    if find_spec("opentelemetry.exporter.otlp") is None:
+        del ways["tracing"]
+        console.print("[bold red]tracing is NOT measured: pip install 'isobatch[tracing]' has what sends spans")
+    with collector() as (collecting, spans), demo(_traced(collecting) if "tracing" in ways else {}) as url:
+        turn(NOBODY, url, WARM_S)
+        found, before = {name: list[Turn]() for name in ways}, turn(NOBODY, url)
+        while time.monotonic() + 2 * len(ways) * TURN_S < until_s:
+            for name in random.sample(sorted(ways), len(ways)):
+                watched, after = turn(ways[name], url), turn(NOBODY, url)
+                found[name].append(compared(before, watched, after, ways[name].often))
+                before = after
+            console.print(", ".join(f"{name} {each[-1].rps:.3f}" for name, each in found.items()))
+        if "tracing" in ways and not spans:
+            raise RuntimeError("no trace came to the collector")
+    return {name: value for way, each in found.items() for name, value in ratios(way, each).items()}
 
 
 @contextmanager
-def demo() -> Iterator[str]:
+def demo(environment: Mapping[str, str]) -> Iterator[str]:
     """Served as it is shipped; the controller looks, and changes nothing while it is measured."""
     args: dict[str, object] = {"cpus_per_replica": 0, "replan": True}
     args |= {name: str(ROOT / f"cluster/demo/{name}.json") for name in ("plan", "profile")}
@@ -86,7 +122,7 @@ def demo() -> Iterator[str]:
         ]
         file = Path(folder) / "serve.yaml"
         file.write_text(json.dumps({"applications": applications}))  # JSON is YAML
-        with servers.isobatch(file) as url:
+        with servers.isobatch(file, environment=environment) as url:
             base = url.removesuffix("/predict")
             _await(f"{base}/controller/status")
             yield base
@@ -106,43 +142,94 @@ def _await(url: str) -> None:
         time.sleep(0.5)
 
 
-def _round(url: str, seconds: float, chance: random.Random) -> dict[str, Turn]:
-    order = ["nobody", *WAYS]
-    chance.shuffle(order)
-    found = {name: turn(WAYS.get(name, nobody), url, seconds) for name in order}
-    console.print(", ".join(f"{name} {each.rps:.0f}/s {1e6 * each.work_s:.0f} us" for name, each in found.items()))
-    return found
-
-
-def turn(way: Way, url: str, seconds: float) -> Turn:
-    digits = [json.dumps({"inputs": one}).encode() for one in demo_inputs(BODIES).round(1).tolist()]
-    with way(url) as loaded:
+def turn(way: Way, url: str, seconds: float = TURN_S) -> Turn:
+    with way.watching(url):
         began_s = servers.processor_s()
-        record = asyncio.run(LoadGenerator(f"{loaded}/predict", digits, CLIENTS).by_clients(CLIENTS, seconds))
+        load = LoadGenerator(f"{url}/predict", _digits(), CLIENTS, way.headers)
+        record = asyncio.run(load.by_clients(CLIENTS, seconds))
         work_s = servers.processor_s() - began_s
     answered = summary(record, float("inf")).answered_per_s * seconds
     return Turn(answered / seconds, work_s / answered)
 
 
-def ratios(way: str, rounds: list[dict[str, Turn]]) -> dict[str, float]:
-    """Of the requests a second, and of what a request takes the other way round: below 1, watching costs something.
+@cache
+def _digits() -> Sequence[bytes]:
+    return [json.dumps({"inputs": one}).encode() for one in demo_inputs(BODIES).round(1).tolist()]
 
-    >>> ratios("page", 3 * [{"nobody": Turn(1000.0, 0.001), "page": Turn(990.0, 0.00125)}])["page_work_ratio"]
+
+def compared(before: Turn, watched: Turn, after: Turn, often: float = 1.0) -> Turn:
+    """What is left of the requests a second, and of what a request takes the other way round: below 1 it costs.
+
+    >>> compared(Turn(1100.0, 0.001), Turn(900.0, 0.001), Turn(900.0, 0.001), often=5)
+    Turn(rps=0.98, work_s=1.0)
+    """
+    rps = 2 * watched.rps / (before.rps + after.rps)
+    work = (before.work_s + after.work_s) / (2 * watched.work_s)
+    return Turn(*(1 - (1 - ratio) / often for ratio in (rps, work)))
+
+
+def ratios(way: str, comparisons: Sequence[Turn]) -> dict[str, float]:
+    """
+    >>> ratios("page", 9 * [Turn(0.99, 0.8)])["page_work_ratio_low"]
     0.8
     """
-    figures: dict[str, float] = {}
+    figures = {f"{way}_comparisons": float(len(comparisons))}
     for name, each in (
-        ("rps", [found[way].rps / found["nobody"].rps for found in rounds]),
-        ("work", [found["nobody"].work_s / found[way].work_s for found in rounds]),
+        ("rps", [one.rps for one in comparisons]),
+        ("work", [one.work_s for one in comparisons]),
     ):
-        low, _, high = quantiles(each, n=4)
+        low, high = interval(each)
         figures |= {f"{way}_{name}_ratio": median(each)}
-        figures |= {f"{way}_{name}_ratio_lower_quartile": low, f"{way}_{name}_ratio_upper_quartile": high}
+        figures |= {f"{way}_{name}_ratio_low": low, f"{way}_{name}_ratio_high": high}
     return figures
 
 
+def interval(values: Sequence[float], sure: float = SURE) -> tuple[float, float]:
+    """Between which the median is: each value is above it or below it like a coin. Of less than six: the extremes.
+
+    >>> interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])
+    (2.0, 9.0)
+    """
+    ranked, tail, outside = sorted(values), 0.0, 0
+    while outside < len(ranked) // 2:
+        tail += comb(len(ranked), outside) / 2 ** len(ranked)
+        if tail > (1 - sure) / 2:
+            break
+        outside += 1
+    place = max(0, outside - 1)
+    return ranked[place], ranked[-1 - place]
+
+
+def _traced(collecting: str) -> dict[str, str]:
+    """Spans are sent often, so that those of a turn are sent in it."""
+    told = {EXPORTER: "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": collecting}
+    return told | {"OTEL_BSP_SCHEDULE_DELAY": f"{1e3 * SEND_EVERY_S:.0f}"}
+
+
 @contextmanager
-def _asking(url: str, paths: tuple[str, ...], every_s: float) -> Iterator[str]:
+def collector() -> Iterator[tuple[str, list[bytes]]]:
+    """What takes traces, as an OpenTelemetry collector does: its address, and what came."""
+    came: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            came.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: its lines would be in between the bench's."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, args=(0.1,))
+        thread.start()
+        yield f"http://127.0.0.1:{listening.server_port}", came
+        listening.shutdown()
+        thread.join()
+
+
+@contextmanager
+def _asking(paths: tuple[str, ...], every_s: float) -> Iterator[None]:
     """Somebody asks for these, again and again, from now until the block ends."""
     ended, wrong = threading.Event(), list[Exception]()
 
@@ -161,7 +248,7 @@ def _asking(url: str, paths: tuple[str, ...], every_s: float) -> Iterator[str]:
     thread = threading.Thread(target=ask)
     thread.start()
     try:
-        yield url
+        yield
     finally:
         ended.set()
         thread.join()
