@@ -30,20 +30,26 @@ class MetricFamily:
 
 
 _WHERE = ("group", "block")  # the group of replicas, and the first block that a launch runs there
-
-FRONT = (
+_ASKED = (
     MetricFamily("isobatch_requests", "Counter", "Requests by what became of them.", ("outcome",)),
     MetricFamily("isobatch_latency_ms", "Histogram", "What answered requests took."),
+)
+_RUN = (
+    MetricFamily("isobatch_exits", "Counter", "Inputs, of a decoder tokens, by the block they left after.", ("block",)),
+    MetricFamily("isobatch_launches", "Counter", "Launches by where they began.", _WHERE),
+    MetricFamily("isobatch_launched_inputs", "Counter", "Inputs, of a decoder sequences, in those launches.", _WHERE),
+    MetricFamily("isobatch_launched_weight", "Counter", "What they weigh.", _WHERE),
+    MetricFamily("isobatch_launched_room", "Counter", "What would have had room in those launches.", _WHERE),
+    MetricFamily("isobatch_waiting_inputs", "Gauge", "Inputs, of a decoder sequences, that wait.", _WHERE),
+)
+
+FRONT = (
+    *_ASKED,
     MetricFamily("isobatch_arrived_inputs", "Counter", "Inputs that asked, admitted or not."),
     MetricFamily("isobatch_arrived_weight", "Counter", "What they weigh: tokens, where the plan counts them, or 1."),
     MetricFamily("isobatch_in_time_inputs", "Counter", "Inputs that were answered within their deadline."),
     MetricFamily("isobatch_promised_per_s", "Gauge", "Inputs per second that the plan promises in time; 0: nothing."),
-    MetricFamily("isobatch_exits", "Counter", "Inputs by the block they left after.", ("block",)),
-    MetricFamily("isobatch_launches", "Counter", "Launches by where they began.", _WHERE),
-    MetricFamily("isobatch_launched_inputs", "Counter", "Inputs in those launches.", _WHERE),
-    MetricFamily("isobatch_launched_weight", "Counter", "What they weigh.", _WHERE),
-    MetricFamily("isobatch_launched_room", "Counter", "What would have had room in those launches.", _WHERE),
-    MetricFamily("isobatch_waiting_inputs", "Gauge", "Inputs that wait before a block.", _WHERE),
+    *_RUN,
     MetricFamily("isobatch_replicas", "Gauge", "Replicas that the front can reach.", ("group",)),
     MetricFamily("isobatch_survivor_bytes", "Counter", "Hidden states: `by_value` came to the front.", ("way",)),
     MetricFamily("isobatch_audits", "Counter", "Inputs that ran on to the end, by what came out.", ("outcome",)),
@@ -58,7 +64,20 @@ CONTROLLER = (
     MetricFamily("isobatch_controller_sustains_per_s", "Gauge", "What the plan sustains, by the corrected tables."),
     MetricFamily("isobatch_forecast_survival", "Gauge", "The share that will reach a block.", ("block", "bound")),
 )
-METRICS = FRONT + CONTROLLER
+DECODER_FRONT = (
+    *_ASKED,
+    MetricFamily("isobatch_prompt_tokens", "Counter", "Tokens of the prompts that were written on from."),
+    MetricFamily("isobatch_written_tokens", "Counter", "Tokens that were written."),
+    MetricFamily("isobatch_ttft_ms", "Histogram", "From when a text was asked for to its first token."),
+    MetricFamily("isobatch_tpot_ms", "Histogram", "From one token to the next, on average over a text."),
+)
+DECODER_REPLICA = (
+    *_RUN,
+    MetricFamily("isobatch_residents", "Gauge", "Sequences that have a place on a replica."),
+    MetricFamily("isobatch_pages", "Gauge", "Pages of memory for keys and values.", ("state",)),
+    MetricFamily("isobatch_preempted", "Counter", "Sequences that were put out as pages ran short."),
+)
+METRICS = tuple(dict.fromkeys(FRONT + CONTROLLER + DECODER_FRONT + DECODER_REPLICA))
 
 
 class MetricSeries:
@@ -74,6 +93,10 @@ class MetricSeries:
         if (more := total - self._told[series]) > 0:
             self._metrics[name].inc(more, labels)
             self._told[series] = total
+
+    def more(self, name: str, more: float, **labels: str) -> None:
+        """So much came now."""
+        self._metrics[name].inc(more, labels)
 
     def now(self, name: str, value: float, **labels: str) -> None:
         self._metrics[name].set(value, labels)

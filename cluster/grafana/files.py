@@ -47,7 +47,10 @@ def _application() -> dict[str, Any]:
         "label": "Application",
         "type": "query",
         "datasource": _SOURCE,
-        "query": {"query": "label_values(ray_isobatch_promised_per_s, application)", "refId": "application"},
+        "query": {
+            "query": 'label_values({__name__=~"ray_isobatch_(promised_per_s|residents)"}, application)',
+            "refId": "application",
+        },
         "refresh": 2,
         "includeAll": True,
         "multi": True,

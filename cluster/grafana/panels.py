@@ -35,8 +35,8 @@ def _rate(metric: str, by: str = "", over: str = "$__rate_interval") -> str:
     return f"sum{grouped} (rate({metric}{OURS}[{over}]))"
 
 
-def _quantile(share: float) -> Query:
-    ask = f"histogram_quantile({share}, {_rate('ray_isobatch_latency_ms_bucket', 'le')})"
+def _quantile(share: float, of: str = "latency") -> Query:
+    ask = f"histogram_quantile({share}, {_rate(f'ray_isobatch_{of}_ms_bucket', 'le')})"
     return Query(ask, f"p{share * 100:g}")
 
 
@@ -123,6 +123,40 @@ PANELS = (
         (
             Query(_rate("ray_isobatch_level_answers_total", "level"), "level {{level}}"),
             Query(_rate("ray_isobatch_degraded_answers_total", "level"), "level {{level}}, degraded"),
+        ),
+    ),
+    Panel(
+        "Tokens",
+        "Of decoders, a second: those of prompts, and those that were written.",
+        "short",
+        (
+            Query(_rate("ray_isobatch_prompt_tokens_total"), "of prompts"),
+            Query(_rate("ray_isobatch_written_tokens_total"), "written"),
+        ),
+    ),
+    Panel(
+        "Time to the first token",
+        "Of decoders: from when a text was asked for.",
+        "ms",
+        (_quantile(0.5, "ttft"), _quantile(0.95, "ttft"), _quantile(0.99, "ttft")),
+    ),
+    Panel(
+        "Time from one token to the next",
+        "Of decoders: the mean of each text.",
+        "ms",
+        (_quantile(0.5, "tpot"), _quantile(0.95, "tpot"), _quantile(0.99, "tpot")),
+    ),
+    Panel(
+        "Sequences on replicas",
+        "Of decoders: residents, the share of pages that they take, and how many are put out for want of pages.",
+        "short",
+        (
+            Query(f"sum(ray_isobatch_residents{OURS})", "residents"),
+            Query(
+                f'sum(ray_isobatch_pages{{state="used", application=~"$application"}}) / sum(ray_isobatch_pages{OURS})',
+                "pages used",
+            ),
+            Query(_rate("ray_isobatch_preempted_total"), "put out a second"),
         ),
     ),
 )

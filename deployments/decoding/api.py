@@ -6,8 +6,8 @@ An extension says after which block each token was known: `exit_blocks`, in ever
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, TypeVar
@@ -16,33 +16,26 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from deployments.decoding.described import CHAT, COMPLETION, DecoderStats, ModelAbout, ModelList, told
 from deployments.decoding.front import DecoderFront, Words
+from deployments.decoding.metrics import Outcome
 from deployments.decoding.requests import ChatRequest, CompletionRequest, request_of
 from deployments.decoding.sequences import Finish, Wanted
 from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import body_of, json_in
-from deployments.front.described import Alive, DescribedApi, Ready
+from deployments.front.described import Alive, DescribedApi, Ready, in_json
 from deployments.front.headers import NO_KEY, OPEN_PATHS, is_shown, page_refusal, path_below
 from deployments.front.page import EXPLAINING, explain
+from deployments.tracing import PARENT, Span, Tracing, current
 
 Stats = Callable[[], Awaitable[dict[str, Any]]]
 Result = TypeVar("Result")
 GONE = 499  # nobody reads it
+_KINDS = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
 _DONE = b"data: [DONE]\n\n"
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
-
-
-@dataclass
-class RequestCounts:
-    """Requests by what became of them."""
-
-    answered: int = 0
-    refused: int = 0
-    cancelled: int = 0
-    failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,6 +78,7 @@ class Reply:
     model: str
     wanted: list[Wanted]
     stops: Sequence[str]
+    begun_s: float
     id: str = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
     written: int = 0  # tokens
@@ -103,7 +97,12 @@ class Reply:
 
 
 class _Api(DescribedApi):
-    """Asks for the key where there is one, and refuses the pages of others where there is none."""
+    """Asks for the key where there is one, and refuses the pages of others where there is none.
+
+    A request that is traced has a span until the last of its answer is sent.
+    """
+
+    tracing: Tracing | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self.key:
@@ -112,15 +111,40 @@ class _Api(DescribedApi):
                 return await _error(RefusedError(401, NO_KEY))(scope, receive, send)
         elif scope["type"] == "http" and scope["method"] == "POST" and (reason := page_refusal(scope["headers"])):
             return await _error(RefusedError(403, reason))(scope, receive, send)
+        if self.tracing and (kind := _KINDS.get(path_below(scope))) and scope["method"] == "POST":
+            headers = dict(scope["headers"])
+            if self.tracing.takes(headers):
+                with self.tracing.request(kind, headers) as span:
+                    return await super().__call__(scope, receive, _telling(span, send))
         return await super().__call__(scope, receive, send)
 
 
-def create_decoder_api(front: DecoderFront, key: bytes | None, stats: Stats, vocabulary: int) -> FastAPI:
+def _telling(span: Span, send: Send) -> Send:
+    """Tells the client of the span that its request has."""
+
+    async def tell(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (PARENT.encode(), span.traceparent.encode())]}
+        await send(message)
+
+    return tell
+
+
+def create_decoder_api(
+    front: DecoderFront, key: bytes | None, stats: Stats, vocabulary: int, tracing: Tracing | None = None
+) -> FastAPI:
     """The application that answers for a decoder."""
-    api = _Api(title="isobatch", description=f"Early-exit decoding: {front.name}")
-    api.key = key
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        if tracing:
+            await asyncio.to_thread(tracing.close)
+
+    api = _Api(title="isobatch", description=f"Early-exit decoding: {front.name}", lifespan=life)
+    api.key, api.tracing = key, tracing
     writers = _Writers(front, vocabulary)
-    about = _About(front, stats, writers.counted)
+    about = _About(front, stats)
     api.add_exception_handler(RefusedError, writers.refused)
     api.add_exception_handler(HTTPException, _no_such_path)
     api.add_exception_handler(Exception, writers.failed)
@@ -143,11 +167,10 @@ class _Writers:
 
     def __init__(self, front: DecoderFront, vocabulary: int) -> None:
         self._front, self._vocabulary = front, vocabulary
-        self.counted = RequestCounts()
 
     async def completion(self, request: Request) -> Response:
         """Go on with a text, or with several."""
-        front = self._front
+        front, begun_s = self._front, self._front.meter.clock()
         asked = request_of(CompletionRequest, await self._body(request))
         front.check_model(asked.model)
         prompts = asked.prompts
@@ -155,17 +178,17 @@ class _Writers:
             raise RefusedError(400, f"prompt has {len(prompts)} texts: 1 to {front.config.max_prompts} are allowed")
         tokens = [front.texts.prompt(one) if isinstance(one, str) else one for one in prompts]
         wanted = [front.wanted(one, asked.max_tokens, asked.sampling, self._vocabulary) for one in tokens]
-        return await self._answer(request, Reply(_COMPLETION, front.name, wanted, asked.stops), asked)
+        return await self._answer(request, Reply(_COMPLETION, front.name, wanted, asked.stops, begun_s), asked)
 
     async def chat(self, request: Request) -> Response:
         """Answer the last message of a conversation."""
-        front = self._front
+        front, begun_s = self._front, self._front.meter.clock()
         asked = request_of(ChatRequest, await self._body(request))
         front.check_model(asked.model)
         prompt = front.texts.chat([{"role": each.role, "content": each.text} for each in asked.messages])
         most = asked.max_completion_tokens or asked.max_tokens
         wanted = [front.wanted(prompt, most, asked.sampling, self._vocabulary)]
-        return await self._answer(request, Reply(_CHAT, front.name, wanted, asked.stops), asked)
+        return await self._answer(request, Reply(_CHAT, front.name, wanted, asked.stops, begun_s), asked)
 
     async def _body(self, request: Request) -> object:
         headers = dict(request.headers.raw)
@@ -173,15 +196,15 @@ class _Writers:
 
     async def _answer(self, request: Request, reply: Reply, asked: CompletionRequest | ChatRequest) -> Response:
         if asked.stream:
-            pieces = _pieces(self._front, reply, asked.counted, self.counted)
+            pieces = _pieces(self._front, reply, asked.counted)
             first = await anext(pieces)  # a refusal comes before the status is sent
             return StreamingResponse(_after(first, pieces), media_type="text/event-stream")
         every = asyncio.gather(*(_whole(self._front, each, reply.stops) for each in reply.wanted))
         if (whole := await _unless_gone(request, every)) is None:
-            self.counted.cancelled += 1
+            self._front.meter.ended("cancelled")
             return Response(status_code=GONE)
         reply.written = sum(len(depths) for _, depths, _ in whole)
-        self.counted.answered += 1
+        self._front.meter.answered(reply.begun_s)
         choices = [
             _choice(index, reply.shape.text(text), depths, finish) for index, (text, depths, finish) in enumerate(whole)
         ]
@@ -189,19 +212,21 @@ class _Writers:
 
     async def refused(self, _: Request, error: Exception) -> Response:
         assert isinstance(error, RefusedError)
-        self.counted.refused += 1
+        self._front.meter.ended("refused")
+        if span := current():
+            span.failed(error)
         return _error(error)
 
     async def failed(self, _: Request, error: Exception) -> Response:
-        self.counted.failed += 1
+        self._front.meter.ended("failed")
         return _error(RefusedError(500, f"this server failed: {type(error).__name__}; its log says where"))
 
 
 class _About:
     """Says what is served, and how it goes."""
 
-    def __init__(self, front: DecoderFront, stats: Stats, counted: RequestCounts) -> None:
-        self._front, self._stats, self._counted = front, stats, counted
+    def __init__(self, front: DecoderFront, stats: Stats) -> None:
+        self._front, self._stats = front, stats
         self._model = {"id": front.name, "object": "model", "created": int(time.time()), "owned_by": "isobatch"}
 
     async def models(self) -> dict[str, Any]:
@@ -222,10 +247,10 @@ class _About:
         await self._stats()
         return {"status": "ready", "model": self._front.name}
 
-    async def stats(self) -> dict[str, Any]:
+    async def stats(self) -> Response:
         """What was done since the start, and what is going on."""
-        about = {"schema_version": 1, "model": self._front.name, "requests": vars(self._counted)}
-        return {**about, **await self._stats()}
+        about = {"schema_version": 1, "model": self._front.name, "requests": self._front.meter.requests}
+        return in_json({**about, **await self._stats()})
 
 
 def _no_such_path(request: Request, error: Exception) -> Response:
@@ -261,11 +286,9 @@ async def _whole(front: DecoderFront, wanted: Wanted, stops: Sequence[str]) -> t
     return text, depths, finish
 
 
-async def _pieces(
-    front: DecoderFront, reply: Reply, usage: bool, counted: RequestCounts
-) -> AsyncGenerator[bytes, None]:
+async def _pieces(front: DecoderFront, reply: Reply, usage: bool) -> AsyncGenerator[bytes, None]:
     """The events of a stream; those of several prompts come as they are written."""
-    ended = False
+    outcome: Outcome | None = "cancelled"  # None: whoever answers in place of the stream counts it
     opening = reply.shape.opening
     try:
         async with aclosing(_together(front, reply)) as written:
@@ -280,15 +303,20 @@ async def _pieces(
         if usage:
             yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
         yield _DONE
-        ended = True
+        outcome = "answered"
     except RefusedError as refused:
+        outcome = "refused" if reply.written else None
         if not reply.written:
             raise
         yield _event(_told(refused))
-        ended = True
+    except Exception:
+        outcome = "failed" if reply.written else None
+        raise
     finally:
-        counted.answered += ended
-        counted.cancelled += not ended
+        if outcome == "answered":
+            front.meter.answered(reply.begun_s)
+        elif outcome:
+            front.meter.ended(outcome)
 
 
 async def _together(front: DecoderFront, reply: Reply) -> AsyncGenerator[tuple[int, Words], None]:

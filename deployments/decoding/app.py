@@ -5,6 +5,7 @@ DecoderConfig.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from deployments.decoding.api import create_decoder_api
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import DecoderFront, summed
 from deployments.decoding.loading import context_of, decoder_config, load_tokenizer, stop_tokens
+from deployments.decoding.metrics import ClientMeter
 from deployments.decoding.replica import DECODER, DecoderReplica, ReplicaState
 from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Wanted
 from deployments.decoding.texts import TextTokens
 from deployments.front.headers import key_in
 from deployments.logs import join_serves_log, logging_config
+from deployments.metrics import DECODER_FRONT, MetricSeries
+from deployments.tracing import current, tracing_here
 
 
 class DecoderIngress:
@@ -34,18 +38,24 @@ class DecoderIngress:
         self._config, self._network = config, decoder_config(folder)
         self._key = key_in(config.api_key_variable)
         self._replicas = replicas
+        self._tracing = tracing_here(time.perf_counter)
+        meter = ClientMeter(MetricSeries(DECODER_FRONT, serve.metrics), time.perf_counter)
         texts = TextTokens(load_tokenizer(folder), context_of(self._network, config))
-        self._front = DecoderFront(config, config.name or folder.name, texts, stop_tokens(folder), self._ask)
+        name, stop = config.name or folder.name, stop_tokens(folder)
+        self._front = DecoderFront(config, name, texts, stop, self._ask, meter)
 
     def _ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
-        return _until_left(self._replicas.options(stream=True).write.remote(wanted))
+        span = current()
+        trace = span.traceparent if span else ""
+        return _until_left(self._replicas.options(stream=True).write.remote(wanted, trace))
 
     async def _stats(self) -> dict[str, Any]:
         state: ReplicaState = await self._replicas.state.remote()
         return summed([state], self._network.num_hidden_layers, self._config.max_residents)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_decoder_api(self._front, self._key, self._stats, self._network.vocab_size)
+        vocabulary = self._network.vocab_size
+        return create_decoder_api(self._front, self._key, self._stats, vocabulary, self._tracing)
 
 
 async def _until_left(groups: Any) -> AsyncGenerator[Written | Full, None]:

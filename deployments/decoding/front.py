@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.decoding.config import DecoderConfig
+from deployments.decoding.metrics import ClientMeter
 from deployments.decoding.replica import ReplicaState
 from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Finish, Sampling, Wanted
@@ -37,8 +38,16 @@ class Words:
 class DecoderFront:
     """Answers for one decoder, whatever the protocol. `ask` has a sequence written by any replica."""
 
-    def __init__(self, config: DecoderConfig, name: str, texts: TextTokens, stop: frozenset[int], ask: Ask) -> None:
-        self.config, self.name, self.texts = config, name, texts
+    def __init__(
+        self,
+        config: DecoderConfig,
+        name: str,
+        texts: TextTokens,
+        stop: frozenset[int],
+        ask: Ask,
+        meter: ClientMeter,
+    ) -> None:
+        self.config, self.name, self.texts, self.meter = config, name, texts, meter
         self._stop, self._ask = stop, ask
 
     def wanted(self, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling, vocabulary: int) -> Wanted:
@@ -60,16 +69,20 @@ class DecoderFront:
 
     async def write(self, wanted: Wanted, stops: Sequence[str]) -> AsyncGenerator[Words, None]:
         """The text of a sequence, as it is written."""
-        speech = self.texts.speech(stops)
-        async with aclosing(self._written(wanted)) as groups:
-            async for group in groups:
-                ended = group.finish is not None
-                said = [token for token in group.tokens if token not in self._stop]
-                text = speech.hear(said, ended)
-                if speech.stopped:
-                    yield Words(text, group.depths, Finish.STOP)
-                    return
-                yield Words(text, group.depths, group.finish)
+        speech, meter = self.texts.speech(stops), self.meter.sequence(len(wanted.prompt))
+        try:
+            async with aclosing(self._written(wanted)) as groups:
+                async for group in groups:
+                    meter.wrote(len(group.tokens))
+                    ended = group.finish is not None
+                    said = [token for token in group.tokens if token not in self._stop]
+                    text = speech.hear(said, ended)
+                    if speech.stopped:
+                        yield Words(text, group.depths, Finish.STOP)
+                        return
+                    yield Words(text, group.depths, group.finish)
+        finally:
+            meter.ended()
 
     async def _written(self, wanted: Wanted) -> AsyncGenerator[Written, None]:
         """What is written, by one replica after the other if need be."""

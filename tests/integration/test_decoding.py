@@ -7,7 +7,9 @@ import pytest
 
 from deployments.demo import llm_demo_directory
 from deployments.demo.sums import answer_to, prompt_of, sums
+from deployments.metrics import DECODER_FRONT, DECODER_REPLICA
 from tests.helpers.asking import ask, eventually
+from tests.helpers.scraping import check_family, scraped
 
 PAIRS = sums(held_out=True)[:40]
 PROMPTS = [prompt_of(*pair) for pair in PAIRS]
@@ -59,6 +61,14 @@ def test_openais_client_understands_refusals(client: Any) -> None:
         client.completions.create(model="other", prompt="1+1=")
     with pytest.raises(openai.BadRequestError, match="the model reads 64"):
         client.completions.create(model="llm-demo", prompt="1" * 60, max_tokens=24)
+
+
+def test_prometheus_is_told_of_tokens_and_residents(written: list[str]) -> None:
+    told = [family for family in DECODER_FRONT + DECODER_REPLICA if family.name != "isobatch_preempted"]  # nobody was
+    assert eventually(lambda: {family.name for family in told} <= scraped().keys())
+    found = scraped()
+    for family in told:
+        check_family(family, found[family.name])
 
 
 def test_a_client_that_goes_away_frees_its_pages(client: Any, decoder: str) -> None:

@@ -13,12 +13,15 @@ from deployments.decoding.api import create_decoder_api
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import DecoderFront, summed
 from deployments.decoding.loop import EngineLoop, FullError
+from deployments.decoding.metrics import ClientMeter
 from deployments.decoding.replica import ReplicaState
 from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Finish, Wanted
 from deployments.decoding.texts import TextTokens
+from deployments.metrics import DECODER_FRONT, MetricSeries
 from deployments.prepare.llm_demo import tokenizer
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
+from tests.helpers.noted_metrics import NotedMetrics
 from tests.helpers.tiny_decoders import decoder, engine, plainly
 
 CONFIG = DecoderConfig(model="/models/tiny", max_tokens=40, max_prompts=3, max_body_bytes=500)
@@ -33,7 +36,9 @@ class World:
         self.loop = EngineLoop(self.engine)
         self.failing, self.full, self.asked = 0, False, 0
         self.texts = TextTokens(tokenizer(), 64)
-        self.front = DecoderFront(CONFIG, "tiny", self.texts, frozenset([0]), self.ask)
+        self.metrics, self.now_s = NotedMetrics(), 0.0
+        meter = ClientMeter(MetricSeries(DECODER_FRONT, self.metrics), lambda: self.now_s)
+        self.front = DecoderFront(CONFIG, "tiny", self.texts, frozenset([0]), self.ask, meter)
 
     async def ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
         self.asked += 1

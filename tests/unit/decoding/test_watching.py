@@ -1,0 +1,146 @@
+"""What a decoder tells of itself: metrics of its front and its replicas, and spans of requests and sequences."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from deployments.decoding.api import create_decoder_api
+from deployments.decoding.config import DecoderConfig
+from deployments.decoding.front import DecoderFront
+from deployments.decoding.metrics import ClientMeter
+from deployments.decoding.replica import ReplicaState, tell, traced
+from deployments.decoding.scheduler import Full, Written
+from deployments.decoding.sequences import Finish, Splits, Wanted
+from deployments.decoding.texts import TextTokens
+from deployments.metrics import DECODER_FRONT, DECODER_REPLICA, MetricSeries
+from deployments.prepare.llm_demo import tokenizer
+from deployments.tracing import TraceSampling, Tracing, current
+from tests.helpers.noted_metrics import NotedMetrics
+
+TRACE, CALLER = "1" * 32, "2" * 16
+TRACED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
+ASKED = {"prompt": "1+1=", "max_tokens": 4}
+_SCENE = (  # what one sequence writes: seconds until then, tokens
+    (0.25, (5,)),
+    (0.03, (6, 7)),
+    (0.03, (8,)),
+)
+
+
+class Scene:
+    """A front whose replica writes as `_SCENE` says, by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now_s, self.full, self.fails, self.traces = 0.0, False, False, list[str]()
+        self.noted, self.exporter = NotedMetrics(), InMemorySpanExporter()
+        self.tracing = Tracing(self.exporter, TraceSampling(0.0, heeds_parent=True), time.perf_counter, simple=True)
+        meter = ClientMeter(MetricSeries(DECODER_FRONT, self.noted), lambda: self.now_s)
+        config, texts = DecoderConfig(model="/models/tiny"), TextTokens(tokenizer(), 64)
+        front = DecoderFront(config, "tiny", texts, frozenset([0]), self.ask, meter)
+        api = create_decoder_api(front, None, self.stats, 23, self.tracing)
+        self.client = TestClient(api, raise_server_exceptions=False)
+
+    async def ask(self, _: Wanted) -> AsyncGenerator[Written | Full, None]:
+        span = current()
+        self.traces.append(span.traceparent if span else "")
+        if self.full:
+            yield Full(1.0)
+            return
+        for place, (wait_s, tokens) in enumerate(_SCENE):
+            self.now_s += wait_s
+            last = place + 1 == len(_SCENE)
+            yield Written(1, tokens, (3,) * len(tokens), Finish.LENGTH if last else None)
+
+    async def stats(self) -> dict[str, Any]:
+        return {}
+
+    def spans(self) -> list[Any]:
+        return list(self.exporter.get_finished_spans())
+
+    def told(self, name: str) -> dict[tuple[str, ...], float]:
+        return dict(self.noted.told[name])
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_counted_and_its_tokens_are_timed(scene: Scene, stream: bool) -> None:
+    assert scene.client.post("/v1/completions", json=ASKED | {"stream": stream}).status_code == 200
+    assert scene.told("isobatch_requests") == {("answered",): 1}
+    assert scene.told("isobatch_prompt_tokens") == scene.told("isobatch_written_tokens") == {(): 4}
+    assert scene.told("isobatch_ttft_ms") == {("250.0",): 1}
+    ((between_ms,),) = scene.told("isobatch_tpot_ms")
+    assert float(between_ms) == pytest.approx(20), "three tokens in 60 ms after the first"
+    ((took_ms,),) = scene.told("isobatch_latency_ms")
+    assert float(took_ms) == pytest.approx(310)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_is_refused_is_counted_once(scene: Scene, stream: bool) -> None:
+    scene.full = True
+    assert scene.client.post("/v1/completions", json=ASKED | {"stream": stream}).status_code == 429
+    assert scene.told("isobatch_requests") == {("refused",): 1}
+    requests = scene.client.get("/stats").json()["requests"]
+    assert requests == {"answered": 0, "refused": 1, "cancelled": 0, "failed": 0}
+    assert not scene.told("isobatch_ttft_ms")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_its_caller_traces_has_a_span_until_its_last_word(scene: Scene, stream: bool) -> None:
+    reply = scene.client.post("/v1/completions", json=ASKED | {"stream": stream}, headers=TRACED)
+    (span,) = scene.spans()
+    assert (span.name, format(span.context.trace_id, "032x")) == ("request completion", TRACE)
+    assert format(span.parent.span_id, "016x") == CALLER
+    assert reply.headers["traceparent"] == f"00-{TRACE}-{span.context.span_id:016x}-01"
+    assert scene.traces == [reply.headers["traceparent"]], "the replica is told"
+
+
+def test_others_have_none_and_refusals_are_marked(scene: Scene) -> None:
+    assert "traceparent" not in scene.client.post("/v1/completions", json=ASKED).headers
+    assert (scene.spans(), scene.traces) == ([], [""])
+    scene.full = True
+    scene.client.post("/v1/completions", json=ASKED, headers=TRACED)
+    (span,) = scene.spans()
+    assert not span.status.is_ok
+
+
+def test_a_replica_divides_a_sequence_at_its_first_token(scene: Scene) -> None:
+    async def groups(*written: Written) -> AsyncGenerator[Written, None]:
+        for each in written:
+            yield each
+
+    async def all_of(*written: Written) -> list[Written]:
+        trace = TRACED["traceparent"]
+        return [each async for each in traced(groups(*written), Wanted((1, 2), 4), scene.tracing, trace)]
+
+    first, last = Written(1, (5,), (3,)), Written(1, (6,), (3,), Finish.LENGTH)
+    assert asyncio.run(all_of(first, last)) == [first, last]
+    assert [span.name for span in scene.spans()] == ["first token", "further tokens"]
+    assert dict(scene.spans()[0].attributes) == {"isobatch.prompt_tokens": 2}
+    assert asyncio.run(all_of(last)) == [last]
+    assert [span.name for span in scene.spans()[2:]] == ["first token"]
+    assert {format(span.context.trace_id, "032x") for span in scene.spans()} == {TRACE}
+
+
+def test_a_replica_tells_what_it_has_done_and_what_is_on_it() -> None:
+    noted = NotedMetrics()
+    series, splits = MetricSeries(DECODER_REPLICA, noted), Splits((2, 6))
+    before = ReplicaState(3, 1, 10, 40, 0, 0.0, {1: 5}, {0: (4, 12)})
+    tell(series, before, splits, 8)
+    tell(series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16), 1: (1, 2)}), splits, 8)
+    told = {name: dict(found) for name, found in noted.told.items()}
+    assert told["isobatch_exits"] == {("1",): 7, ("5",): 2}
+    assert told["isobatch_launches"] == {("decoder", "0"): 6, ("decoder", "2"): 1}
+    assert told["isobatch_launched_inputs"] == {("decoder", "0"): 16, ("decoder", "2"): 2}
+    assert told["isobatch_launched_room"] == {("decoder", "0"): 48, ("decoder", "2"): 8}
+    assert told["isobatch_pages"] == {("used",): 25, ("free",): 15}
+    assert (told["isobatch_residents"], told["isobatch_preempted"]) == ({(): 2}, {(): 1})
+    assert told["isobatch_waiting_inputs"] == {("decoder", "0"): 0}
