@@ -1,6 +1,7 @@
 """What a user may write under `args:` of the Serve application."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from math import ceil
 from pathlib import Path
 from pkgutil import resolve_name
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deployments.dispatch.messages import EARLY_S, Limits
+from optimizer.plan import read_plan
 from profiles.errors import UserError, first_wrong
 
 # What may compute a network, by short name (docs/backends.md): import paths, since a backend's library is imported only
@@ -161,7 +163,10 @@ class AppConfig(BaseModel):
         1, ge=1, description="Replicas of the front, each with an equal share of every device; one CPU each."
     )
     slo_ms: float = Field(
-        1000.0, gt=0, description="An answer's deadline, unless the request says otherwise (X-Deadline-Ms)."
+        1000.0,
+        gt=0,
+        description="An answer's deadline, unless the request says otherwise (X-Deadline-Ms); not told: what the "
+        "plan of a file was made for.",
     )
     device: Device = Field("cpu", description="Where the network computes: cpu or cuda.")
     dtype: Literal["float32", "float16", "bfloat16", "int8"] = Field(
@@ -233,6 +238,17 @@ class AppConfig(BaseModel):
     )
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for the requests that were admitted.")
     log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_the_slo_of_its_plan(cls, told: Any) -> Any:
+        """A plan's file that cannot be read is refused where it is needed."""
+        if not (isinstance(told, dict) and isinstance(told.get("plan"), str)) or "slo_ms" in told:
+            return told
+        with suppress(UserError):
+            if slo_s := read_plan(Path(told["plan"])).slo_s:
+                return told | {"slo_ms": 1e3 * slo_s}
+        return told
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:

@@ -104,6 +104,7 @@ class Plan:
     backend: str = field(default="", compare=False)
     dtype: str = field(default="", compare=False)
     origin: str = field(default="", compare=False)
+    slo_s: float | None = field(default=None, compare=False)  # that it was made for; None: for none
 
     __pydantic_config__ = STRICT
 

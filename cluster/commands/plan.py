@@ -92,7 +92,7 @@ def plan(
         )
     if out:
         known = load(profile)
-        named = replace(found.plan, model=known.model, weights=known.weights)
+        named = replace(found.plan, model=known.model, weights=known.weights, slo_s=objective.slo_s)
         out.write_text(named.to_json() + "\n")
     if picture.name:
         from cluster.commands.plan_picture import draw

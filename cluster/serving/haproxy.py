@@ -25,16 +25,21 @@ SILENT_S = 60  # how long a client may neither send nor take anything while it s
 _STARTING = "starting"  # this file exists in the folder until the server is ready
 _STOPPING = "stopping"  # and this one once it stops
 _SCRIPT = """#!/bin/sh
+state=empty
+for each in {starting} {stopping}; do
+  if [ -e {folder}/$each ]; then state=$each; fi
+done
 for word in "$@"; do
   if [ "$before" = -f ] && ! grep -q '# isobatch' "$word"; then
     sed -i -E -f {folder}/haproxy.sed "$word"
-    if [ -e {folder}/{stopping} ] || ! grep -q '^ *use_backend' "$word"; then
-      sed -i -E 's#^( *http-request) return status 404 .*#\\1 deny deny_status 503#' "$word"
+    sed -i "s#/empty.json#/$state.json#" "$word"
+    if [ $state = {stopping} ] || ! grep -q '^ *use_backend' "$word"; then
+      sed -i -E "s#^( *http-request return status) 404 (.*)/404.json#\\1 503 \\2/$state.json#" "$word"
     fi
-    if [ -e {folder}/{stopping} ]; then
+    if [ $state = {stopping} ]; then
       sed -i '/^ *server .* backup$/d' "$word"
     fi
-    if [ -e {folder}/{starting} ]; then
+    if [ $state = {starting} ]; then
       sed -i -E 's/^( *server .* backup)$/\\1 disabled/' "$word"
     fi
   fi
@@ -62,7 +67,8 @@ s#(return status 50. content-type) text/plain string "([^"]*)"#\1 application/js
     http-after-response set-header Retry-After %[rand({retry_s}),add(1)] if {{ status 503 }} !says_when
 /^ *http-reuse/a\
     timeout queue {queued_ms}\
-    http-request deny deny_status 503 if {{ avg_queue gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
+    http-request {refuse}/empty.json if {{ nbsrv eq 0 }}\
+    http-request {refuse}/crowded.json if {{ avg_queue gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
 """
 _PAGE = re.compile(rb"HTTP/1\.1 (\d{3}) ([\w -]+)\r\n(?:[\w-]+: [^\r\n]+\r\n)+\r\n<html>[^\0]+</html>\n(?=\0)")
 _ERRORS = {
@@ -74,8 +80,14 @@ _ERRORS = {
     500: ("Internal Server Error", "the proxy before the front failed"),
     501: ("Not Implemented", "the request asks for what is not known here"),
     502: ("Bad Gateway", "the front ended before it had answered"),
-    503: ("Service Unavailable", "no front takes more requests now: there are too many, or it starts, or it stops"),
+    503: ("Service Unavailable", "there are too many requests now, or a front has just ended: try again later"),
     504: ("Gateway Timeout", "the front did not answer"),
+}
+_REFUSALS = {  # with status 503, for a reason that HAProxy knows
+    "crowded": "there are too many requests now: try again later",
+    "empty": "no front is running now: another one starts",
+    _STARTING: "this server starts: try again when it is ready",
+    _STOPPING: "this server stops: it takes no more requests",
 }
 
 
@@ -83,10 +95,13 @@ def guarded(folder: Path, ports: Collection[str]) -> str:
     """Write a script that Ray runs in HAProxy's place, and return its path; it makes these ports local."""
     for status, (reason, sentence) in _ERRORS.items():
         (folder / f"{status}.http").write_bytes(_reply(status, reason, sentence))
+    for reason, sentence in _REFUSALS.items():
+        (folder / f"{reason}.json").write_text(_json(sentence))
     (folder / "404.json").write_text(_json("there is no such path: GET /-/routes lists those that there are"))
     edits = _EDITS.format(
         ports="|".join(ports),
         folder=folder,
+        refuse=f"return status 503 content-type application/json file {folder}",
         errorfiles="\\\n".join(f"    errorfile {status} {folder}/{status}.http" for status in _ERRORS),
         request_s=REQUEST_S,
         silent_s=SILENT_S,

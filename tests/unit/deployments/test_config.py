@@ -1,8 +1,12 @@
 """Every field has a default and a description; what is wrong is named in one line."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from deployments.config import AppConfig, function_at, parse
+from optimizer import Placement, Plan, Split
 from profiles.errors import UserError
 
 
@@ -28,6 +32,18 @@ def test_a_wrong_field_is_named_with_its_value(arguments: dict[str, object], sen
     with pytest.raises(UserError, match=sentence) as error:
         parse(arguments)
     assert "\n" not in str(error.value)
+
+
+def test_a_plan_brings_the_slo_that_it_was_made_for(tmp_path: Path) -> None:
+    plan, file = Plan((Placement("v100", 1, (Split(0, 4, 8),)),), slo_s=0.25), tmp_path / "plan.json"
+    arguments = {"plan": str(file), "profile": "q.json"}
+    usual = AppConfig().slo_ms
+    assert parse(arguments).slo_ms == usual, "what is wrong with the file is said where it is needed"
+    file.write_text(plan.to_json())
+    assert parse(arguments).slo_ms == 250
+    assert parse(arguments | {"slo_ms": 100}).slo_ms == 100
+    file.write_text(replace(plan, slo_s=None).to_json())
+    assert parse(arguments).slo_ms == usual
 
 
 @pytest.mark.parametrize("path", ["nowhere:load", "math:cubic_root", "math:pi", "math"])

@@ -36,7 +36,7 @@ def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
     for word in ("splits", "goodput", "travelling", "no exits", "proved", "if the forecast is wrong", "estimated"):
         assert word in said
     plan = read_plan(tmp_path / "plan.json")
-    assert (plan.num_blocks, plan.model, plan.weights) == (6, "distilbert", "a1b2")
+    assert (plan.num_blocks, plan.model, plan.weights, plan.slo_s) == (6, "distilbert", "a1b2", 0.1)
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
 
 
