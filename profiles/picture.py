@@ -1,4 +1,7 @@
-"""A profile as a picture: milliseconds per batch and per input, and where a larger batch stops paying."""
+"""A profile as a picture: milliseconds per batch and per input, and where a larger batch stops paying.
+
+And what all pictures share: colours that are told apart by lightness too, frames without top and right, plain figures.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +13,11 @@ from profiles.latency import LatencyTable
 from profiles.sweep import knee, whole_s
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+
+BLUE, ORANGE, RED, DARK = "#1b6ca8", "#d98c3f", "#bb3333", "#333333"
+PALETTE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222255")  # of many things
 
 
 def draw(profile: Profile, path: Path) -> None:
@@ -20,17 +27,19 @@ def draw(profile: Profile, path: Path) -> None:
     panels = 3 if profile.exits else 2
     figure = Figure(figsize=(5 * panels, 4.5), layout="constrained")
     batch_axes, input_axes, *exit_axes = figure.subplots(1, panels)
+    for axes in (batch_axes, input_axes, *exit_axes):
+        plain(axes)
     for table in profile.usual:
         sizes, seconds = np.asarray(table.batch_sizes), whole_s(table)
         (line,) = batch_axes.plot(
             sizes, 1000 * seconds, "o-", label=name(table) + (f" ({table.origin})" if table.derived else "")
         )
-        input_axes.plot(sizes, 1000 * seconds / sizes, "o-", color=line.get_color(), label=f"knee at {knee(table)}")
-        input_axes.axvline(knee(table), color=line.get_color(), linestyle=":")
+        input_axes.plot(sizes, 1000 * seconds / sizes, "o-", color=line.get_color())
+        input_axes.axvline(knee(table), color=line.get_color(), linestyle=":", label=f"knee at {knee(table)}")
     in_tokens = any(size % 1 for table in profile.usual for size in table.batch_sizes)
     for axes, what in ((batch_axes, "ms per batch"), (input_axes, "ms per input")):
         axes.set(xlabel="batch size" + (", in texts of that length" * in_tokens), ylabel=what, ylim=(0, None))
-        axes.legend()
+        axes.legend(frameon=False)
         axes.grid(alpha=0.3)
     input_axes.set_xscale("log", base=2)
     input_axes.xaxis.set_major_formatter("{x:g}")
@@ -41,6 +50,12 @@ def draw(profile: Profile, path: Path) -> None:
         exit_axes[0].yaxis.set_major_formatter("{x:.0%}")
     figure.suptitle(f"{profile.model}: all blocks, ramps off")
     figure.savefig(path, dpi=110)
+
+
+def plain(axes: "Axes") -> None:
+    """A frame of two sides; lines that are drawn from now on have the colours of the palette in turn."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_prop_cycle(color=PALETTE)
 
 
 def whole_numbers(axis: "Axis") -> None:

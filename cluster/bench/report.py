@@ -11,6 +11,7 @@ from rich.table import Table
 from cluster.bench.compare import NAIVE, STOCK, SYSTEMS, ComparedSystem
 from cluster.bench.saturated import StreamGain
 from profiles.latency import LatencyTable
+from profiles.picture import plain
 from profiles.sweep import whole_s
 
 SPAN = 4  # a trial should last at least this many times the SLO
@@ -132,8 +133,9 @@ def draw(rows: Sequence[ComparedSystem], title: str, path: Path) -> None:
         axes.plot([at - 0.42, at + 0.42], [bound, bound], color="#333333", lw=1, label="" if at else "bound")
     axes.set_xticks(range(len(slos)), [f"{slo:g} ms" for slo in slos])
     axes.set(ylabel="inputs per second that are sustained", xlabel="SLO", ylim=(0, None))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_title(title, loc="left", fontsize=10, pad=22)
     axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     figure.savefig(path, dpi=120, bbox_inches="tight")
     plt.close(figure)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cluster.load.prompts import PromptLoad
     from deployments.prepare.data import Columns
 
+SLO_MS = 1000.0  # where neither the user nor the server says one
 MOST_TEXTS = 20_000
 MOST_SAID = 300  # bytes that are shown of a reply other than 200
 RATE_OR_CLIENTS = "give either --clients (closed loop), or --rate or --trace or both (open loop)"
@@ -78,7 +79,13 @@ def load(
         float | None, typer.Option(help="The seconds that each count of the trace is for, if the file does not say.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0,
-    slo_ms: Annotated[float, typer.Option(help="An answer, or a text's first token, within this is good.")] = 1000.0,
+    slo_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="An answer, or a text's first token, within this is good. None: the server's own, or 1000.",
+            show_default=False,
+        ),
+    ] = None,
     deadline: Annotated[bool, typer.Option(help="Send the SLO as X-Deadline-Ms; not with --prompts.")] = True,
     data: Annotated[
         Path | None, typer.Option(help=f"Inputs, one a request, sent in turn: {READS}. None: made-up ones.")
@@ -117,7 +124,7 @@ def load(
 
     from cluster.commands import above_0, check_writable, server_at
     from cluster.load import generator, report
-    from cluster.load.bodies import bodies_of, predicts_at
+    from cluster.load.bodies import bodies_of, predicts_at, promised_ms
     from cluster.load.prompts import PromptLoad, prompts_in
 
     if clients is not None and (rate is not None or trace is not None):
@@ -133,8 +140,9 @@ def load(
     asking = _Asking(rate, clients, arrivals, cv, trace, trace_each_s, seconds, seed, console)
     if prompts:
         texts = PromptLoad(url, prompts_in(prompts), max_tokens, key)
-        return _decode(texts, asking, slo_ms, out, console)
+        return _decode(texts, asking, slo_ms or SLO_MS, out, console)
     url = predicts_at(url)
+    slo_ms = slo_ms or promised_ms(url, key) or SLO_MS
     told = key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {})
     headers = "".join(f"{name}: {value}\r\n" for name, value in told.items())
     tokens = _tokens(lengths) if lengths else None

@@ -7,9 +7,8 @@ from typing import Any
 from cluster.commands.plan_result import PlanResult
 from optimizer import Plan, Score
 from optimizer.model.evaluate import SplitScore
-from profiles.picture import whole_numbers
+from profiles.picture import PALETTE, plain, whole_numbers
 
-PALETTE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222255")
 NARROW = 0.09  # a share of the picture's width: the labels of narrower boxes are turned
 INK = "#333333"
 
@@ -76,7 +75,7 @@ def _survivors(axes: Any, survival: tuple[float, ...], score: Score, edges: list
         axes.axvline(edge, color="#999999", linewidth=0.8, linestyle=":")
     axes.set(ylim=(0, 1.05), xlim=(0, edges[-1]), ylabel="inputs still inside\n(dots: active ramps)", xticks=[])
     axes.yaxis.set_major_formatter("{x:.0%}")
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
 
 
 def _boxes(axes: Any, kinds: list[str], plan: Plan, score: Score, edges: list[float]) -> None:
@@ -93,7 +92,7 @@ def _boxes(axes: Any, kinds: list[str], plan: Plan, score: Score, edges: list[fl
     axes.set_xlabel("devices, in the order in which an input meets them")
     whole_numbers(axes.xaxis)
     whole_numbers(axes.yaxis)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     axes.legend(frameon=False, ncols=4, loc="upper left")
 
 

@@ -171,10 +171,12 @@ def _draw(tables: "list[LatencyTable]", facts: "list[Published]", title: str, pa
     """Curves as lines, what was published as points of the same colour."""
     from matplotlib.figure import Figure
 
+    from profiles.picture import plain
     from profiles.sweep import whole_s
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
+    plain(axes)
     for table in tables:
         label = f"{table.kind} {table.backend} ({table.origin})"
         (line,) = axes.plot(table.batch_sizes, whole_s(table) * 1e3, label=label)

@@ -159,6 +159,8 @@ def _events(events: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
     table = Table("", "", "why", "promised", "seen", title="last decisions", title_justify="left")
+    if not events:
+        table.add_row("", "none yet", "the first comes after a whole window")
     for event in events[::-1]:
         at = datetime.fromtimestamp(event["at_s"]).strftime("%H:%M:%S")
         gains = (event["gain_promised"], event["gain_seen"])

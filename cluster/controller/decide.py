@@ -211,10 +211,9 @@ def weigh_latency(running: Expectation, better: Expectation, asked: Demand, leas
     saved = 1 - better.score.latency_s / running.score.latency_s
     needed = asked_of(HEADROOM * least_gain, changes)
     moves = saved >= needed
-    promised = (
-        f"{running.score.latency_s * 1e3:.4g} ms, {better.score.latency_s * 1e3:.4g} by the quickest plan {carried}"
-    )
-    return Verdict(moves, f"more goodput is not needed: {promised}; {needed:.1%} less time is asked", saved)
+    times_ms = [1e3 * each.score.latency_s for each in (running, better)]
+    promised = f"the running plan takes {times_ms[0]:,.4g} ms, the quickest {carried} {times_ms[1]:,.4g} ms"
+    return Verdict(moves, f"more goodput is not needed: {promised}; {needed:.1%} less is asked", saved)
 
 
 def weigh_answers(running: Plan, better: Plan, facts: Problem, least_gain: float, changes: int) -> Verdict:

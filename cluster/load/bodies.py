@@ -73,6 +73,14 @@ def reads_texts(url: str, headers: Mapping[str, str]) -> bool:
         ) from error
 
 
+def promised_ms(url: str, headers: Mapping[str, str]) -> float | None:
+    """The deadline that the server behind this URL gives its answers; None: it does not say."""
+    try:
+        return float(_asked(f"{url.rpartition('/')[0]}/stats", headers)["slo_ms"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 def made_up(texts: bool) -> list[bytes]:
     """Sentences, or the demo's digits."""
     if texts:

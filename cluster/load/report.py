@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ from rich.table import Table
 
 from cluster.load.connection import BROKEN
 from cluster.load.generator import Floats, LoadRecord
-from profiles.picture import plain_logarithmic
+from profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
 
-BINS, SHORTEST_S = 60, 0.2  # how many bins the picture has at most, and the shortest one
+BINS, SHORTEST_S, ENOUGH = 60, 0.2, 20  # bins that the picture has at most, the shortest, and requests in each
+MANY = 2000  # requests of which each is drawn as a smaller point
+COLOURS = (BLUE, ORANGE, RED, DARK)  # of what became of requests, in that order
 TIMERS_MS = 5.0  # a delay that every generator has now and then
 MUCH = 0.1  # the generator's share of the latency from which on it warns
 QUANTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
@@ -176,22 +179,40 @@ def draw(record: LoadRecord, slo_ms: float, path: Path) -> None:
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(9, 6), layout="constrained")
     answered = record.status == 200
     latency_ms = 1e3 * (record.ended_s - record.due_s)
-    above.plot(record.due_s[answered], latency_ms[answered], ".", markersize=2, alpha=0.4)
-    above.axhline(slo_ms, color="tab:red", linewidth=1, label=f"SLO {slo_ms:g} ms")
+    size, strength = (2, 0.4) if len(record.due_s) > MANY else (4, 0.7)
+    above.plot(
+        record.due_s[answered],
+        latency_ms[answered],
+        ".",
+        color=BLUE,
+        markersize=size,
+        alpha=strength,
+        label="a request",
+    )
+    above.axhline(slo_ms, color=RED, linewidth=1, label=f"SLO {slo_ms:g} ms")
     above.set(ylabel="latency (ms), from when it was due", yscale="log")
     plain_logarithmic(above.yaxis)
-    last_s = record.due_s.max(initial=1.0)
-    edges = np.linspace(0, last_s, int(np.clip(last_s / SHORTEST_S, 1, BINS)) + 1)
-    for name, chosen in _kinds(record, latency_ms, slo_ms).items():
+    edges = bins(record.due_s)
+    for (name, chosen), colour in zip(_kinds(record, latency_ms, slo_ms).items(), cycle(COLOURS), strict=False):
         counts, _ = np.histogram(record.due_s[chosen], edges)
         if chosen.any():
-            below.stairs(counts / edges[1], edges, label=name)
+            below.stairs(counts / edges[1], edges, color=colour, label=name)
     below.set(xlabel="seconds", ylabel="requests per second", ylim=(0, None))
     for axes in (above, below):
-        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=6)
+        plain(axes)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def bins(due_s: Floats) -> Floats:
+    """The edges of spans of time that have some requests each on average: fewer would jump up and down.
+
+    >>> bins(np.linspace(0, 10, 40)).tolist(), len(bins(np.linspace(0, 10, 100_000)))
+    ([0.0, 5.0, 10.0], 51)
+    """
+    last_s = due_s.max(initial=1.0)
+    return np.linspace(0, last_s, int(np.clip(min(last_s / SHORTEST_S, len(due_s) / ENOUGH), 1, BINS)) + 1)
 
 
 def _kinds(record: LoadRecord, latency_ms: Floats, slo_ms: float) -> dict[str, NDArray[np.bool_]]:

@@ -10,12 +10,11 @@ from cluster.controller.record import Event
 from cluster.load.workloads import Floats
 from cluster.simulator.report import Report
 from cluster.simulator.tally import Tally
-from profiles.picture import plain_logarithmic
+from profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BLUE, ORANGE, RED, DARK = "#1b6ca8", "#d98c3f", "#bb3333", "#333333"
 UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 MANY = 3  # a run of fewer than this many of a unit is shown in the next smaller one
 
@@ -36,7 +35,7 @@ def draw(report: Report, slo_s: float, path: Path, changes: Sequence[Event] = ()
         for number, event in enumerate(changes):
             each.axvline(event.at_s / unit_s, color=RED, linewidth=0.7, alpha=0.5, label="" if number else "new plan")
         each.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
-        each.spines[["top", "right"]].set_visible(False)
+        plain(each)
     axes[-1].set_xlabel(f"simulated {unit}")
     figure.suptitle(f"{report.goodput_per_s:,.0f} inputs per second within {slo_s * 1e3:g} ms, simulated", fontsize=10)
     figure.savefig(path, dpi=120)

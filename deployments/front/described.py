@@ -131,6 +131,7 @@ class StatsBody(Described):
     schema_version: Literal[1]
     model: str
     plan: str | None = Field(description="In words; none: all runs in one process.")
+    slo_ms: float = Field(description="An answer's deadline, unless its request says otherwise.")
     promise: str = Field(description="What exits lose at most, in words.")
     agreement: str = Field(description="How often answers are the full network's, in words.")
     requests: RequestOutcomes

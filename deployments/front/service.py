@@ -279,6 +279,7 @@ class Service:
         agreement = together([each.counts for each in fronts]).agreement(self.num_blocks)
         told = {"promise": self.promised, "agreement": said(agreement, self._agreement)}
         about = {"schema_version": STATS_VERSION, "model": self.name, "plan": self._plan()}
+        about["slo_ms"] = self.config.slo_ms
         return about | told | stats_of(fronts, self._agreement)
 
     def encoded(self, inputs: object) -> Packed:

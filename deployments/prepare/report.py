@@ -13,6 +13,7 @@ from deployments.models.ramps import ExitRules, RampRule, policy_at
 from deployments.prepare.classes import SURE
 from deployments.prepare.sample import TEST_SHARE
 from profiles.confidence import least_promise, rows_needed
+from profiles.picture import plain
 from profiles.promise import ExitPromise
 
 INK, EARLY, FULL = "#1f2933", "#2a6fbb", "#d1495b"
@@ -156,7 +157,7 @@ def draw_exits(rules: ExitRules, path: Path) -> None:
     below.set_xlabel("block, counted from 0 as in the table")
     below.set_xticks(range(0, depth, max(1, depth // 12)))
     for axes in (above, below):
-        axes.spines[["top", "right"]].set_visible(False)
+        plain(axes)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))  # with as many digits as tell ticks apart
         axes.grid(axis="y", color="#e4e7eb")
         axes.set_axisbelow(True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.commands.status import tables
+from cluster.commands.status import _events, tables
 from cluster.commands.status_picture import sparkline
 from cluster.controller.service import create_api
 from profiles.errors import UserError
@@ -222,3 +222,9 @@ def test_the_picture_is_of_what_happened_since_the_last_look(toy: Toy, url: str)
     assert "100%" in shown
     assert "█▅" in shown, "half of the new ones reached block 1"
     assert sparkline(answer["survival"]) in shown
+
+
+def test_a_controller_that_has_not_decided_yet_says_so() -> None:
+    console = Console(file=(said := io.StringIO()), width=100)
+    console.print(_events([]))
+    assert "none yet" in said.getvalue()

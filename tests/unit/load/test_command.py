@@ -23,6 +23,8 @@ class Served:
     def __init__(self, datatype: str, key: str | None = None) -> None:
         self.seen: list[Any] = []
         self.ready = True
+        self.slo_ms: float | None = None
+        self.deadlines: set[str] = set()
         served = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -30,13 +32,15 @@ class Served:
 
             def do_GET(self) -> None:
                 metadata = {"inputs": [{"name": "inputs", "datatype": datatype}]}
-                known = {"/readyz": {"status": "ready", "model": "m"}, "/v2/models/m": metadata}
+                known: dict[str, Any] = {"/stats": {"slo_ms": served.slo_ms}} if served.slo_ms else {}
+                known |= {"/readyz": {"status": "ready", "model": "m"}, "/v2/models/m": metadata}
                 self._reply((200 if served.ready else 503) if self.path in known else 404, known.get(self.path, {}))
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 (one,) = body["inputs"]
                 served.seen.append(one)
+                served.deadlines.add(self.headers["X-Deadline-Ms"])
                 right = self.path == "/predict" and isinstance(one, str) == (datatype == "BYTES")
                 self._reply(200 if right else 422, {"outputs": []})
 
@@ -105,6 +109,16 @@ def test_inputs_of_ones_own_are_sent(
     assert load(f"{served.url}/predict", "--data", tmp_path / "reviews.csv") == 0
     assert set(served.seen) == {"good", "bad"}
     assert "reviews.csv: text from 'text', label from 'label'" in capsys.readouterr().out
+
+
+def test_what_is_good_is_what_the_server_promises_unless_the_user_says(
+    serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve("BYTES")
+    for slo_ms, options, within in ((None, (), "1000"), (250.0, (), "250"), (250.0, ("--slo-ms", 70), "70")):
+        served.slo_ms, served.deadlines = slo_ms, set()
+        assert load(served.url, *options) == 0
+        assert (f"within {within} ms" in capsys.readouterr().out, served.deadlines) == (True, {within})
 
 
 def test_a_server_that_asks_for_a_key_is_shown_it(
