@@ -5,24 +5,29 @@ An extension says after which block each token was known: `exit_blocks`, in ever
 
 import asyncio
 import time
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from math import ceil
 from typing import Any, TypeVar
 
-import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.decoding.described import CHAT, COMPLETION, DecoderStats, ModelAbout, ModelList, told
-from deployments.decoding.front import DecoderFront, Words
-from deployments.decoding.metrics import Outcome
+from deployments.decoding.front import DecoderFront
+from deployments.decoding.replies import (
+    CHAT_SHAPE,
+    COMPLETION_SHAPE,
+    Reply,
+    after,
+    choice_of,
+    pieces_of,
+    problem,
+    whole_of,
+)
 from deployments.decoding.requests import ChatRequest, CompletionRequest, request_of
-from deployments.decoding.sequences import Finish, Wanted
 from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import body_of, json_in
 from deployments.front.described import Alive, DescribedApi, Ready, in_json
@@ -34,66 +39,6 @@ Stats = Callable[[], Awaitable[dict[str, Any]]]
 Result = TypeVar("Result")
 GONE = 499  # nobody reads it
 _KINDS = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
-_DONE = b"data: [DONE]\n\n"
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
-
-
-@dataclass(frozen=True)
-class ReplyShape:
-    """What distinguishes an answer to a completion from one to a chat."""
-
-    kind: str
-    id: str
-    whole: str
-    piece: str
-    text: Callable[[str], dict[str, Any]]  # of a whole answer
-    delta: Callable[[str], dict[str, Any]]  # of a piece
-    opening: dict[str, Any] | None = None  # what the first piece of each choice says before any text
-
-
-_COMPLETION = ReplyShape(
-    "completion",
-    "cmpl-",
-    "text_completion",
-    "text_completion",
-    lambda text: {"text": text},
-    lambda text: {"text": text},
-)
-_CHAT = ReplyShape(
-    "chat",
-    "chatcmpl-",
-    "chat.completion",
-    "chat.completion.chunk",
-    lambda text: {"message": {"role": "assistant", "content": text}},
-    lambda text: {"delta": {"content": text} if text else {}},
-    {"delta": {"role": "assistant", "content": ""}},
-)
-
-
-@dataclass
-class Reply:
-    """An answer to one request, which may have several choices."""
-
-    shape: ReplyShape
-    model: str
-    wanted: list[Wanted]
-    stops: Sequence[str]
-    begun_s: float
-    id: str = field(init=False)
-    created: int = field(default_factory=lambda: int(time.time()))
-    written: int = 0  # tokens
-
-    def __post_init__(self) -> None:
-        self.id = self.shape.id + uuid.uuid4().hex[:24]
-
-    def body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        return {
-            "id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices, **more,
-        }  # fmt: skip
-
-    def usage(self) -> dict[str, int]:
-        read = sum(len(each.prompt) for each in self.wanted)
-        return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
 
 
 class _Api(DescribedApi):
@@ -105,13 +50,15 @@ class _Api(DescribedApi):
     tracing: Tracing | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.key:
-            path = path_below(scope)
+        if scope["type"] != "http":
+            return await super().__call__(scope, receive, send)
+        path = path_below(scope)
+        if self.key:
             if path not in OPEN_PATHS and path not in EXPLAINING and not is_shown(self.key, scope["headers"]):
                 return await _error(RefusedError(401, NO_KEY))(scope, receive, send)
-        elif scope["type"] == "http" and scope["method"] == "POST" and (reason := page_refusal(scope["headers"])):
+        elif scope["method"] == "POST" and (reason := page_refusal(scope["headers"])):
             return await _error(RefusedError(403, reason))(scope, receive, send)
-        if self.tracing and (kind := _KINDS.get(path_below(scope))) and scope["method"] == "POST":
+        if self.tracing and (kind := _KINDS.get(path)) and scope["method"] == "POST":
             headers = dict(scope["headers"])
             if self.tracing.takes(headers):
                 with self.tracing.request(kind, headers) as span:
@@ -178,7 +125,7 @@ class _Writers:
             raise RefusedError(400, f"prompt has {len(prompts)} texts: 1 to {front.config.max_prompts} are allowed")
         tokens = [front.texts.prompt(one) if isinstance(one, str) else one for one in prompts]
         wanted = [front.wanted(one, asked.max_tokens, asked.sampling, self._vocabulary) for one in tokens]
-        return await self._answer(request, Reply(_COMPLETION, front.name, wanted, asked.stops, begun_s), asked)
+        return await self._answer(request, Reply(COMPLETION_SHAPE, front.name, wanted, asked.stops, begun_s), asked)
 
     async def chat(self, request: Request) -> Response:
         """Answer the last message of a conversation."""
@@ -188,7 +135,7 @@ class _Writers:
         prompt = front.texts.chat([{"role": each.role, "content": each.text} for each in asked.messages])
         most = asked.max_completion_tokens or asked.max_tokens
         wanted = [front.wanted(prompt, most, asked.sampling, self._vocabulary)]
-        return await self._answer(request, Reply(_CHAT, front.name, wanted, asked.stops, begun_s), asked)
+        return await self._answer(request, Reply(CHAT_SHAPE, front.name, wanted, asked.stops, begun_s), asked)
 
     async def _body(self, request: Request) -> object:
         headers = dict(request.headers.raw)
@@ -196,17 +143,18 @@ class _Writers:
 
     async def _answer(self, request: Request, reply: Reply, asked: CompletionRequest | ChatRequest) -> Response:
         if asked.stream:
-            pieces = _pieces(self._front, reply, asked.counted)
+            pieces = pieces_of(self._front, reply, asked.counted)
             first = await anext(pieces)  # a refusal comes before the status is sent
-            return StreamingResponse(_after(first, pieces), media_type="text/event-stream")
-        every = asyncio.gather(*(_whole(self._front, each, reply.stops) for each in reply.wanted))
+            return StreamingResponse(after(first, pieces), media_type="text/event-stream")
+        every = asyncio.gather(*(whole_of(self._front, each, reply.stops) for each in reply.wanted))
         if (whole := await _unless_gone(request, every)) is None:
             self._front.meter.ended("cancelled")
             return Response(status_code=GONE)
         reply.written = sum(len(depths) for _, depths, _ in whole)
         self._front.meter.answered(reply.begun_s)
         choices = [
-            _choice(index, reply.shape.text(text), depths, finish) for index, (text, depths, finish) in enumerate(whole)
+            choice_of(index, reply.shape.text(text), depths, finish)
+            for index, (text, depths, finish) in enumerate(whole)
         ]
         return JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
 
@@ -276,101 +224,8 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def _whole(front: DecoderFront, wanted: Wanted, stops: Sequence[str]) -> tuple[str, list[int], Finish | None]:
-    text, finish = "", None
-    depths: list[int] = []
-    async with aclosing(front.write(wanted, stops)) as written:
-        async for words in written:
-            text, finish = text + words.text, words.finish
-            depths += words.depths
-    return text, depths, finish
-
-
-async def _pieces(front: DecoderFront, reply: Reply, usage: bool) -> AsyncGenerator[bytes, None]:
-    """The events of a stream; those of several prompts come as they are written."""
-    outcome: Outcome | None = "cancelled"  # None: whoever answers in place of the stream counts it
-    opening = reply.shape.opening
-    try:
-        async with aclosing(_together(front, reply)) as written:
-            opened: set[int] = set()
-            async for index, words in written:
-                if opening and index not in opened:
-                    opened.add(index)
-                    yield _event(reply.body(reply.shape.piece, [_choice(index, opening, (), None)]))
-                reply.written += len(words.depths)
-                choice = _choice(index, reply.shape.delta(words.text), words.depths, words.finish)
-                yield _event(reply.body(reply.shape.piece, [choice]))
-        if usage:
-            yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
-        yield _DONE
-        outcome = "answered"
-    except RefusedError as refused:
-        outcome = "refused" if reply.written else None
-        if not reply.written:
-            raise
-        yield _event(_told(refused))
-    except Exception:
-        outcome = "failed" if reply.written else None
-        raise
-    finally:
-        if outcome == "answered":
-            front.meter.answered(reply.begun_s)
-        elif outcome:
-            front.meter.ended(outcome)
-
-
-async def _together(front: DecoderFront, reply: Reply) -> AsyncGenerator[tuple[int, Words], None]:
-    """What all choices write, with the number of the choice."""
-    news: asyncio.Queue[tuple[int, Words | BaseException | None]] = asyncio.Queue()
-
-    async def write(index: int, wanted: Wanted) -> None:
-        try:
-            async with aclosing(front.write(wanted, reply.stops)) as written:
-                async for words in written:
-                    news.put_nowait((index, words))
-        except Exception as error:
-            news.put_nowait((index, error))
-        news.put_nowait((index, None))
-
-    tasks = [asyncio.create_task(write(index, wanted)) for index, wanted in enumerate(reply.wanted)]
-    try:
-        left = len(tasks)
-        while left:
-            index, words = await news.get()
-            if isinstance(words, BaseException):
-                raise words
-            if words is None:
-                left -= 1
-            else:
-                yield index, words
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _after(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(pieces):
-        yield first
-        async for piece in pieces:
-            yield piece
-
-
-def _choice(index: int, said: Mapping[str, Any], depths: Sequence[int], finish: Finish | None) -> dict[str, Any]:
-    reason = finish.value if finish else None
-    return {"index": index, **said, "logprobs": None, "finish_reason": reason, "exit_blocks": list(depths)}
-
-
-def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
-
-
-def _told(refused: RefusedError) -> dict[str, Any]:
-    kind = _TYPES.get(refused.status, "invalid_request_error")
-    return {"error": {"message": refused.sentence, "type": kind, "param": None, "code": None}}
-
-
 def _error(refused: RefusedError) -> Response:
     headers = {"Retry-After": str(ceil(refused.retry_after_s))} if refused.retry_after_s else {}
     if refused.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(_told(refused), refused.status, headers)
+    return JSONResponse(problem(refused), refused.status, headers)

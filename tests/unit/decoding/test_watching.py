@@ -95,7 +95,8 @@ def test_who_is_refused_is_counted_once(scene: Scene, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_its_caller_traces_has_a_span_until_its_last_word(scene: Scene, stream: bool) -> None:
-    reply = scene.client.post("/v1/completions", json=ASKED | {"stream": stream}, headers=TRACED)
+    with scene.client as client:  # it starts, and sends what is left when it ends
+        reply = client.post("/v1/completions", json=ASKED | {"stream": stream}, headers=TRACED)
     (span,) = scene.spans()
     assert (span.name, format(span.context.trace_id, "032x")) == ("request completion", TRACE)
     assert format(span.parent.span_id, "016x") == CALLER

@@ -1,0 +1,170 @@
+"""The shape of answers in OpenAI's interface: whole, or as the events of a stream."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from deployments.decoding.front import DecoderFront, Words
+from deployments.decoding.metrics import Outcome
+from deployments.decoding.sequences import Finish, Wanted
+from deployments.front.answers import RefusedError
+
+_DONE = b"data: [DONE]\n\n"
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
+
+
+@dataclass(frozen=True)
+class ReplyShape:
+    """What distinguishes an answer to a completion from one to a chat."""
+
+    kind: str
+    id: str
+    whole: str
+    piece: str
+    text: Callable[[str], dict[str, Any]]  # of a whole answer
+    delta: Callable[[str], dict[str, Any]]  # of a piece
+    opening: dict[str, Any] | None = None  # what the first piece of each choice says before any text
+
+
+COMPLETION_SHAPE = ReplyShape(
+    "completion",
+    "cmpl-",
+    "text_completion",
+    "text_completion",
+    lambda text: {"text": text},
+    lambda text: {"text": text},
+)
+CHAT_SHAPE = ReplyShape(
+    "chat",
+    "chatcmpl-",
+    "chat.completion",
+    "chat.completion.chunk",
+    lambda text: {"message": {"role": "assistant", "content": text}},
+    lambda text: {"delta": {"content": text} if text else {}},
+    {"delta": {"role": "assistant", "content": ""}},
+)
+
+
+@dataclass
+class Reply:
+    """An answer to one request, which may have several choices."""
+
+    shape: ReplyShape
+    model: str
+    wanted: list[Wanted]
+    stops: Sequence[str]
+    begun_s: float
+    id: str = field(init=False)
+    created: int = field(default_factory=lambda: int(time.time()))
+    written: int = 0  # tokens
+
+    def __post_init__(self) -> None:
+        self.id = self.shape.id + uuid.uuid4().hex[:24]
+
+    def body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices, **more,
+        }  # fmt: skip
+
+    def usage(self) -> dict[str, int]:
+        read = sum(len(each.prompt) for each in self.wanted)
+        return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
+
+
+async def whole_of(front: DecoderFront, wanted: Wanted, stops: Sequence[str]) -> tuple[str, list[int], Finish | None]:
+    text, finish = "", None
+    depths: list[int] = []
+    async with aclosing(front.write(wanted, stops)) as written:
+        async for words in written:
+            text, finish = text + words.text, words.finish
+            depths += words.depths
+    return text, depths, finish
+
+
+async def pieces_of(front: DecoderFront, reply: Reply, usage: bool) -> AsyncGenerator[bytes, None]:
+    """The events of a stream; those of several prompts come as they are written."""
+    outcome: Outcome | None = "cancelled"  # None: whoever answers in place of the stream counts it
+    opening = reply.shape.opening
+    try:
+        async with aclosing(_together(front, reply)) as written:
+            opened: set[int] = set()
+            async for index, words in written:
+                if opening and index not in opened:
+                    opened.add(index)
+                    yield _event(reply.body(reply.shape.piece, [choice_of(index, opening, (), None)]))
+                reply.written += len(words.depths)
+                choice = choice_of(index, reply.shape.delta(words.text), words.depths, words.finish)
+                yield _event(reply.body(reply.shape.piece, [choice]))
+        if usage:
+            yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
+        yield _DONE
+        outcome = "answered"
+    except RefusedError as refused:
+        outcome = "refused" if reply.written else None
+        if not reply.written:
+            raise
+        yield _event(problem(refused))
+    except Exception:
+        outcome = "failed" if reply.written else None
+        raise
+    finally:
+        if outcome == "answered":
+            front.meter.answered(reply.begun_s)
+        elif outcome:
+            front.meter.ended(outcome)
+
+
+async def _together(front: DecoderFront, reply: Reply) -> AsyncGenerator[tuple[int, Words], None]:
+    """What all choices write, with the number of the choice."""
+    news: asyncio.Queue[tuple[int, Words | BaseException | None]] = asyncio.Queue()
+
+    async def write(index: int, wanted: Wanted) -> None:
+        try:
+            async with aclosing(front.write(wanted, reply.stops)) as written:
+                async for words in written:
+                    news.put_nowait((index, words))
+        except Exception as error:
+            news.put_nowait((index, error))
+        news.put_nowait((index, None))
+
+    tasks = [asyncio.create_task(write(index, wanted)) for index, wanted in enumerate(reply.wanted)]
+    try:
+        left = len(tasks)
+        while left:
+            index, words = await news.get()
+            if isinstance(words, BaseException):
+                raise words
+            if words is None:
+                left -= 1
+            else:
+                yield index, words
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def after(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(pieces):
+        yield first
+        async for piece in pieces:
+            yield piece
+
+
+def choice_of(index: int, said: Mapping[str, Any], depths: Sequence[int], finish: Finish | None) -> dict[str, Any]:
+    reason = finish.value if finish else None
+    return {"index": index, **said, "logprobs": None, "finish_reason": reason, "exit_blocks": list(depths)}
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def problem(refused: RefusedError) -> dict[str, Any]:
+    kind = _TYPES.get(refused.status, "invalid_request_error")
+    return {"error": {"message": refused.sentence, "type": kind, "param": None, "code": None}}
