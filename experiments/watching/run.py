@@ -86,10 +86,7 @@ WAYS = {
 
 def measure(seconds: int = 330) -> dict[str, float]:
     """It takes so long with the server's start: as many rounds as there is time for."""
-    until_s, ways = time.monotonic() + seconds, dict(WAYS)
-    if find_spec("opentelemetry.exporter.otlp") is None:
-        del ways["tracing"]
-        console.print("[bold red]tracing is NOT measured: pip install 'isobatch[tracing]' has what sends spans")
+    until_s, ways = time.monotonic() + seconds, measurable()
     with collector() as (collecting, spans), demo(_traced(collecting) if "tracing" in ways else {}) as url:
         turn(NOBODY, url, WARM_S)
         found, before = {name: list[Turn]() for name in ways}, turn(NOBODY, url)
@@ -102,6 +99,15 @@ def measure(seconds: int = 330) -> dict[str, float]:
         if "tracing" in ways and not spans:
             raise RuntimeError("no trace came to the collector")
     return {name: value for way, each in found.items() for name, value in ratios(way, each).items()}
+
+
+def measurable() -> dict[str, Way]:
+    """The ways of watching for which everything is installed here."""
+    if find_spec("opentelemetry.exporter.otlp"):
+        return WAYS
+    missing = "tracing is NOT measured: pip install 'isobatch[tracing]' has what sends spans"
+    console.print(missing, style="bold red", markup=False)
+    return {name: way for name, way in WAYS.items() if name != "tracing"}
 
 
 @contextmanager

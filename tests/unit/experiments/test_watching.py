@@ -1,6 +1,7 @@
 """Whoever watches in `make bench-watching` asks what it should, as often as it should, and is noticed if it cannot."""
 
 import http.server
+import io
 import random
 import threading
 import time
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from math import log
 
 import pytest
+from rich.console import Console
 
 from deployments.tracing import PARENT, SAMPLER, TraceSampling, tracing_here
 from experiments.watching import run
@@ -90,6 +92,15 @@ def test_requests_that_are_not_watched_are_not_traced() -> None:
     sampling = TraceSampling.read({})
     assert not sampling.takes(told, chance=lambda: 0.0)
     assert (name, sampling.takes(None, chance=lambda: 0.0)) == (PARENT, True)
+
+
+def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "console", Console(file=(said := io.StringIO()), width=200))
+    monkeypatch.setattr(run, "find_spec", lambda name: None)
+    assert set(run.measurable()) == {"page", "metrics"}
+    assert "tracing is NOT measured: pip install 'isobatch[tracing]'" in said.getvalue()
+    monkeypatch.setattr(run, "find_spec", lambda name: name)
+    assert run.measurable() == run.WAYS
 
 
 def test_spans_come_to_the_collector_as_opentelemetry_sends_them(monkeypatch: pytest.MonkeyPatch) -> None:
