@@ -97,6 +97,9 @@ class Tracing:
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
         self.sampling, self._clock = sampling, clock
+        # Read once: two clocks that are read for every span are never read at the same moment, and its end may then
+        # lie before that of a span inside.
+        self._began_ns = time.time_ns() - round(1e9 * clock())
         # Not the provider of the whole process, which may be somebody else's. It reads OTEL_SERVICE_NAME and others.
         self._provider = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
         self._provider.add_span_processor(SimpleSpanProcessor(exporter) if simple else BatchSpanProcessor(exporter))
@@ -145,7 +148,7 @@ class Tracing:
 
     def at_ns(self, moment_s: float | None) -> int:
         """A moment by the clock of the process as nanoseconds since 1970."""
-        return time.time_ns() - (0 if moment_s is None else round(1e9 * (self._clock() - moment_s)))
+        return self._began_ns + round(1e9 * (self._clock() if moment_s is None else moment_s))
 
     def close(self) -> None:
         """Send what is left."""
