@@ -170,7 +170,10 @@ class Dispatcher:
         if flight.owed:
             self._audits.earn(flight.planned_s)
             flight.compare(now_s)
-            self._settle([ticket for row, ticket in enumerate(tickets) if row not in survivors], now_s)
+            gone = [tickets[row] for row in flight.asking if row not in survivors or tickets[row].told]
+            self._settle(gone, now_s)
+            if launch.kinds:
+                self._settle([ticket for ticket in tickets if ticket.told], -inf)
         if not survivors:
             return self._end(tickets, Outcome.ANSWERED)
         stop = launch.stop if stop is None else stop
@@ -347,9 +350,9 @@ class Dispatcher:
         self._end(tickets, Outcome.EXPIRED)
 
     def _settle(self, tickets: Iterable[Ticket], now_s: float) -> None:
-        """These are through, in time or late: what was expected of them no longer counts. Shadows are never late."""
+        """These are through, in time or late: what was expected of them no longer counts."""
         for ticket in tickets:
-            if (late := ticket.deadline_s < now_s and not ticket.told) or ticket.risk:
+            if (late := ticket.deadline_s < now_s) or ticket.risk:
                 self._admission.ended(ticket.risk, late)
                 ticket.risk = 0.0
 

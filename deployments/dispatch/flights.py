@@ -1,12 +1,13 @@
 """Launches under way: what each was made of, when it should end, and how long it may take at most."""
 
+from collections.abc import Sequence
 from itertools import count
 from math import inf
 from typing import NamedTuple
 
 from deployments.dispatch.groups import Replica
 from deployments.dispatch.lanes import Lane
-from deployments.dispatch.messages import Launch, Limits
+from deployments.dispatch.messages import Launch, Limits, RowKind
 from deployments.dispatch.queues import Queue, Ticket
 
 
@@ -27,10 +28,20 @@ class Flight(NamedTuple):
         """It came back: how fast its replica is follows from when."""
         self.queue.owner.group.judge(self.replica, self.started_s, self.planned_s, now_s)
 
+    @property
+    def asking(self) -> Sequence[int]:
+        """The rows of those that waited for an answer until it came back: no shadows, and nobody answered early."""
+        own = range(len(self.tickets) - self.launch.shadows)
+        if not (kinds := self.launch.kinds):
+            return own
+        return [row for row in own if kinds[row] != RowKind.EARLY or not self.tickets[row].told]
+
     def compare(self, now_s: float) -> None:
         """It came back: how far off it was when one of its inputs was expected, in turns the first or another."""
-        ticket, number = self.tickets[self.launch.id % len(self.tickets)], self.lane.route.number_at(self.launch.cursor)
-        expected = None if ticket.told else ticket.expected  # shadows wait for company
+        if not (asking := self.asking):
+            return
+        expected = self.tickets[asking[self.launch.id % len(asking)]].expected
+        number = self.lane.route.number_at(self.launch.cursor)
         if expected and expected.experience is self.lane.experience and number < len(expected.ends_s):
             expected.learn(number, now_s)
 

@@ -81,6 +81,21 @@ def test_an_audit_tells_where_its_input_left_and_whether_the_full_network_agrees
     assert world.launches[-1].kinds == bytes([RowKind.AUDITED, RowKind.SHADOW, RowKind.SHADOW])
 
 
+def test_an_audited_input_that_is_late_counts_as_late_when_it_has_its_answer_not_when_its_shadow_ends() -> None:
+    """What is learned of it is what is learned of any other, so that audits let in nobody more, and nobody less."""
+    learned = []
+    for share in (0.0, 1.0):
+        route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
+        dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, replace(AUDITED, audit_share=share))
+        dispatcher.admit(0.0, 0.1, Place("x", 0))
+        (launch,) = dispatcher.tick(0.0)
+        told = [(2, 1)] if share else []
+        dispatcher.released(launch.id, [0], told)
+        dispatcher.completed(launch.id, 0.2, {0: Place("y", 0)} if share else {})
+        learned.append((dispatcher._admission._may_be_late, dispatcher._lanes[0].experience.off))
+    assert learned[0] == learned[1]
+
+
 def test_where_answers_are_early_every_answer_is_audited_whatever_that_costs() -> None:
     limits = Limits(audit_share=0.0, audit_cost=0.0, answers_early=True)
     dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits)
