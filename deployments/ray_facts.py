@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +137,39 @@ def patient_start(patience_s: float, starts: Callable[[], bool]) -> Iterator[Non
                     raise
             time.sleep(0.1)
 
-    services.get_node = often
+    with _replaced(services, "get_node", often):
+        yield
+
+
+@contextmanager
+def spare_start() -> Iterator[None]:
+    """Let `ray.init` start what we need of a node only, in groups of their own, which signals to our group pass by.
+
+    One machine has no use for an autoscaler, nor for a process that sends log lines to a driver that shows none.
+    """
+    from ray._private import services
+    from ray._private.node import Node
+
+    with (
+        _replaced(services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)),
+        _replaced(Node, "start_monitor", _start_nothing),
+        _replaced(Node, "start_log_monitor", _start_nothing),
+    ):
+        yield
+
+
+def _start_nothing(_: Any) -> None: ...
+
+
+@contextmanager
+def _replaced(place: Any, name: str, other: Any) -> Iterator[None]:
+    """Something else is there while the block runs."""
+    once = getattr(place, name)
+    setattr(place, name, other)
     try:
         yield
     finally:
-        services.get_node = once
+        setattr(place, name, once)
 
 
 # What Serve calls this process

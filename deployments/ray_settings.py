@@ -4,7 +4,9 @@ They must be there before Ray is imported. tests/unit/deployments/test_ray_setti
 version of Ray reads no more.
 """
 
+import importlib
 import os
+import sys
 from pathlib import Path
 
 _HAPROXY_SOCKET = "RAY_SERVE_HAPROXY_SOCKET_PATH"
@@ -34,18 +36,39 @@ SETTINGS = {
     # Ray makes its workers yield to every other program (niceness 15): meant for batch jobs, fatal for latencies.
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # What each process that Ray starts runs first.
+    "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "deployments.ray_settings.import_serve",
     # Ray's own ports accept code to run: whoever calls them must show the token in ~/.ray.
     "RAY_AUTH_MODE": "token",
 }
 
-# What a cluster's nodes do not share with a Ray of our own: load balancers need seconds to forget a front.
-_OF_ONE_MACHINE = ("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S")
+# What a cluster's nodes do not share with a Ray of our own: load balancers need seconds to forget a front, and what
+# others start there may know nothing of isobatch.
+_OF_ONE_MACHINE = (
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
+    "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S",
+    "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR",
+)
 _OF_EACH_NODE = ("RAY_SERVE_HAPROXY_NBTHREAD",)
 
 # What all nodes of a cluster must have in common.
 NODE_SETTINGS = {name: value for name, value in SETTINGS.items() if name not in (*_OF_ONE_MACHINE, *_OF_EACH_NODE)}
 PORTS_OF_PROXY = {"stats": "8404", "metrics": "9101", "fallback": "8500"}  # the usual ones
 PROXY_PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
+
+
+def import_serve() -> None:
+    """Import Ray Serve as if pandas were missing, which it has for one thing: to write frames as JSON.
+
+    It would cost each of an application's nine processes half a second and 70 MB. Who needs pandas can import it later.
+    """
+    if "pandas" in sys.modules:
+        return
+    sys.modules["pandas"] = None  # type: ignore[assignment]  # so that an import of it fails
+    try:
+        importlib.import_module("ray.serve")
+    finally:
+        del sys.modules["pandas"]
 
 
 def node_settings(folder: str, program: str, connections: int) -> dict[str, str]:

@@ -10,6 +10,7 @@ Its figures are printed, not kept.
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -74,7 +75,14 @@ def smaller(told: Sequence[str]) -> dict[str, int | str]:
     return {name: int(value) if value.isdecimal() else value for name, value in pairs}
 
 
+def _end(number: int, _: object) -> None:
+    """End as Ctrl-C ends it: what was started is stopped. That is not interrupted by more of the same."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main(arguments: list[str]) -> int:
+    signal.signal(signal.SIGTERM, _end)
     name, *told = arguments or [""]
     if name not in claims() or not all("=" in each for each in told):
         usage = "python -m experiments.bench NAME [WHAT=SMALLER ...], with NAME one of"

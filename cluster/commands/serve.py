@@ -89,7 +89,6 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
         tell = teller(console, status.update, aside.print)
         tell("Starting Ray")
         with status, local_ray(http, dashboard, more, metrics_port, partial(check_capacity, complete)) as ray:
-            _on_signals(_interrupt)  # again, because Ray has installed its own handlers
             tell("Starting the network")
             deploy(ray, complete, patience_s, tell)
             status.stop()

@@ -1,5 +1,6 @@
 """A Ray of our own on this machine: its fast settings, its start, and a stop that leaves nothing behind."""
 
+import atexit
 import contextlib
 import io
 import logging
@@ -8,6 +9,7 @@ import random
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +24,8 @@ from typing import Any
 from cluster.serving.haproxy import MAX_CONNECTIONS, guarded, stopping
 from cluster.serving.nodes import LocalNode, join
 from cluster.serving.processes import adopt_orphans, end_descendants, runs_below
-from deployments.ray_facts import RAYLET, address_file, patient_start, total_resources
-from deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings
+from deployments.ray_facts import RAYLET, address_file, patient_start, spare_start, total_resources
+from deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, import_serve
 from deployments.resources import Resources
 from profiles.errors import UserError
 
@@ -32,6 +34,7 @@ from profiles.errors import UserError
 SHORT, SHORT_FOR_RAY = 11, 35
 RAY_WITHIN_S = 120.0  # for its processes to start, while they are starting
 RAY_ATTEMPTS = 4
+LOOK_EVERY_S, RAY_ENDS_S = 0.1, 5.0  # while Ray stops; after it has ended its GCS
 ROOT = Path(__file__).resolve().parents[2]  # the folder from which isobatch's packages are imported
 
 # These lie between Ray's own ports and those of outgoing connections, which might take a port before we listen.
@@ -154,9 +157,9 @@ def local_ray(
     _folders.add(folder)
     try:
         prepare_environment(str(folder))
-        with _deaf_to_hangups():  # a closing terminal signals every process, but Ray must outlive it until we stop Ray
+        with _handler_kept():
             _start_ray(dashboard, metrics_port)
-            ray = _start(http, folder, more, check)
+        ray = _start(http, folder, more, check)
         yield ray
     finally:
         try:
@@ -177,16 +180,12 @@ def leave_nothing(patience_s: float = 3.0) -> None:
 
 
 @contextmanager
-def _deaf_to_hangups() -> Iterator[None]:
-    """Ignore SIGHUP; processes that are started inside the block inherit this."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
+def _handler_kept() -> Iterator[None]:
+    """Ray has a handler of its own for SIGTERM; what the caller has installed is put back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if callable(before) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def _start(
@@ -202,6 +201,7 @@ def _start(
 
 
 def _serving(http: dict[str, Any], folder: Path) -> LocalRay:
+    import_serve()
     import ray
     from ray import serve
 
@@ -238,7 +238,7 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> None:
 
     for attempt in reversed(range(RAY_ATTEMPTS)):
         try:
-            with patient_start(RAY_WITHIN_S, starts=partial(runs_below, RAYLET)):
+            with patient_start(RAY_WITHIN_S, starts=partial(runs_below, RAYLET)), spare_start():
                 ray.init(
                     address="local",
                     include_dashboard=dashboard,
@@ -257,15 +257,39 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> None:
 
 
 def _stop() -> None:
-    """Let applications finish what they admitted, then stop Serve and Ray; what Ray prints meanwhile is discarded."""
+    """Let applications finish what they admitted, then stop Serve and Ray; what Ray prints meanwhile is discarded.
+
+    A call to a Ray that has died, or dies meanwhile, hangs for a minute and then ends this process: none is waited for.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        return
+    address, ending = ray.get_runtime_context().gcs_address, threading.Thread(target=_stop_serve_and_ray, daemon=True)
+    nowhere = io.StringIO()
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        if _listens(address):
+            ending.start()
+            while ending.is_alive() and _listens(address):
+                ending.join(LOOK_EVERY_S)
+            ending.join(RAY_ENDS_S)  # Ray has ended its GCS itself, or this is dead
+    if ending.is_alive() or not ending.ident:
+        atexit.register(_leave)  # before Ray's own way out, which would hang
+
+
+def _leave() -> None:
+    """End this process as one whose Ray has died."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _stop_serve_and_ray() -> None:
     import ray
     from ray import serve
 
-    if not ray.is_initialized() or not _listens(ray.get_runtime_context().gcs_address):
-        return  # Ray has half started or has died: nothing was admitted, and calls to it would hang
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its import, perhaps only now, makes it say more
-    nowhere = io.StringIO()
-    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):
         for name in sorted(serve.status().applications):  # a front comes before its splits, which end with it
             if name in serve.status().applications:
                 serve.delete(name)

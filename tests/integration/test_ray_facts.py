@@ -1,9 +1,21 @@
 """What ray_facts takes for granted, asked of a Ray that runs; the unit tests of ray_facts ask the rest."""
 
+import os
+from pathlib import Path
+
 from cluster.serving.local import LocalRay
+from cluster.serving.processes import descendants
 from deployments import ray_facts, resources
 
 Local = tuple[LocalRay, str]
+
+
+def test_signals_to_our_group_pass_ray_by_and_it_starts_nothing_in_vain(local: Local) -> None:
+    commands = {each: Path(f"/proc/{each}/cmdline").read_text() for each in descendants(os.getpid())}
+    for name in ("gcs_server", "raylet/raylet"):
+        (process,) = [each for each, command in commands.items() if name in command.partition("\0")[0]]
+        assert os.getpgid(process) != os.getpgid(0)
+    assert not [command for command in commands.values() if "monitor.py" in command]
 
 
 def test_nodes_say_what_they_have_and_what_is_left(local: Local) -> None:

@@ -6,14 +6,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-
-import pytest
 
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.serving import ROOT, SERVE, marked, serving, temporary
@@ -52,16 +49,18 @@ def statuses_until_the_end(base: str, process: subprocess.Popen[str]) -> set[int
     return {status for status, _ in replies}
 
 
-@pytest.mark.parametrize("stop", [subprocess.Popen.terminate, partial(to_the_group, signal.SIGHUP)])
-def test_a_signal_ends_what_was_admitted_and_leaves_no_process(
-    tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None]
-) -> None:
-    """Meanwhile whoever asks is told 503: a closing terminal does as SIGTERM does."""
+def test_signals_to_its_group_end_what_was_admitted_and_leave_no_process(tmp_path: Path) -> None:
+    """Meanwhile whoever asks is told 503.
+
+    SIGTERM as `timeout` sends it, SIGHUP as a terminal that closes. None of them ends a process of Ray, and two that
+    come together are one.
+    """
     with served(tmp_path, "tests.helpers.toy_model:load_slow") as (process, base, mark), ThreadPoolExecutor(1) as pool:
         assert any("haproxy" in line for line in marked(mark))
         slow = pool.submit(predict, base, [[4, 7], [0, 3]])  # four blocks of half a second
         assert eventually(lambda: launches(base))
-        stop(process)
+        to_the_group(signal.SIGHUP, process)
+        to_the_group(signal.SIGTERM, process)
         statuses = statuses_until_the_end(base, process)
         assert [output["label"] for output in slow.result()] == [7, 3]
         assert {503} <= statuses <= {200, 503, 504}  # 200 or 504: those that came in before the front was gone

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -109,6 +109,28 @@ end_descendants(patience_s=0.1)
 assert descendants(os.getpid()) == []
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=20)
+
+
+def test_a_ray_that_dies_while_it_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls to it return after a minute or never; and this process must not wait for Ray when it ends."""
+    gcs, registered = socket.create_server(("127.0.0.1", 0)), list[Callable[..., object]]()
+    context = SimpleNamespace(gcs_address=f"127.0.0.1:{gcs.getsockname()[1]}")
+    ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
+    returns = threading.Event()
+
+    def call() -> None:
+        gcs.close()
+        returns.wait()
+
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(local, "RAY_ENDS_S", 0.1)
+    monkeypatch.setattr(local, "_stop_serve_and_ray", call)
+    monkeypatch.setattr(local.atexit, "register", registered.append)
+    local._stop()
+    assert registered == [local._leave]
+    returns.set()
+    local._stop()  # it had died before
+    assert registered == [local._leave, local._leave]
 
 
 def test_descendants_do_not_count_the_process_itself() -> None:

@@ -32,6 +32,9 @@ def has(module: str, path: str, *parameters: str, used_by: str) -> None:
     [
         ("ray._private.state", "available_resources_per_node", (), "ray_facts.free_resources"),
         ("ray._private.services", "get_node", ("gcs_address", "node_id"), "ray_facts.patient_start"),
+        ("ray._private.services", "ConsolePopen", (), "ray_facts.spare_start"),
+        ("ray._private.node", "Node.start_monitor", (), "ray_facts.spare_start"),
+        ("ray._private.node", "Node.start_log_monitor", (), "ray_facts.spare_start"),
         ("ray.util", "get_node_ip_address", (), "ray_facts.node_address"),
         ("ray.serve.context", "_get_global_client", ("raise_if_no_controller_running",), "ray_facts.serve_client"),
         ("ray.serve._private.client", "ServeControllerClient.deploy_apps", (), "cluster.serving.deploy"),
@@ -76,6 +79,9 @@ def test_what_is_called_is_still_there(module: str, path: str, parameters: Seque
         ("serve/_private/replica.py", "self._callable.__del__", "ServeReplica, which Serve is to await before its end"),
         ("serve/_private/config.py", 'self.ray_actor_options["num_cpus"] = 1', "resources.DEFAULT_CPUS"),
         ("_private/node.py", "ray._private.services.get_node(", "ray_facts.patient_start"),
+        ("_private/node.py", "self.start_monitor()", "ray_facts.spare_start"),
+        ("_private/node.py", "self.start_log_monitor()", "ray_facts.spare_start"),
+        ("_private/services.py", "process = ConsolePopen(", "ray_facts.spare_start"),
         ("_common/utils.py", '"ray_current_cluster"', "ray_facts.address_file"),
     ],
 )

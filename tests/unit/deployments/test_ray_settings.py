@@ -2,19 +2,37 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from deployments import ray_settings
 
 RAY = Path(importlib.util.find_spec("ray").origin).parent  # type: ignore[union-attr, arg-type]  # imported in tests only
+ROOT = Path(__file__).parents[3]
 
 
 def test_every_setting_is_still_read() -> None:
     names = {*ray_settings.SETTINGS, *ray_settings.WITHOUT_PROXY["env_vars"]}
     names |= set(ray_settings.haproxy_settings("folder", "program", 1, "1", "2", "3"))
-    words = {word for path in RAY.rglob("*.py") for word in re.findall(r"\bRAY_\w+", path.read_text())}
+    words = {word for path in RAY.rglob("*.py") for word in re.findall(r"\b_*RAY_\w+", path.read_text())}
     unread = {name for name in names - words if not _is_in_the_core(name)}
     assert not unread, f"Ray reads no {', '.join(sorted(unread))} any more: mend ray_settings.SETTINGS"
+
+
+def test_serve_is_imported_without_pandas_which_others_can_import_then() -> None:
+    script = """
+import sys
+from deployments.ray_settings import SETTINGS
+module, _, name = SETTINGS["__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"].rpartition(".")
+getattr(sys.modules[module], name)()
+import ray.serve
+import deployments.app, cluster.controller.app, deployments.replica.serve_replica  # all that an application starts
+print(*[name for name in ("pandas", "torch", "transformers", "statsmodels", "sklearn") if name in sys.modules])
+import pandas
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def _is_in_the_core(name: str) -> bool:
