@@ -12,8 +12,9 @@ import typer
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
-    from cluster.commands.plan_result import Polish
-    from optimizer import Objective, Problem
+    from cluster.commands.plan_result import Play
+    from cluster.simulator.playing import Find, Played
+    from optimizer import Objective, Plan, Problem
     from optimizer.effort import Effort
 
 
@@ -55,6 +56,13 @@ def plan(
         float | None,
         typer.Option(help="Play the plan and others around it for so many seconds, and take what sustains most."),
     ] = None,
+    in_time: Annotated[
+        float, typer.Option(help="The share of inputs that must be answered in time at the promised rate.")
+    ] = 0.99,
+    believed: Annotated[
+        bool,
+        typer.Option("--believed", help="Play nothing: promise what the devices compute by the planner's beliefs."),
+    ] = False,
     evaluate: Annotated[Path | None, typer.Option(help="Score this plan instead of searching one.")] = None,
     surprises: Annotated[bool, typer.Option("--surprises", help="What a wrong forecast would cost.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
@@ -86,9 +94,10 @@ def plan(
         _question(profile, devices, one_machine, margin, evaluate, backend, dtype),
         _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch, _cuts(cut)),
     )
+    play = _player(polish, in_time, not one_pipeline, believed, bool(evaluate or max_splits))
     with Console(stderr=True).status("planning"):
         found = plan_result(
-            facts, objective, alpha, gap, not one_pipeline, evaluate, max_splits, _effort(seconds), _polish(polish)
+            facts, objective, alpha, gap, not one_pipeline, evaluate, max_splits, _effort(seconds), play
         )
     if out:
         known = load(profile)
@@ -165,13 +174,28 @@ def _effort(seconds: float | None) -> "Effort":
     return EFFORT if seconds is None else replace(EFFORT, out_of_time=_after(seconds))
 
 
-def _polish(seconds: float | None) -> "Polish | None":
-    """The time begins when there is a plan to polish."""
-    if seconds is None:
-        return None
-    from cluster.simulator.polish import polished
+def _player(polish: float | None, in_time: float, apart: bool, believed: bool, given: bool) -> "Play | None":
+    """What plays the plan and others. Nothing is played where that would take long, or would not tell what was asked.
 
-    return lambda plan, facts, objective: polished(plan, facts, objective, _after(seconds))
+    `given`: the plan, or how it may be cut, is given, so that it is played only where that is asked for.
+    """
+    from cluster.simulator.playing import CARE, is_playable, played
+    from cluster.simulator.polish import PATIENT, polished
+
+    if not 0 < in_time < 1:
+        raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of inputs that are answered in time")
+    if polish and believed:
+        raise UserError("--polish plays plans, --believed plays none: choose one")
+    patient, care = (replace(each, in_time=in_time) for each in (PATIENT, CARE))
+
+    def polishing(plan: "Plan", facts: "Problem", objective: "Objective", find: "Find") -> "Played":
+        """Its time begins when there is a plan."""
+        return polished(plan, facts, objective, _after(polish or 0.0), find, patient, apart)
+
+    def playing(plan: "Plan", facts: "Problem", objective: "Objective", find: "Find") -> "Played | None":
+        return played(plan, facts, objective, find, care, apart) if is_playable(plan, facts, objective, care) else None
+
+    return polishing if polish else None if believed or given else playing
 
 
 def _after(seconds: float) -> Callable[[], bool]:

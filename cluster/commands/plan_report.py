@@ -76,12 +76,12 @@ def _promise(result: PlanResult) -> Table:
     score, objective = result.score, result.objective
     table = Table("promise", "value", show_header=False, title="promise")
     counted = f" (an input is {result.facts.length} tokens)" if result.facts.length else ""
-    table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second{counted}")
     if played := result.polished:
-        table.add_row(
-            "sustained, as played",
-            f"{played.after_per_s:,.0f} per second, {played.gain:+.1%} after {played.tried} other plans",
-        )
+        others = f"{played.gain:+.1%} after {played.tried} other plans" if played.tried else "no other was promising"
+        table.add_row("goodput, as played", f"{played.after_per_s:,.0f} per second{counted}, {others}")
+        table.add_row("devices alone", f"{score.goodput_per_s:,.0f} per second, were inputs evenly spaced")
+    else:
+        table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second{counted}")
     budget = (
         "" if objective.slo_s is None else f" of {objective.budget_s * 1e3:.1f} ms ({objective.slack:.0%} slack kept)"
     )
@@ -94,7 +94,8 @@ def _promise(result: PlanResult) -> Table:
         table.add_row("inputs per dollar", f"{per_dollar:,.0f}")
     if result.plan.promise and not result.score.broken:
         gap = result.plan.promise.gap
-        table.add_row("best possible", "yes, proved" if gap == 0 else f"within {gap:.2%}, proved")
+        proved = "yes, proved" if gap == 0 else f"within {gap:.2%}, proved"
+        table.add_row("best possible", f"within {gap:.2%} of what the devices alone allow" if played else proved)
     return table
 
 

@@ -17,9 +17,11 @@ from optimizer.search.exact import search
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
-    from cluster.simulator.polish import Polished
+    from cluster.simulator.playing import Find, Played
 
-Polish = Callable[[Plan, Problem, Objective], "Polished"]
+# Plays a plan and others that are found; None where it does not.
+Play = Callable[[Plan, Problem, Objective, "Find"], "Played | None"]
+PLAYED_GAP = 0.03  # of plans that are candidates only: playing them finds what beliefs miss
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class PlanResult:
     plan: Plan
     score: Score
     baselines: tuple[Baseline, ...]
-    polished: "Polished | None" = None  # what the simulator bettered it by
+    polished: "Played | None" = None  # what the simulator bettered it by
 
     @property
     def pipelines(self) -> list[tuple[Plan, Score]]:
@@ -82,11 +84,11 @@ def plan_result(
     file: Path | None,
     max_splits: int | None = None,
     effort: Effort = EFFORT,
-    polish: Polish | None = None,
+    play: Play | None = None,
 ) -> PlanResult:
     """The best plan, or the one in `file`, beside the baselines. The error says why when no plan fits.
 
-    A plan that was polished need not fit the latency that the planner believes in: it was played.
+    A plan that was played need not fit the latency that the planner believes in.
     """
     if objective.cuts and objective.cuts[-1] >= facts.num_blocks:
         last = facts.num_blocks - 1
@@ -96,14 +98,15 @@ def plan_result(
     others = baselines(facts, objective)
     if alpha is not None:
         objective = constrained(objective, others[0], alpha)
-    find = partial(side_by_side if apart else search, effort=effort)
-    if file:
-        found: Plan | None = read_plan(file)
-    else:
-        found = few_splits(facts, objective, gap, max_splits, find) if max_splits else find(facts, objective, gap)
+    one = partial(side_by_side if apart else search, effort=effort)
+
+    def find(facts: Problem, objective: Objective, gap: float = PLAYED_GAP) -> Plan | None:
+        return few_splits(facts, objective, gap, max_splits, one) if max_splits else one(facts, objective, gap)
+
+    found = read_plan(file) if file else find(facts, objective, gap)
     if found is None:
         raise UserError(reason(facts, objective))
-    better = polish(found, facts, objective) if polish else None
+    better = play(found, facts, objective, find) if play else None
     if better:
         found, objective = better.plan, replace(objective, slo_s=None)
     plan = replace(facts.named(found), length=facts.length)

@@ -78,6 +78,11 @@ class Tally:
         if len(self._latencies_s) >= FLUSH:
             self.flush()
 
+    @property
+    def lost(self) -> int:
+        """Inputs that have ended without an answer."""
+        return int((self.refused + self.expired + self.failed).sum())
+
     def flush(self) -> None:
         latencies, windows = np.array(self._latencies_s), self._windows(np.array(self._ends_s))
         cells = np.bincount(windows * BINS + _bins(latencies), minlength=WINDOWS * BINS)

@@ -1,12 +1,14 @@
 """isobatch plan, from a profile on disk to tables, JSON and a picture."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from cluster.simulator.playing import CARE
 from optimizer.plan import read_plan
 from profiles.curves import DTYPES, curve_table
 from profiles.datasheet import datasheet_table
@@ -25,6 +27,11 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(profile: Path, *options: str) -> str:
+    """What it prints of the planner's beliefs; playing is tested where plans are played."""
+    return run_played(profile, "--believed", *options)
+
+
+def run_played(profile: Path, *options: str) -> str:
     asked = ["plan", "--profile", str(profile), "--devices", "v100=2,k80=3", "--slo-ms", "100", *options]
     result = CliRunner().invoke(app, asked, catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -40,9 +47,24 @@ def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_promise_is_what_was_played_and_not_what_devices_compute(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = replace(CARE, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
+    monkeypatch.setattr("cluster.simulator.playing.CARE", hasty)
+    small = ("--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4")
+    said = json.loads(run_played(profile, *small, "--json", "--out", str(tmp_path / "plan.json")))
+    promise = read_plan(tmp_path / "plan.json").promise
+    assert promise is not None
+    assert promise.goodput_per_s == said["polished"]["after_per_s"] != said["score"]["goodput_per_s"]
+    assert json.loads(run(profile, "--json"))["polished"] is None
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (["--in-time", "1"], "--in-time 1.0 must be between 0 and 1"),
+        (["--polish", "3"], "--polish plays plans, --believed plays none"),
         (["--alpha", "0"], "--alpha 0 must be above 0"),
         (["--out", "nowhere/plan.json"], "cannot write nowhere/plan.json: No such file or directory"),
         (["--picture", "nowhere/plan.png"], "cannot write nowhere/plan.png: No such file or directory"),

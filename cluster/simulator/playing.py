@@ -1,0 +1,203 @@
+"""Chooses among plans by playing them: what the simulator sustains of a plan is what it promises.
+
+The planner believes in sums of medians, in even spacing, and that every input must be able to go to the end. The
+simulator plays bursts, queues, who leaves where and the product's own dispatcher. So the planner is asked for the best
+plan within several limits of the latency that it believes in, above the SLO too, and what sustains most is taken. How
+much is played is counted in inputs, not in seconds: the same question has the same answer on any machine.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from cluster.simulator.simulation import World
+from cluster.simulator.sustained import IN_TIME_SHARE, SHORT_SLOS, kept_run, settled, sustained
+from optimizer.effort import MOST_GAP, never
+from optimizer.model.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.pipelines.baselines import baselines
+from optimizer.pipelines.spread import joined
+from optimizer.plan import Plan, Promise
+from optimizer.problem import Problem
+from profiles.errors import UserError
+
+Find = Callable[[Problem, Objective], Plan | None]
+LIMITS = (1.0, 1.6, 0.65, 1.25, 2.2, 0.5, 0.85)  # of the latency that is believed in, as shares of the SLO
+STEP = 0.01  # a plan is better if it sustains this share more
+HOPE = 1.1  # a plan sustains at most so many times what its devices compute, as the planner counts it
+ENOUGH = 12  # runs by which it is worth to begin
+OTHER_SEED = 1  # the best of many is best by chance as well: other inputs decide in the end
+
+
+@dataclass(frozen=True)
+class Care:
+    """How carefully plans are played. Runs have so many inputs at least, and last so many SLOs."""
+
+    in_time: float = IN_TIME_SHARE  # of all inputs must be answered in time
+    inputs: int = 5_000
+    slos: float = 30
+    last_inputs: int = 15_000  # of the runs by which the promise is made
+    last_slos: float = 60
+    most: float = 250_000  # inputs of all runs by which plans are chosen
+
+    def affords(self, plan: Plan, facts: Problem, slo_s: float) -> bool:
+        """Whether there is enough to compare the plan with a few others."""
+        return ENOUGH * self.slos * slo_s * evaluate(plan, facts).goodput_per_s <= self.most
+
+
+CARE = Care()
+
+
+@dataclass(frozen=True)
+class Played:
+    """The better plan, what the simulator sustains of both, and how many others were played."""
+
+    plan: Plan
+    before_per_s: float
+    after_per_s: float
+    tried: int
+
+    @property
+    def gain(self) -> float:
+        return self.after_per_s / self.before_per_s - 1 if self.before_per_s else 0.0
+
+
+@dataclass
+class Climb:
+    """The best plan so far, and the rate that it sustains."""
+
+    facts: Problem
+    slo_s: float
+    best: Plan
+    care: Care = CARE
+    out_of_time: Callable[[], bool] = never
+    rate_per_s: float = 0.0
+    tried: int = 0
+    played: float = 0.0  # inputs
+    _seen: set[Plan] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        care = self.care
+        found = sustained(self.best, self.facts, self.slo_s, care.inputs, slos=care.slos, in_time=care.in_time)
+        self.rate_per_s = found.goodput_per_s
+        self._seen.add(self.best)
+
+    @property
+    def over(self) -> bool:
+        return self.played >= self.care.most or self.out_of_time()
+
+    def through(self, plans: Iterator[Plan]) -> bool:
+        """Play these until one is better, which then is the best so far."""
+        for plan in plans:
+            if self.over:
+                return False
+            if plan not in self._seen and evaluate(plan, self.facts).goodput_per_s * HOPE > self.rate_per_s:
+                self._seen.add(plan)
+                self.tried += 1
+                if self._is_better(plan):
+                    return True
+        return False
+
+    def _is_better(self, plan: Plan) -> bool:
+        step, rate_per_s = STEP, self.rate_per_s or self._least(plan)
+        while self._keeps(plan, rate_per_s * (1 + step)):
+            self.best, self.rate_per_s = plan, rate_per_s * (1 + step)
+            step *= 2
+        return self.best is plan
+
+    def _least(self, plan: Plan) -> float:
+        """Where nothing is sustained so far, a tenth of what devices compute is worth a try."""
+        return 0.1 * evaluate(plan, self.facts).goodput_per_s
+
+    def _keeps(self, plan: Plan, rate_per_s: float) -> bool:
+        """A short run refuses most at little cost; a long one decides."""
+        world, care = World(plan, self.facts, self.slo_s), self.care
+        for slos in sorted({min(care.slos, SHORT_SLOS), care.slos}):
+            inputs = max(care.inputs, int(slos * self.slo_s * rate_per_s))
+            self.played += inputs
+            if kept_run(world, rate_per_s, inputs, 0, care.in_time) is None:
+                return False
+        return True
+
+    def settled(self, planned: Plan, before_per_s: float) -> Played:
+        """What other inputs show of the best plan is its promise."""
+        care, world = self.care, World(self.best, self.facts, self.slo_s)
+        after_per_s = settled(world, self.rate_per_s, care.last_inputs, OTHER_SEED, care.last_slos, care.in_time)
+        before_per_s = after_per_s if self.best == replace(planned, promise=None) else before_per_s
+        return Played(promising(self.best, planned, self.facts, after_per_s), before_per_s, after_per_s, self.tried)
+
+
+def check_playable(objective: Objective) -> float:
+    """The SLO, without which there is nothing to sustain."""
+    if objective.slo_s is None or not objective.aim.adds_up:
+        raise UserError("--polish looks for the most goodput within --slo-ms: it needs that, and no other goal")
+    return objective.slo_s
+
+
+def is_playable(plan: Plan, facts: Problem, objective: Objective, care: Care = CARE) -> bool:
+    """Whether playing tells all that was asked, and is cheap."""
+    plain = not objective.goodput_per_s and objective.arrivals_per_s is None and objective.cost_per_hour is None
+    if objective.slo_s is None or not objective.aim.adds_up or not plain or facts.pessimistic is not None:
+        return False
+    return care.affords(plan, facts, objective.slo_s)
+
+
+def played(
+    plan: Plan, facts: Problem, objective: Objective, find: Find, care: Care = CARE, apart: bool = True
+) -> Played:
+    """The best of the plan, of those that `find` finds within other limits, and of the baselines."""
+    climb = Climb(facts, check_playable(objective), replace(plan, promise=None), care)
+    before_per_s = climb.rate_per_s
+    climb_ladder(climb, objective, find, apart)
+    return climb.settled(plan, before_per_s)
+
+
+def climb_ladder(climb: Climb, objective: Objective, find: Find, apart: bool) -> None:
+    """Other limits for all, then for one pipeline after the other."""
+    others = _other_plans(climb.facts, objective, find, apart)
+    while climb.through(others):
+        pass
+    while apart and climb.through(_other_parts(climb.best, climb.facts, objective, find)):
+        pass
+
+
+def _within(objective: Objective, limit: float) -> Objective:
+    assert objective.slo_s
+    return replace(objective, slo_s=limit * objective.slo_s, slack=0.0)
+
+
+def _other_plans(facts: Problem, objective: Objective, find: Find, apart: bool) -> Iterator[Plan]:
+    """The best plans within other limits, and the baselines, which are cut as they want."""
+    free = objective.cuts is None and not facts.edges and (apart or len(facts.devices) == 1)
+    for limit in LIMITS:
+        if plan := find(facts, _within(objective, limit)):
+            yield replace(plan, promise=None)
+        for other in baselines(facts, _within(objective, limit)) if free else ():
+            if other.plan:
+                yield replace(other.plan, promise=None)
+
+
+def _other_parts(plan: Plan, facts: Problem, objective: Objective, find: Find) -> Iterator[Plan]:
+    """One pipeline planned anew for its devices within another limit; and one more, for devices that are left."""
+    used, pipelines = plan.devices(), plan.pipelines
+    left = {each.kind: each.count - used.get(each.kind, 0) for each in facts.devices}
+    for kind, count in left.items():
+        if count:
+            for limit in LIMITS:
+                if more := find(_of_devices(facts, {kind: count}), _within(objective, limit)):
+                    yield joined([*pipelines, more])
+    for index, pipeline in enumerate(pipelines if len(pipelines) > 1 else ()):
+        for limit in LIMITS:
+            if other := find(_of_devices(facts, pipeline.devices()), _within(objective, limit)):
+                yield joined([*pipelines[:index], *other.pipelines, *pipelines[index + 1 :]])
+
+
+def _of_devices(facts: Problem, counts: dict[str, int]) -> Problem:
+    return facts.with_devices([replace(facts.device(kind), count=count) for kind, count in counts.items()])
+
+
+def promising(plan: Plan, planned: Plan, facts: Problem, goodput_per_s: float) -> Plan:
+    """The plan with the promise of so much, and the gap to the most that the planner holds possible."""
+    score, believed = evaluate(plan, facts), evaluate(planned, facts).goodput_per_s
+    most = max(believed * (1 + (planned.promise.gap if planned.promise else 0.0)), score.goodput_per_s)
+    gap = min(max(0.0, most / goodput_per_s - 1), MOST_GAP) if goodput_per_s else MOST_GAP
+    return replace(plan, promise=Promise(goodput_per_s, score.latency_s, score.cost_per_hour, gap))
