@@ -88,7 +88,7 @@ def plan_result(
 ) -> PlanResult:
     """The best plan, or the one in `file`, beside the baselines. The error says why when no plan fits.
 
-    A plan that was played need not fit the latency that the planner believes in.
+    A plan that was played need not fit the latency that the planner believes in, and none has to fit it with slack.
     """
     if objective.cuts and objective.cuts[-1] >= facts.num_blocks:
         last = facts.num_blocks - 1
@@ -104,10 +104,11 @@ def plan_result(
         return few_splits(facts, objective, gap, max_splits, one) if max_splits else one(facts, objective, gap)
 
     found = read_plan(file) if file else find(facts, objective, gap)
-    if found is None:
-        raise UserError(reason(facts, objective))
-    better = play(found, facts, objective, find) if play else None
+    first = found or (find(facts, replace(objective, slack=0.0), gap) if play else None)
+    better = play(first, facts, objective, find) if play and first else None
     if better:
         found, objective = better.plan, replace(objective, slo_s=None)
+    if found is None:
+        raise UserError(reason(facts, objective))
     plan = replace(facts.named(found), length=facts.length)
     return PlanResult(facts, objective, plan, evaluate(plan, facts, objective), others, better)

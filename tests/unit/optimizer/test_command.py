@@ -47,17 +47,29 @@ def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_promise_is_what_was_played_and_not_what_devices_compute(
-    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """A question that is played in a moment."""
     hasty = replace(CARE, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
     monkeypatch.setattr("cluster.simulator.playing.CARE", hasty)
-    small = ("--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4")
+    return "--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4", "--picture", ""
+
+
+def test_the_promise_is_what_was_played_and_not_what_devices_compute(
+    profile: Path, tmp_path: Path, small: tuple[str, ...]
+) -> None:
     said = json.loads(run_played(profile, *small, "--json", "--out", str(tmp_path / "plan.json")))
     promise = read_plan(tmp_path / "plan.json").promise
     assert promise is not None
     assert promise.goodput_per_s == said["polished"]["after_per_s"] != said["score"]["goodput_per_s"]
-    assert json.loads(run(profile, "--json"))["polished"] is None
+    assert json.loads(run(profile, *small, "--json"))["polished"] is None
+
+
+def test_a_plan_that_leaves_no_slack_is_played_and_not_refused(profile: Path, small: tuple[str, ...]) -> None:
+    bold = (*small, "--slack", "0.9")
+    with pytest.raises(UserError, match="the fastest plan needs"):
+        run(profile, *bold)
+    assert json.loads(run_played(profile, *bold, "--json"))["polished"]["after_per_s"] > 0
 
 
 @pytest.mark.parametrize(
