@@ -37,7 +37,7 @@ FIND = partial(side_by_side, gap=PLAYED_GAP)
 MOVED, MOVING_S = 12, 30.0  # problems whose plans' neighbours are played, and for how long each
 
 
-class Judged(NamedTuple):
+class JudgedPlan(NamedTuple):
     """One problem's plan. Rates are what the simulator sustains; `error` is of the promise, as a share of it."""
 
     seed: int
@@ -80,7 +80,7 @@ def measure(problems: int = PROBLEMS, minutes: int = MINUTES, moved: int = MOVED
     }
 
 
-def judge(seed: int, out_of_time: Until) -> Judged | None:
+def judge(seed: int, out_of_time: Until) -> JudgedPlan | None:
     """None: no plan, or no time."""
     problem = None if out_of_time() else playable(seed)
     if problem is None:
@@ -94,8 +94,8 @@ def judge(seed: int, out_of_time: Until) -> Judged | None:
     assert objective.slo_s
     promised = plan.promise.goodput_per_s
     kept = settled(World(plan, facts, objective.slo_s), promised, INPUTS, SEED, SLOS)
-    better = next(_better(facts, objective, kept * (1 + BEATEN)), "")
-    return Judged(seed, promised, kept, kept / promised - 1, plan.promise.gap, better, seconds)
+    beaten_by = next(better(facts, objective, kept * (1 + BEATEN)), "")
+    return JudgedPlan(seed, promised, kept, kept / promised - 1, plan.promise.gap, beaten_by, seconds)
 
 
 def planned(facts: Problem, objective: Objective) -> Plan | None:
@@ -115,7 +115,7 @@ def neighbour_gain(seed: int) -> float | None:
     return polished(plan, *problem, Until(time.time() + MOVING_S), FIND, replace(PATIENT, slos=SLOS)).gain
 
 
-def _better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[str]:
+def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[str]:
     """The baselines that sustain this rate: planned with the same care, or with none."""
     for asked in (objective, Objective(slo_s=objective.slo_s, slack=0.0, max_batch=objective.max_batch)):
         for other in baselines(facts, asked):

@@ -9,6 +9,7 @@ from experiments.bound.plans import Until, judge
 from experiments.bound.problems import playable
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
+from optimizer.pipelines.baselines import NO_EXITS
 from optimizer.search.exact import search
 
 
@@ -32,5 +33,12 @@ def test_a_plan_that_promises_too_much_is_found_out_and_nothing_is_judged_after_
     found = judge(7, Until(time.time() + 600))
     assert found is not None
     assert found.error < -0.2
-    assert found.beaten_by
     assert judge(7, Until(time.time())) is None
+
+
+def test_a_baseline_that_sustains_more_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "INPUTS", 200)
+    problem = playable(7)
+    assert problem is not None
+    assert NO_EXITS in plans.better(*problem, 1.0)
+    assert not list(plans.better(*problem, 1e6))
