@@ -5,7 +5,6 @@ from pathlib import Path
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from profiles.confidence import bound
 from profiles.errors import UserError, read_text
 from profiles.losses import NAMES, SCORES, Loss, Metric
 
@@ -67,6 +66,8 @@ def agreement_in(folder: Path) -> float | None:
         if rules.promise and rules.promise.metric == "agreement":
             return 1 - rules.promise.max_loss
         if rules.promise and rules.agreement is not None:
+            from profiles.confidence import bound  # and with it scipy, which takes each front 0.2 s otherwise
+
             off = 1 - rules.agreement
             return 1 - bound(Loss(off, off, rules.promise.rows), 0.95, "agreement")
     return None

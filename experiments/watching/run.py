@@ -54,7 +54,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Way:
+class Watcher:
     """A way of watching: what asks the server at an address during a turn, and what the load's requests say.
 
     `often`: how many times as often as usual it watches in a turn, which is shorter than a scraper waits. So many times
@@ -76,11 +76,11 @@ def metrics(url: str) -> AbstractContextManager[None]:
     return _asking((servers.metrics_url(),), SCRAPE_EVERY_S)
 
 
-NOBODY = Way(lambda _: nullcontext())
+NOBODY = Watcher(lambda _: nullcontext())
 WAYS = {
-    "page": Way(page),
-    "metrics": Way(metrics, often=SCRAPE_EVERY_S / TURN_S),
-    "tracing": Way(lambda _: nullcontext(), headers=""),
+    "page": Watcher(page),
+    "metrics": Watcher(metrics, often=SCRAPE_EVERY_S / TURN_S),
+    "tracing": Watcher(lambda _: nullcontext(), headers=""),
 }
 
 
@@ -101,7 +101,7 @@ def measure(seconds: int = 330) -> dict[str, float]:
     return {name: value for way, each in found.items() for name, value in ratios(way, each).items()}
 
 
-def measurable() -> dict[str, Way]:
+def measurable() -> dict[str, Watcher]:
     """The ways of watching for which everything is installed here."""
     if find_spec("opentelemetry.exporter.otlp"):
         return WAYS
@@ -148,7 +148,7 @@ def _await(url: str) -> None:
         time.sleep(0.5)
 
 
-def turn(way: Way, url: str, seconds: float = TURN_S) -> Turn:
+def turn(way: Watcher, url: str, seconds: float = TURN_S) -> Turn:
     with way.watching(url):
         began_s = servers.processor_s()
         load = LoadGenerator(f"{url}/predict", _digits(), CLIENTS, way.headers)

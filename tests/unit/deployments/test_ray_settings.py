@@ -20,15 +20,17 @@ def test_every_setting_is_still_read() -> None:
     assert not unread, f"Ray reads no {', '.join(sorted(unread))} any more: mend ray_settings.SETTINGS"
 
 
-def test_serve_is_imported_without_pandas_which_others_can_import_then() -> None:
+def test_the_processes_of_an_application_import_nothing_heavy_and_may_import_it_later() -> None:
     script = """
 import sys
 from deployments.ray_settings import SETTINGS
 module, _, name = SETTINGS["__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"].rpartition(".")
 getattr(sys.modules[module], name)()
 import ray.serve
-import deployments.app, cluster.controller.app, deployments.replica.serve_replica  # all that an application starts
-print(*[name for name in ("pandas", "torch", "transformers", "statsmodels", "sklearn") if name in sys.modules])
+import deployments.app, deployments.replica.serve_replica, deployments.replica.virtual  # a front, a deployer, a replica
+print(*[name for name in ("pandas", "torch", "transformers", "scipy") if name in sys.modules])
+import cluster.controller.app
+print(*[name for name in ("torch", "transformers", "statsmodels", "sklearn") if name in sys.modules])
 import pandas
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
