@@ -14,9 +14,13 @@ from rich.table import Table
 
 from deployments.models.predict import Predicted
 from deployments.models.ramps import ClassFigures
+from deployments.models.seam import ServedModel
 from deployments.prepare.classes import by_class
+from deployments.prepare.words import of_words
+from deployments.tasks import Task, task_of
 from profiles.errors import UserError
-from profiles.losses import NAMES, Labels, Metric, losses_by_class, score_loss, scored
+from profiles.losses import NAMES, Indices, Labels, Metric, losses_by_class, mean_loss, score_loss, scored
+from profiles.model import Label
 from profiles.promise import ExitPromise
 
 SCORE_NAMES: Mapping[Metric, str] = {"macro-f1": "macro-F1", "mcc": "MCC", "worst-class": "recall, worst class"}
@@ -91,6 +95,41 @@ def evaluated(
     )
 
 
+def evaluated_words(
+    full: Sequence[Predicted], exits: Sequence[Predicted], truth: Indices | None, given: Indices | None, num_blocks: int
+) -> Evaluation:
+    """The same where words are answered: shares of a text's words, and every text counts alike.
+
+    `truth` are the labels of all words, of which each text was `given` so many.
+    """
+    counts = np.array([len(_labels(each)) for each in full])
+    said, early = (np.concatenate([_labels(each) for each in answers]) for answers in (full, exits))
+    depth = np.array([(each.exit_block + 1) / num_blocks for each in exits])
+
+    def of_texts(of_words: NDArray[Any]) -> NDArray[np.float64]:
+        sums = np.bincount(np.repeat(np.arange(len(counts)), counts), weights=of_words, minlength=len(counts))
+        shares: NDArray[np.float64] = sums[counts > 0] / counts[counts > 0]
+        return shares
+
+    agreement = _of_losses(of_texts(said == early))
+    if truth is None or given is None:
+        return Evaluation(len(exits), agreement, _mean(depth))
+    right = of_words(truth, given, counts, np.concatenate([each.words.numbers for each in full if each.words]))
+    lost = of_texts((said == right).astype(float) - (early == right))
+    in_full, with_exits = (_of_losses(of_texts(answers == right)) for answers in (said, early))
+    classes = by_class(right, said, early)
+    return Evaluation(len(exits), agreement, _mean(depth), in_full, with_exits, _of_losses(lost), {}, classes)
+
+
+def _labels(answer: Predicted) -> Labels:
+    return np.array(answer.label, np.int64)
+
+
+def _of_losses(shares: NDArray[np.float64]) -> Interval:
+    """As of losses in prepare: one text more than was seen is assumed to lose."""
+    return _interval(float(shares.mean()), mean_loss(shares).error)
+
+
 def _scored(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
     lost = score_loss(metric, truth, full, exits)
     before, after = (_interval(*scored(metric, truth, said)) for said in (full, exits))
@@ -153,24 +192,33 @@ def promise_kept(promise: ExitPromise, found: Evaluation) -> str | None:
     )
 
 
-def served(url: str, values: Sequence[Any], headers: Mapping[str, str]) -> list[Predicted]:
+def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Task) -> list[Predicted]:
     """What a server answers to these inputs."""
     listed = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     return [
-        Predicted(each["label"], each["name"], each["score"], each["exit_block"])
+        Predicted(*task.heard(each), each["exit_block"])
         for start in range(0, len(listed), AT_ONCE)
         for each in _asked(url, listed[start : start + AT_ONCE], headers)
     ]
 
 
-def check_same_network(url: str, answers: Sequence[Predicted], labels: Sequence[str], num_blocks: int) -> None:
+def check_same_network(url: str, answers: Sequence[Predicted], network: ServedModel) -> None:
     """Raise UserError if this network cannot have given these answers, so that no other is measured in its place."""
+    labels, num_blocks = network.labels, network.num_blocks
     for each in answers:
-        if not (each.label < len(labels) and labels[each.label] == each.name and each.exit_block < num_blocks):
+        if not (_named(network, each.label) == each.name and each.exit_block < num_blocks):
             raise UserError(
                 f"{url} serves another network: it answers {each.name!r} (label {each.label}) at block "
                 f"{each.exit_block}; this one has {num_blocks} blocks and knows {', '.join(labels[:10])}"
             )
+
+
+def _named(network: ServedModel, label: Label) -> Any:
+    """What the network calls this answer; None if it has no such label."""
+    try:
+        return task_of(network).named(label, network.labels)
+    except IndexError:
+        return None
 
 
 def _asked(url: str, inputs: Sequence[Any], told: Mapping[str, str]) -> Any:

@@ -15,10 +15,10 @@ import numpy as np
 from profiles.confidence import shown
 from profiles.errors import UserError
 from profiles.exit_table import ExitTable, highest, ladder, outcome
-from profiles.losses import Floats, Indices, Loss, Metric
+from profiles.losses import OF_ALL, Floats, Indices, Loss, Metric
 
 EVIDENCE = "exit_table.npz"
-_ARRAYS = tuple(field.name for field in fields(ExitTable) if field.name != "reference")
+_ARRAYS = tuple(field.name for field in fields(ExitTable) if field.name not in ("reference", "agreed"))
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,10 @@ class Evidence:
     def about(self, metric: Metric | None) -> "Evidence":
         """The same rows for a promise in another metric; none: the same metric."""
         test = self.test
-        if metric and self.metric == "agreement" != metric and (test.truth == test.said[-1]).all():
+        if metric and self.metric == "agreement" != metric and (test.right[-1] == 1).all():
             raise UserError(f"the model was prepared without labels, which --metric {metric} needs")
+        if metric and metric not in OF_ALL and test.agreed is not None:
+            raise UserError(f"--metric {metric} is for networks that answer an input as a whole, not its words")
         return replace(self, metric=metric or self.metric)
 
     def shows(self, lost: Loss) -> bool:
@@ -97,6 +99,7 @@ class Evidence:
     def save(self, path: Path) -> None:
         tables = {"shape": self.shape, "test": self.test}
         arrays = {f"{name}_{each}": getattr(table, each) for name, table in tables.items() for each in _ARRAYS}
+        arrays |= {f"{name}_agreed": table.agreed for name, table in tables.items() if table.agreed is not None}
         terms = np.array([self.max_loss, self.confidence])
         np.savez_compressed(path, metric=np.array(self.metric), terms=terms, **arrays)
 
@@ -104,7 +107,10 @@ class Evidence:
     def read(cls, path: Path) -> "Evidence":
         try:
             with np.load(path, allow_pickle=False) as kept:
-                shape, test = (ExitTable(*(kept[f"{name}_{each}"] for each in _ARRAYS)) for name in ("shape", "test"))
+                shape, test = (
+                    replace(ExitTable(*(kept[f"{name}_{each}"] for each in _ARRAYS)), agreed=kept.get(f"{name}_agreed"))
+                    for name in ("shape", "test")
+                )
                 metric, (max_loss, confidence) = str(kept["metric"]), kept["terms"].tolist()
         except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
             raise UserError(f"{path}: is no exit table that 'isobatch prepare' has written: {error}") from None

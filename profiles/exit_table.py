@@ -11,6 +11,7 @@ multipliers, from high to low, give a ladder from "nobody leaves" to "as early a
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,9 @@ class ExitTable:
     truth: Labels
     costs: Floats
     reference: Labels | None = None
+    # Where inputs are texts of several answers each, `right` are shares of these, as `agreed` is of those that are the
+    # full network's; `said` and `truth` say nothing then.
+    agreed: NDArray[np.float32] | None = None
 
     @property
     def num_ramps(self) -> int:
@@ -68,9 +72,9 @@ class ExitTable:
         return np.zeros(self.num_ramps, np.int64)
 
     @property
-    def agrees(self) -> NDArray[np.bool_]:
-        """Ramps + 1 x inputs: whether the answer is the full network's."""
-        agrees: NDArray[np.bool_] = self.said == self.full_said
+    def agrees(self) -> NDArray[Any]:
+        """Ramps + 1 x inputs: whether the answer is the full network's, or which share of its answers."""
+        agrees: NDArray[Any] = self.said == self.full_said if self.agreed is None else self.agreed
         return agrees
 
     @property
@@ -89,14 +93,16 @@ class ExitTable:
         """These inputs only."""
         right, said = self.right[:, chosen], self.said[:, chosen]
         reference = None if self.reference is None else self.reference[chosen]
-        return replace(
-            self, first=self.first[:, chosen], right=right, said=said, truth=self.truth[chosen], reference=reference
-        )
+        agreed = None if self.agreed is None else self.agreed[:, chosen]
+        made = replace(self, first=self.first[:, chosen], right=right, said=said, truth=self.truth[chosen])
+        return replace(made, reference=reference, agreed=agreed)
 
     def only(self, ramps: list[int], costs: Floats) -> "ExitTable":
         """The same inputs where only these ramps are open, and what was run by then costs as much as this."""
         kept = [*ramps, self.num_ramps]
-        return replace(self, first=self.first[ramps], right=self.right[kept], said=self.said[kept], costs=costs[kept])
+        agreed = None if self.agreed is None else self.agreed[kept]
+        right, said = self.right[kept], self.said[kept]
+        return replace(self, first=self.first[ramps], right=right, said=said, costs=costs[kept], agreed=agreed)
 
     def places(self, chosen: Indices) -> Indices:
         """The ramp where each input leaves with this candidate at each ramp; their number where at none."""

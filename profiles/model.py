@@ -5,14 +5,28 @@ can run it from wherever it stands and never has to know the plan that sent it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 # An array of any library (numpy, torch) whose first axis counts the inputs, or the tokens of all texts.
 Array = Any
+
+# What an input is answered, and how probable that is; where each word of a text is answered, one for each.
+Label = int | tuple[int, ...]
+Score = float | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a text that are answered: where each begins and ends, and its number among those that were given."""
+
+    text: str
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,8 @@ class Batch:
     lengths: NDArray[np.int64] | None = None
     # Positions of texts that are longer than the network reads, and were cut; known where they are encoded only.
     truncated: frozenset[int] = frozenset()
+    # Of texts whose words are answered; known where they are encoded only.
+    words: tuple[Words, ...] | None = None
     # Of a cascade: the same inputs as the next level reads them. It stands before that level's first block.
     ahead: "Batch | None" = None
 
@@ -50,14 +66,38 @@ class Batch:
 
 @dataclass(frozen=True)
 class Exits:
-    """What left a batch, on the host: `rows` are positions in the batch that was run."""
+    """What left a batch, on the host: `rows` are positions in the batch that was run.
+
+    Where each word of a text is answered, `counts` says how many words each has, and `logits` has a row for each.
+    """
 
     rows: NDArray[np.int64]
     blocks: NDArray[np.int64]
     logits: NDArray[np.float32]
+    counts: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def at(self, places: NDArray[np.int64]) -> "Self":
+        """Some of them."""
+        logits, counts = self.logits, self.counts
+        if counts is None:
+            logits = logits[places]
+        else:
+            ends = np.cumsum(counts)
+            logits = np.concatenate([logits[:0], *(logits[ends[each] - counts[each] : ends[each]] for each in places)])
+            counts = counts[places]
+        return replace(self, rows=self.rows[places], blocks=self.blocks[places], logits=logits, counts=counts)
+
+    def said(self) -> list[tuple[Label, Score]]:
+        """What each is answered, and the probability of that."""
+        labels, scores = self.labels.tolist(), self.probabilities.max(axis=1, initial=0.0).tolist()
+        if self.counts is None:
+            return list(zip(labels, scores, strict=True))
+        ends = np.cumsum(self.counts).tolist()
+        parts = [slice(end - count, end) for end, count in zip(ends, self.counts.tolist(), strict=True)]
+        return [(tuple(labels[part]), tuple(scores[part])) for part in parts]
 
     @property
     def labels(self) -> NDArray[np.int64]:

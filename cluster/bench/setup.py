@@ -29,7 +29,7 @@ from deployments.models import TorchModel, checkpoint, load
 from deployments.models.backends import INT8, make_ready, on_backend, planned
 from deployments.models.seam import BackedModel, Stretch
 from deployments.prepare.data import Columns, rows, taken
-from deployments.prepare.sample import LabelNames, numbered, sampled
+from deployments.prepare.sample import LabelNames, labels_of, sampled
 from optimizer.plan import Plan
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -82,6 +82,8 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
         demo_directory("int8" if int8 else "float32") if request.model == DEMO else checkpoint.locate(request.model)
     )
     exact = load(folder, request.device, "float32" if int8 else request.dtype)
+    if exact.task.by_token:
+        raise UserError(f"{request.model}: answers the words of texts, which are not benched; 'isobatch evaluate' is")
     if not exact.ramp_blocks:
         raise UserError(f"{request.model} has no ramps: give it some with 'isobatch prepare'")
     if request.profile:
@@ -125,7 +127,7 @@ def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:
     if not found:
         raise UserError(f"{request.data} holds no inputs")
     names = LabelNames(checkpoint.label_names(folder), request.labels)
-    return RecordedInputs([row.value for row in found], numbered(found, request.data, names))
+    return RecordedInputs([row.value for row in found], labels_of(found, request.data, names))
 
 
 def _read_from(request: BenchRequest, folder: Path) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ def _folders(models: list[str]) -> list[Path]:
     for folder in folders:
         if is_cascade(folder):
             raise UserError(f"{folder}: is a cascade already: give the networks that it was made of")
-        checkpoint.check(folder)
+        checkpoint.check_level(folder)
         order_of(checkpoint.label_names(folder), checkpoint.label_names(folders[-1]), folder)
     if len({checkpoint.reads_images(folder) for folder in folders}) > 1:
         raise UserError("some of these networks read texts and some images: a cascade needs one kind")

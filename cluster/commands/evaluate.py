@@ -49,13 +49,14 @@ def evaluate(
     from rich.console import Console
 
     from cluster.commands import server_at
-    from cluster.evaluation import check_same_network, evaluated, promise_kept, served, table
+    from cluster.evaluation import check_same_network, evaluated, evaluated_words, promise_kept, served, table
     from cluster.load.bodies import predicts_at
     from deployments.models import checkpoint, load_served
     from deployments.models.predict import predict
     from deployments.prepare.classes import class_table, warnings
     from deployments.prepare.data import rows, taken
-    from deployments.prepare.sample import numbered, sampled
+    from deployments.prepare.sample import labels_of, sampled, words_of
+    from deployments.tasks import task_of
 
     server = predicts_at(server_at(url)) if url else None
     key, network = key_headers(api_key_variable), load_served(model, device=device)
@@ -67,15 +68,19 @@ def evaluate(
     console = Console(soft_wrap=True, stderr=as_json)
     console.print(taken(data, wanted, images=images), highlight=False, markup=False)
     kept = sampled(rows(data, wanted, images=images), max_rows, seed)
-    truth, values = numbered(kept, data, names), [row.value for row in kept]
+    task = task_of(network)
+    truth, values = labels_of(kept, data, names, task), [row.value for row in kept]
     with console.status(f"answering {len(values)} inputs"):
         if server:  # first, so that a server that is none is noticed before anything is computed
-            exits = served(server, values, key)
-            check_same_network(server, exits, network.labels, network.num_blocks)
+            exits = served(server, values, key, task)
+            check_same_network(server, exits, network)
         else:
             exits = predict(network, values)
         full = predict(network, values, exits=False)
-    found = evaluated(full, exits, truth, network.num_blocks)
+    if task.by_token:
+        found = evaluated_words(full, exits, truth, words_of(kept, truth, task), network.num_blocks)
+    else:
+        found = evaluated(full, exits, truth, network.num_blocks)
     if as_json:
         print(found.as_json())
         return

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,6 +21,9 @@ from cluster.commands.reading import (
     label_names,
 )
 from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from deployments.exits import Policy
 
 Kind = Literal["light", "pooler"]
 Dtype = Literal["float32", "int8"]
@@ -111,11 +114,14 @@ def prepare(
     if max_tokens is not None:
         raise UserError("--max-tokens is for decoders: this network writes nothing")
     checkpoint.check(source)
+    task = checkpoint.task_at(source)
+    if task.by_token:
+        _check_for_words(metric, policy_at(path))
     images, names = checkpoint.reads_images(source), label_names(checkpoint.label_names(source), labels)
     console = Console()
     console.print(taken(data, wanted, images=images), highlight=False, markup=False, soft_wrap=True)
     found = rows(data, wanted, images=images)
-    sample = draw(show(found, f"reading {data.name}"), data, names, max_rows, seed)
+    sample = draw(show(found, f"reading {data.name}"), data, names, max_rows, seed, task)
     if sample.labels is None:
         if metric not in ("accuracy", "agreement"):
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
@@ -137,6 +143,15 @@ def prepare(
     for said in filter(None, told):
         console.print(said, style="yellow", markup=False, highlight=False)
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
+
+
+def _check_for_words(metric: Metric, policy: "Policy") -> None:
+    """Refuse what cannot be promised, or decided, where words are answered."""
+    from deployments.models.ramps import check_forgets
+
+    if metric not in ("accuracy", "agreement"):
+        raise UserError(f"--metric {metric} is for networks that answer an input as a whole, not its words")
+    check_forgets(policy, "--policy")
 
 
 def share(text: str) -> float:

@@ -80,7 +80,7 @@ class Audits:
         is_full = block + 1 == launch.stop and launch.stop == self._num_blocks
         if ticket.told and is_full:
             at, told = ticket.told
-            self._done.append(Audit(at, told == label))
+            self._done.append(Audit(at, _agree(told, label, self._chance)))
         elif ticket.kind in (RowKind.AUDITED, RowKind.EARLY) and not ticket.ended and not is_full:
             if ticket.kind is RowKind.AUDITED:
                 self._pay_rest(ticket, block, launch, stage)
@@ -170,6 +170,14 @@ class Audits:
             del self._waiting[queue], self._lanes[queue]
         self._count -= 1
         return ticket
+
+
+def _agree(one: object, other: object, chance: Callable[[], float]) -> bool:
+    """Whether two answers to an input are the same; where each word is answered, those to one that is drawn."""
+    if isinstance(one, tuple) and isinstance(other, tuple) and one:
+        word = int(chance() * len(one))
+        return bool(one[word] == other[word])
+    return one == other
 
 
 def _fitting(queue: Queue, waiting: deque[_Waiting]) -> tuple[int, int]:

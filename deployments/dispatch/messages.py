@@ -98,7 +98,10 @@ class Ending(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """An input that was answered at this block has run on to the end: whether its answer was the full network's."""
+    """An input that was answered at this block has run on to the end: whether its answer was the full network's.
+
+    Where each word of a text is answered, one of them is drawn, which is right as often as all are on average.
+    """
 
     block: int
     agrees: bool

@@ -3,6 +3,8 @@
 import reprlib
 from dataclasses import dataclass
 
+from profiles.model import Label, Score, Words
+
 LONGEST_SENTENCE = 480  # bytes, which JSON makes twice as many at most: an error stays below 1 KiB
 _CUT = " ... "
 
@@ -19,15 +21,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Answer:
-    """One input's label, and what happened to it on the way."""
+    """One input's label, and what happened to it on the way; or the labels of its words."""
 
-    label: int
-    score: float  # the probability of `label`, after calibration
+    label: Label
+    score: Score  # the probability of `label`, after calibration
     exit_block: int  # the block it left after
     steps: tuple[Step, ...]
     truncated: bool = False  # the input was longer than the network reads: its end was cut off
     level: int | None = None  # of a cascade: the level that answered, from 0
     degraded: bool = False  # there was no time for the next level, which would have answered
+    words: Words | None = None  # of a text whose words are answered
 
     @property
     def queued_ms(self) -> float:

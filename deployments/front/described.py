@@ -3,6 +3,7 @@
 Answers are not made from these classes, which would cost each of them time: tests hold every answer against them.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from deployments.front.answers import Step
 from deployments.front.headers import DEADLINE_HEADER, LONGEST_MS
 from deployments.front.messages import Usage
+from deployments.tasks import CLASSIFICATION, TOKENS
 from profiles.agreement import Agreement
 
 STATS_VERSION = 1  # of what `/stats` says: it grows when a field changes its meaning or goes; new fields leave it
@@ -31,6 +33,10 @@ PROBLEMS = {
     504: "The deadline passed before the answer was known.",
 }
 READING = (400, 401, 403, 408, 413, 415, 422, 500, 503, 504)  # what may become of a request with inputs
+_AN_INPUT = (
+    "One input (a text, or an image as nested lists), or a list. "
+    "Where words are answered, a text may be given as a list of its words."
+)
 _LONGEST_EXAMPLE = 2000  # characters
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds until it may go better.", "schema": {"type": "integer"}}}
 
@@ -41,12 +47,9 @@ class Described(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Output(Described):
-    """One input's label, and what happened to it on the way."""
+class OnTheWay(Described):
+    """What happened to an input on the way."""
 
-    label: int = Field(description="The class that was chosen, from 0.")
-    name: str = Field(description="What the checkpoint calls that class.")
-    score: float = Field(description="Its probability.")
     exit_block: int = Field(description="The block after which the input left, from 0.")
     queued_ms: float = Field(description="Time spent waiting for batches to form.")
     computed_ms: float = Field(description="Time in launches, until it left.")
@@ -56,10 +59,56 @@ class Output(Described):
     degraded: bool = Field(False, description="There was no time for the next level, which would have answered.")
 
 
-class Predictions(Described):
+class Output(OnTheWay):
+    """One input's label, and what happened to it on the way."""
+
+    label: int = Field(description="The class that was chosen, from 0.")
+    name: str = Field(description="What the checkpoint calls that class.")
+    score: float = Field(description="Its probability.")
+
+
+class Token(Described):
+    """A word of a text, and its label."""
+
+    label: int = Field(description="The class that was chosen, from 0.")
+    name: str = Field(description="What the checkpoint calls that class.")
+    score: float = Field(description="Its probability.")
+    word: str
+    start: int = Field(description="Its first character in the text, from 0. A list of words is joined by blanks.")
+    end: int = Field(description="Behind its last character.")
+
+
+class Entity(Described):
+    """Neighbouring words of one kind, as transformers' pipeline gives them (`aggregation_strategy="first"`)."""
+
+    entity_group: str = Field(description="The kind, without B- and I-.")
+    score: float = Field(description="The mean probability of its words' labels.")
+    word: str
+    start: int
+    end: int
+
+
+class WordsOutput(OnTheWay):
+    """The labels of a text's words, and what happened to it on the way."""
+
+    tokens: list[Token] = Field(description="Every word, by the first of its tokens.")
+    entities: list[Entity] = Field(description="Those that are something other than O.")
+
+
+class PredictionsBase(Described):
     model: str
-    outputs: list[Output] = Field(description="In the order of the inputs.")
     virtual: bool = Field(False, description="Nothing was computed: devices only took the time that they would.")
+
+
+class Predictions(PredictionsBase):
+    outputs: list[Output] = Field(description="In the order of the inputs.")
+
+
+class WordPredictions(PredictionsBase):
+    outputs: list[WordsOutput] = Field(description="In the order of the inputs.")
+
+
+PREDICTIONS: Mapping[str, type[PredictionsBase]] = {CLASSIFICATION.name: Predictions, TOKENS.name: WordPredictions}
 
 
 class ErrorBody(Described):
@@ -208,7 +257,7 @@ def predict_body(example: Any | None) -> dict[str, Any]:
         "type": "object",
         "required": ["inputs"],
         "additionalProperties": False,
-        "properties": {"inputs": {"description": "One input (a text, or an image as nested lists), or a list."}},
+        "properties": {"inputs": {"description": _AN_INPUT}},
     }
     content: dict[str, Any] = {"schema": schema}
     if fits(example):

@@ -245,9 +245,8 @@ class Driver:
 
     def _depart(self, launch: Launch, departed: Departed, started_s: float) -> None:
         exits, now_s = departed.exits, self._clock()
-        scores, rows = exits.probabilities.max(axis=1), exits.rows.tolist()
-        labels, blocks = exits.labels.tolist(), exits.blocks.tolist()
-        for row, label, score, block in zip(rows, labels, scores.tolist(), blocks, strict=True):
+        rows, blocks, said = exits.rows.tolist(), exits.blocks.tolist(), exits.said()
+        for row, (label, score), block in zip(rows, said, blocks, strict=True):
             waiting = self._waiting.get(launch.tickets[row])
             if waiting and not waiting.reply.done():
                 if departed.stays:
@@ -259,7 +258,8 @@ class Driver:
                 waiting.reply.set_result(Answer(label, score, block, tuple(waiting.steps), level=self._level(block)))
         if departed.stays:
             return
-        self.dispatcher.released(launch.id, rows, list(zip(blocks, labels, strict=True)) if launch.kinds else ())
+        told = [(block, label) for block, (label, _) in zip(blocks, said, strict=True)]
+        self.dispatcher.released(launch.id, rows, told if launch.kinds else ())
         for audit in self.dispatcher.audits() if launch.kinds else ():
             self.counts.audit_ended(audit.block, audit.agrees)
 

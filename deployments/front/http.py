@@ -14,11 +14,11 @@ from starlette.types import Message, Receive, Scope, Send
 from deployments.front.answers import RefusedError, brief, shown
 from deployments.front.bodies import body_of
 from deployments.front.described import (
+    PREDICTIONS,
     READING,
     WITH_INPUTS,
     Alive,
     DescribedApi,
-    Predictions,
     Ready,
     StatsBody,
     in_json,
@@ -124,7 +124,7 @@ def create_api(service: Service) -> Api:
 
     asked = WITH_INPUTS | predict_body(example_input(service.config))
 
-    @api.post("/predict", **told(Predictions, *READING), openapi_extra=asked)
+    @api.post("/predict", **told(PREDICTIONS[service.task.name], *READING), openapi_extra=asked)
     async def predict() -> NoReturn:
         """Answer one input or a list of them, in order."""
         raise AssertionError("This is a bug: `Api` should have handed the request to `Predict`.")

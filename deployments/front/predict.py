@@ -10,6 +10,7 @@ from deployments.front.answers import Answer, RefusedError, shown
 from deployments.front.bodies import body_of, json_in, size_of
 from deployments.front.headers import DEADLINE_HEADER, deadline_s
 from deployments.front.service import Content, Service
+from deployments.tasks import Task
 
 _JSON = b"application/json"
 _DEADLINE = DEADLINE_HEADER.encode()
@@ -42,7 +43,8 @@ class Predict:
         return await service.answer(visit, lambda: Content(service.encoded(inputs_in(body)), self._written))
 
     def _written(self, answers: Sequence[Answer]) -> bytes:
-        outputs = [_output(answer, self._service.labels) for answer in answers]
+        task, labels = self._service.task, self._service.labels
+        outputs = [output_of(answer, task, labels) for answer in answers]
         return _encode(self._service.heading | {"outputs": outputs})
 
 
@@ -60,8 +62,8 @@ def inputs_in(body: bytes) -> object:
     return content["inputs"]
 
 
-def _output(answer: Answer, labels: Sequence[str]) -> dict[str, Any]:
-    """As `http.Output` describes it; times to the microsecond."""
+def output_of(answer: Answer, task: Task, labels: Sequence[str]) -> dict[str, Any]:
+    """As `described.py` describes it; times to the microsecond."""
     steps = [
         {
             "block": step.block,
@@ -71,10 +73,7 @@ def _output(answer: Answer, labels: Sequence[str]) -> dict[str, Any]:
         }
         for step in answer.steps
     ]
-    output = {
-        "label": answer.label,
-        "name": labels[answer.label],
-        "score": answer.score,
+    output = task.output(answer, labels) | {
         "exit_block": answer.exit_block,
         "queued_ms": round(answer.queued_ms, 3),
         "computed_ms": round(answer.computed_ms, 3),

@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 from deployments.config import DEMO, VIRTUAL, AppConfig, function_at
 from deployments.front.answers import Answer, RefusedError
@@ -25,6 +27,7 @@ from deployments.front.proxy import Burden
 from deployments.front.stats import state_of, stats_of
 from deployments.front.turnstile import Turnstile
 from deployments.replica.loading import load_front_model
+from deployments.tasks import task_of
 from deployments.tracing import Span, Tracing, tracing_here
 from deployments.transport.packed import Packed, pack
 from profiles.agreement import said
@@ -115,7 +118,7 @@ class Service:
         self.key = key_in(config.api_key_variable)
         self.sizes = Sizes(config.max_inputs, config.max_body_bytes)
         self._model = load_front_model(config, directory)
-        self.labels = label_names(self._model)
+        self.labels, self.task = label_names(self._model), task_of(self._model)
         promising = config.promising
         self.promised = str((promising and promise_in(promising)) or NOTHING)
         self._agreement = config.agreement or (agreement_in(promising) if promising else None)
@@ -317,14 +320,18 @@ class Service:
 
 
 def _told(answers: list[Answer], inputs: Packed) -> list[Answer]:
-    """The answers, which say so where an input's end was cut off."""
-    if not inputs.truncated:
+    """The answers, which say so where an input's end was cut off, and which words they answer."""
+    if not inputs.truncated and not inputs.words:
         return answers
-    return [replace(each, truncated=position in inputs.truncated) for position, each in enumerate(answers)]
+    words = inputs.words or [None] * len(answers)
+    return [
+        replace(each, truncated=position in inputs.truncated, words=words[position])
+        for position, each in enumerate(answers)
+    ]
 
 
 def _finite(answers: list[Answer]) -> list[Answer]:
     for position, answer in enumerate(answers):
-        if not isfinite(answer.score):
+        if not np.isfinite(answer.score).all():
             raise RefusedError(422, f"input {position} has no finite answer: its numbers are too large")
     return answers

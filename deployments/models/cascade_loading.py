@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deployments.exits import memory_width
 from deployments.models.cascade import Cascade, Level
-from deployments.models.checkpoint import check, label_names, locate
+from deployments.models.checkpoint import check_level, label_names, locate
 from deployments.models.encode import Encoder, TextEncoder
 from deployments.models.levels import CASCADE, is_cascade, read_levels
 from deployments.models.loading import load, one_line_errors, quietly, read_encoder, resolve_device, resolve_dtype
@@ -29,7 +29,7 @@ def load_cascade(folder: Path, device: str = "cpu", dtype: str = "float32") -> C
     _check_rules(folder, ramps, levels.edges)
     places = [folder / level.folder for level in levels.levels]
     for place in places:
-        check(locate(place))
+        check_level(locate(place))
     labels = label_names(places[-1])
     encoders = _encoders(places)
     each = [

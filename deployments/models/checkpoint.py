@@ -8,6 +8,7 @@ from typing import Any
 from deployments.models.families import family_of
 from deployments.models.levels import is_cascade, last_of
 from deployments.models.ramps import WEIGHTS
+from deployments.tasks import CLASSIFICATION, TASKS, Task
 from profiles.errors import UserError
 from profiles.promise import RULES
 
@@ -35,14 +36,21 @@ def check(folder: Path) -> None:
     if is_cascade(folder):
         raise UserError(f"{folder}: is a cascade, made of several networks: give one of them")
     config = read_config(folder)
-    check_preprocessor(folder, family_of(config.model_type).task)
+    check_preprocessor(folder, family_of(config.model_type).reads)
     check_head(folder, config)
 
 
-def check_preprocessor(folder: Path, task: str) -> None:
-    if task == "image" and not (folder / PROCESSOR).is_file():
+def check_level(folder: Path) -> None:
+    """The same for a network that is to be a level of a cascade."""
+    check(folder)
+    if task_at(folder).by_token:
+        raise UserError(f"{folder}: answers the words of texts: a cascade is made of networks that give one label each")
+
+
+def check_preprocessor(folder: Path, reads: str) -> None:
+    if reads == "image" and not (folder / PROCESSOR).is_file():
         raise UserError(f"{folder}: has no {PROCESSOR}: save the image processor there with save_pretrained()")
-    if task == "text" and not any(any(folder.glob(name)) for name in VOCABULARIES):
+    if reads == "text" and not any(any(folder.glob(name)) for name in VOCABULARIES):
         raise UserError(
             f"{folder}: has no tokenizer ({', '.join(VOCABULARIES)}): save it there with tokenizer.save_pretrained()"
         )
@@ -75,7 +83,7 @@ def fingerprint(folder: Path) -> str:
 
 def reads_images(folder: Path) -> bool:
     """Whether the network in this directory takes images, not texts."""
-    return family_of(read_config(last_of(folder)).model_type).task == "image"
+    return family_of(read_config(last_of(folder)).model_type).reads == "image"
 
 
 def image_size(folder: Path) -> tuple[int, int]:
@@ -89,6 +97,17 @@ def fixed_size(config: Any) -> tuple[int, int] | None:
     """Height and width. A vision transformer has positions for one size only; a convolutional network takes any."""
     size = getattr(config, "image_size", None)
     return (size, size) if isinstance(size, int) else (tuple(size) if size else None)
+
+
+def task_in(config: Any) -> Task:
+    """What the network of this configuration answers: the task whose heads it names."""
+    named = (getattr(config, "architectures", None) or [""])[0]
+    return next((task for task in TASKS if task.heads and named.endswith(task.heads)), CLASSIFICATION)
+
+
+def task_at(folder: Path) -> Task:
+    """What the network in this directory answers."""
+    return task_in(read_config(last_of(folder)))
 
 
 def label_names(folder: Path) -> list[str]:

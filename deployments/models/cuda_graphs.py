@@ -59,7 +59,7 @@ class GraphModel(TorchModel):
         key = (stretch, room, inputs.widths)
         if key not in self._recordings:
             self._add(key, stretch, partial(inputs.empty, room))
-        count = inputs.rows if spans is None else spans.count
+        count = inputs.rows if spans is None or self.task.by_token else spans.count
         if recording := self._recordings.get(key):
             return recording.run(inputs, count)
         return self.inner.through(stretch, arrays, None if spans is None else spans.trimmed(inputs.rows))
@@ -151,7 +151,8 @@ class Recording:
     again: Again
 
     def run(self, given: Inputs, count: int) -> Passed:
-        """`count`: of the inputs. What is given is a copy: the next replay writes over the buffers."""
+        """`count`: of inputs, or of tokens where these are answered. What is given is a copy, since the next replay
+        writes over the buffers."""
         self.reads.fill(given)
         self.again()
         hidden, head = self.gives.hidden, self.gives.head

@@ -1,7 +1,7 @@
 """From what a user sends to what a network reads. On the host, in numpy, with the checkpoint's own preprocessor."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.errors import UserError
+from profiles.model import Words
 
 MOST_PIXELS = 2**23  # of one image: preprocessors take many times its memory
+ASKED = "asked"  # the name of an array that says which tokens are answered
 CHARACTERS_A_TOKEN = 64  # of a text, so many are looked at for each token that the network reads at most
 
 
@@ -19,6 +21,7 @@ class Encoded:
     arrays: Mapping[str, NDArray[Any]]
     lengths: NDArray[np.int64] | None
     truncated: frozenset[int] = frozenset()  # positions of texts of which the end is missing
+    words: tuple[Words, ...] | None = None  # of texts whose words are answered
 
 
 class Encoder(Protocol):
@@ -40,16 +43,21 @@ class TextEncoder:
     longest: int
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded:
+        return self.encoded(self.tokens(inputs), inputs)
+
+    def tokens(self, inputs: Sequence[Any]) -> Any:
         first, second = zip(*(self._text_pair(value) for value in inputs), strict=True)
         if len({text is None for text in second}) > 1:
             raise UserError("single texts and pairs of texts cannot stand in one request")
-        tokens = self.tokenizer(
+        return self.tokenizer(
             list(first),
             None if second[0] is None else list(second),
             truncation=True,
             max_length=self.longest,
             return_attention_mask=False,
         )
+
+    def encoded(self, tokens: Any, inputs: Sequence[Any]) -> Encoded:
         arrays = {name: np.fromiter(chain.from_iterable(rows), np.int64) for name, rows in tokens.items()}
         lengths = np.fromiter(map(len, tokens["input_ids"]), np.int64)
         return Encoded(arrays, lengths, self._truncated(inputs, lengths))
@@ -75,6 +83,71 @@ class TextEncoder:
             case [str() as first, str() as second]:
                 return first[:most], second[:most]
         raise UserError(f"a text input must be a string or a pair of strings, got {type(value).__name__}")
+
+
+@dataclass(frozen=True)
+class WordEncoder:
+    """Texts whose words are answered, each at the first of its tokens. `texts` must know where tokens come from.
+
+    A text is cut into words as its tokenizer does it, unless it comes as a list of words: then they are joined by
+    blanks, and a word is all that stands between two of these.
+    """
+
+    texts: TextEncoder
+
+    @property
+    def longest(self) -> int:
+        return self.texts.longest
+
+    def __call__(self, inputs: Sequence[Any]) -> Encoded:
+        joined = [_joined(value) for value in inputs]
+        tokens = self.texts.tokens(joined)
+        asked, words = [], []
+        for value, text, each in zip(inputs, joined, tokens.encodings, strict=True):
+            places = list(_trimmed(text, each.offsets))
+            whose = each.word_ids if isinstance(value, str) else _given(value, places, each.word_ids)
+            firsts = _firsts(whose, places)
+            asked.append(np.isin(np.arange(len(places)), list(firsts.values())))
+            ends = {word: end for word, (_, end) in zip(whose, places, strict=True) if word is not None}
+            begins = tuple(places[at][0] for at in firsts.values())
+            words.append(Words(text, begins, tuple(ends[word] for word in firsts), tuple(firsts)))
+        encoded = self.texts.encoded(tokens, joined)
+        return replace(encoded, arrays={**encoded.arrays, ASKED: np.concatenate(asked)}, words=tuple(words))
+
+
+def _joined(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if not (isinstance(value, list | tuple) and value and all(isinstance(word, str) and word for word in value)):
+        there = "an empty word" if isinstance(value, list | tuple) and "" in value else type(value).__name__
+        raise UserError(f"an input must be a text or a list of words, got {there}")
+    return " ".join(value)
+
+
+def _trimmed(text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Where tokens stand, without the blanks before them that some tokenizers count to them."""
+    for start, end in offsets:
+        while start < end and text[start].isspace():
+            start += 1
+        yield start, end
+
+
+def _given(words: Sequence[str], places: Sequence[tuple[int, int]], own: Sequence[int | None]) -> list[int | None]:
+    """The number of the given word that each token belongs to; None: it surrounds the text."""
+    begins = np.cumsum([0, *(len(word) + 1 for word in words)])
+    return [
+        None if word is None else int(np.searchsorted(begins, start, side="right")) - 1
+        for word, (start, _) in zip(own, places, strict=True)
+    ]
+
+
+def _firsts(whose: Sequence[int | None], places: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """The first token of each word, of those that stand for something."""
+    firsts: dict[int, int] = {}
+    for at, (word, (start, end)) in enumerate(zip(whose, places, strict=True)):
+        if word is not None and start < end:
+            firsts.setdefault(word, at)
+    return firsts
 
 
 def _characters(text: str | Sequence[str]) -> int:

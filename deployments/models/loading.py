@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from deployments.models.anatomy import Anatomy, Family
-from deployments.models.checkpoint import check_head, check_preprocessor, fixed_size, locate, read_config
-from deployments.models.encode import Encoder, ImageEncoder, TextEncoder
+from deployments.models.anatomy import Anatomy, Family, each_token
+from deployments.models.checkpoint import check_head, check_preprocessor, fixed_size, locate, read_config, task_in
+from deployments.models.encode import Encoder, ImageEncoder, TextEncoder, WordEncoder
 from deployments.models.families import family_of
 from deployments.models.levels import is_cascade
-from deployments.models.ramps import WEIGHTS, Ramps, read_ramps
+from deployments.models.ramps import WEIGHTS, Ramps, check_forgets, read_ramps
 from deployments.models.torch_model import TorchModel
+from deployments.tasks import Task
 from profiles.errors import UserError
 from profiles.promise import RULES
 
@@ -38,11 +39,11 @@ def load(
     with quietly(), one_line_errors(folder):
         config = read_config(folder)
         family = family or family_of(config.model_type)
-        check_preprocessor(folder, family.task)
+        check_preprocessor(folder, family.reads)
         check_head(folder, config)
-        model = _read_classifier(folder, family, precision).to(place).eval()
+        model = _read_network(folder, task_in(config), family, precision).to(place).eval()
         encoder = read_encoder(folder, family)
-    anatomy = family.dissect(model)
+    anatomy = dissected(model, family, task_in(config))
     return TorchModel(
         anatomy,
         encoder,
@@ -75,10 +76,15 @@ def resolve_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def _read_classifier(folder: Path, family: Family, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
+def dissected(model: Any, family: Family, task: Task) -> Anatomy:
+    anatomy = family.dissect(model)
+    return each_token(anatomy, model) if task.by_token else anatomy
 
-    loader = AutoModelForSequenceClassification if family.task == "text" else AutoModelForImageClassification
+
+def _read_network(folder: Path, task: Task, family: Family, dtype: torch.dtype) -> Any:
+    import transformers
+
+    loader = getattr(transformers, task.loaders[family.reads])
     model, report = loader.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
         raise UserError(f"{folder}: has no trained classifier: {', '.join(missing[:3])} missing; fine-tune it first")
@@ -90,11 +96,16 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
     from transformers import AutoImageProcessor, AutoTokenizer
 
     config = read_config(folder)
-    if (family or family_of(config.model_type)).task == "image":
+    if (family or family_of(config.model_type)).reads == "image":
         processor = AutoImageProcessor.from_pretrained(folder)
         return ImageEncoder(processor, config.num_channels, fixed_size(config))
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
-    return TextEncoder(tokenizer, min(tokenizer.model_max_length, _positions(config)))
+    texts = TextEncoder(tokenizer, min(tokenizer.model_max_length, _positions(config)))
+    if not task_in(config).by_token:
+        return texts
+    if not tokenizer.is_fast:
+        raise UserError(f"{folder}: its tokenizer does not say where tokens stand in a text: it needs a tokenizer.json")
+    return WordEncoder(texts)
 
 
 def _positions(config: Any) -> int:
@@ -108,6 +119,8 @@ def _read_ramps(folder: Path, anatomy: Anatomy, num_labels: int, device: torch.d
     if not (folder / RULES).is_file():
         return Ramps()
     ramps = read_ramps(folder / RULES, folder / WEIGHTS, anatomy.pooled_widths, num_labels)
+    if anatomy.task.by_token:
+        check_forgets(ramps.policy, folder / RULES)
     for head in ramps.heads.values():
         head.to(device)
     for sentence in ramps.idle(num_labels):

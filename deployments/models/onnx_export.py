@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from deployments.models.seam import Passed, Stretch
-from deployments.models.spans import PLACES, MaskOf, Spans, example, is_of_spans
+from deployments.models.spans import PLACES, POSITIONS, MaskOf, Spans, example, is_of_spans
 
 OPSET = 17
 HIDDEN, AFTER, HEAD = "hidden", "after", "head"
@@ -112,10 +112,9 @@ def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _free_axes(tensors: Mapping[str, Tensor], texts: bool) -> dict[str, dict[int, str]]:
     """Axis 0 counts tokens where one row is a token, else inputs; pictures may have any height and width."""
-    axes = {}
+    axes, tokens = {}, len(tensors[POSITIONS]) if texts else None
     for name, tensor in tensors.items():
-        by_token = name in (HIDDEN, AFTER, "positions", "back") or name.endswith("_ids")
-        axes[name] = {0: "tokens" if texts and by_token else "inputs"}
+        axes[name] = {0: "tokens" if len(tensor) == tokens else "inputs"}
         if is_of_spans(name) and tensor.ndim == 2:
             axes[name] = {0: f"inputs{name[-1]}", 1: f"longest{name[-1]}"}
         elif tensor.ndim == 4:

@@ -9,20 +9,22 @@ from numpy.typing import NDArray
 
 from deployments.dispatch.route import stops
 from deployments.models.seam import ServedModel
+from deployments.tasks import task_of
 from profiles.errors import UserError
-from profiles.model import Batch, Exits
+from profiles.model import Batch, Exits, Label, Score, Words
 
 AT_ONCE = 32
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What is answered to one input, and the block after which it left, counted from 0."""
+    """What is answered to one input, or to each of its words, and the block after which it left, counted from 0."""
 
-    label: int
-    name: str
-    score: float  # the probability of `label`, after calibration
+    label: Label
+    name: str | tuple[str, ...]
+    score: Score  # the probability of `label`, after calibration
     exit_block: int
+    words: Words | None = None  # of a text whose words are answered
 
 
 def predict(model: ServedModel, inputs: Sequence[Any], exits: bool = True) -> list[Predicted]:
@@ -42,7 +44,7 @@ def _answered(model: ServedModel, batch: Batch, ramps: Collection[int]) -> list[
     rows, here = np.arange(len(batch)), batch
     for stop in stops(0, model.num_blocks, ramps):
         launched = model.run(here, stop, ramps)
-        found |= dict(_leaving(model.labels, rows, launched.exits))
+        found |= dict(_leaving(model, batch.words, rows, launched.exits))
         rows = np.delete(rows, launched.exits.rows)
         if launched.survivors is None:
             break
@@ -50,9 +52,9 @@ def _answered(model: ServedModel, batch: Batch, ramps: Collection[int]) -> list[
     return [found[row] for row in range(len(batch))]
 
 
-def _leaving(names: Sequence[str], rows: NDArray[np.int64], exits: Exits) -> Iterator[tuple[int, Predicted]]:
-    scores = exits.probabilities.max(axis=1).tolist()
-    for row, label, score, block in zip(
-        rows[exits.rows].tolist(), exits.labels.tolist(), scores, exits.blocks.tolist(), strict=True
-    ):
-        yield row, Predicted(label, names[label], score, block)
+def _leaving(
+    model: ServedModel, words: Sequence[Words] | None, rows: NDArray[np.int64], exits: Exits
+) -> Iterator[tuple[int, Predicted]]:
+    task = task_of(model)
+    for row, (label, score), block in zip(rows[exits.rows].tolist(), exits.said(), exits.blocks.tolist(), strict=True):
+        yield row, Predicted(label, task.named(label, model.labels), score, block, words[row] if words else None)

@@ -66,6 +66,7 @@ class ExitRules(BaseModel):
     dtype: RampDtype = Field("float32", description="Of the network that the ramps were made for: 8 bits give others.")
     ramps: tuple[RampRule, ...] = ()
     head_temperature: float = Field(1.0, gt=0, description="The same for the network's own head.")
+    most_unsure: int = Field(0, ge=0, description="Of a text whose words are answered: so many need not be sure.")
     full_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: of the full network.")
     exit_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: with exits.")
     agreement: float | None = Field(None, ge=0, le=1, description="Measured: answers that are the full network's.")
@@ -162,6 +163,15 @@ def policy_at(path: str) -> Policy:
     if not isinstance(made, Decision):
         raise UserError(f"policy {path!r} must return a deployments.exits.Decision, not {type(made).__name__}")
     return policy
+
+
+def check_forgets(policy: Policy, told_in: object) -> None:
+    """Raise UserError for a policy that cannot decide of single words."""
+    if memory_width(policy, num_labels=2):
+        raise UserError(
+            f"{told_in}: policy {getattr(policy, '__name__', policy)} remembers earlier ramps of an input, but this "
+            "network answers its words: use entropy, confidence, margin, or one of your own that remembers nothing"
+        )
 
 
 def _one_line(error: Exception) -> str:

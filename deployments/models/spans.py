@@ -21,6 +21,7 @@ MOST_BANDS = 4
 # What attention takes, in pairs of tokens that look at each other: a padded token as many as its row is long and some
 # for being gathered, and every band some for its own calls.
 PAIRS_A_TOKEN, PAIRS_A_BAND = 16, 512
+POSITIONS = "positions"  # of all tensors, the one that has a row for each token in every layout
 PLACES, PRESENT = "places", "present"  # in names of tensors, before the band's number
 
 # From which keys are visible (texts x heads x queries x keys) to what attention is given, in the hidden state's dtype.
@@ -64,7 +65,7 @@ class Spans:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it by name."""
-        named = {"positions": self.positions, "starts": self.starts}
+        named = {POSITIONS: self.positions, "starts": self.starts}
         named |= {name: tensor for name in ("back", "order", "edges") if (tensor := getattr(self, name)) is not None}
         for number, band in enumerate(self.bands):
             named |= {f"{PLACES}{number}": band.places, f"{PRESENT}{number}": band.present}
@@ -80,7 +81,7 @@ class Spans:
         count = sum(name.startswith(PLACES) for name in named)
         return Spans(
             len(named["starts"]),
-            named["positions"],
+            named[POSITIONS],
             named["starts"],
             tuple(Band(named[f"{PLACES}{number}"], named[f"{PRESENT}{number}"]) for number in range(count)),
             named.get("back"),
@@ -122,7 +123,7 @@ def is_of_spans(name: str) -> bool:
     >>> [is_of_spans(name) for name in ("starts", "places0", "hidden", "input_ids")]
     [True, True, False, False]
     """
-    return name in ("positions", "starts", "back", "order", "edges") or name.startswith((PLACES, PRESENT))
+    return name in (POSITIONS, "starts", "back", "order", "edges") or name.startswith((PLACES, PRESENT))
 
 
 def spans_of(lengths: Integers, device: torch.device, fused: bool = False) -> Spans:

@@ -12,13 +12,14 @@ from torch import Tensor
 from deployments.models import batches
 from deployments.models.anatomy import Anatomy
 from deployments.models.attention import is_fused
-from deployments.models.departures import Departures
-from deployments.models.encode import Encoder
+from deployments.models.departures import Departures, TokenDepartures, Tokens
+from deployments.models.encode import ASKED, Encoder
 from deployments.models.predict import Predicted, predict
 from deployments.models.ramps import Ramps
 from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
 from deployments.models.spans import MaskOf, Spans, spans_of
 from deployments.models.streams import finish
+from deployments.tasks import Task
 from profiles.model import NOBODY, Array, Batch, Launched
 
 
@@ -68,6 +69,10 @@ class TorchModel:
         return self.ramps.blocks
 
     @property
+    def task(self) -> Task:
+        return self.anatomy.task
+
+    @property
     def reads_text(self) -> bool:
         return self.encoder.longest is not None
 
@@ -86,7 +91,7 @@ class TorchModel:
     def encode(self, inputs: Sequence[Any]) -> Batch:
         encoded = self.encoder(inputs)
         memory = np.zeros((len(inputs), self.ramps.memory_width(self.num_labels)), np.float32)
-        return Batch(0, encoded.arrays, memory, encoded.lengths, encoded.truncated)
+        return Batch(0, encoded.arrays, memory, encoded.lengths, encoded.truncated, encoded.words)
 
     @torch.inference_mode()
     def merge(self, parts: Sequence[Batch]) -> Batch:
@@ -102,7 +107,7 @@ class TorchModel:
     ) -> Launched:  # fmt: skip
         self._check(batch, stop, ramps)
         arrays, spans = self._enter(batch)
-        departures = Departures(self._on_device(batch.memory), self.num_labels, kept)
+        departures = self._departures(batch, kept)
         observed = sorted(block for block in self.ramps.observed(ramps) if batch.cursor <= block < stop)
         passed = self.through(Stretch(batch.cursor, stop, tuple(observed)), arrays, spans)
         thresholds = ramps if isinstance(ramps, Mapping) else {}
@@ -112,6 +117,16 @@ class TorchModel:
         if passed.head is not None:
             departures.close(stop - 1, passed.head)
         return self._settle(batch, stop, passed.hidden, departures)
+
+    def _departures(self, batch: Batch, kept: NDArray[np.int64]) -> Departures:
+        memory = self._on_device(batch.memory)
+        if not self.task.by_token:
+            return Departures(memory, self.num_labels, kept)
+        assert batch.lengths is not None, "This is a bug: texts have lengths."
+        text = torch.from_numpy(np.repeat(np.arange(len(batch)), batch.lengths)).to(self.device, non_blocking=True)
+        asked = self._on_device(batch.arrays[ASKED])
+        tokens = Tokens(batch.lengths, text, asked, self.ramps.rules.most_unsure)
+        return TokenDepartures(memory, self.num_labels, kept, tokens)
 
     def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None) -> Passed:
         """Run a stretch without deciding who leaves. Another backend replaces this one method."""
@@ -132,7 +147,10 @@ class TorchModel:
 
     @torch.inference_mode()
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """What ramps are made from: what one after each block but the last reads, and the network's own logits."""
+        """What ramps are made from: what one after each block but the last reads, and the network's own logits.
+
+        Where tokens are answered, there is a row for each that is asked for.
+        """
         arrays, spans = self._enter(batch)
         pooled = []
         for block in range(self.num_blocks - 1):
@@ -142,7 +160,11 @@ class TorchModel:
             arrays = {"hidden": hidden}
         head = self.through(Stretch(self.num_blocks - 1, self.num_blocks), arrays, spans).head
         assert head is not None, "This is a bug: the network ends here."
-        return pooled, head * self.ramps.head_temperature
+        found = pooled, head * self.ramps.head_temperature
+        if ASKED not in batch.arrays:
+            return found
+        asked = self._on_device(batch.arrays[ASKED])
+        return [each[asked] for each in pooled], found[1][asked]
 
     def _check(self, batch: Batch, stop: int, ramps: Collection[int]) -> None:
         if not batch.cursor < stop <= self.num_blocks:
@@ -152,7 +174,8 @@ class TorchModel:
 
     def _enter(self, batch: Batch) -> tuple[Mapping[str, Tensor], Spans | None]:
         """What the next block reads, on the device, and where its texts lie (None: it reads no texts)."""
-        arrays = {name: self._in_precision(self._on_device(array)) for name, array in batch.arrays.items()}
+        read = {name: array for name, array in batch.arrays.items() if name != ASKED}
+        arrays = {name: self._in_precision(self._on_device(array)) for name, array in read.items()}
         return arrays, None if batch.lengths is None else self._spans(batch.lengths)
 
     def _spans(self, lengths: NDArray[np.int64]) -> Spans:
@@ -177,7 +200,8 @@ class TorchModel:
         exits, staying = departures.settle()
         if hidden is None or len(staying) == 0:
             return Launched(exits, None)
-        after = replace(batch, cursor=stop, arrays={"hidden": hidden}, memory=departures.memory)
+        along = {name: self._on_device(array) for name, array in batch.arrays.items() if name == ASKED}
+        after = replace(batch, cursor=stop, arrays={"hidden": hidden, **along}, memory=departures.memory)
         survivors = after if len(staying) == len(batch) else batches.select(after, staying)
         finish(self.device)
         return Launched(exits, survivors)

@@ -9,9 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.prepare.records import TABLES, Layout, check_format, one_line_errors, parsed, records, suffix_of
+from deployments.prepare.records import (
+    LABELS,
+    TABLES,
+    WORDS,
+    Layout,
+    check_format,
+    one_line_errors,
+    parsed,
+    records,
+    suffix_of,
+)
 from profiles.errors import UserError
 
+WORD_NAMES = (WORDS, "words")
+TAG_NAMES = (LABELS, "tags", "labels", "label", "ner")
 TEXT_NAMES = ("sentence", "text", "sentence1", "question", "premise", "review", "content", "input")
 PAIRS = (("question", "sentence"), ("question1", "question2"), ("query", "passage"))  # QNLI, QQP, rankers
 PAIR_NAMES = ("sentence2", "text_pair", "hypothesis", "context")
@@ -28,11 +40,15 @@ class Columns:
     image: str | None = None
     label: str | None = None
     layout: Layout = field(default_factory=Layout)
+    words: str | None = None  # found where a column holds lists of words
 
 
 @dataclass(frozen=True)
 class Row:
-    """One input as a network's `encode` takes it, and its label as the file writes it (None: the file has none)."""
+    """One input as a network's `encode` takes it, and its label as the file writes it (None: the file has none).
+
+    A text whose words are given is a list of these, and its label a list of theirs.
+    """
 
     number: int
     value: Any
@@ -58,8 +74,8 @@ def taken(path: Path, columns: Columns = Columns(), *, images: bool = False) -> 
         first = next(iter(records(path, columns.layout)), None)
         if first is None:
             raise UserError(f"{path} holds no inputs")
-        chosen = _choose(path, list(first), columns, images)
-    named = {name: getattr(chosen, name) for name in ("text", "pair", "image", "label")}
+        chosen = _choose(path, first, columns, images)
+    named = {name: getattr(chosen, name) for name in ("text", "pair", "image", "words", "label")}
     read = ", ".join(f"{name} from {column!r}" for name, column in named.items() if column)
     others = ", ".join(repr(name) for name in first if name not in named.values())
     return f"{path.name}: {read}" + (f"; not read: {others}" if others else "")
@@ -68,8 +84,11 @@ def taken(path: Path, columns: Columns = Columns(), *, images: bool = False) -> 
 def _picked(path: Path, columns: Columns, images: bool) -> Iterator[Row]:
     chosen: Columns | None = None
     for number, record in enumerate(records(path, columns.layout), start=1):
-        chosen = chosen or _choose(path, list(record), columns, images)
+        chosen = chosen or _choose(path, record, columns, images)
         _check_row(path, number, record, chosen)
+        if chosen.words:
+            yield _of_words(path, number, record, chosen.words, chosen.label)
+            continue
         yield Row(
             number,
             _image(path, number, record, chosen.image) if chosen.image else _text(path, number, record, chosen),
@@ -91,12 +110,34 @@ def _check_row(path: Path, number: int, record: Mapping[Any, Any], chosen: Colum
     if None in record:
         mend = "a text holds no tabs" if suffix_of(path) == ".tsv" else "quote texts that hold commas"
         raise UserError(f"{path}: row {number} has more cells than the header; {mend}")
-    if chosen.label is None and (label := _usual(list(record), LABEL_NAMES)):
+    if chosen.label is None and (label := _usual(list(record), TAG_NAMES if chosen.words else LABEL_NAMES)):
         raise UserError(f"{path}: row {number} has a label ({label!r}) but row 1 has none; label all rows or none")
 
 
-def _choose(path: Path, names: list[Any], asked: Columns, images: bool) -> Columns:
+def _of_words(path: Path, number: int, record: Mapping[str, Any], words: str, labels: str | None) -> Row:
+    """A text whose words are given, each with its label where there are some."""
+    where, given = f"{path}: row {number}", _cell(path, number, record, words)
+    if not isinstance(given, list) or not given or not all(isinstance(word, str) for word in given):
+        raise UserError(f"{where}: {words!r} must be a list of words, got {_kind(given)}")
+    if empty := next((place for place, word in enumerate(given, start=1) if not word.strip()), None):
+        raise UserError(f"{where}: {words!r}: word {empty} is empty")
+    if labels is None:
+        return Row(number, given, None)
+    told = _cell(path, number, record, labels)
+    if not isinstance(told, list):
+        raise UserError(f"{where}: {labels!r} must be a list with a label for each word, got {_kind(told)}")
+    if len(told) != len(given):
+        raise UserError(f"{where}: has {len(given)} words but {len(told)} labels")
+    return Row(number, given, told)
+
+
+def _kind(value: Any) -> str:
+    return "an empty list" if value == [] else type(value).__name__
+
+
+def _choose(path: Path, record: Mapping[Any, Any], asked: Columns, images: bool) -> Columns:
     """Every asked column must exist; the input's must be found; label and pair may be absent."""
+    names = list(record)
     for name in (asked.text, asked.pair, asked.image, asked.label):
         if name is not None and name not in names:
             raise _no_column(path, f"no column {name!r}", names)
@@ -105,6 +146,9 @@ def _choose(path: Path, names: list[Any], asked: Columns, images: bool) -> Colum
         if image is None:
             raise _no_column(path, "no column of images found (name it with --image-column)", names)
         return Columns(image=image, label=asked.label or _usual(names, LABEL_NAMES))
+    words = asked.text or _usual(names, WORD_NAMES)
+    if words and isinstance(record[words], list):
+        return Columns(words=words, label=asked.label or _usual(names, TAG_NAMES))
     first, second = (None, None) if asked.text else _usual_pair(names)
     text = asked.text or first or _usual(names, TEXT_NAMES)
     if text is None:

@@ -14,21 +14,36 @@ from numpy.typing import NDArray
 from deployments.folders import alone, make_room, whole
 from deployments.models.seam import BackedModel
 from deployments.progress import show
+from deployments.tasks import task_of
+from deployments.transport.packed import rows_of
 from profiles.errors import UserError
 
 LIMIT_BYTES = 16 << 30
 BATCH = 64
 FORMAT = "2"
 
+WORDS = ("counts", "numbers")  # files that are there where words are answered
+
 Floats = NDArray[np.float32]
+Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Features:
-    """One row an input, in the order of the sample. `pooled[k]` is what a ramp after block k reads (memory-mapped)."""
+    """One row an input, in the order of the sample. `pooled[k]` is what a ramp after block k reads (memory-mapped).
+
+    Where the words of texts are answered, there is one row a word: each text has so many (`counts`), and `numbers` are
+    those of the words in their texts.
+    """
 
     pooled: Sequence[Floats]
     logits: Floats
+    counts: Indices | None = None
+    numbers: Indices | None = None
+
+    def of(self, inputs: Indices) -> Indices:
+        """The rows of these inputs."""
+        return inputs if self.counts is None else rows_of(self.counts, inputs)
 
 
 def features(model: BackedModel, fingerprint: str, values: Sequence[Any], cache: Path) -> Features:
@@ -36,10 +51,11 @@ def features(model: BackedModel, fingerprint: str, values: Sequence[Any], cache:
     entry = cache / _key(fingerprint, values)
     with alone(entry):
         if not entry.is_dir():
-            needed_bytes = _size_bytes(model, len(values))
+            words = _words(model, values)
+            needed_bytes = _size_bytes(model, len(values), len(values) if words is None else len(words[1]))
             make_room(cache, needed_bytes, LIMIT_BYTES)
             with whole(entry) as draft:
-                _compute(model, values, draft)
+                _compute(model, values, draft, words)
         entry.touch()
     return _open(entry, len(model.exact.anatomy.pooled_widths) - 1)
 
@@ -54,25 +70,45 @@ def _key(fingerprint: str, values: Sequence[Any]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _size_bytes(model: BackedModel, count: int) -> int:
-    size_bytes = 4 * count * (sum(model.exact.anatomy.pooled_widths[:-1]) + model.num_labels)
+def _words(model: BackedModel, values: Sequence[Any]) -> tuple[Indices, Indices] | None:
+    """How many words each text has that are answered, and their numbers; None: texts are answered as a whole."""
+    if not task_of(model).by_token:
+        return None
+    counts, numbers = np.zeros(len(values), np.int64), [np.empty(0, np.int64)]
+    for start in range(0, len(values), BATCH):
+        for place, each in enumerate(model.encode(values[start : start + BATCH]).words or (), start=start):
+            counts[place] = len(each.numbers)
+            numbers.append(np.array(each.numbers, np.int64))
+    return counts, np.concatenate(numbers)
+
+
+def _size_bytes(model: BackedModel, count: int, rows: int) -> int:
+    size_bytes = 4 * rows * (sum(model.exact.anatomy.pooled_widths[:-1]) + model.num_labels)
     if size_bytes > LIMIT_BYTES:
         most = count * LIMIT_BYTES // size_bytes
         raise UserError(f"the features of {count} inputs take {size_bytes >> 30} GiB; use --max-rows {most} or fewer")
     return size_bytes
 
 
-def _compute(model: BackedModel, values: Sequence[Any], folder: Path) -> None:
+def _compute(
+    model: BackedModel, values: Sequence[Any], folder: Path, words: tuple[Indices, Indices] | None
+) -> None:  # fmt: skip
+    count = len(values)
+    if words:
+        count = len(words[1])
+        for name, numbers in zip(WORDS, words, strict=True):
+            np.save(folder / f"{name}.npy", numbers)
     names = [_name(block) for block in range(model.num_blocks - 1)] + ["logits"]
     widths = [*model.exact.anatomy.pooled_widths[:-1], model.num_labels]
     maps = [
-        open_memmap(folder / f"{name}.npy", mode="w+", dtype=np.float32, shape=(len(values), width))
+        open_memmap(folder / f"{name}.npy", mode="w+", dtype=np.float32, shape=(count, width))
         for name, width in zip(names, widths, strict=True)
     ]
     for chosen in show(list(_batches(values)), "features"):
         pooled, logits = model.features(model.encode([values[index] for index in chosen]))
+        rows = rows_of(words[0], chosen) if words else chosen
         for array, found in zip(maps, [*pooled, logits], strict=True):
-            array[chosen] = found.cpu().numpy()
+            array[rows] = found.cpu().numpy()
     for array in maps:
         array.flush()
 
@@ -85,12 +121,13 @@ def _batches(values: Sequence[Any]) -> Iterator[NDArray[np.int64]]:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str | tuple)
+    return isinstance(value, str | tuple | list)
 
 
 def _open(entry: Path, num_ramps: int) -> Features:
     pooled = [np.load(entry / f"{_name(block)}.npy", mmap_mode="r") for block in range(num_ramps)]
-    return Features(pooled, np.load(entry / "logits.npy"))
+    words = [np.load(path) for name in WORDS if (path := entry / f"{name}.npy").is_file()]
+    return Features(pooled, np.load(entry / "logits.npy"), *words)
 
 
 def _name(block: int) -> str:

@@ -6,20 +6,22 @@ matter how many steps there are, a promise that is too bold passes no more often
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deployments.models.ramps import ExitRules, RampDtype, RampKind, RampRule, policy_at
+from deployments.exits import Policy
+from deployments.models.ramps import ClassFigures, ExitRules, RampDtype, RampKind, RampRule, policy_at
 from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.classes import by_class
 from deployments.prepare.features import Features, Floats
 from deployments.prepare.sample import Indices, Sample
 from deployments.prepare.thresholds import replay
 from deployments.prepare.training import answers, train
+from deployments.prepare.words import MOST_UNSURE, of_texts, of_words
 from profiles.confidence import bound
 from profiles.evidence import Evidence
 from profiles.exit_table import ExitTable, Leaving, outcome
@@ -51,6 +53,7 @@ class Seen:
     ramps: Tensor
     head: Tensor
     truth: Tensor
+    counts: Indices | None = None  # words of each text, where words are answered
 
     def temperatures(self) -> list[float]:
         """The temperature that calibrates each ramp, and the head's last."""
@@ -59,7 +62,7 @@ class Seen:
     def calibrated(self, temperatures: Sequence[float]) -> "Seen":
         """The same, calibrated by one temperature a ramp and the head's last."""
         ramps = [logits / value for logits, value in zip(self.ramps, temperatures, strict=False)]
-        return Seen(torch.stack(ramps), self.head / temperatures[-1], self.truth)
+        return replace(self, ramps=torch.stack(ramps), head=self.head / temperatures[-1])
 
     def heads(self) -> list[Tensor]:
         return [*self.ramps, self.head]
@@ -68,7 +71,10 @@ class Seen:
         """These inputs and others."""
         every = [self, *others]
         ramps = torch.cat([each.ramps for each in every], dim=1)
-        return Seen(ramps, torch.cat([each.head for each in every]), torch.cat([each.truth for each in every]))
+        counts = (
+            None if self.counts is None else np.concatenate([each.counts for each in every if each.counts is not None])
+        )
+        return Seen(ramps, torch.cat([each.head for each in every]), torch.cat([each.truth for each in every]), counts)
 
     def believed(self) -> Tensor:
         """The truth, half of it as the head believes it: labels of few inputs alone are a noisy guide."""
@@ -86,7 +92,7 @@ class Made:
 
 def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> Made:
     wanted, truth = targets_of(found, sample)
-    heads = train(found.pooled, wanted, sample.parts.train, options.ramp, options.seed)
+    heads = train(found.pooled, wanted, found.of(sample.parts.train), options.ramp, options.seed)
     shape = look(heads, found, truth, sample.parts.calibrate)
     if options.threshold is None:
         shape = shape.and_also(_unlearnt(found, wanted, truth, sample.parts.train, options))
@@ -104,14 +110,25 @@ def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> Made
 def targets_of(found: Features, sample: Sample) -> tuple[Floats, Tensor]:
     """What ramps are trained towards, and what counts as right: the labels, or what the full network says."""
     num_labels = found.logits.shape[1]
-    labels = found.logits.argmax(axis=1) if sample.labels is None else sample.labels
+    labels = _labels(found, sample)
     truth = np.eye(num_labels, dtype=np.float32)[labels]
     wanted = torch.from_numpy(found.logits).softmax(dim=1).numpy() if sample.labels is None else truth
     return wanted, torch.from_numpy(truth)
 
 
-def look(heads: list[nn.Module], found: Features, truth: Tensor, rows: Indices) -> Seen:
-    return Seen(answers(heads, found.pooled, rows), torch.from_numpy(found.logits[rows]), truth[rows])
+def _labels(found: Features, sample: Sample) -> Indices:
+    """What counts as right, in each row of the features."""
+    if sample.labels is None:
+        said: Indices = found.logits.argmax(axis=1)
+        return said
+    if sample.words is None or found.counts is None or found.numbers is None:
+        return sample.labels
+    return of_words(sample.labels, sample.words, found.counts, found.numbers)
+
+
+def look(heads: list[nn.Module], found: Features, truth: Tensor, inputs: Indices) -> Seen:
+    rows, counts = found.of(inputs), None if found.counts is None else found.counts[inputs]
+    return Seen(answers(heads, found.pooled, rows), torch.from_numpy(found.logits[rows]), truth[rows], counts)
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,30 @@ class Reached:
     outcome: Leaving
     promise: ExitPromise | None
     evidence: Evidence | None = None
+    words: "WordsReached | None" = None
+
+    @property
+    def classes(self) -> tuple[ClassFigures, ...]:
+        """Class by class; where words are answered, as far as these are known one by one."""
+        if self.words:
+            return self.words.classes(self.outcome.places)
+        if self.table.agreed is not None:
+            return ()
+        return by_class(self.table.truth, self.table.said[-1], self.table.answers(self.outcome.places))
+
+
+@dataclass(frozen=True)
+class WordsReached:
+    """The words of the texts of the test, and how many of a text's words need not be sure."""
+
+    table: ExitTable
+    counts: Indices
+    most_unsure: int
+
+    def classes(self, places: Indices) -> tuple[ClassFigures, ...]:
+        """The figures of every label, where texts leave at these ramps."""
+        table = self.table
+        return by_class(table.truth, table.said[-1], table.answers(np.repeat(places, self.counts)))
 
 
 def _unlearnt(
@@ -134,7 +175,7 @@ def _unlearnt(
     """
     halves = np.array_split(np.random.default_rng(options.seed).permutation(rows), 2)
     for learnt, other in (halves, halves[::-1]):
-        yield look(train(found.pooled, wanted, learnt, options.ramp, options.seed), found, truth, other)
+        yield look(train(found.pooled, wanted, found.of(learnt), options.ramp, options.seed), found, truth, other)
 
 
 def _choose(shape: Seen, test: Seen, options: PrepareOptions) -> Reached:
@@ -142,14 +183,39 @@ def _choose(shape: Seen, test: Seen, options: PrepareOptions) -> Reached:
     policy, num_ramps = policy_at(options.policy), len(test.ramps)
     costs = [(block + 1) / (num_ramps + 1) for block in range(num_ramps)]
     tested = replay(policy, test.ramps, test.head, test.truth, costs, options.threshold)
+    if test.counts is not None:
+        return _choose_of_texts(policy, shape, tested, test.counts, options)
     if options.threshold is not None:
         told = outcome(tested, tested.strictest, options.metric)
         return Reached([options.threshold] * num_ramps, tested, told, None)
     shaping = replay(policy, shape.ramps, shape.head, shape.believed(), costs)
-    evidence = Evidence(shaping, tested, options.metric, options.max_accuracy_loss, options.confidence)
-    chosen = evidence.shown(range(num_ramps), tested.costs)
-    found = outcome(tested, chosen, options.metric)
-    return Reached(tested.candidates[chosen].tolist(), tested, found, promised(evidence, chosen), evidence)
+    return _tested(Evidence(shaping, tested, options.metric, options.max_accuracy_loss, options.confidence))
+
+
+def _tested(evidence: Evidence, words: WordsReached | None = None) -> Reached:
+    tested = evidence.test
+    chosen = evidence.prepared
+    found = outcome(tested, chosen, evidence.metric)
+    return Reached(tested.candidates[chosen].tolist(), tested, found, promised(evidence, chosen), evidence, words)
+
+
+def _choose_of_texts(
+    policy: Policy, shape: Seen, tested: ExitTable, counts: Indices, options: PrepareOptions
+) -> Reached:
+    """The same for texts that leave with all of their words. How many need not be sure is decided before the test."""
+    assert shape.counts is not None, "This is a bug: words are words in every part."
+    shaping = replay(policy, shape.ramps, shape.head, shape.believed(), tested.costs[:-1].tolist())
+    of_shape = {most: of_texts(shaping, shape.counts, most) for most in MOST_UNSURE}
+
+    def told(most: int, test: ExitTable) -> Evidence:
+        return Evidence(of_shape[most], test, options.metric, options.max_accuracy_loss, options.confidence)
+
+    def hoped(most: int) -> float:
+        evidence = told(most, of_shape[most])
+        return outcome(evidence.shape, evidence.prepared, options.metric).cost
+
+    most = min(MOST_UNSURE, key=hoped)
+    return _tested(told(most, of_texts(tested, counts, most)), WordsReached(tested, counts, most))
 
 
 def promised(evidence: Evidence, chosen: Indices) -> ExitPromise | None:
@@ -199,7 +265,7 @@ def _measured(reached: Reached) -> dict[str, Any]:
         "agreement": float(reached.table.agrees[places, everyone].mean()),
         "mean_depth_share": reached.outcome.cost,
         "promise": reached.promise,
-        "classes": by_class(reached.table.truth, reached.table.said[-1], reached.table.answers(places)),
+        "classes": reached.classes,
     }
 
 
@@ -223,5 +289,6 @@ def _rules(
         dtype=options.dtype,
         ramps=tuple(_retuned(ramps, reached)),
         head_temperature=temperatures[-1],
+        most_unsure=reached.words.most_unsure if reached.words else 0,
         **_measured(reached),
     )

@@ -13,10 +13,14 @@ from zipfile import BadZipFile
 from profiles.errors import UserError
 
 TABLES = (".csv", ".tsv")
-TEXTS = (*TABLES, ".jsonl", ".json")
+CONLL = (".conll", ".iob", ".bio", ".txt")  # a word and its label a line, a blank line behind each text
+TEXTS = (*TABLES, ".jsonl", ".json", *CONLL)
 ARROW = (".parquet", ".arrow")
 FORMATS = (*TEXTS, *ARROW, ".npz")
 UTF8 = "utf-8-sig"  # with the mark that some programs put before it, or without
+
+WORDS, LABELS = "tokens", "ner_tags"  # as `datasets` calls them
+BETWEEN_DOCUMENTS = "-DOCSTART-"
 
 Record = Mapping[Any, Any]
 
@@ -65,6 +69,8 @@ def check_format(path: Path, layout: Layout = Layout()) -> None:
 def _of_text(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
     if suffix_of(path) == ".jsonl":
         return _json_lines(path, file)
+    if suffix_of(path) in CONLL:
+        return _sentences(path, file)
     return _json_array(path, file) if suffix_of(path) == ".json" else _table(path, file, layout)
 
 
@@ -88,6 +94,31 @@ def _json_array(path: Path, file: IO[str]) -> Iterator[Record]:
         raise UserError(f"{path} is no JSON array but {type(content).__name__}; one object per line is .jsonl")
     for number, each in enumerate(content, start=1):
         yield _object(f"{path}: item {number}", each)
+
+
+def _sentences(path: Path, file: IO[str]) -> Iterator[Record]:
+    """Words stand first in a line, labels last; what stands between is not read. Without labels words stand alone."""
+    words, labels, columns = list[str](), list[str](), None
+    for number, line in enumerate(file, start=1):
+        cells = line.split("\t") if "\t" in line else line.split()
+        cells = [cell.strip() for cell in cells]
+        if not any(cells) or cells[0] == BETWEEN_DOCUMENTS:
+            if words:
+                yield _sentence(words, labels)
+            words, labels = [], []
+            continue
+        columns = columns or len(cells)
+        if len(cells) != columns or not all((cells[0], cells[-1])):
+            told = f"line {number} has {len(cells)} columns, those before it {columns}"
+            raise UserError(f"{path}: {told}: {line.strip()[:60]!r}")
+        words.append(cells[0])
+        labels += cells[-1:] if columns > 1 else []
+    if words:
+        yield _sentence(words, labels)
+
+
+def _sentence(words: list[str], labels: list[str]) -> Record:
+    return {WORDS: words, LABELS: labels} if labels else {WORDS: words}
 
 
 def _object(where: str, found: Any) -> Record:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.prepare.data import Row
+from deployments.tasks import CLASSIFICATION, Task
 from profiles.errors import UserError
 
 Indices = NDArray[np.int64]
@@ -43,11 +44,15 @@ class Parts:
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs, their labels as the head numbers them (None: not known), and the parts they are in."""
+    """Inputs, their labels as the head numbers them (None: not known), and the parts they are in.
+
+    Where the words of texts are labelled, `labels` holds those of all words, and each text has so many (`words`).
+    """
 
     values: Sequence[Any]
     labels: Indices | None
     parts: Parts
+    words: Indices | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -101,30 +106,68 @@ class LabelNames:
         return int(whole) if whole.isdecimal() and int(whole) < len(self.names) else None
 
 
-def draw(found: Iterable[Row], source: Path, names: LabelNames, most: int, seed: int = 0) -> Sample:
+def draw(
+    found: Iterable[Row], source: Path, names: LabelNames, most: int, seed: int = 0, task: Task = CLASSIFICATION
+) -> Sample:
     """Keep at most this many rows, each with the same chance, in one pass over a file of any size."""
     kept = sampled(found, most, seed)
     if len(kept) < MIN_ROWS:
         raise UserError(f"{source}: has {len(kept) or 'no'} rows; at least {MIN_ROWS} are needed")
-    labels = numbered(kept, source, names)
+    labels = labels_of(kept, source, names, task)
     if labels is not None and len(set(labels.tolist())) == 1:
         raise UserError(f"{source}: every label is {kept[0].label!r}: ramps need at least two classes to tell apart")
-    return Sample([row.value for row in kept], labels, Parts.of(len(kept), seed))
+    return Sample([row.value for row in kept], labels, Parts.of(len(kept), seed), words_of(kept, labels, task))
 
 
-def numbered(kept: Sequence[Row], source: Path, names: LabelNames) -> Indices | None:
-    """The labels of these rows as the head numbers them; None where the file has none."""
+def labels_of(kept: Sequence[Row], source: Path, names: LabelNames, task: Task = CLASSIFICATION) -> Indices | None:
+    """The labels of these rows, or of all their words, as the head numbers them; None where the file has none."""
     if not kept or kept[0].label is None:
         return None
+    return _of_words(kept, source, names) if task.by_token else _of_rows(kept, source, names)
+
+
+def _of_rows(kept: Sequence[Row], source: Path, names: LabelNames) -> Indices:
+    if several := next((row for row in kept if isinstance(row.label, list)), None):
+        raise UserError(
+            f"{source}: row {several.number}: has a label for each word, and this network answers a text as a whole"
+        )
     found = [names.number(row.label) for row in kept]
     for row, number in zip(kept, found, strict=True):
         if number is None:
             there = {str(each.label).strip() for each in kept}
-            hint = f"; --labels {row.label}=0 says what another name means"
+            hint = None
             if len(there) > len(names.names):
                 hint = f": it has {len(names.names)} classes, the file {len(there)}"
-            raise UserError(
-                f"{source}: row {row.number}: label {str(row.label).strip()!r} does not fit the head; "
-                f"it knows {names.told}{hint}"
-            )
+            raise _no_label(f"{source}: row {row.number}", row.label, names, hint)
     return np.array(found, np.int64)
+
+
+def _of_words(kept: Sequence[Row], source: Path, names: LabelNames) -> Indices:
+    for row in kept:
+        where = f"{source}: row {row.number}"
+        if not isinstance(row.label, list):
+            raise UserError(
+                f"{where}: has one label for a whole text, and this network labels words: give words with a label "
+                "each, in columns such as tokens and ner_tags, or in a CoNLL file"
+            )
+    return np.concatenate([_numbers(row.label, f"{source}: row {row.number}", names) for row in kept])
+
+
+def words_of(kept: Sequence[Row], labels: Indices | None, task: Task) -> Indices | None:
+    """How many labelled words each row has; None where none are."""
+    if labels is None or not task.by_token:
+        return None
+    return np.array([len(row.label) for row in kept], np.int64)
+
+
+def _numbers(labels: Sequence[Any], where: str, names: LabelNames) -> Indices:
+    found = [names.number(label) for label in labels]
+    for place, (label, number) in enumerate(zip(labels, found, strict=True), start=1):
+        if number is None:
+            raise _no_label(f"{where}: word {place}", label, names)
+    return np.array(found, np.int64)
+
+
+def _no_label(where: str, label: Any, names: LabelNames, hint: str | None = None) -> UserError:
+    hint = hint or f"; --labels {label}=0 says what another name means"
+    return UserError(f"{where}: label {str(label).strip()!r} does not fit the head; it knows {names.told}{hint}")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ class SplitReplica:
             launched = self._run(ahead, stop, order.ramps, np.flatnonzero(kinds[rows]))
             left = launched.exits
             if len(left):
-                exits = Exits(rows[left.rows], left.blocks, left.logits)
+                exits = replace(left, rows=rows[left.rows])
                 told, gone = self._told(exits, kinds, at_end=stop == self._model.num_blocks)
                 rows = _without(rows, np.searchsorted(rows, gone))
                 if len(told):
@@ -51,7 +52,7 @@ class SplitReplica:
                 break
             ahead = launched.survivors
             if known := launched.meanwhile:
-                so_far = Exits(rows, known.blocks, known.logits)
+                so_far = replace(known, rows=rows)
                 yield Departed(so_far, time.perf_counter() - started_s, stays=True)
         staying = self._staying(ahead, order) if len(rows) else None
         stopped = ahead.cursor if len(rows) and ahead.cursor != order.stop else None
@@ -72,7 +73,7 @@ class SplitReplica:
         answered = (found == RowKind.AUDITED) | (found == RowKind.EARLY)
         heard = (found == RowKind.PLAIN) | answered
         kinds[exits.rows[answered]] = RowKind.SHADOW
-        return Exits(exits.rows[heard], exits.blocks[heard], exits.logits[heard]), exits.rows[found == RowKind.PLAIN]
+        return exits.at(np.flatnonzero(heard)), exits.rows[found == RowKind.PLAIN]
 
     def _joined(self, parts: Sequence[Packed | Share]) -> Batch:
         """One batch of all parts, in order."""

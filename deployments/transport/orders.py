@@ -103,6 +103,7 @@ class DepartedForm(Message, frozen=True):
     logits: ArrayForm
     computed_s: float
     stays: bool = False
+    counts: list[int] | None = None
 
 
 class StayedForm(Message, frozen=True):
@@ -147,7 +148,8 @@ def message_of_reply(number: int, reply: Reply) -> tuple[ReplyForm, Iterable[mem
     match reply:
         case Departed(exits, computed_s, stays):
             rows, blocks = exits.rows.tolist(), exits.blocks.tolist()
-            form = DepartedForm(number, rows, blocks, ArrayForm.of(exits.logits), computed_s, stays)
+            counts = None if exits.counts is None else exits.counts.tolist()
+            form = DepartedForm(number, rows, blocks, ArrayForm.of(exits.logits), computed_s, stays, counts)
             return form, bytes_of(exits.logits)
         case Stayed(survivors, rows, computed_s, stop):
             staying = PackedForm.of(survivors) if isinstance(survivors, Packed) else survivors
@@ -159,8 +161,9 @@ def message_of_reply(number: int, reply: Reply) -> tuple[ReplyForm, Iterable[mem
 def reply_of(form: ReplyForm) -> tuple[Reply, Iterable[memoryview]]:
     """The reply of a message, and its buffers, which are still to be filled."""
     match form:
-        case DepartedForm(_, rows, blocks, logits, computed_s, stays):
-            exits = Exits(_integers(rows), _integers(blocks), logits.allocate())
+        case DepartedForm(_, rows, blocks, logits, computed_s, stays, counts):
+            counted = None if counts is None else _integers(counts)
+            exits = Exits(_integers(rows), _integers(blocks), logits.allocate(), counted)
             return Departed(exits, computed_s, stays), bytes_of(exits.logits)
         case StayedForm(_, staying, rows, computed_s, stop):
             survivors = staying.allocate() if isinstance(staying, PackedForm) else staying

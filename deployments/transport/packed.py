@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.model import Array, Batch
+from profiles.model import Array, Batch, Words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +31,7 @@ class Packed:
     lengths: Integers | None = None
     bfloat16: frozenset[str] = field(default_factory=frozenset)  # names of arrays that hold bits
     truncated: frozenset[int] = frozenset()  # positions of texts that were cut, where a front has encoded them
+    words: tuple[Words, ...] | None = None  # of texts whose words are answered, where a front has encoded them
     ahead: Packed | None = None  # of a cascade: the same inputs as its next level reads them
 
     def __len__(self) -> int:
@@ -50,7 +51,8 @@ def pack(batch: Batch) -> Packed:
     """Pack a batch from any device."""
     ahead = pack(batch.ahead) if batch.ahead else None
     if _is_plain(batch):  # there is nothing to move
-        return Packed(batch.cursor, batch.arrays, batch.memory, batch.lengths, truncated=batch.truncated, ahead=ahead)
+        here = batch.truncated, batch.words
+        return Packed(batch.cursor, batch.arrays, batch.memory, batch.lengths, frozenset(), *here, ahead)
     import torch
 
     bits = torch.int16  # numpy has no bfloat16: such arrays travel as their bits

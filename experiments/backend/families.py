@@ -55,7 +55,7 @@ def untrained(
     shape = config(name, layers)
     family = family_of(shape.model_type)
     torch.manual_seed(0)
-    if family.task == "text":
+    if family.reads == "text":
         model = AutoModelForSequenceClassification.from_config(shape)
     else:
         model = AutoModelForImageClassification.from_config(shape)
@@ -78,7 +78,7 @@ def batches(name: str, length: int, words: int = 1000) -> Callable[[int], Batch]
 
     def of(size: int) -> Batch:
         memory = np.zeros((size, 0), np.float32)
-        if family_of(shape.model_type).task == "text":
+        if family_of(shape.model_type).reads == "text":
             tokens = random.integers(5, words, size * length)
             return Batch(0, {"input_ids": tokens}, memory, np.full(size, length))
         pixels = random.normal(size=(size, 3, SIDE, SIDE)).astype(np.float32)

@@ -12,8 +12,8 @@ from deployments.front.service import Service
 
 VERSION = "1"
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
-_OUTPUTS = {"label": "INT64", "score": "FP32", "exit_block": "INT64", "name": BYTES}
-_OF_TEXTS = {"truncated": "BOOL"}  # the text is longer than the network reads: its end was cut off
+_EXIT_BLOCK = {"exit_block": ("INT64", list[int]())}
+_OF_TEXTS = {"truncated": ("BOOL", list[int]())}  # the text is longer than the network reads: its end was cut off
 
 
 def server() -> dict[str, Any]:
@@ -23,7 +23,9 @@ def server() -> dict[str, Any]:
 def metadata(service: Service) -> dict[str, Any]:
     """One tensor goes in, whose first dimension counts the inputs; what comes out has a row for each."""
     kind, shape = (BYTES, [-1, 1]) if service.reads_text else ("FP32", [-1, -1, -1])
-    outputs = [{"name": output, "datatype": kind, "shape": [-1]} for output, kind in _outputs(service).items()]
+    outputs = [
+        {"name": output, "datatype": kind, "shape": [-1, *sizes]} for output, (kind, sizes) in _outputs(service).items()
+    ]
     return {
         "name": service.name,
         "versions": [VERSION],
@@ -82,16 +84,14 @@ def check(service: Service, name: str, version: str = VERSION) -> None:
 
 def columns(service: Service, answers: Sequence[Answer]) -> dict[str, Any]:
     """The outputs: a row for each answer."""
-    found: dict[str, Any] = {
-        "label": np.array([answer.label for answer in answers], np.int64),
-        "score": np.array([answer.score for answer in answers], np.float32),
-        "exit_block": np.array([answer.exit_block for answer in answers], np.int64),
-        "name": [service.labels[answer.label] for answer in answers],
-    }
+    found = service.task.columns(answers, service.labels)
+    found["exit_block"] = np.array([answer.exit_block for answer in answers], np.int64)
     if service.reads_text:
         found["truncated"] = np.array([answer.truncated for answer in answers], np.bool_)
-    return found
+    return {name: found[name] for name in _outputs(service)}
 
 
-def _outputs(service: Service) -> dict[str, str]:
-    return _OUTPUTS | _OF_TEXTS if service.reads_text else _OUTPUTS
+def _outputs(service: Service) -> dict[str, tuple[str, list[int]]]:
+    own = {**service.task.tensors}
+    name = {"name": own.pop("name")}
+    return own | _EXIT_BLOCK | name | (_OF_TEXTS if service.reads_text else {})

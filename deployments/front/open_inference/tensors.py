@@ -147,10 +147,10 @@ def check_outputs(wanted: Collection[str], outputs: Collection[str]) -> None:
 
 def described(name: str, values: Values) -> dict[str, Any]:
     """A tensor's name, shape and kind, without its values."""
-    kind = BYTES
-    if isinstance(values, np.ndarray):
-        kind = next(kind for kind, code in NUMBERS.items() if np.dtype(code) == values.dtype)
-    return {"name": name, "shape": [len(values)], "datatype": kind}
+    if not isinstance(values, np.ndarray):
+        return {"name": name, "shape": [len(values)], "datatype": BYTES}
+    kind = next((kind for kind, code in NUMBERS.items() if np.dtype(code) == values.dtype), BYTES)
+    return {"name": name, "shape": list(values.shape), "datatype": kind}
 
 
 def to_bytes(values: Values) -> bytes:
@@ -158,9 +158,9 @@ def to_bytes(values: Values) -> bytes:
     >>> to_bytes(["ab", "c"])
     b'\\x02\\x00\\x00\\x00ab\\x01\\x00\\x00\\x00c'
     """
-    if isinstance(values, np.ndarray):
+    if isinstance(values, np.ndarray) and values.dtype != object:
         return values.tobytes()
-    texts = [text.encode() for text in values]
+    texts = [text.encode() for text in np.ravel(values)] if isinstance(values, np.ndarray) else map(str.encode, values)
     return b"".join(struct.pack("<I", len(text)) + text for text in texts)
 
 
@@ -169,4 +169,4 @@ def _tensor(name: str, values: Values, binary: bool) -> tuple[dict[str, Any], by
     if binary:
         raw = to_bytes(values)
         return tensor | {"parameters": {"binary_data_size": len(raw)}}, raw
-    return tensor | {"data": values.tolist() if isinstance(values, np.ndarray) else list(values)}, b""
+    return tensor | {"data": values.ravel().tolist() if isinstance(values, np.ndarray) else list(values)}, b""

@@ -17,7 +17,7 @@ def known() -> dict[str, Family]:
 
 def family_of(model_type: str) -> Family:
     """
-    >>> family_of("distilbert").task
+    >>> family_of("distilbert").reads
     'text'
     """
     if model_type not in known():

@@ -14,6 +14,7 @@ from cluster.cli import app
 from cluster.evaluation import Interval, evaluated, promise_kept, served
 from deployments.models.predict import Predicted, predict
 from deployments.models.ramps import save_ramps
+from deployments.tasks import CLASSIFICATION
 from profiles.errors import UserError
 from profiles.promise import ExitPromise
 from tests.helpers.command_lines import ROOT, material
@@ -107,7 +108,7 @@ def test_a_running_server_may_answer_instead(place: Path, monkeypatch: pytest.Mo
     keyed = ("--url", "http://x:1", "--api-key-variable", "MY_KEY")
     assert json.loads(run(*told, *keyed).stdout) == json.loads(run(*told).stdout)
     assert set(asked) == {"http://x:1/predict"}
-    assert served("http://x:1", ["good"], {}) == model.predict(["good"])
+    assert served("http://x:1", ["good"], {}, CLASSIFICATION) == model.predict(["good"])
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ class Client:
 def play(scene: Callable[[Client], Awaitable[Any]], **config: Any) -> Any:
     async def act() -> Any:
         port = free_port()
-        loader = config.pop("loader", "tests.helpers.toy_model:load")
-        service = Service(AppConfig(model="/models/toy", loader=loader, grpc_port=port, **config), time.perf_counter)
+        told = {"model": "/models/toy", "loader": "tests.helpers.toy_model:load", "grpc_port": port} | config
+        service = Service(AppConfig.model_validate(told), time.perf_counter)
         await service.open()
         async with serving(service), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             result = await asyncio.wait_for(scene(Client(channel, service)), 20)

@@ -16,7 +16,7 @@ from deployments.dispatch.route import Route, Stage
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.driver import Driver
 from deployments.front.metrics import FrontSeries
-from deployments.front.predict import _output
+from deployments.front.predict import output_of
 from deployments.front.service import Content, Service
 from deployments.front.stats import state_of, stats_of
 from deployments.metrics import FRONT, MetricSeries
@@ -25,6 +25,7 @@ from deployments.replica.loading import load_front_model, load_model
 from deployments.replica.local_workers import LocalWorkers
 from deployments.replica.split import SplitReplica
 from deployments.replica.virtual import VirtualModel
+from deployments.tasks import CLASSIFICATION
 from deployments.transport.holdings import LostError
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import pack
@@ -128,8 +129,8 @@ def test_what_is_lost_at_the_edge_gets_the_same_answer(error: Exception, blocks:
 
 def test_an_answer_names_its_level_only_where_there_are_levels() -> None:
     plain = Answer(0, 0.9, 1, ())
-    assert not {"level", "degraded"} & set(_output(plain, ["a"]))
-    told = _output(replace(plain, level=0, degraded=True), ["a"])
+    assert not {"level", "degraded"} & set(output_of(plain, CLASSIFICATION, ["a"]))
+    told = output_of(replace(plain, level=0, degraded=True), CLASSIFICATION, ["a"])
     assert (told["level"], told["degraded"]) == (0, True)
 
 

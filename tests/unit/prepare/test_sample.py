@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.prepare.data import Row
-from deployments.prepare.sample import LabelNames, Parts, draw, numbered
+from deployments.prepare.sample import LabelNames, Parts, draw, labels_of
 from profiles.errors import UserError
 
 FILE = Path("reviews.csv")
@@ -64,12 +64,12 @@ def test_labels_by_names_that_the_user_has_given() -> None:
 @pytest.mark.parametrize("label", [2, -1, "neutral", "", 0.5])
 def test_labels_that_do_not_fit_the_head(label: object) -> None:
     with pytest.raises(UserError, match=r"row 7: label .* does not fit the head; it knows negative, positive or 0..1"):
-        numbered([Row(6, "", "0"), Row(7, "", label)], FILE, NAMES)
+        labels_of([Row(6, "", "0"), Row(7, "", label)], FILE, NAMES)
 
 
 def test_more_classes_than_the_head_has_are_counted() -> None:
     with pytest.raises(UserError, match=r"row 3: label '2' .* or 0..1: it has 2 classes, the file 5$"):
-        numbered([Row(number, "", number - 1) for number in range(1, 6)], FILE, NAMES)
+        labels_of([Row(number, "", number - 1) for number in range(1, 6)], FILE, NAMES)
 
 
 def test_too_few_rows_none_at_all_and_one_class_only() -> None:

@@ -1,0 +1,109 @@
+"""A network that labels words, as it is served: its answers are transformers' own, in every protocol."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments import load
+from deployments.config import AppConfig
+from deployments.front.http import create_api
+from deployments.front.open_inference.tensors import JSON_BYTES_HEADER
+from deployments.front.service import Service
+from deployments.tasks import TOKENS
+from tests.helpers.documented import DocumentedClient, ask_examples, check_document
+from tests.helpers.tiny_words import word_network
+from tests.unit.front.test_grpc import play
+
+TEXTS = ["ada bee saw romes.", "oslo", ""]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[DocumentedClient]:
+    config = AppConfig(model=str(word_network()), name="words", device="cpu", slo_ms=60_000, max_inputs=8)
+    with DocumentedClient(create_api(Service(config, time.perf_counter))) as client:
+        yield client
+
+
+def expected() -> list[dict[str, Any]]:
+    model = load(word_network())
+    return [TOKENS.output(each, model.labels) for each in model.predict(TEXTS)]
+
+
+def test_predict_answers_every_word_and_the_entities(client: DocumentedClient) -> None:
+    outputs = client.post("/predict", json={"inputs": TEXTS}).json()["outputs"]
+    for output, own in zip(outputs, expected(), strict=True):
+        for part in ("tokens", "entities"):
+            assert [{**each, "score": 0} for each in output[part]] == [{**each, "score": 0} for each in own[part]]
+            scores = [[each["score"] for each in one[part]] for one in (output, own)]
+            assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+        assert output["exit_block"] == 3
+    (person, place) = outputs[0]["entities"]
+    assert (person["entity_group"], person["word"], person["start"], person["end"]) == ("PER", "ada bee", 0, 7)
+    assert (place["entity_group"], place["word"]) == ("LOC", "romes")
+    assert [each["word"] for each in outputs[0]["tokens"]] == ["ada", "bee", "saw", "romes", "."]
+
+
+def test_a_text_may_be_given_as_its_words(client: DocumentedClient) -> None:
+    reply = client.post("/predict", json={"inputs": [["ada", "bee"], ["oslo"]]}).json()["outputs"]
+    assert [[each["word"] for each in output["tokens"]] for output in reply] == [["ada", "bee"], ["oslo"]]
+    assert reply[1]["tokens"][0]["name"] == "B-LOC"
+
+
+@pytest.mark.parametrize("wrong", [3, [["ada", 3]], {"tokens": ["ada"]}, [[]]])
+def test_what_is_neither_is_refused_in_one_sentence(client: DocumentedClient, wrong: Any) -> None:
+    reply = client.post("/predict", json={"inputs": wrong})
+    assert reply.status_code == 422
+    assert "an input must be a text or a list of words" in reply.json()["error"]
+
+
+def test_tensors_have_a_row_for_each_text(client: DocumentedClient) -> None:
+    tensor = {"name": "inputs", "datatype": "BYTES", "shape": [3, 1], "data": TEXTS}
+    reply = client.post("/v2/models/words/infer", json={"inputs": [tensor]}).json()
+    found = {each["name"]: each for each in reply["outputs"]}
+    own = expected()
+    assert found["words"]["data"] == [5, 1, 0]
+    assert found["label"]["shape"] == found["name"]["shape"] == found["start"]["shape"] == [3, 5]
+    assert found["label"]["data"][:6] == [*(each["label"] for each in own[0]["tokens"]), own[1]["tokens"][0]["label"]]
+    assert found["label"]["data"][6:] == [-1] * 9
+    assert found["name"]["data"][5:] == ["B-LOC", *[""] * 9]
+    assert found["end"]["data"][:5] == [each["end"] for each in own[0]["tokens"]]
+    assert found["exit_block"]["shape"] == [3]
+    about = {each["name"]: each for each in client.get("/v2/models/words").json()["outputs"]}
+    for name, each in found.items():
+        assert about[name]["datatype"] == each["datatype"]
+        assert len(about[name]["shape"]) == len(each["shape"])
+
+
+def test_tensors_are_the_same_as_bytes(client: DocumentedClient) -> None:
+    tensor = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1], "data": TEXTS[:2]}
+    asked = {"inputs": [tensor], "parameters": {"binary_data_output": True}, "outputs": [{"name": "label"}]}
+    reply = client.post("/v2/models/words/infer", json=asked)
+    end = int(reply.headers[JSON_BYTES_HEADER])
+    (label,) = json.loads(reply.content[:end])["outputs"]
+    assert label["shape"] == [2, 5]
+    assert np.frombuffer(reply.content[end:], "<i8").reshape(2, 5)[1].tolist() == [3, -1, -1, -1, -1]
+
+
+def test_grpc_says_the_same() -> None:
+    texts = {"bytes_contents": [b"oslo", b"ada saw"]}
+    tensor = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1], "contents": texts}
+    sent = {"model_name": "toy", "inputs": [tensor]}
+    config = {"loader": "deployments.models:load_served", "name": "toy", "device": "cpu", "slo_ms": 60_000}
+    reply = play(lambda client: client.ask("ModelInfer", **sent), model=str(word_network()), **config)
+    at = {each.name: place for place, each in enumerate(reply.outputs)}
+    assert list(reply.outputs[at["label"]].shape) == [2, 2]
+    assert np.frombuffer(reply.raw_output_contents[at["label"]], "<i8").tolist() == [3, -1, 1, 0]
+    assert np.frombuffer(reply.raw_output_contents[at["words"]], "<i8").tolist() == [1, 2]
+    names = reply.raw_output_contents[at["name"]]
+    assert names == b"\x05\0\0\0B-LOC\0\0\0\0\x05\0\0\0B-PER\x01\0\0\0O"
+
+
+def test_the_document_describes_words(client: DocumentedClient) -> None:
+    document = client.app.openapi()  # type: ignore[attr-defined]
+    check_document(document)
+    assert {"Token", "Entity", "WordsOutput"} <= set(document["components"]["schemas"])
+    ask_examples(client, name="words", version="1")

@@ -1,0 +1,242 @@
+"""Networks that label words: the answers are transformers' own, wherever they are cut and whoever is beside a text."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments import load
+from deployments.models import TorchModel
+from deployments.models.departures import Tokens
+from deployments.models.encode import ASKED
+from deployments.models.families import family_of
+from deployments.models.loading import dissected
+from deployments.models.onnx_model import OnnxModel
+from deployments.models.ramps import ExitRules, RampRule, Ramps, make_head, save_ramps
+from deployments.models.seam import Stretch
+from deployments.replica.split import SplitReplica
+from deployments.tasks import TOKENS
+from deployments.transport.orders import Order
+from deployments.transport.packed import pack
+from profiles.errors import UserError
+from profiles.model import Batch, Exits
+from tests.helpers.tiny_networks import NUM_LABELS, TEXT, VOCABULARY, _config, _NoEncoder, padded
+from tests.helpers.tiny_words import sentences, word_network
+
+
+def network(name: str, most_unsure: int = 0) -> tuple[TorchModel, Any]:
+    """A random network of this family, with random ramps, and Hugging Face's own."""
+    from transformers import AutoModelForTokenClassification
+
+    torch.manual_seed(len(name))
+    model = AutoModelForTokenClassification.from_config(_config(name)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4.0)
+    anatomy = dissected(model, family_of(model.config.model_type), TOKENS)
+    blocks = range(len(anatomy.blocks) - 1)
+    rules = ExitRules(
+        policy="deployments.exits:confidence",
+        ramps=tuple(RampRule(block=block, threshold=0.45) for block in blocks),
+        most_unsure=most_unsure,
+    )
+    heads = {block: make_head("light", anatomy.pooled_widths[block], NUM_LABELS).eval() for block in blocks}
+    cut = TorchModel(anatomy, _NoEncoder(), Ramps(rules, heads), ["a", "b", "c"], torch.device("cpu"), torch.float32)
+    return cut, model
+
+
+def texts(count: int, seed: int) -> list[Batch]:
+    random = np.random.default_rng(seed)
+    found = []
+    for length in random.integers(1, 12, count):
+        arrays = {"input_ids": random.integers(2, VOCABULARY, length), ASKED: random.random(length) < 0.6}
+        found.append(Batch(0, arrays, np.zeros((1, 0), np.float32), np.array([length])))
+    return found
+
+
+def parts_of(exits: Exits) -> list[np.ndarray]:
+    """The logits of each text's words."""
+    assert exits.counts is not None
+    return np.split(exits.logits, np.cumsum(exits.counts)[:-1])
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_without_exits_the_answers_are_transformers_own_wherever_it_is_cut(name: str) -> None:
+    cut, whole = network(name)
+    batch = cut.merge(texts(7, seed=3))
+    given = padded(torch.as_tensor(batch.arrays["input_ids"]), batch.lengths)
+    with torch.inference_mode():
+        logits = whole(**given).logits
+    expected = logits[given["attention_mask"].bool()].numpy()[np.asarray(batch.arrays[ASKED])]
+    for stop in range(1, cut.num_blocks + 1):
+        launched = cut.run(batch, stop, ())
+        if launched.survivors is not None:
+            assert len(launched.exits) == 0
+            launched = cut.run(launched.survivors, cut.num_blocks, ())
+        assert np.abs(launched.exits.logits - expected).max() < 1e-5
+        starts = np.cumsum(batch.lengths) - batch.lengths
+        assert (launched.exits.counts == np.add.reduceat(np.asarray(batch.arrays[ASKED]).astype(int), starts)).all()
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    name=st.sampled_from(["bert", "distilbert", "modernbert"]), seed=st.integers(0, 99), data=st.data(),
+    most_unsure=st.integers(0, 2),
+)  # fmt: skip
+def test_a_text_has_what_it_has_alone_whoever_is_beside_it(
+    name: str, seed: int, data: st.DataObject, most_unsure: int
+) -> None:
+    model, _ = network(name, most_unsure)
+    alone = texts(6, seed)
+    expected = [model.run(each, model.num_blocks, model.ramp_blocks).exits for each in alone]
+    order: list[int] = data.draw(st.permutations(range(6)))
+    batch, rows = model.merge([alone[row] for row in order]), np.array(order)
+    seen = list[int]()
+    stops = [*sorted(data.draw(st.sets(st.integers(1, model.num_blocks - 1)))), model.num_blocks]
+    for stop in stops:
+        launched = model.run(batch, stop, model.ramp_blocks)
+        for row, block, logits in zip(
+            rows[launched.exits.rows], launched.exits.blocks, parts_of(launched.exits), strict=True
+        ) if len(launched.exits) else ():  # fmt: skip
+            assert block == expected[row].blocks[0]
+            assert np.abs(logits - expected[row].logits).max(initial=0.0) < 1e-4
+            seen.append(int(row))
+        rows = np.delete(rows, launched.exits.rows)
+        if launched.survivors is None:
+            break
+        batch = launched.survivors
+    assert sorted(seen) == list(range(6))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), seed=st.integers(0, 999), most_unsure=st.integers(0, 3)
+)
+def test_a_text_leaves_when_few_enough_of_its_words_are_unsure_and_one_is_sure(
+    lengths: list[int], seed: int, most_unsure: int
+) -> None:
+    random = np.random.default_rng(seed)
+    asked, sure = (random.random(sum(lengths)) < share for share in (0.7, 0.6))
+    text = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
+    tokens = Tokens(np.array(lengths), text, torch.from_numpy(asked), most_unsure)
+    leave = tokens.leave(torch.from_numpy(sure)).tolist()
+    ends = np.cumsum(lengths)
+    for row, end in enumerate(ends):
+        own = slice(end - lengths[row], end)
+        unsure = int((asked[own] & ~sure[own]).sum())
+        assert leave[row] == (unsure <= most_unsure and bool((asked[own] & sure[own]).any()))
+
+
+def test_a_text_that_is_kept_stays_inside_though_it_leaves() -> None:
+    model, _ = network("bert", most_unsure=9)
+    batch = model.merge(texts(5, seed=1))
+    left = model.run(batch, 1, model.ramp_blocks).exits
+    assert len(left) > 0
+    kept = left.rows[:1]
+    launched = model.run(batch, 1, model.ramp_blocks, kept)
+    assert (launched.exits.rows == left.rows).all()
+    assert launched.survivors is not None
+    assert len(launched.survivors) == len(batch) - len(left) + 1
+    order = Order(model.num_blocks, frozenset(model.ramp_blocks), (pack(batch),), kinds=bytes([1, 0, 1, 0, 1]))
+    told = [reply for reply in SplitReplica(model).run(order) if hasattr(reply, "exits")]
+    assert all(len(parts_of(each.exits)) == len(each.exits) for each in told)
+
+
+def test_onnx_gives_what_torch_gives(tmp_path: Path) -> None:
+    model, _ = network("bert")
+    other = OnnxModel(model, "words", cache=tmp_path)
+    batch = model.merge(texts(5, seed=2))
+    other.prepare([Stretch(0, 2, (0, 1)), Stretch(2, model.num_blocks)], batch)
+    for count in (5, 3):
+        some = model.select(batch, np.arange(count))
+        here, there = model.run(some, 2, model.ramp_blocks), other.run(some, 2, model.ramp_blocks)
+        assert (here.exits.rows == there.exits.rows).all()
+        assert np.abs(here.exits.logits - there.exits.logits).max(initial=0.0) < 1e-4
+        assert here.survivors is not None
+        assert there.survivors is not None
+        full, same = (one.run(each.survivors, 4, ()) for one, each in ((model, here), (other, there)))
+        assert np.abs(full.exits.logits - same.exits.logits).max() < 1e-4
+    assert not other.pieces.ordered
+
+
+def entities(found: Sequence[Any]) -> list[tuple[Any, ...]]:
+    return [(each["entity_group"], each["start"], each["end"], round(float(each["score"]), 5)) for each in found]
+
+
+def test_entities_are_those_of_transformers_pipeline() -> None:
+    from transformers import pipeline
+
+    folder, told = word_network(), ["ada bob saw romes.", "the oslon was in rome", "eve ada, of  rome", "unknown ada"]
+    reference = pipeline("token-classification", model=str(folder), aggregation_strategy="first", device="cpu")
+    model = load(folder)
+    for text, answer in zip(told, model.predict(told), strict=True):
+        output = TOKENS.output(answer, model.labels)
+        assert entities(output["entities"]) == entities(reference(text))
+        assert [text[each["start"] : each["end"]] for each in output["tokens"]] == [
+            each["word"] for each in output["tokens"]
+        ]
+
+
+def test_words_that_are_given_are_answered_one_by_one() -> None:
+    model = load(word_network())
+    words = ["romes", "ada", "the.", "bob-eve"]
+    (answer,) = model.predict([words])
+    assert answer.words
+    assert answer.words.numbers == (0, 1, 2, 3)
+    assert [answer.words.text[a:b] for a, b in zip(answer.words.starts, answer.words.ends, strict=True)] == words
+    (same,) = model.predict([" ".join(words[:2])])
+    (given_,) = model.predict([words[:2]])
+    assert same.label == given_.label
+
+
+def test_a_text_that_is_too_long_answers_the_words_that_are_read() -> None:
+    model = load(word_network())
+    words = ["ada"] * 40
+    batch = model.encode([words, ["bob"]])
+    assert batch.truncated == {0}
+    assert batch.words
+    assert [len(each.numbers) for each in batch.words] == [22, 1]  # of 24 tokens two surround the text
+
+
+def test_an_empty_text_has_no_words_and_an_answer() -> None:
+    model = load(word_network())
+    answers = model.predict(["", "ada"])
+    assert answers[0].label == ()
+    assert TOKENS.output(answers[0], model.labels) == {"tokens": [], "entities": []}
+
+
+@pytest.mark.parametrize("wrong", [3, ["ada", 3], [], ["ada", ""], {"text": "ada"}])
+def test_what_is_no_text_and_no_list_of_words_is_refused(wrong: Any) -> None:
+    with pytest.raises(UserError, match="an input must be a text or a list of words, got "):
+        load(word_network()).encode([wrong])
+
+
+def test_a_policy_that_remembers_is_refused(tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(word_network(), tmp_path, dirs_exist_ok=True)
+    rules = ExitRules(policy="deployments.exits:patience", ramps=(RampRule(block=0, threshold=2),))
+    save_ramps(tmp_path, rules, {0: make_head("light", 24, 4)})
+    with pytest.raises(UserError, match="patience remembers earlier ramps of an input, but this network answers its"):
+        load(tmp_path)
+    save_ramps(tmp_path, replace_policy(rules), {0: make_head("light", 24, 4)})
+    assert load(tmp_path).predict(["ada saw rome"])[0].exit_block in (0, 3)
+
+
+def replace_policy(rules: ExitRules) -> ExitRules:
+    return rules.model_copy(update={"policy": "deployments.exits:margin"})
+
+
+def test_the_words_of_the_tiny_network_are_learnt() -> None:
+    """So that what other tests say of it is said of a network that knows something."""
+    found = sentences(200, seed=5)
+    model = load(word_network())
+    answers = model.predict([words for words, _ in found])
+    said, wanted = [name for answer in answers for name in answer.name], [each for _, own in found for each in own]
+    assert np.mean(np.array(said) == np.array(wanted)) > 0.95
+    assert set(said) == {"O", "B-PER", "I-PER", "B-LOC"}

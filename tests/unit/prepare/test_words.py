@@ -1,0 +1,191 @@
+"""Texts whose words are labelled: what is read of files, how texts are counted, and that what is written is served."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from deployments import load
+from deployments.prepare import pipeline
+from deployments.prepare.data import rows, taken
+from deployments.prepare.sample import LabelNames, draw
+from deployments.prepare.words import of_texts
+from deployments.tasks import TOKENS
+from profiles.errors import UserError
+from profiles.evidence import EVIDENCE, Evidence
+from profiles.exit_table import ExitTable
+from tests.helpers.tiny_words import NAMES, Sentence, conll, sentences, word_network
+
+CONLL_2003 = "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n\nPeter NNP B-NP B-PER\n"
+TWO = [(["EU", "rejects"], ["B-ORG", "O"]), (["Peter"], ["B-PER"])]
+ONE = '{"tokens": ["a"], "labels": [0]}\n'
+
+
+def read(path: Path) -> list[tuple[Any, Any]]:
+    return [(row.value, row.label) for row in rows(path)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("a.conll", "EU\tB-ORG\nrejects\tO\n\nPeter\tB-PER", TWO),
+        ("a.txt", CONLL_2003, TWO),
+        ("a.bio", "EU\nrejects\n\nPeter\n", [(["EU", "rejects"], None), (["Peter"], None)]),
+        ("a.iob", "New York\tB-LOC\n", [(["New York"], ["B-LOC"])]),
+        ("a.jsonl", '{"id": 1, "tokens": ["EU"], "ner_tags": [3]}\n', [(["EU"], [3])]),
+        ("a.jsonl", '{"words": ["EU"], "labels": ["O"]}\n', [(["EU"], ["O"])]),
+        ("a.json", '[{"tokens": ["EU"]}]', [(["EU"], None)]),
+    ],
+)  # fmt: skip
+def test_words_are_read_with_their_labels(tmp_path: Path, name: str, content: str, found: list[Any]) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    assert read(path) == found
+    assert taken(path).startswith(f"{name}: words from ")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.conll", "EU B-ORG\nrejects\n", "line 2 has 1 columns, those before it 2: 'rejects'"),
+        ("a.conll", "EU\tB-ORG\n\t O\n", "line 2 has 2 columns, those before it 2: 'O'"),
+        ("a.jsonl", ONE + '{"tokens": ["a", "b"], "labels": [0]}', "row 2: has 2 words but 1 labels"),
+        ("a.jsonl", ONE + '{"tokens": ["a"], "labels": 0}', "row 2: 'labels' must be a list with a label for each"),
+        ("a.jsonl", '{"tokens": ["a"]}\n{"tokens": ["a", " "]}', "row 2: 'tokens': word 2 is empty"),
+        ("a.jsonl", '{"tokens": ["a"]}\n{"tokens": []}', "row 2: 'tokens' must be a list of words, got an empty list"),
+        ("a.jsonl", '{"tokens": ["a"]}\n{"tokens": ["a"], "ner": [0]}', "row 2 has a label ('ner') but row 1 has none"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, name: str, content: str, sentence: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(UserError) as error:
+        read(path)
+    assert sentence in str(error.value)
+
+
+def sampled(path: Path, content: str, task: Any) -> Any:
+    path.write_text(content * 60)
+    return draw(rows(path), path, LabelNames(NAMES), 100, task=task)
+
+
+def test_labels_must_fit_what_the_network_answers(tmp_path: Path) -> None:
+    from deployments.tasks import CLASSIFICATION
+
+    words, whole = '{"tokens": ["a", "b"], "labels": ["O", "B-ORG"]}\n', '{"text": "a", "label": 0}\n'
+    with pytest.raises(UserError, match="row 1: word 2: label 'B-ORG' does not fit the head; it knows O, B-PER"):
+        sampled(tmp_path / "a.jsonl", words, TOKENS)
+    with pytest.raises(UserError, match="row 1: has one label for a whole text, and this network labels words"):
+        sampled(tmp_path / "a.jsonl", whole, TOKENS)
+    with pytest.raises(UserError, match="row 1: has a label for each word, and this network answers a text as a whole"):
+        sampled(tmp_path / "a.jsonl", words, CLASSIFICATION)
+
+
+@given(
+    counts=st.lists(st.integers(0, 5), min_size=1, max_size=6), most_unsure=st.integers(0, 3), seed=st.integers(0, 999)
+)
+def test_the_table_of_texts_is_what_the_rule_says_of_their_words(
+    counts: list[int], most_unsure: int, seed: int
+) -> None:
+    random, candidates, total = np.random.default_rng(seed), 6, sum(counts)
+    words = ExitTable(
+        candidates=np.linspace(1, 0, candidates),
+        first=random.integers(1, candidates + 1, (2, total)).astype(np.uint8),  # the strictest lets no word go
+        right=random.integers(0, 2, (3, total)).astype(np.float32),
+        said=random.integers(0, 3, (3, total)).astype(np.uint16),
+        truth=random.integers(0, 3, total).astype(np.uint16),
+        costs=np.array([0.3, 0.6, 1.0]),
+    )
+    texts = of_texts(words, np.array(counts), most_unsure)
+    ends = np.cumsum(counts)
+    for text, (count, end) in enumerate(zip(counts, ends, strict=True)):
+        own = slice(end - count, end)
+        for ramp in range(2):
+            for candidate in range(candidates):
+                unsure = int((words.first[ramp, own] > candidate).sum())
+                leaves = unsure <= most_unsure and unsure < count
+                assert (texts.first[ramp, text] <= candidate) == leaves
+        for place in range(3):
+            right, same = words.right[place, own], words.said[place, own] == words.said[-1, own]
+            assert texts.right[place, text] == pytest.approx(right.mean() if count else 1.0)
+            assert texts.agrees[place, text] == pytest.approx(same.mean() if count else 1.0)
+    assert (texts.places(texts.strictest) == 2).all(), "at the strictest threshold nobody leaves, however few words"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[Sentence]]]:
+    """The tiny network with ramps that may lose a lot, and the sentences that they are made from."""
+    place, found = tmp_path_factory.mktemp("words"), sentences(300, seed=7)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        patched.setattr(pipeline, "draw_exits", lambda _, path: path.touch())
+        data = conll(place / "a.conll", found)
+        told = ("prepare", word_network(), "--data", data, "--out", place / "out", "--max-accuracy-loss", "5%")
+        done = CliRunner().invoke(app, [*map(str, told), "--device", "cpu"])
+        assert done.exit_code == 0, done.output
+        assert "a.conll: words from 'tokens', label from 'ner_tags'" in done.output
+        assert "B-PER" in done.output
+        yield place / "out", found
+
+
+def test_what_is_written_is_what_will_be_served(prepared: tuple[Path, list[Sentence]]) -> None:
+    folder, found = prepared
+    model, rules = load(folder), json.loads((folder / "exits.json").read_text())
+    data = folder.parent / "a.conll"
+    part = draw(rows(data), data, LabelNames(NAMES), 20_000, task=TOKENS).parts.test
+    answers = model.predict([found[row][0] for row in part])
+    blocks = np.array([each.exit_block for each in answers])
+    assert (blocks < 3).any()
+    for ramp in rules["ramps"]:
+        assert ramp["survival"] == pytest.approx((blocks > ramp["block"]).mean())
+    right = [np.mean(np.array(each.name) == found[row][1]) for each, row in zip(answers, part, strict=True)]
+    assert rules["exit_accuracy"] == pytest.approx(np.mean(right))
+    full = model.predict([found[row][0] for row in part], exits=False)
+    same = [np.mean(np.array(one.label) == other.label) for one, other in zip(answers, full, strict=True)]
+    assert rules["agreement"] == pytest.approx(np.mean(same))
+    assert rules["mean_depth_share"] == pytest.approx((blocks + 1).mean() / model.num_blocks)
+    assert sum(each["inputs"] for each in rules["classes"]) == sum(len(found[row][0]) for row in part)
+    evidence = Evidence.read(folder / EVIDENCE)
+    places = evidence.test.places(evidence.nearest({each["block"]: each["threshold"] for each in rules["ramps"]}))
+    assert (places == blocks).all()
+    with pytest.raises(UserError, match="--metric mcc is for networks that answer an input as a whole"):
+        evidence.about("mcc")
+
+
+def test_evaluate_counts_words(prepared: tuple[Path, list[Sentence]], tmp_path: Path) -> None:
+    folder, _ = prepared
+    fresh = sentences(80, seed=9)
+    told = ("evaluate", folder, "--data", conll(tmp_path / "b.conll", fresh), "--device", "cpu", "--json")
+    done = CliRunner().invoke(app, [*map(str, told)])
+    assert done.exit_code == 0, done.output
+    evaluation = json.loads(done.stdout)
+    model = load(folder)
+    answers, full = (model.predict([words for words, _ in fresh], exits) for exits in (True, False))
+    right = [np.mean(np.array(each.name) == labels) for each, (_, labels) in zip(answers, fresh, strict=True)]
+    same = [np.mean(np.array(one.label) == other.label) for one, other in zip(answers, full, strict=True)]
+    assert evaluation["accuracy"]["mean"] == pytest.approx(np.mean(right))
+    assert evaluation["agreement"]["mean"] == pytest.approx(np.mean(same))
+    assert sum(each["inputs"] for each in evaluation["classes"]) == sum(len(words) for words, _ in fresh)
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        (("--metric", "mcc"), "--metric mcc is for networks that answer an input as a whole, not its words"),
+        (("--policy", "patience"), "--policy: policy patience remembers earlier ramps of an input"),
+    ],
+)
+def test_what_words_do_not_have_is_refused_before_anything_is_read(
+    tmp_path: Path, told: tuple[str, ...], sentence: str
+) -> None:
+    data = ("--data", str(tmp_path / "nowhere.conll"), "--out", str(tmp_path / "out"))
+    with pytest.raises(UserError) as error:
+        CliRunner().invoke(app, ["prepare", str(word_network()), *data, *told], catch_exceptions=False)
+    assert sentence in str(error.value)
