@@ -68,6 +68,8 @@ def prepare(
     What is promised of other inputs is tested on a third of the rows, which nothing is made from: thresholds are
     loosened step by step until the test fails. Too few rows promise nothing, and then nobody leaves early.
 
+    Of a network that labels words, data are CoNLL files (a word and its label a line) or lists of words and labels.
+
     A decoder's texts are prompts that it writes on from; its ramp is its own head, read where that brings most, and
     --max-accuracy-loss is the share of tokens that may be others than the full network's.
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from deployments.prepare.data import Columns
     from deployments.prepare.sample import LabelNames
 
-READS = "csv, tsv, jsonl, json, Parquet, a directory of `datasets`, or npz for images"
+READS = "csv, tsv, jsonl, json, Parquet, a directory of `datasets`, npz for images, or CoNLL for labelled words"
 
 TextColumn = Annotated[str | None, typer.Option(help="Column of the texts; found by usual names if not given.")]
 PairColumn = Annotated[str | None, typer.Option(help="Column of the second texts of pairs.")]

@@ -96,6 +96,17 @@ def test_an_audited_input_that_is_late_counts_as_late_when_it_has_its_answer_not
     assert learned[0] == learned[1]
 
 
+@pytest.mark.parametrize(("drawn", "agrees"), [(0.0, True), (0.49, True), (0.5, False), (0.99, False)])
+def test_of_a_text_one_word_is_compared_that_is_drawn(drawn: float, agrees: bool) -> None:
+    chances = iter([0.0, drawn])
+    dispatcher = Dispatcher(Route((flat(linear(0, BLOCKS, 1, "a")),)), {"a": ["a0"]}, AUDITED, lambda: next(chances))
+    dispatcher.admit(0.0, 9.0, Place("x", 0))
+    (launch,) = dispatcher.tick(0.0)
+    dispatcher.released(launch.id, [0], [(3, (1, 2))])
+    dispatcher.released(launch.id, [0], [(BLOCKS - 1, (1, 5))])
+    assert dispatcher.audits() == [Audit(3, agrees)]
+
+
 def test_where_answers_are_early_every_answer_is_audited_whatever_that_costs() -> None:
     limits = Limits(audit_share=0.0, audit_cost=0.0, answers_early=True)
     dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits)

@@ -77,3 +77,26 @@ def test_a_bound_is_the_least_loss_that_passes(metric: Metric) -> None:
 def test_nothing_lost_at_all_can_hardly_be_promised() -> None:
     assert not Loss(0.0, 0.0, 100_000).within(0.0, margin_of(100_000, 0.0, 0.95, "accuracy"))
     assert Loss(-0.2, 0.3, 1000).within(0.0, margin_of(1000, 0.0, 0.95, "accuracy")), "exits that are better"
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        {1 / 20: 0.2},
+        {1 / 5: 0.05},
+        {0.5: 0.02},
+        {1.0: 0.02, -0.05: 0.2},
+        {0.5: 0.03, -1.0: 0.005},
+        {0.1: 0.3, -0.1: 0.2},
+    ],
+    ids=str,
+)
+def test_texts_that_lose_shares_of_their_words_pass_no_more_often_than_whole_inputs(losses: dict[float, float]) -> None:
+    """What a text loses, with its chance; on average 1 %, which may be shown to be less in one case of twenty."""
+    count, draws = 600, 3000
+    values, chances = np.array([0.0, *losses]), np.array([1 - sum(losses.values()), *losses.values()])
+    assert values @ chances == pytest.approx(0.01)
+    drawn = np.random.default_rng(0).multinomial(count, chances, draws)
+    lost = Loss(drawn @ values / count, drawn @ values**2 / count, count)
+    passed = lost.within(0.01, margin_of(count, 0.01, 0.95, "accuracy")).mean()
+    assert passed <= 0.05 + 3 * (0.05 * 0.95 / draws) ** 0.5
