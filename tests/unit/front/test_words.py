@@ -80,7 +80,7 @@ def test_tensors_have_a_row_for_each_text(client: DocumentedClient) -> None:
 
 def test_tensors_are_the_same_as_bytes(client: DocumentedClient) -> None:
     tensor = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1], "data": TEXTS[:2]}
-    asked = {"inputs": [tensor], "parameters": {"binary_data_output": True}, "outputs": [{"name": "label"}]}
+    asked = {"inputs": [tensor], "outputs": [{"name": "label", "parameters": {"binary_data": True}}]}
     reply = client.post("/v2/models/words/infer", json=asked)
     end = int(reply.headers[JSON_BYTES_HEADER])
     (label,) = json.loads(reply.content[:end])["outputs"]

@@ -138,7 +138,12 @@ def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "columns", "said"),
     [
-        ("a.xml", "", Columns(), "cannot read .xml; use .csv, .tsv, .jsonl, .json, .parquet, .arrow, .npz"),
+        (
+            "a.xml",
+            "",
+            Columns(),
+            "cannot read .xml; use .csv, .tsv, .jsonl, .json, .conll, .iob, .bio, .txt, .parquet, .arrow, .npz",
+        ),
         ("a.csv", "x,y\n1,2\n", Columns(), "no column of texts found .* it has: 'x', 'y'"),
         ("a.csv", "text,y\n1,2\n", Columns(label="lable"), "no column 'lable'; it has: 'text', 'y'"),
         ("a.csv", "text,label\none\n", Columns(), "row 1 has no 'label'"),
