@@ -1,5 +1,6 @@
 """What a user may write under `args:` of the Serve application."""
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from math import ceil
@@ -110,6 +111,18 @@ def ports_in(told: str) -> range:
     return range(int(first), int(last) + 1)
 
 
+def _origin(told: str) -> str:
+    """
+    >>> _origin("https://shop.example")
+    'https://shop.example'
+    """
+    if not re.fullmatch(r"https?://[\w.-]+(:\d{1,5})?", told):
+        raise ValueError(f"{told!r} must be as browsers say it: https://NAME or http://NAME:PORT, without a path")
+    return told.lower()
+
+
+Origin = Annotated[str, AfterValidator(_origin)]
+ALLOWED_ORIGINS = "Web pages of other servers that may ask from a browser, as in https://shop.example; none: no others."
 Ports = Annotated[str, AfterValidator(_port_range)]
 ImportPath = Annotated[str, AfterValidator(_well_formed)]
 LogFormat = Literal["text", "json"]
@@ -227,6 +240,7 @@ class AppConfig(BaseModel):
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
     )
+    allowed_origins: tuple[Origin, ...] = Field((), description=ALLOWED_ORIGINS)
     grpc_port: int | None = Field(
         None, ge=1, le=65535, description="Port of the Open Inference Protocol over gRPC; none: only HTTP."
     )

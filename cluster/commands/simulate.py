@@ -23,6 +23,9 @@ def simulate(
     trace: Annotated[
         Path | None, typer.Option(help="A recorded trace to follow, scaled to --rate (docs/simulator.md: formats).")
     ] = None,
+    trace_each_s: Annotated[
+        float | None, typer.Option(help="The seconds that each count of the trace is for, if the file does not say.")
+    ] = None,
     hours: Annotated[float, typer.Option(help="How long, in simulated time.")] = 0.1,
     arrivals: Annotated[str, typer.Option(help="poisson, gamma, uniform, step or daynight.")] = "poisson",
     cv: Annotated[float, typer.Option(help="Variation of the gaps between arrivals (gamma).")] = 3.0,
@@ -67,6 +70,7 @@ def simulate(
     from rich.console import Console
 
     from cluster.commands import check_writable
+    from cluster.load.traces import understood
     from cluster.serving.serve_file import ours, serve_file
     from cluster.simulator import command, options, picture
     from cluster.simulator.host import read_host
@@ -84,8 +88,10 @@ def simulate(
     troubles = Troubles(jitter, options.slow_of(slow or ()), failures, options.outages_of(gone or ()))
     app_config = parse(applications[0]["args"])
     world = command.world_of(app_config, troubles, read_host(host) if host else None)
-    load = command.Workload(rate, hours * 3600, arrivals, cv, trace, seed, mix, drift, exits, lengths)
+    load = command.Workload(rate, hours * 3600, arrivals, cv, trace, seed, mix, drift, exits, lengths, trace_each_s)
     console, changes = Console(soft_wrap=True), tuple["Event", ...]()
+    if trace:
+        console.print(understood(trace, trace_each_s), highlight=False, markup=False)
     if replan:
         world, asked = command.controlled_world(app_config, _controller(content), world)
         replanned = command.run_controlled(world, asked, load)

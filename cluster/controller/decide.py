@@ -212,7 +212,7 @@ def weigh_latency(running: Expectation, better: Expectation, asked: Demand, leas
     needed = asked_of(HEADROOM * least_gain, changes)
     moves = saved >= needed
     times_ms = [1e3 * each.score.latency_s for each in (running, better)]
-    promised = f"the running plan takes {times_ms[0]:,.4g} ms, the quickest {carried} {times_ms[1]:,.4g} ms"
+    promised = f"the running plan takes {times_ms[0]:,.4g} ms, the quickest {carried}, takes {times_ms[1]:,.4g} ms"
     return Verdict(moves, f"more goodput is not needed: {promised}; {needed:.1%} less is asked", saved)
 
 

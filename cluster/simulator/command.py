@@ -44,10 +44,11 @@ class Workload:
     drifts: bool = False
     exits: Path | None = None  # recorded: after which block each input was sure
     lengths: Path | None = None  # the tokens of each text, in order
+    trace_each_s: float | None = None  # that each count of the trace is for, where its file does not say
 
     def times_s(self) -> Floats:
         if self.trace:
-            return trace(self.trace, self.rate_per_s, self.seconds, self.seed)
+            return trace(self.trace, self.rate_per_s, self.seconds, self.seed, self.trace_each_s)
         if self.rate_per_s is None:
             raise UserError("give --rate, or --trace to follow a trace at its own rate")
         return arrivals(self.process, self.rate_per_s, self.seconds, self.seed, self.cv)

@@ -49,21 +49,21 @@ class _Api(DescribedApi):
 
     tracing: Tracing | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await super().__call__(scope, receive, send)
+            return await super()._inside(scope, receive, send)
         path = path_below(scope)
         if self.key:
             if path not in OPEN_PATHS and path not in EXPLAINING and not is_shown(self.key, scope["headers"]):
                 return await _error(RefusedError(401, NO_KEY))(scope, receive, send)
-        elif scope["method"] == "POST" and (reason := page_refusal(scope["headers"])):
+        elif scope["method"] == "POST" and (reason := page_refusal(scope["headers"], self.pages)):
             return await _error(RefusedError(403, reason))(scope, receive, send)
         if self.tracing and (kind := _KINDS.get(path)) and scope["method"] == "POST":
             headers = dict(scope["headers"])
             if self.tracing.takes(headers):
                 with self.tracing.request(kind, headers) as span:
-                    return await super().__call__(scope, receive, _telling(span, send))
-        return await super().__call__(scope, receive, send)
+                    return await super()._inside(scope, receive, _telling(span, send))
+        return await super()._inside(scope, receive, send)
 
 
 def _telling(span: Span, send: Send) -> Send:
@@ -90,6 +90,7 @@ def create_decoder_api(
 
     api = _Api(title="isobatch", description=f"Early-exit decoding: {front.name}", lifespan=life)
     api.key, api.tracing = key, tracing
+    api.allow(front.config.allowed_origins)
     writers = _Writers(front, vocabulary)
     about = _About(front, stats)
     api.add_exception_handler(RefusedError, writers.refused)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.config import Device, LogFormat
+from deployments.config import ALLOWED_ORIGINS, Device, LogFormat, Origin
 from deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
 
 
@@ -54,6 +54,7 @@ class DecoderConfig(BaseModel):
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
     )
+    allowed_origins: tuple[Origin, ...] = Field((), description=ALLOWED_ORIGINS)
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for what was let in.")
     log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
 

@@ -10,8 +10,10 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Receive, Scope, Send
 
 from deployments.front.answers import Step
+from deployments.front.cors import AllowedPages
 from deployments.front.headers import DEADLINE_HEADER, LONGEST_MS
 from deployments.front.messages import Usage
 from deployments.tasks import CLASSIFICATION, TOKENS
@@ -291,9 +293,20 @@ class DescribedApi(FastAPI):
     """FastAPI without pages that load scripts from elsewhere, and without statuses that it only believes in."""
 
     key: bytes | None = None
+    pages: tuple[str, ...] = ()  # of other servers, that may ask
+    _entrance: AllowedPages | None = None
 
     def __init__(self, **options: Any) -> None:
         super().__init__(docs_url=None, redoc_url=None, **options)
+
+    def allow(self, pages: tuple[str, ...]) -> None:
+        self.pages, self._entrance = pages, AllowedPages(self._inside, pages) if pages else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._entrance or self._inside)(scope, receive, send)
+
+    async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         if not self.openapi_schema:

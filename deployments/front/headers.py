@@ -4,7 +4,7 @@ import hmac
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from deployments.front.answers import RefusedError, shown
@@ -79,10 +79,17 @@ def elsewhere(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return (origin or b"another site").decode("latin-1")
 
 
-def page_refusal(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """Why a request is refused that such a page sends; None: no such page does."""
+def page_refusal(headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str] = ()) -> str | None:
+    """Why a request is refused that such a page sends; None: no such page does, or only one that is allowed to.
+
+    >>> from_shop = [(b"host", b"localhost:8000"), (b"origin", b"https://shop.example")]
+    >>> page_refusal(from_shop), page_refusal(from_shop, ("https://shop.example",))
+    ("a page from 'https://shop.example' asked for this: only pages of this server may", None)
+    """
     page = elsewhere(headers)
-    return f"a page from {shown(page)} asked for this: only pages of this server may" if page else None
+    if not page or page in allowed:
+        return None
+    return f"a page from {shown(page)} asked for this: only pages of this server may"
 
 
 def waited_s_by(told: bytes | None, clock: Callable[[], float] = time.time) -> float:

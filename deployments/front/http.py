@@ -59,9 +59,9 @@ class Api(DescribedApi):
 
     predict: Predict
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await super().__call__(scope, receive, send)
+            return await super()._inside(scope, receive, send)
         reply = _Reply(send, scope["method"] == "HEAD")
         try:
             await self._answer(scope, receive, reply)
@@ -75,14 +75,14 @@ class Api(DescribedApi):
         path = path_below(scope)
         if self.key and path not in OPEN_PATHS and path not in files() and not is_shown(self.key, scope["headers"]):
             await _NO_KEY(scope, receive, send)
-        elif scope["method"] == "POST" and not self.key and (reason := page_refusal(scope["headers"])):
+        elif scope["method"] == "POST" and not self.key and (reason := page_refusal(scope["headers"], self.pages)):
             raise RefusedError(403, reason)
         elif path == "/predict" and scope["method"] == "POST":
             await self.predict(scope, receive, send)
         elif scope["method"] == "HEAD":
-            await super().__call__({**scope, "method": "GET"}, receive, send)
+            await super()._inside({**scope, "method": "GET"}, receive, send)
         else:
-            await super().__call__(scope, receive, send)
+            await super()._inside(scope, receive, send)
 
 
 class _Reply:
@@ -117,6 +117,7 @@ def create_api(service: Service) -> Api:
     about = f"Early-exit inference: {service.name}"
     api = Api(title="isobatch", description=about, lifespan=life)
     api.key = service.key
+    api.allow(service.config.allowed_origins)
     api.add_exception_handler(RefusedError, _refused)
     api.add_exception_handler(HTTPException, _no_such_path)
     api.add_exception_handler(Exception, lambda _, error: _failed(error))

@@ -188,6 +188,13 @@ def test_a_page_of_another_server_is_refused(world: World) -> None:
     assert (refused.status_code, "only pages of this server" in refused.json()["error"]["message"]) == (403, True)
 
 
+def test_a_page_that_is_allowed_asks_and_reads_the_answer(world: World) -> None:
+    world.front.config = CONFIG.model_copy(update={"allowed_origins": ("https://shop.example",)})
+    told = {"json": {"prompt": "1+1=", "max_tokens": 1, "stream": True}, "headers": {"Origin": "https://shop.example"}}
+    reply = world.client().post("/v1/completions", **told)
+    assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, "https://shop.example")
+
+
 def test_what_the_server_has_and_what_it_does_not(world: World) -> None:
     client = world.client()
     assert client.get("/v1/models/tiny").json()["id"] == "tiny"

@@ -2,14 +2,16 @@
 
 import re
 import time
+from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.config import AppConfig
+from deployments.config import AppConfig, parse
 from deployments.front.http import create_api
 from deployments.front.page import FILES, files
 from deployments.front.service import Service
+from profiles.errors import UserError
 
 TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
 BODY = {"inputs": [0, 3]}
@@ -69,3 +71,39 @@ def test_a_page_of_another_server_is_refused(client: TestClient, path: str, head
 def test_our_own_page_and_programs_are_answered(client: TestClient, headers: dict[str, str]) -> None:
     with client:
         assert client.post("/predict", json=BODY, headers=headers).status_code == 200
+
+
+SHOP = {"Origin": "https://shop.example"}
+
+
+@pytest.fixture
+def allowing() -> Iterator[TestClient]:
+    config = TOY.model_copy(update={"allowed_origins": ("https://shop.example",)})
+    with TestClient(create_api(Service(config, time.perf_counter)), base_url="http://localhost:8000") as client:
+        yield client
+
+
+def test_a_page_that_is_allowed_asks_and_reads_the_answer(allowing: TestClient) -> None:
+    wanted = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type, x-deadline-ms"}
+    before = allowing.options("/predict", headers=SHOP | wanted)
+    assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, SHOP["Origin"])
+    assert "x-deadline-ms" in before.headers["access-control-allow-headers"].lower()
+    for path in ("/predict", "/stats"):
+        ask = allowing.post if path == "/predict" else allowing.get
+        reply = ask(path, headers=SHOP, **({"json": BODY} if path == "/predict" else {}))
+        assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, SHOP["Origin"])
+
+
+def test_no_other_page_is_told_that_it_may(allowing: TestClient) -> None:
+    refused = allowing.post("/predict", json=BODY, headers={"Origin": "http://evil.example"})
+    assert refused.status_code == 403
+    assert "access-control-allow-origin" not in refused.headers
+    asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in allowing.options("/predict", headers=asked).headers
+    assert allowing.post("/predict", json=BODY).status_code == 200
+
+
+@pytest.mark.parametrize("wrong", ["*", "shop.example", "https://shop.example/", "https://a.example https://b.example"])
+def test_what_no_browser_calls_an_origin_is_refused(wrong: str) -> None:
+    with pytest.raises(UserError, match="must be as browsers say it"):
+        parse({"allowed_origins": [wrong]})

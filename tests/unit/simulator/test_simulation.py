@@ -106,11 +106,13 @@ def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
     out = ["--hours", "0.01", "--out", str(tmp_path / "s.png")]
     result = CliRunner().invoke(app, ["simulate", "--config", str(serve_file), *out])
     assert "give --rate, or --trace" in str(result.exception)
-    result = CliRunner().invoke(
-        app, ["simulate", "--config", str(serve_file), "--trace", str(tmp_path / "trace.csv"), *out]
-    )
+    asked = ["simulate", "--config", str(serve_file), "--trace", str(tmp_path / "trace.csv"), *out]
+    result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
     assert "per second)" in result.output
+    assert "trace.csv: 1 counts, each of 60 s; 10.0 arrivals a second" in result.output
+    slower = CliRunner().invoke(app, [*asked, "--trace-each-s", "120"])
+    assert "each of 120 s; 5.0 arrivals a second" in slower.output
 
 
 def test_inputs_may_be_recorded_or_mixed_and_replicas_slow_or_gone(config: AppConfig, tmp_path: Path) -> None:
