@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -116,6 +117,18 @@ def test_a_ray_that_dies_while_it_is_stopped_is_not_waited_for(monkeypatch: pyte
     returns.set()
     local._stop()  # it had died before
     assert registered == [local._leave, local._leave]
+
+
+def test_what_the_caller_does_on_sigterm_outlives_the_start_of_ray() -> None:
+    def ours(*_: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, ours)
+    try:
+        with local._handler_kept():
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))  # as Ray does
+        assert signal.getsignal(signal.SIGTERM) is ours
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_descendants_do_not_count_the_process_itself() -> None:
