@@ -94,7 +94,8 @@ def plan(
         _question(profile, devices, one_machine, margin, evaluate, backend, dtype),
         _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch, _cuts(cut)),
     )
-    play = _player(polish, in_time, not one_pipeline, believed, bool(evaluate or max_splits))
+    slow_or_given = bool(evaluate or max_splits or seconds or one_pipeline)
+    play = _player(polish, in_time, not one_pipeline, believed, slow_or_given)
     with Console(stderr=True).status("planning"):
         found = plan_result(
             facts, objective, alpha, gap, not one_pipeline, evaluate, max_splits, _effort(seconds), play
@@ -174,10 +175,11 @@ def _effort(seconds: float | None) -> "Effort":
     return EFFORT if seconds is None else replace(EFFORT, out_of_time=_after(seconds))
 
 
-def _player(polish: float | None, in_time: float, apart: bool, believed: bool, given: bool) -> "Play | None":
+def _player(polish: float | None, in_time: float, apart: bool, believed: bool, slow_or_given: bool) -> "Play | None":
     """What plays the plan and others. Nothing is played where that would take long, or would not tell what was asked.
 
-    `given`: the plan, or how it may be cut, is given, so that it is played only where that is asked for.
+    `slow_or_given`: a plan is given, or finding one is slow or has its time, so that it is played only where that is
+    asked for.
     """
     from cluster.simulator.playing import CARE, is_playable, played
     from cluster.simulator.polish import PATIENT, polished
@@ -195,7 +197,7 @@ def _player(polish: float | None, in_time: float, apart: bool, believed: bool, g
     def playing(plan: "Plan", facts: "Problem", objective: "Objective", find: "Find") -> "Played | None":
         return played(plan, facts, objective, find, care, apart) if is_playable(plan, facts, objective, care) else None
 
-    return polishing if polish else None if believed or given else playing
+    return polishing if polish else None if believed or slow_or_given else playing
 
 
 def _after(seconds: float) -> Callable[[], bool]:

@@ -63,6 +63,8 @@ def test_the_promise_is_what_was_played_and_not_what_devices_compute(
     assert promise is not None
     assert promise.goodput_per_s == said["polished"]["after_per_s"] != said["score"]["goodput_per_s"]
     assert json.loads(run(profile, *small, "--json"))["polished"] is None
+    for slow in (["--one-pipeline"], ["--seconds", "1"], ["--max-splits", "1"], ["--rate", "10"]):
+        assert json.loads(run_played(profile, *small, *slow, "--json"))["polished"] is None
 
 
 def test_a_plan_that_leaves_no_slack_is_played_and_not_refused(profile: Path, small: tuple[str, ...]) -> None:
