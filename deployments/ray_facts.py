@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,19 +142,19 @@ def patient_start(patience_s: float, starts: Callable[[], bool]) -> Iterator[Non
 
 
 @contextmanager
-def spare_start() -> Iterator[None]:
+def spare_start(dashboard: bool) -> Iterator[None]:
     """Let `ray.init` start what we need of a node only, in groups of their own, which signals to our group pass by.
 
-    One machine has no use for an autoscaler, nor for a process that sends log lines to a driver that shows none.
+    Nobody reads the log lines that would be sent to this process, and of an autoscaler only the dashboard shows
+    anything.
     """
     from ray._private import services
     from ray._private.node import Node
 
-    with (
-        _replaced(services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)),
-        _replaced(Node, "start_monitor", _start_nothing),
-        _replaced(Node, "start_log_monitor", _start_nothing),
-    ):
+    with ExitStack() as replaced:
+        replaced.enter_context(_replaced(services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)))
+        for name in ("start_log_monitor",) if dashboard else ("start_log_monitor", "start_monitor"):
+            replaced.enter_context(_replaced(Node, name, _start_nothing))
         yield
 
 

@@ -238,7 +238,7 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> None:
 
     for attempt in reversed(range(RAY_ATTEMPTS)):
         try:
-            with patient_start(RAY_WITHIN_S, starts=partial(runs_below, RAYLET)), spare_start():
+            with patient_start(RAY_WITHIN_S, starts=partial(runs_below, RAYLET)), spare_start(dashboard):
                 ray.init(
                     address="local",
                     include_dashboard=dashboard,

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,6 +88,20 @@ def test_what_is_called_is_still_there(module: str, path: str, parameters: Seque
 )
 def test_what_is_relied_on_is_still_done(file: str, text: str, used_by: str) -> None:
     assert text in (RAY / file).read_text(), f"Ray's {file} does not say {text} any more: look at {used_by}"
+
+
+@pytest.mark.parametrize("dashboard", [False, True])
+def test_only_a_dashboard_needs_the_autoscaler_and_signals_pass_by_what_starts(dashboard: bool) -> None:
+    from ray._private import node, services
+
+    usual = node.Node.start_monitor, node.Node.start_log_monitor, services.ConsolePopen
+    with ray_facts.spare_start(dashboard):
+        assert (node.Node.start_monitor is usual[0]) == dashboard
+        assert node.Node.start_log_monitor is not usual[1]
+        with services.ConsolePopen(["sleep", "60"]) as process:
+            assert os.getpgid(process.pid) == process.pid != os.getpgid(0)
+            process.kill()
+    assert (node.Node.start_monitor, node.Node.start_log_monitor, services.ConsolePopen) == usual
 
 
 def test_the_raylet_has_the_name_that_is_looked_for() -> None:
