@@ -60,7 +60,8 @@ PROXY_PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
 def import_serve() -> None:
     """Import Ray Serve as if pandas were missing, which it has for one thing: to write frames as JSON.
 
-    It would cost each of an application's nine processes half a second and 70 MB. Who needs pandas can import it later.
+    It would cost each of an application's nine processes 0.2 to 0.5 s and 34 MB, with pyarrow 70 MB. Whoever needs
+    pandas can import it later.
     """
     if "pandas" in sys.modules:
         return
