@@ -18,7 +18,7 @@ OUTSIDE = "O"  # what words are called that belong to no entity
 Tensors = Mapping[str, tuple[str, list[int]]]  # by name: the datatype, and the sizes behind the number of inputs
 
 
-class Told(Protocol):
+class TaskAnswer(Protocol):
     """What an input was answered, as a task writes it."""
 
     @property
@@ -59,7 +59,7 @@ class Task(Protocol):
         """What the checkpoint calls an answer."""
         ...
 
-    def output(self, told: Told, names: Sequence[str]) -> Outputs:
+    def output(self, told: TaskAnswer, names: Sequence[str]) -> Outputs:
         """An answer as JSON."""
         ...
 
@@ -67,7 +67,7 @@ class Task(Protocol):
         """The answer, its name and its score in what `output` gives."""
         ...
 
-    def columns(self, told: Sequence[Told], names: Sequence[str]) -> Outputs:
+    def columns(self, told: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
         """Answers as tensors: numbers as arrays, names as lists."""
         ...
 
@@ -85,13 +85,13 @@ class Classification:
         assert isinstance(label, int), "This is a bug: an input has one label."
         return names[label]
 
-    def output(self, told: Told, names: Sequence[str]) -> Outputs:
+    def output(self, told: TaskAnswer, names: Sequence[str]) -> Outputs:
         return {"label": told.label, "name": self.named(told.label, names), "score": told.score}
 
     def heard(self, output: Outputs) -> tuple[Label, Any, Score]:
         return output["label"], output["name"], output["score"]
 
-    def columns(self, told: Sequence[Told], names: Sequence[str]) -> Outputs:
+    def columns(self, told: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
         return {
             "label": np.array([each.label for each in told], np.int64),
             "score": np.array([each.score for each in told], np.float32),
@@ -119,7 +119,7 @@ class TokenClassification:
     def named(self, label: Label, names: Sequence[str]) -> tuple[str, ...]:
         return tuple(names[each] for each in _several(label))
 
-    def output(self, told: Told, names: Sequence[str]) -> Outputs:
+    def output(self, told: TaskAnswer, names: Sequence[str]) -> Outputs:
         tokens = tokens_of(told, names)
         return {"tokens": tokens, "entities": entities_of(tokens, _words_of(told).text)}
 
@@ -127,7 +127,7 @@ class TokenClassification:
         labels, names, scores = (tuple(each[part] for each in output["tokens"]) for part in ("label", "name", "score"))
         return labels, names, scores
 
-    def columns(self, told: Sequence[Told], names: Sequence[str]) -> Outputs:
+    def columns(self, told: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
         counts = np.array([len(_words_of(each).starts) for each in told], np.int64)
         present = np.arange(counts.max(initial=0)) < counts[:, None]
 
@@ -146,7 +146,7 @@ class TokenClassification:
         }
 
 
-def tokens_of(told: Told, names: Sequence[str]) -> list[Outputs]:
+def tokens_of(told: TaskAnswer, names: Sequence[str]) -> list[Outputs]:
     """Every word with its label."""
     words, labels = _words_of(told), _several(told.label)
     return [
@@ -193,7 +193,7 @@ def _several(value: Any) -> Any:
     return value
 
 
-def _words_of(told: Told) -> Words:
+def _words_of(told: TaskAnswer) -> Words:
     assert told.words, "This is a bug: the words of a text are known where it was encoded."
     return told.words
 

@@ -27,7 +27,7 @@ Ask = Callable[[Wanted], AsyncGenerator[Written | Full, None]]
 
 
 @dataclass(frozen=True)
-class Words:
+class TextPiece:
     """What was written since the last of these, as text, and the depth of each token."""
 
     text: str
@@ -67,7 +67,7 @@ class DecoderFront:
             )
         return Wanted(tuple(prompt), max_tokens, self._stop, sampling)
 
-    async def write(self, wanted: Wanted, stops: Sequence[str]) -> AsyncGenerator[Words, None]:
+    async def write(self, wanted: Wanted, stops: Sequence[str]) -> AsyncGenerator[TextPiece, None]:
         """The text of a sequence, as it is written."""
         speech, meter = self.texts.speech(stops), self.meter.sequence(len(wanted.prompt))
         try:
@@ -78,9 +78,9 @@ class DecoderFront:
                     said = [token for token in group.tokens if token not in self._stop]
                     text = speech.hear(said, ended)
                     if speech.stopped:
-                        yield Words(text, group.depths, Finish.STOP)
+                        yield TextPiece(text, group.depths, Finish.STOP)
                         return
-                    yield Words(text, group.depths, group.finish)
+                    yield TextPiece(text, group.depths, group.finish)
         finally:
             meter.ended()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from deployments.decoding.front import DecoderFront, Words
+from deployments.decoding.front import DecoderFront, TextPiece
 from deployments.decoding.metrics import Outcome
 from deployments.decoding.sequences import Finish, Wanted
 from deployments.front.answers import RefusedError
@@ -120,9 +120,9 @@ async def pieces_of(front: DecoderFront, reply: Reply, usage: bool) -> AsyncGene
             front.meter.ended(outcome)
 
 
-async def _together(front: DecoderFront, reply: Reply) -> AsyncGenerator[tuple[int, Words], None]:
+async def _together(front: DecoderFront, reply: Reply) -> AsyncGenerator[tuple[int, TextPiece], None]:
     """What all choices write, with the number of the choice."""
-    news: asyncio.Queue[tuple[int, Words | BaseException | None]] = asyncio.Queue()
+    news: asyncio.Queue[tuple[int, TextPiece | BaseException | None]] = asyncio.Queue()
 
     async def write(index: int, wanted: Wanted) -> None:
         try:

@@ -20,7 +20,7 @@ from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.cascades import Combination, Terms, Tried, candidate, tried
 from deployments.prepare.sample import Sample
 from experiments.cascade import pruning
-from experiments.cascade.networks import LAYERS, TASKS, Task, classifier, large_network
+from experiments.cascade.networks import LAYERS, TASKS, PublicSet, classifier, large_network
 from profiles.model import Batch
 
 BATCH = 16
@@ -36,7 +36,7 @@ def measured(tasks: int) -> Iterator[tuple[str, float]]:
             yield f"{name}_{task.name}", value
 
 
-def _of(task: Task) -> Iterator[tuple[str, float]]:
+def _of(task: PublicSet) -> Iterator[tuple[str, float]]:
     sample = task.judged()
     folders = [classifier(task, LAYERS[0]), large_network(task)]
     labels = label_names(folders[-1])

@@ -21,7 +21,7 @@ HALF = 3800  # rows of AG News' test file, in no order
 
 
 @dataclass(frozen=True)
-class Task:
+class PublicSet:
     """A public data set: what networks learn from, and other rows that they are put together and judged on."""
 
     name: str
@@ -53,13 +53,15 @@ TEST, TITLES = (Columns(text=column, label="class", layout=AG_TEST) for column i
 SENTIMENTS = LabelNames(("negative", "positive"))
 TOPICS = LabelNames(("World", "Sports", "Business", "Sci/Tech"), {str(n + 1): str(n) for n in range(4)})
 TASKS = (
-    Task("sst2", "text/sst2_glue/train.tsv", "text/sst2_glue/dev.tsv", Columns(), Columns(), SENTIMENTS),
-    Task("agnews", "text/agnews/train_10k.tsv", "text/agnews/test.csv", TRAIN, TEST, TOPICS),
-    Task("titles", "text/agnews/test.csv", "text/agnews/test.csv", TITLES, TITLES, TOPICS),  # as short as questions
+    PublicSet("sst2", "text/sst2_glue/train.tsv", "text/sst2_glue/dev.tsv", Columns(), Columns(), SENTIMENTS),
+    PublicSet("agnews", "text/agnews/train_10k.tsv", "text/agnews/test.csv", TRAIN, TEST, TOPICS),
+    PublicSet(
+        "titles", "text/agnews/test.csv", "text/agnews/test.csv", TITLES, TITLES, TOPICS
+    ),  # as short as questions
 )
 
 
-def classifier(task: Task, layers: int) -> Path:
+def classifier(task: PublicSet, layers: int) -> Path:
     """MiniLM's first layers, fine-tuned for this task for a short time: at first use, then kept in the cache."""
     target = cache_directory() / f"cascade-{task.name}-{layers}"
     with alone(target):
@@ -71,7 +73,7 @@ def classifier(task: Task, layers: int) -> Path:
     return target
 
 
-def large_network(task: Task) -> Path:
+def large_network(task: PublicSet) -> Path:
     """All layers, with ramps from rows of the file that it learnt from, on which it is not judged.
 
     That of SST-2 is the one that `make bench-backend` has made too.

@@ -4,7 +4,6 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -12,65 +11,17 @@ import grpc
 import numpy as np
 import pytest
 
-from deployments.config import AppConfig
 from deployments.front import grpc_proxy
 from deployments.front.open_inference import rpc
 from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.open_inference.methods import METHODS
-from deployments.front.open_inference.rpc import check_port, serving
+from deployments.front.open_inference.rpc import check_port
 from deployments.front.service import Service
 from profiles.errors import UserError
+from tests.helpers.grpc_client import Client, play
 from tests.helpers.toy_model import OVERFLOWS, Toy
 
 PAIRS = [[4, 7], [0, 3]]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
-class Client:
-    def __init__(self, channel: grpc.aio.Channel, service: Service) -> None:
-        self._channel, self.service = channel, service
-
-    async def ask(self, method: str, _timeout_s: float | None = None, _metadata: Any = (), **fields: Any) -> Any:
-        request, response = message(f"{method}Request"), message(f"{method}Response")
-        call = self._channel.unary_unary(
-            f"/{SERVICE}/{method}",
-            request_serializer=request.SerializeToString,
-            response_deserializer=response.FromString,
-        )
-        return await call(request(**fields), timeout=_timeout_s, metadata=_metadata)
-
-    async def say(self, method: str, sent: bytes) -> Any:
-        """Whatever bytes."""
-        return await self._channel.unary_unary(f"/{SERVICE}/{method}")(sent)
-
-    async def stream(self, *requests: Any) -> list[Any]:
-        """Messages, or whatever bytes."""
-        return [reply async for reply in self.open_stream(iter(requests))]
-
-    def open_stream(self, requests: Any = None) -> Any:
-        return self._channel.stream_stream(
-            f"/{SERVICE}/ModelStreamInfer",
-            request_serializer=lambda each: each if isinstance(each, bytes) else each.SerializeToString(),
-            response_deserializer=message("ModelStreamInferResponse").FromString,
-        )(requests)
-
-
-def play(scene: Callable[[Client], Awaitable[Any]], **config: Any) -> Any:
-    async def act() -> Any:
-        port = free_port()
-        told = {"model": "/models/toy", "loader": "tests.helpers.toy_model:load", "grpc_port": port} | config
-        service = Service(AppConfig.model_validate(told), time.perf_counter)
-        await service.open()
-        async with serving(service), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            result = await asyncio.wait_for(scene(Client(channel, service)), 20)
-        await service.close()
-        return result
-
-    return asyncio.run(act())
 
 
 def pairs(datatype: str = "INT64", shape: tuple[int, ...] = (2, 2), **contents: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from deployments.front.open_inference.tensors import JSON_BYTES_HEADER
 from deployments.front.service import Service
 from deployments.tasks import TOKENS
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
+from tests.helpers.grpc_client import play
 from tests.helpers.tiny_words import word_network
-from tests.unit.front.test_grpc import play
 
 TEXTS = ["ada bee saw romes.", "oslo", ""]
 
