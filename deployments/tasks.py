@@ -46,6 +46,11 @@ class Task(Protocol):
         ...
 
     @property
+    def answered(self) -> str:
+        """What has a label each, in words."""
+        ...
+
+    @property
     def loaders(self) -> Mapping[str, str]:
         """Hugging Face's class for networks that read texts, or images."""
         ...
@@ -75,7 +80,7 @@ class Task(Protocol):
 class Classification:
     """One label for each input."""
 
-    name, heads, by_token = "classification", "", False
+    name, heads, by_token, answered = "classification", "", False, "inputs"
     loaders: Mapping[str, str] = MappingProxyType(
         {"text": "AutoModelForSequenceClassification", "image": "AutoModelForImageClassification"}
     )
@@ -102,7 +107,7 @@ class Classification:
 class TokenClassification:
     """One label for each word of a text: that of its first token. What surrounds a text has no answer."""
 
-    name, heads, by_token = "token-classification", "ForTokenClassification", True
+    name, heads, by_token, answered = "token-classification", "ForTokenClassification", True, "words"
     loaders: Mapping[str, str] = MappingProxyType({"text": "AutoModelForTokenClassification"})
     # Texts with fewer words than the longest of a request have -1, 0.0 and "" behind their ends.
     tensors: Tensors = MappingProxyType(

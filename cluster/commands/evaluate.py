@@ -88,6 +88,6 @@ def evaluate(
     if (promise := network.ramps.rules.promise) and (said := promise_kept(promise, found)):
         console.print(said, style="yellow", markup=False, highlight=False)
     if found.classes:
-        console.print(class_table(found.classes, network.labels))
-        for said in warnings(found.classes, network.labels):
+        console.print(class_table(found.classes, network.labels, task.answered))
+        for said in warnings(found.classes, network.labels, answered=task.answered):
             console.print(said, style="yellow", markup=False, highlight=False)

@@ -138,8 +138,12 @@ def prepare(
     if rules.promise:
         console.print(promised(rules.promise), highlight=False)
     if sample.labels is not None:
-        console.print(class_table(rules.classes, names.names))
-    told = [advice(rules), outdone(rules), *warnings(rules.classes, names.names, labelled=sample.labels is not None)]
+        console.print(class_table(rules.classes, names.names, task.answered))
+    told = [
+        advice(rules),
+        outdone(rules),
+        *warnings(rules.classes, names.names, sample.labels is not None, task.answered),
+    ]
     if rules.promise and rules.promise.counted:
         told.append(unseen(rules.classes, names.names))
     for said in filter(None, told):

@@ -36,13 +36,13 @@ def _f1(here: NDArray[np.bool_], said: NDArray[np.bool_]) -> float:
     return float(2 * (here & said).sum() / (here.sum() + said.sum()))
 
 
-def class_table(classes: Sequence[ClassFigures], names: Sequence[str]) -> Table:
-    """One row a class; of many, those whose recall falls most."""
+def class_table(classes: Sequence[ClassFigures], names: Sequence[str], answered: str = "inputs") -> Table:
+    """One row a class; of many, those whose recall falls most. `answered`: what has a label."""
     shown = sorted(classes, key=lambda each: each.recall - each.full_recall)[:MOST_SHOWN]
     title = "by class" if len(shown) == len(classes) else f"by class: the {len(shown)} of {len(classes)} that lose most"
     table = Table(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title_justify="left")
     table.add_column("class")
-    for heading in ("inputs", "recall\nin full", "recall\nwith exits", "F1\nin full", "F1\nwith exits"):
+    for heading in (answered, "recall\nin full", "recall\nwith exits", "F1\nin full", "F1\nwith exits"):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in sorted(shown, key=lambda one: one.label):
         figures = (each.full_recall, each.recall, each.full_f1, each.f1)
@@ -50,7 +50,9 @@ def class_table(classes: Sequence[ClassFigures], names: Sequence[str]) -> Table:
     return table
 
 
-def warnings(classes: Sequence[ClassFigures], names: Sequence[str], labelled: bool = True) -> Iterator[str]:
+def warnings(
+    classes: Sequence[ClassFigures], names: Sequence[str], labelled: bool = True, answered: str = "inputs"
+) -> Iterator[str]:
     """What a mean over all inputs would hide: a network that knows no better than to guess, and classes that pay."""
     count = sum(each.inputs for each in classes)
     right = sum(each.full_recall * each.inputs for each in classes) / count
@@ -69,9 +71,10 @@ def warnings(classes: Sequence[ClassFigures], names: Sequence[str], labelled: bo
     for each in classes:
         drop = each.full_recall - each.recall
         if drop > mean_lost + PAYS and each.lost - each.won > SURE * (each.lost + each.won) ** 0.5:
+            of_all = f"{each.full_recall:.1%} of its {each.inputs:,} {answered}"
             yield (
-                f"{names[each.label]!r} pays for the others: {each.full_recall:.1%} of its {each.inputs:,} inputs are "
-                f"answered right in full, {each.recall:.1%} with exits"
+                f"{names[each.label]!r} pays for the others: {of_all} are answered right in full, "
+                f"{each.recall:.1%} with exits"
             )
 
 

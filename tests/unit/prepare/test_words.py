@@ -1,6 +1,7 @@
 """Texts whose words are labelled: what is read of files, how texts are counted, and that what is written is served."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, l
         done = CliRunner().invoke(app, [*map(str, told), "--device", "cpu"])
         assert done.exit_code == 0, done.output
         assert "a.conll: words from 'tokens', label from 'ner_tags'" in done.output
-        assert "B-PER" in done.output
+        assert re.search(r"class +words .*B-PER", done.output, re.DOTALL)
         yield place / "out", found
 
 
