@@ -123,12 +123,12 @@ def test_the_table_of_texts_is_what_the_rule_says_of_their_words(
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[Sentence]]]:
     """The tiny network with ramps that may lose a lot, and the sentences that they are made from."""
-    place, found = tmp_path_factory.mktemp("words"), sentences(300, seed=7)
+    place, found = tmp_path_factory.mktemp("words"), sentences(200, seed=7)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(place / "cache"))
         patched.setattr(pipeline, "draw_exits", lambda _, path: path.touch())
         data = conll(place / "a.conll", found)
-        told = ("prepare", word_network(), "--data", data, "--out", place / "out", "--max-accuracy-loss", "5%")
+        told = ("prepare", word_network(), "--data", data, "--out", place / "out", "--max-accuracy-loss", "10%")
         done = CliRunner().invoke(app, [*map(str, told), "--device", "cpu"])
         assert done.exit_code == 0, done.output
         assert "a.conll: words from 'tokens', label from 'ner_tags'" in done.output
