@@ -32,7 +32,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_taken_port_is_named_and_another_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", free_port(0))) as taken:  # no port that systems give to whoever asks
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"port {port} of 127\.0\.0\.1 cannot be used.*--port"):
             check_place("127.0.0.1", port)
