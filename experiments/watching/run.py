@@ -229,9 +229,11 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
         thread = threading.Thread(target=listening.serve_forever, args=(0.1,))
         thread.start()
-        yield f"http://127.0.0.1:{listening.server_port}", came
-        listening.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{listening.server_port}", came
+        finally:
+            listening.shutdown()
+            thread.join()
 
 
 @contextmanager

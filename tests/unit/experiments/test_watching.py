@@ -123,3 +123,10 @@ def test_spans_come_to_the_collector_as_opentelemetry_sends_them(monkeypatch: py
     assert (queue.name, asked.name) == ("queue", "request predict")
     assert (queue.trace_id, queue.parent_span_id) == (asked.trace_id, asked.span_id)
     assert queue.attributes[0].key == "isobatch.block"
+
+
+def test_a_bench_that_is_broken_off_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt), run.collector():
+        raise KeyboardInterrupt
+    assert set(threading.enumerate()) <= before
