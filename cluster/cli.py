@@ -1,5 +1,6 @@
 """The `isobatch` command. Each command is one file in `cluster/commands`."""
 
+import errno
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -69,6 +70,13 @@ app.command("status")(status)
 app.command("tune")(tune)
 
 
+_NO_ROOM = {
+    errno.EFBIG: "raise the limit on the sizes of files (ulimit -f)",
+    errno.ENOSPC: "free some of the disk, or write to another",
+    errno.EDQUOT: "free some of your share of the disk, or write to another",
+}
+
+
 def main() -> None:
     """Run a command; what the user can mend, a full disk among it, is one line and exit code 2.
 
@@ -86,9 +94,15 @@ def _told(error: Exception) -> str:
     """
     >>> _told(OSError(27, "File too large", "weights", None, "copy"))
     'copy: File too large'
+    >>> _told(OSError(27, "File too large"))
+    'File too large: what was being written has no room there; raise the limit on the sizes of files (ulimit -f)'
     """
-    if isinstance(error, OSError) and error.strerror and (place := error.filename2 or error.filename):
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    if place := error.filename2 or error.filename:
         return f"{place}: {error.strerror}"
+    if remedy := _NO_ROOM.get(error.errno or 0):  # the system does not say where
+        return f"{error.strerror}: what was being written has no room there; {remedy}"
     return str(error)
 
 
