@@ -55,9 +55,8 @@ TOPICS = LabelNames(("World", "Sports", "Business", "Sci/Tech"), {str(n + 1): st
 TASKS = (
     PublicSet("sst2", "text/sst2_glue/train.tsv", "text/sst2_glue/dev.tsv", Columns(), Columns(), SENTIMENTS),
     PublicSet("agnews", "text/agnews/train_10k.tsv", "text/agnews/test.csv", TRAIN, TEST, TOPICS),
-    PublicSet(
-        "titles", "text/agnews/test.csv", "text/agnews/test.csv", TITLES, TITLES, TOPICS
-    ),  # as short as questions
+    # As short as questions.
+    PublicSet("titles", "text/agnews/test.csv", "text/agnews/test.csv", TITLES, TITLES, TOPICS),
 )
 
 

@@ -1,7 +1,6 @@
 """What is attacked in this process: everything that listens, on a loop of its own, beside a client that means well."""
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Coroutine, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import grpc
 import uvicorn
 
+from cluster.serving.local import free_port
 from deployments.config import AppConfig
 from deployments.front.http import create_api
 from deployments.front.service import Service
@@ -27,11 +27,6 @@ from tests.helpers.toy_model import Toy
 
 EVERY_S = 0.02
 MOST_BYTES = 2**20
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 class Unbreakable(Toy):
@@ -69,7 +64,7 @@ class Served:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _live(self) -> None:
-        port = free_port()
+        port = free_port(0)
         config = AppConfig(
             model="/models/toy", loader="tests.fuzz.served:load", grpc_port=port, max_body_bytes=MOST_BYTES
         )

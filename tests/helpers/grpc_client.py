@@ -1,22 +1,17 @@
 """A client of the Open Inference Protocol over gRPC, beside a service of the toy network."""
 
 import asyncio
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 
+from cluster.serving.local import free_port
 from deployments.config import AppConfig
 from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.open_inference.rpc import serving
 from deployments.front.service import Service
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 class Client:
@@ -50,7 +45,7 @@ class Client:
 
 def play(scene: Callable[[Client], Awaitable[Any]], **config: Any) -> Any:
     async def act() -> Any:
-        port = free_port()
+        port = free_port(0)
         told = {"model": "/models/toy", "loader": "tests.helpers.toy_model:load", "grpc_port": port} | config
         service = Service(AppConfig.model_validate(told), time.perf_counter)
         await service.open()

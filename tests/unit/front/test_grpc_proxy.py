@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
+from cluster.serving import local
 from deployments.config import AppConfig
 from deployments.front import grpc_proxy
 from deployments.front.grpc_proxy import GrpcProxy
@@ -42,8 +42,7 @@ def calm() -> Burden:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    return local.free_port(0)
 
 
 @contextmanager
