@@ -1,4 +1,4 @@
-"""`isobatch cascade`: small and large networks for one task become one, which asks the large only where it must."""
+"""`isobatch cascade`: small and large networks become one, which asks the large only where it must."""
 
 from dataclasses import replace
 from functools import partial

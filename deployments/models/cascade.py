@@ -1,4 +1,4 @@
-"""A cascade: several networks for one task as one, from the smallest to the largest. Each of them is a *level*.
+"""A cascade: several networks for the same labels as one, from the smallest to the largest. Each of them is a *level*.
 
 Its blocks are the blocks of all levels, one after another. The head of a level is the ramp behind its last block: whom
 the policy lets go there has an answer. All others pass the *edge*: they begin again in the next level, from their own

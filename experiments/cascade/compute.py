@@ -20,7 +20,7 @@ from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.cascades import Combination, Terms, Tried, candidate, tried
 from deployments.prepare.sample import Sample
 from experiments.cascade import pruning
-from experiments.cascade.networks import LAYERS, TASKS, PublicSet, classifier, large_network
+from experiments.cascade.networks import LAYERS, SETS, PublicSet, classifier, large_network
 from profiles.model import Batch
 
 BATCH = 16
@@ -29,16 +29,16 @@ SURE = 0.95  # the confidence at which Tabi lets the small network answer SST-2
 WAYS = {"cascade": Combination((0, 1)), "exits": Combination((1,), True), "both": Combination((0, 1), True)}
 
 
-def measured(tasks: int) -> Iterator[tuple[str, float]]:
+def measured(sets: int) -> Iterator[tuple[str, float]]:
     torch.set_num_threads(1)
-    for task in TASKS[:tasks]:
-        for name, value in _of(task):
-            yield f"{name}_{task.name}", value
+    for data_set in SETS[:sets]:
+        for name, value in _of(data_set):
+            yield f"{name}_{data_set.name}", value
 
 
-def _of(task: PublicSet) -> Iterator[tuple[str, float]]:
-    sample = task.judged()
-    folders = [classifier(task, LAYERS[0]), large_network(task)]
+def _of(data_set: PublicSet) -> Iterator[tuple[str, float]]:
+    sample = data_set.judged()
+    folders = [classifier(data_set, LAYERS[0]), large_network(data_set)]
     labels = label_names(folders[-1])
     found = [candidate(folder, folder.name, sample, labels) for folder in folders]
     terms = _terms(sample, found[0].head.shape[1])

@@ -52,7 +52,7 @@ AG_TEST = Layout(("class", "title", "text"))
 TEST, TITLES = (Columns(text=column, label="class", layout=AG_TEST) for column in ("text", "title"))
 SENTIMENTS = LabelNames(("negative", "positive"))
 TOPICS = LabelNames(("World", "Sports", "Business", "Sci/Tech"), {str(n + 1): str(n) for n in range(4)})
-TASKS = (
+SETS = (
     PublicSet("sst2", "text/sst2_glue/train.tsv", "text/sst2_glue/dev.tsv", Columns(), Columns(), SENTIMENTS),
     PublicSet("agnews", "text/agnews/train_10k.tsv", "text/agnews/test.csv", TRAIN, TEST, TOPICS),
     # As short as questions.
@@ -60,27 +60,27 @@ TASKS = (
 )
 
 
-def classifier(task: PublicSet, layers: int) -> Path:
-    """MiniLM's first layers, fine-tuned for this task for a short time: at first use, then kept in the cache."""
-    target = cache_directory() / f"cascade-{task.name}-{layers}"
+def classifier(data_set: PublicSet, layers: int) -> Path:
+    """MiniLM's first layers, fine-tuned for this data set for a short time: at first use, then kept in the cache."""
+    target = cache_directory() / f"cascade-{data_set.name}-{layers}"
     with alone(target):
         if not target.is_dir():
-            learnt = task.learnt(LEARNT_ROWS)
+            learnt = data_set.learnt(LEARNT_ROWS)
             assert learnt.labels is not None, "This is a bug: the file has labels."
             with quietly(), whole(target) as draft:
-                fine_tune(source(), list(learnt.values), learnt.labels, draft, layers, len(task.labels.names))
+                fine_tune(source(), list(learnt.values), learnt.labels, draft, layers, len(data_set.labels.names))
     return target
 
 
-def large_network(task: PublicSet) -> Path:
+def large_network(data_set: PublicSet) -> Path:
     """All layers, with ramps from rows of the file that it learnt from, on which it is not judged.
 
     That of SST-2 is the one that `make bench-backend` has made too.
     """
-    if task.name == "sst2":
+    if data_set.name == "sst2":
         return prepared()
-    plain, target = classifier(task, LAYERS[1]), cache_directory() / f"cascade-{task.name}-{LAYERS[1]}-ramps"
+    plain, target = classifier(data_set, LAYERS[1]), cache_directory() / f"cascade-{data_set.name}-{LAYERS[1]}-ramps"
     with alone(target):
         if not target.is_dir():
-            prepare(plain, task.learnt(RAMP_ROWS), target, PrepareOptions())
+            prepare(plain, data_set.learnt(RAMP_ROWS), target, PrepareOptions())
     return target

@@ -12,11 +12,11 @@ from profiles.errors import UserError
 console = Console(stderr=True)
 
 
-def measure(tasks: int = 1) -> dict[str, float]:
-    """`tasks`: so many are really computed: SST-2, then AG News, then its titles alone, as short as questions."""
+def measure(sets: int = 3) -> dict[str, float]:
+    """`sets`: so many are really computed: SST-2, then AG News, then its titles alone, as short as questions."""
     figures = dict(tabi.measured())
     try:
-        figures |= dict(show(compute.measured(tasks), "computing"))
+        figures |= dict(show(compute.measured(sets), "computing"))
     except UserError as error:
         console.print(f"nothing is really computed: {error}", markup=False)
         return figures

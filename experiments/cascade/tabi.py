@@ -43,8 +43,8 @@ DISTILBERT, ROBERTA, DEBERTA = TabiNetwork(6, 7, 66e6), TabiNetwork(24, 26, 355e
 
 
 @dataclass(frozen=True)
-class TabiTask:
-    """`answered`: the share of queries that only the small network sees."""
+class TabiSet:
+    """A data set of the paper. `answered`: the share of queries that only the small network sees."""
 
     name: str
     large: TabiNetwork
@@ -59,16 +59,16 @@ class TabiTask:
         return Profile("both", (table,), ExitProfile(going_on), edges=(DISTILBERT.layers,))
 
 
-TASKS = (TabiTask("mnli", DEBERTA, 0.494), TabiTask("sst2", ROBERTA, 0.698))
+SETS = (TabiSet("mnli", DEBERTA, 0.494), TabiSet("sst2", ROBERTA, 0.698))
 
 
 def measured() -> Iterator[tuple[str, float]]:
-    for task in TASKS:
-        large, both = task.alone(), task.cascade()
+    for data_set in SETS:
+        large, both = data_set.alone(), data_set.cascade()
         alone_s, cascade_s = mean_s(large), mean_s(both)
-        yield f"tabi_{task.name}_latency", cascade_s / alone_s
-        yield f"tabi_{task.name}_goodput", goodput_per_s(both) / goodput_per_s(large)
-        yield f"tabi_{task.name}_ms", 1e3 * cascade_s
+        yield f"tabi_{data_set.name}_latency", cascade_s / alone_s
+        yield f"tabi_{data_set.name}_goodput", goodput_per_s(both) / goodput_per_s(large)
+        yield f"tabi_{data_set.name}_ms", 1e3 * cascade_s
 
 
 def mean_s(profile: Profile, queries: int = QUERIES) -> float:

@@ -17,7 +17,7 @@ from experiments.backend.families import NoEncoder
 from experiments.shared.public_data import data
 from profiles.model import Batch
 
-ROWS = 800  # of each task, the first ones
+ROWS = 800  # of each data set, the first ones
 POSITIONS, WORDS = 512, 30522
 FILES = {
     "sst2": ("text/sst2_glue/test.tsv", Columns()),
@@ -43,9 +43,9 @@ def cut(network: Any) -> TorchModel:
     return TorchModel(anatomy, NoEncoder(), Ramps(), ["0", "1"], torch.device("cpu"), torch.float32)
 
 
-def lengths_of(task: str) -> Integers:
+def lengths_of(data_set: str) -> Integers:
     """In words and marks, since MiniLM's tokenizer comes with its weights only: a little below its tokens."""
-    path, columns = FILES[task]
+    path, columns = FILES[data_set]
     found = [_tokens(row.value) for row, _ in zip(rows(data(path), columns), range(ROWS), strict=False)]
     lengths: Integers = np.minimum(np.array(found), POSITIONS)
     return lengths

@@ -1,9 +1,9 @@
 """Claim: through HTTP, launches of so many tokens answer more texts in time than launches of so many texts.
 
 MiniLM's shape with random weights, really computed by one replica on this machine, texts as long as those of three
-tasks. Both plans have the same batches; one counts tokens, the other texts of the mean length. Open loop, every request
-with the SLO as its deadline; an answer is good within the SLO of when it was due. Rates are tried in turns, each by
-both servers one after the other, and the best of each counts.
+data sets. Both plans have the same batches; one counts tokens, the other texts of the mean length. Open loop, every
+request with the SLO as its deadline; an answer is good within the SLO of when it was due. Rates are tried in turns,
+each by both servers one after the other, and the best of each counts.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from profiles.devices import fleet, links_between
 from profiles.files import Profile, load, save
 from profiles.lengths import WORD, text_of
 
-TASKS = ("sst2", "agnews", "qnli")
+SETS = ("sst2", "agnews", "qnli")
 SLO_MS = 400.0
 MAX_BATCH = 16
 SHARES = (0.7, 0.85, 1.0, 1.2, 1.5)  # of what the plan promises, that are offered
@@ -47,7 +47,7 @@ class Way:
 
 def measure(seconds: int = 20, layers: int = 6, budget: int = 60, texts: int = 2000) -> dict[str, float]:
     random = np.random.default_rng(0)
-    tokens = random.permutation(np.concatenate([lengths_of(task) for task in TASKS]))[:texts].tolist()
+    tokens = random.permutation(np.concatenate([lengths_of(data_set) for data_set in SETS]))[:texts].tolist()
     with TemporaryDirectory() as name:
         folder = Path(name)
         profile = _profiled(folder, tokens, layers, budget)

@@ -6,15 +6,15 @@ import pytest
 
 from deployments.models import load_served
 from experiments.cascade.compute import BATCH, seconds
-from experiments.cascade.tabi import DISTILBERT, TASKS, TabiTask, mean_s
+from experiments.cascade.tabi import DISTILBERT, SETS, TabiSet, mean_s
 from tests.helpers.cascade_directories import cascade_directory
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_a_query_takes_the_small_network_and_those_that_go_on_the_large_one_too(task: TabiTask) -> None:
-    assert mean_s(task.alone(), queries=200) == pytest.approx(1e-3 * task.large.ms, rel=0.02)
-    by_hand_ms = DISTILBERT.ms + (1 - task.answered) * task.large.ms
-    assert mean_s(task.cascade(), queries=3000) == pytest.approx(1e-3 * by_hand_ms, rel=0.06)
+@pytest.mark.parametrize("data_set", SETS, ids=lambda data_set: data_set.name)
+def test_a_query_takes_the_small_network_and_those_that_go_on_the_large_one_too(data_set: TabiSet) -> None:
+    assert mean_s(data_set.alone(), queries=200) == pytest.approx(1e-3 * data_set.large.ms, rel=0.02)
+    by_hand_ms = DISTILBERT.ms + (1 - data_set.answered) * data_set.large.ms
+    assert mean_s(data_set.cascade(), queries=3000) == pytest.approx(1e-3 * by_hand_ms, rel=0.06)
 
 
 def test_every_text_is_answered_in_batches_of_one_size(tmp_path: Path) -> None:

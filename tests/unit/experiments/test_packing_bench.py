@@ -11,7 +11,7 @@ from experiments.packing.run import BACKENDS, Pair, packed_over_padded, pair_on,
 
 
 def test_every_backend_gets_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "lengths_of", lambda task: np.array([3, 9, 5, 4]))
+    monkeypatch.setattr(run, "lengths_of", lambda data_set: np.array([3, 9, 5, 4]))
     monkeypatch.setattr(run, "SIZES", (1, 2))
     monkeypatch.setattr(run.torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(texts, "WORDS", 100)
