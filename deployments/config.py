@@ -25,6 +25,7 @@ BACKENDS = {
 AUTO = "auto"
 VIRTUAL = "virtual"
 DEMO = "deployments.demo:demo_directory"
+DEMO_NAME = "demo"  # what it is called where a directory or a hub id is expected
 LOADER = "deployments.models:load_served"
 
 

@@ -22,6 +22,7 @@ from cluster.profiling.checkpoint import (
     timed,
     timed_stretches,
 )
+from deployments.config import DEMO_NAME
 from deployments.demo import demo_directory
 from deployments.demo.digits import demo_digits
 from deployments.folders import weights_of
@@ -37,7 +38,6 @@ from profiles.files import Profile, differ
 from profiles.latency import LatencyTable
 from profiles.measure import count_exits, device_name, stopwatch_for
 
-DEMO = "demo"
 INVENTED = 512  # how many inputs are made up where there are no real ones
 
 
@@ -78,9 +78,8 @@ class RecordedInputs:
 def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: None) -> PreparedBench:
     torch.set_num_threads(request.threads)
     int8 = request.dtype == INT8
-    folder = (
-        demo_directory("int8" if int8 else "float32") if request.model == DEMO else checkpoint.locate(request.model)
-    )
+    int8_demo = int8 and request.model == DEMO_NAME
+    folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)
     exact = load(folder, request.device, "float32" if int8 else request.dtype)
     if exact.task.by_token:
         raise UserError(f"{request.model}: answers the words of texts, which are not benched; 'isobatch evaluate' is")
@@ -118,7 +117,7 @@ def _check_profile(profile: Profile, folder: Path, num_blocks: int) -> None:
 
 
 def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:
-    if request.data is None and request.model == DEMO:
+    if request.data is None and request.model == DEMO_NAME:
         images, labels = demo_digits(request.max_rows)
         return RecordedInputs(list(images), labels)
     if request.data is None:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 
 def profile(
-    model: Annotated[str, typer.Argument(help="Directory or hub id of a checkpoint, prepared or not.")],
+    model: Annotated[
+        str, typer.Argument(help="Directory or hub id of a checkpoint, prepared or not; demo: the built-in one.")
+    ],
     out: Annotated[Path, typer.Option(help="File to write, or to add this device to.")] = Path("profile.json"),
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime).")] = "float32",

@@ -23,7 +23,7 @@ from typing import Any
 
 from cluster.serving.haproxy import MAX_CONNECTIONS, guarded, stopping
 from cluster.serving.nodes import LocalNode, join
-from cluster.serving.processes import adopt_orphans, end_descendants, runs_below
+from cluster.serving.processes import adopt_orphans, end_descendants, end_with_us, runs_below
 from deployments.ray_facts import RAYLET, address_file, patient_start, spare_start, total_resources
 from deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, import_serve
 from deployments.resources import Resources
@@ -155,6 +155,7 @@ def local_ray(
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="isobatch-", dir=short_temporary()))
     _folders.add(folder)
+    end_with_us(folder)
     try:
         prepare_environment(str(folder))
         with _handler_kept():

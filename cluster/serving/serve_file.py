@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.controller.config import ControllerConfig
-from deployments.config import DEMO, checked, function_at, parse
+from deployments.config import DEMO, DEMO_NAME, checked, function_at, parse
 from deployments.decoding.checkpoint import check_decoder, is_decoder
 from deployments.decoding.config import DecoderConfig
 from deployments.demo import llm_demo_directory
@@ -30,11 +30,11 @@ ServeFile = dict[str, Any]
 def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     """The Serve file for a directory, a YAML file, or (None) the built-in demo; `overrides` go into `args:`.
 
-    Relative paths in a YAML file are from its folder. `llm-demo` is the built-in decoder, unless a directory has that
-    name.
+    Relative paths in a YAML file are from its folder. `demo` is the built-in network too, and `llm-demo` the built-in
+    decoder, unless a directory has that name.
     """
-    if target == Path(LLM_DEMO) and not target.exists():
-        target, overrides = llm_demo_directory(), {"name": LLM_DEMO} | overrides
+    if target and not target.exists():
+        target, overrides = _built_in(target, overrides)
     if target is None and not overrides:
         target = ROOT / "cluster" / "demo.yaml"
     content, root = _content(target)
@@ -54,6 +54,12 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     if content.get("target_capacity") is not None:
         raise UserError("target_capacity does not reach replicas of plans: devices: and rate_per_s: say how many")
     return content
+
+
+def _built_in(name: Path, overrides: dict[str, Any]) -> tuple[Path | None, dict[str, Any]]:
+    if name == Path(LLM_DEMO):
+        return llm_demo_directory(), {"name": LLM_DEMO} | overrides
+    return None if name == Path(DEMO_NAME) else name, overrides
 
 
 def _content(target: Path | None) -> tuple[ServeFile, Path]:
@@ -92,7 +98,7 @@ def with_demo(content: ServeFile) -> ServeFile:
     complete = content | {"applications": [dict(application) for application in content["applications"]]}
     for application in ours(complete):
         if "model" not in application["args"]:
-            application["args"] = {"name": "demo"} | application["args"] | {"model": str(function_at(DEMO)())}
+            application["args"] = {"name": DEMO_NAME} | application["args"] | {"model": str(function_at(DEMO)())}
     return complete
 
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from deployments.config import DEMO, VIRTUAL, AppConfig, function_at
+from deployments.config import DEMO, DEMO_NAME, VIRTUAL, AppConfig, function_at
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.bodies import Sizes
 from deployments.front.counts import together
@@ -113,7 +113,7 @@ class Service:
         plan: Callable[[], str | None] = lambda: None,
     ) -> None:
         directory = directory_of(config)
-        self.name = config.name or ("demo" if config.model is None else Path(directory).name)
+        self.name = config.name or (DEMO_NAME if config.model is None else Path(directory).name)
         self.config = config
         self.key = key_in(config.api_key_variable)
         self.sizes = Sizes(config.max_inputs, config.max_body_bytes)

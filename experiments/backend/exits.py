@@ -14,8 +14,9 @@ from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench
 from cluster.bench.real_device import Source
 from cluster.bench.report import ratios
 from cluster.bench.saturated import compared
-from cluster.bench.setup import DEMO, BenchRequest, make
+from cluster.bench.setup import BenchRequest, make
 from deployments import models
+from deployments.config import DEMO_NAME
 from deployments.demo import demo_directory
 from deployments.models.backends import make_ready, on_backend
 from deployments.models.ramps import RampDtype
@@ -43,7 +44,7 @@ DTYPES: tuple[RampDtype, ...] = ("float32", "int8")
 
 
 def of_demo() -> dict[str, float]:
-    requests = {dtype: BenchRequest(DEMO, dtype=dtype, budget_s=BUDGET_S, backend="onnx") for dtype in DTYPES}
+    requests = {dtype: BenchRequest(DEMO_NAME, dtype=dtype, budget_s=BUDGET_S, backend="onnx") for dtype in DTYPES}
     return _compared("demo", requests, DEMO_LOAD, demo_directory())
 
 

@@ -24,7 +24,8 @@ def test_a_directory_and_the_demo_become_one_application(tmp_path: Path) -> None
     assert application["import_path"] == APPLICATION
     assert application["args"] == {"model": str(tmp_path), "device": "cuda"}
     assert content["http_options"] == {"host": "127.0.0.1", "port": 8000}
-    assert serve_file(None, {"device": "cpu"})["applications"][0]["args"] == {"device": "cpu"}
+    for demo in (None, Path("demo")):
+        assert serve_file(demo, {"device": "cpu"})["applications"][0]["args"] == {"device": "cpu"}
 
 
 def test_nothing_is_the_demo_in_two_splits_from_wherever_it_is_asked_for(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from deployments.demo import demo_directory
 from deployments.models import checkpoint, load
 from deployments.models.families import known
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
@@ -181,3 +182,11 @@ def test_an_image_of_another_size_is_refused_before_it_meets_others(image_checkp
         model.encode([np.zeros((8, 8)), np.zeros((8, 7))])
     with pytest.raises(UserError, match="image 0 is 6 x 6, it must be 8 x 8"):
         model.encode([np.zeros((6, 6))])
+
+
+def test_the_demo_has_a_name_unless_a_directory_bears_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checkpoint.locate("demo") == demo_directory()
+    monkeypatch.chdir(tmp_path)
+    Path("demo").mkdir()
+    with pytest.raises(UserError, match="demo: is no checkpoint"):
+        checkpoint.locate("demo")

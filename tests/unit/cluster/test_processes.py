@@ -1,0 +1,37 @@
+"""What was started ends with us, whatever happens to us."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.helpers.asking import eventually
+from tests.helpers.serving import marked
+
+STARTS_ONE_THAT_LEAVES = """
+import subprocess, sys, time
+from pathlib import Path
+from cluster.serving.processes import end_with_us
+end_with_us(Path(sys.argv[1]))
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_is_killed_takes_with_it_what_it_started_and_its_folder(tmp_path: Path) -> None:
+    folder, beside = tmp_path / "of it", tmp_path / "of it too"
+    for each in (folder, beside):
+        each.mkdir()
+    mark, other = f"ISOBATCH_FOLDER={folder}", {"ISOBATCH_FOLDER": str(beside)}
+    command = [sys.executable, "-c", STARTS_ONE_THAT_LEAVES, str(folder)]
+    with subprocess.Popen(["sleep", "600"], env=other) as stranger:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            assert process.stdout.readline() == "started\n"
+            assert marked(mark)
+            process.kill()
+        assert eventually(lambda: not marked(f"{mark}\0"))
+        assert eventually(lambda: not folder.exists())
+        assert stranger.poll() is None
+        assert beside.exists()
+        stranger.kill()
