@@ -18,6 +18,7 @@ UNPLANNED = {
     "args": {
         "model": "/models/toy",
         "loader": "tests.helpers.toy_model:load",
+        "slo_ms": 60_000,  # so that a busy machine refuses nothing
         "max_inputs": 50,
         "max_body_bytes": 100_000,
     },
