@@ -18,16 +18,18 @@ LONG = ALL >= 10_000  # as `make fuzz` runs it
 SEED = int(os.environ.get("ISOBATCH_FUZZ_SEED", 0 if LONG or "CI" in os.environ else time.time_ns()))
 AT_ONCE = 16
 MOST_GROWTH_MIB = 64
-# A second on a core of one's own: on a busy machine, as many times that as there are others for each core.
-WITHIN_S = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
 Counts = Counter[tuple[str, str]]
 COUNTS: Counts = Counter()
 _begun: Counter[str] = Counter()  # cases of each kind
 
 
+def within_s() -> float:
+    """A second on a core of one's own: on a busy machine, as many times that as there are others for each core."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 async def attack(kind: str, share: float, case: Case[T], act: Callable[[T], Awaitable[str]], at_once: int = 1) -> None:
-    """Send so many cases, several at once, none of which may take longer than `WITHIN_S`."""
+    """Send so many cases, several at once, none of which may take longer than `within_s`."""
     begin = _begun[kind]
     end = _begun[kind] = begin + max(1, round(share * ALL))
     for first in range(begin, end, at_once):
@@ -38,7 +40,7 @@ async def attack(kind: str, share: float, case: Case[T], act: Callable[[T], Awai
 async def _one(kind: str, number: int, case: Case[T], act: Callable[[T], Awaitable[str]]) -> None:
     sent = case(Random(f"{SEED} {kind} {number}"))
     try:
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(within_s()):
             COUNTS[kind, await act(sent)] += 1
     except BaseException as error:
         error.add_note(f"case {number} of {kind}, repeated by ISOBATCH_FUZZ={ALL} ISOBATCH_FUZZ_SEED={SEED}")

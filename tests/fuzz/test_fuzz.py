@@ -20,7 +20,7 @@ from optimizer.plan import read_plan
 from profiles import files
 from profiles.errors import UserError
 from tests.fuzz import cases
-from tests.fuzz.attack import AT_ONCE, COUNTS, MOST_GROWTH_MIB, WITHIN_S, attack, rss_mib
+from tests.fuzz.attack import AT_ONCE, COUNTS, MOST_GROWTH_MIB, attack, rss_mib, within_s
 from tests.fuzz.clients import HOST, Grpc, Honest, judged, judged_raw, post, raw
 from tests.fuzz.live import Live
 from tests.fuzz.served import Served
@@ -102,7 +102,7 @@ def judged_honest(where: str, honest: Honest) -> None:
     assert honest.asked
     assert not honest.wrong
     assert refused < 0.02 * honest.asked, honest.refusals
-    assert honest.worst_s < WITHIN_S
+    assert honest.worst_s < within_s()
 
 
 # Files
@@ -124,12 +124,12 @@ def test_files(tmp_path: Path, kind: str) -> None:
 
     async def act(sent: bytes) -> str:
         path.write_bytes(sent)
-        began_s, refusal = time.perf_counter(), ""
+        began_s, refusal = time.process_time(), ""
         try:
             read(path)
         except UserError as error:
             refusal = str(error)
-        assert time.perf_counter() - began_s < WITHIN_S
+        assert time.process_time() - began_s < 1
         assert "\n" not in refusal
         return "refused" if refusal else "read"
 

@@ -50,7 +50,7 @@ def play(scene: Callable[[Client], Awaitable[Any]], **config: Any) -> Any:
         service = Service(AppConfig.model_validate(told), time.perf_counter)
         await service.open()
         async with serving(service), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            result = await asyncio.wait_for(scene(Client(channel, service)), 20)
+            result = await asyncio.wait_for(scene(Client(channel, service)), 60)
         await service.close()
         return result
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from cluster.serving.local import SHORT, free_port, is_free
 from deployments.front.headers import waited_s_by
 from deployments.front.proxy import Burden, ProxyLimit, said, servers_at
 from deployments.ray_settings import haproxy_settings
+from tests.helpers.asking import eventually
 
 
 def test_with_the_longest_folder_the_paths_of_haproxys_sockets_are_short_enough() -> None:
@@ -97,7 +98,7 @@ def haproxy(
     subprocess.run([script, "-c", "-f", config], check=True, capture_output=True)  # as Ray does, before it starts it
     with subprocess.Popen([script, "-db", "-f", config], stderr=subprocess.DEVNULL) as process:
         try:
-            deadline_s = time.monotonic() + 10
+            deadline_s = time.monotonic() + 60
             while is_free("127.0.0.1", port) or not (folder / "node" / "admin.sock").exists():
                 assert time.monotonic() < deadline_s
                 time.sleep(0.02)
@@ -114,7 +115,7 @@ def allow(orders: Path, front: int, requests: int) -> None:
 
 def asked(port: int, path: str = "/", source: str = "127.0.0.1", said: bytes | None = None) -> tuple[int, bytes, bytes]:
     """Status, headers and body."""
-    with socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0)) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0)) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() if said is None else said)
         reply = b""
         while b"}" not in reply and (came := connection.recv(4096)):
@@ -140,7 +141,7 @@ def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
             assert b"application/json" in headers
             assert list(json.loads(body)) == ["error"]
             assert (b"retry-after" in headers) == (status == 503)
-            assert status != 408 or time.monotonic() - began_s < 3
+            assert status != 408 or time.monotonic() - began_s < REQUEST_S / 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
@@ -152,7 +153,7 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
         allow(tmp_path / "node" / "admin.sock", place, 2)
 
         def connected() -> socket.socket:
-            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
 
         request = b"GET /app/predict HTTP/1.1\r\nHost: x\r\nX-Request-Start: t=1\r\n\r\n"
         for _ in range(2):
@@ -166,7 +167,7 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
             began_s = time.monotonic()
             beyond.sendall(request)
             reply = beyond.recv(4096).lower()
-            assert time.monotonic() - began_s < 2
+            assert time.monotonic() - began_s < 5
             assert reply.startswith(b"http/1.1 503")
             told.add(reply.partition(b"retry-after: ")[2].split()[0])
         assert told <= {b"%d" % second for second in range(1, RETRY_S + 1)}
@@ -178,11 +179,11 @@ def test_a_flood_from_one_address_leaves_the_others_their_share(tmp_path: Path) 
     """The front has room for one at a time; whoever asks least is next, however many others came before."""
     with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
         place = front.getsockname()[1]
-        port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=5000))
+        port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=60_000))
         allow(tmp_path / "node" / "admin.sock", place, 1)
 
         def ask(source: str) -> None:
-            asking = socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0))
+            asking = socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
             stack.enter_context(asking).sendall(f"POST /app/{source} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             time.sleep(0.01)
 
@@ -192,7 +193,7 @@ def test_a_flood_from_one_address_leaves_the_others_their_share(tmp_path: Path) 
         served = []
         for _ in range(20):  # of 31; the first of the flood came when it was none yet
             connection = stack.enter_context(front.accept()[0])
-            connection.settimeout(5)
+            connection.settimeout(60)
             served.append(connection.recv(4096).split()[1])
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         assert b"/app/127.0.0.3" in served
@@ -202,11 +203,11 @@ def test_a_flood_from_one_address_leaves_the_others_their_share(tmp_path: Path) 
 def test_where_many_wait_who_asks_much_is_refused_at_once_and_who_asks_little_waits_too(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
         place = front.getsockname()[1]
-        port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=5000, queued=5))
+        port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=60_000, queued=5))
         allow(tmp_path / "node" / "admin.sock", place, 1)
 
         def ask(source: str) -> socket.socket:
-            asking = socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0))
+            asking = socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
             stack.enter_context(asking).sendall(b"POST /app/predict HTTP/1.1\r\nHost: x\r\n\r\n")
             asking.settimeout(0.3)
             return asking
@@ -282,8 +283,13 @@ def test_connections_that_say_nothing_lock_nobody_out(tmp_path: Path) -> None:
             connection = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))
             silent.enter_context(connection)
         assert asked(port, "/other")[0] == 404
-        connection.settimeout(5)
+        connection.settimeout(60)
         with pytest.raises(ConnectionResetError):
             connection.recv(1)
-        time.sleep(3)
-        assert asked(port, "/other", source="127.0.0.2")[0] == 404
+
+        def is_let_in() -> bool:
+            with suppress(OSError, IndexError):  # not yet: it is hung up on
+                return asked(port, "/other", source="127.0.0.2")[0] == 404
+            return False
+
+        assert eventually(is_let_in, REQUEST_S - 2.0), "those who said nothing have been sent away"

@@ -25,7 +25,7 @@ def is_running(process: int) -> bool:
 
 
 def is_gone(process: int) -> bool:
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + 60
     while is_running(process) and time.monotonic() < until_s:
         time.sleep(0.05)
     return not is_running(process)

@@ -79,7 +79,7 @@ def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Scene], Awaitable[Any
         stage.serve.start("a", "b")
         await stage.workers.open()
         await stage.workers.join(GROUP)
-        await asyncio.wait_for(scene(stage), 20)
+        await asyncio.wait_for(scene(stage), 60)
         await stage.workers.close()
         for replica in stage.serve.replicas.values():
             replica._orders.close()

@@ -47,11 +47,25 @@ def measured(answer: Answer, ask: Callable[[str], Awaitable[Found]]) -> Found:
 
 
 def test_every_request_is_sent_when_it_is_due() -> None:
+    """As soon, at least, as this process gets to do what is due at all."""
     due_s = np.arange(40) / 200
-    record = measured(lambda _: (0.0, OK), lambda url: LoadGenerator(url, [b"{}"]).at(due_s))
+
+    async def late_s() -> list[float]:
+        began_s = asyncio.get_running_loop().time()
+
+        async def one(when_s: float) -> float:
+            await asyncio.sleep(when_s)
+            return asyncio.get_running_loop().time() - began_s - when_s
+
+        return await asyncio.gather(*map(one, due_s))
+
+    async def ask(url: str) -> tuple[LoadRecord, list[float]]:
+        return await asyncio.gather(LoadGenerator(url, [b"{}"]).at(due_s), late_s())
+
+    record, at_best_s = measured(lambda _: (0.0, OK), ask)
     assert (record.status == 200).all()
     assert (record.sent_s >= due_s).all()
-    assert np.median(record.sent_s - due_s) < 0.02
+    assert np.median(record.sent_s - due_s) < 0.02 + np.median(at_best_s)
 
 
 def test_a_server_that_stalls_does_not_lighten_its_load() -> None:
@@ -160,7 +174,7 @@ def test_what_is_refused_says_why_and_has_no_latency() -> None:
 
 def test_clients_ask_again_when_they_are_answered() -> None:
     record = measured(lambda _: (0.02, OK), lambda url: LoadGenerator(url, [b"{}"], 4).by_clients(4, 0.4))
-    assert 40 <= len(record.status) <= 84  # 4 clients, 20 ms each, 0.4 s: 80 at best
+    assert 2 * 4 <= len(record.status) <= 84  # 4 clients, 20 ms each, 0.4 s: 80 at best, fewer on a busy machine
     assert (record.status == 200).all()
 
 
