@@ -28,6 +28,9 @@ demo: setup  ## train the built-in demo model anew (it is shipped: nothing needs
 llm-demo: setup  ## train the built-in decoder anew (it is shipped: nothing needs this)
 	$(BIN)/python -m deployments.prepare.llm_demo
 
+# Hundreds of processes start in turn: what the first compiles serves all, also where Python is told to keep nothing.
+test test-cluster fuzz: export PYTHONDONTWRITEBYTECODE =
+
 test: setup  ## run all tests on two cores: those without Ray, then the others, each half on a Ray of its own
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not cluster" tests/integration tests/perf tests/fuzz
