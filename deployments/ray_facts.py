@@ -6,6 +6,7 @@ command line must answer without it.
 """
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from deployments.config import AppConfig, ports_in
-from deployments.resources import KIND, Resources, by_label
+from deployments.resources import KIND, Resources, asked_for, by_label, less
 from deployments.surroundings import Surroundings
 from deployments.transport.wire import ANY_PORT, Certificates, Wire, contexts
 
 _NAMESPACE = "isobatch"
 _ANSWER_WITHIN_S = 120.0  # a node, which may have to start a process for it
+_FLEET = re.compile(r"(?P<front>.+)\.[0-9a-f]{6}\.[^.]+")  # the name of an application of replicas
 
 # Its nodes
 
@@ -39,13 +41,24 @@ def free_resources() -> list[Resources]:
     return [by_label(free[node], alive[node]) for node in free if node in alive]
 
 
-def total_resources() -> dict[str, float]:
-    """Of all nodes together."""
-    found: dict[str, float] = {}
-    for node in nodes():
-        for name, amount in node.items():
-            found[name] = found.get(name, 0.0) + amount
-    return found
+def nodes_beside_others(application: str) -> list[Resources]:
+    """What each node has for this application, taken or not: all but what replicas of other applications hold.
+
+    So an application that has lost a device plans for fewer, and never for one on which another's replica runs.
+    """
+    found = {node["NodeID"]: by_label(node["Resources"], node) for node in _alive()}
+    for name, other in _applications().items():
+        if front_of(name) != application:
+            for node, held in _held(other):
+                found |= {node: less(found[node], held)} if node in found else {}
+    return list(found.values())
+
+
+def _held(application: dict[str, Any]) -> Iterator[tuple[str, Resources]]:
+    """The node of each replica that has one, and what it holds there."""
+    for deployment in application["deployments"].values():
+        held = asked_for(deployment["deployment_config"].get("ray_actor_options") or {})
+        yield from ((each["node_id"], held) for each in deployment["replicas"] if each.get("node_id"))
 
 
 def labelled() -> bool:
@@ -207,6 +220,27 @@ def serve_client() -> Any:
     from ray.serve.context import _get_global_client
 
     return _get_global_client(raise_if_no_controller_running=False)
+
+
+def front_of(name: str) -> str:
+    """The application that an application belongs to: one of replicas to its front application, others to themselves.
+
+    >>> front_of("shop.3f9a01.v100"), front_of("shop.de"), front_of("shop.de.3f9a01.v100")
+    ('shop', 'shop.de', 'shop.de')
+    """
+    fleet = _FLEET.fullmatch(name)
+    return fleet["front"] if fleet else name
+
+
+def declared_applications() -> list[dict[str, Any]]:
+    """What Serve was told by files: the applications that run, as their files had them."""
+    return [each["deployed_app_config"] for each in _applications().values() if each.get("deployed_app_config")]
+
+
+def _applications() -> dict[str, Any]:
+    """All that Serve tells of its applications, by name."""
+    found: dict[str, Any] = serve_client().get_serve_details()["applications"] if serve_client() else {}
+    return found
 
 
 def scale(application: str, deployment: str, replicas: int) -> None:

@@ -30,6 +30,15 @@ def by_label(resources: Resources, node: Mapping[str, Any]) -> Resources:
     return told | {f"{_ACCELERATOR}{kind.upper()}": 1.0}
 
 
+def total(nodes: Iterable[Resources]) -> dict[str, float]:
+    """Of all nodes together."""
+    found: dict[str, float] = {}
+    for node in nodes:
+        for name, amount in node.items():
+            found[name] = found.get(name, 0.0) + amount
+    return found
+
+
 def accelerators(resources: Iterable[str]) -> list[str]:
     """The kinds of GPU among the names of resources.
 
@@ -92,7 +101,26 @@ def replica_needs(config: AppConfig, kind: str) -> dict[str, float]:
     return needs
 
 
+def asked_for(options: Mapping[str, Any]) -> Resources:
+    """What Serve asks Ray for, for a replica with these options.
+
+    >>> asked_for({"num_gpus": 1, "num_cpus": 0.5, "accelerator_type": "T4", "resources": {"k80": 1.0}})
+    {'CPU': 0.5, 'GPU': 1, 'k80': 1.0}
+    """
+    amounts = {"CPU": options.get("num_cpus", DEFAULT_CPUS), "GPU": options.get("num_gpus", 0.0)}
+    return amounts | (options.get("resources") or {})
+
+
 # What fits where
+
+
+def less(has: Resources, held: Resources) -> Resources:
+    """What a node has beside what is held there.
+
+    >>> less({"CPU": 4.0, "GPU": 2.0}, {"CPU": 0.5, "GPU": 1.0, "v100": 0.0})
+    {'CPU': 3.5, 'GPU': 1.0}
+    """
+    return {name: amount - held.get(name, 0.0) for name, amount in has.items()}
 
 
 def first_fit(needs: Iterable[Resources], nodes: Iterable[Resources]) -> list[bool]:

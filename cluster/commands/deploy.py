@@ -1,7 +1,7 @@
 """`isobatch deploy`: a Serve file onto a Ray cluster that runs."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,6 +12,10 @@ def deploy(
         str, typer.Option(help="The cluster's address, as HOST:6379; auto: the one that this machine belongs to.")
     ] = "auto",
     check: Annotated[bool, typer.Option(help="Only say what is missing there, and deploy nothing.")] = False,
+    others: Annotated[
+        Literal["keep", "end"] | None,
+        typer.Option(help="What becomes of those that run there and are not in the file. Not told: it must be."),
+    ] = None,
     patience_s: Annotated[float, typer.Option(help="How long the start may take.")] = 600.0,
 ) -> None:
     """Deploy a Serve file onto a running cluster, once every node has what it needs. Run it on one of the nodes.
@@ -20,10 +24,10 @@ def deploy(
     """
     from cluster.serving.serve_file import serve_file
 
-    run(serve_file(file, {}), address, check, patience_s)
+    run(serve_file(file, {}), address, check, others, patience_s)
 
 
-def run(content: dict[str, Any], address: str, check: bool, patience_s: float) -> None:
+def run(content: dict[str, Any], address: str, check: bool, others: str | None, patience_s: float) -> None:
     """Look at every node, deploy, and wait until it answers."""
     import sys
 
@@ -34,18 +38,19 @@ def run(content: dict[str, Any], address: str, check: bool, patience_s: float) -
     from cluster.serving.deploy import deploy as put
     from cluster.serving.local import attached
     from cluster.serving.readiness import check_nodes
-    from cluster.serving.serve_file import with_demo
-    from deployments.ray_facts import total_resources
+    from cluster.serving.serve_file import beside, with_demo
+    from deployments.ray_facts import declared_applications, nodes
 
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
-    complete = with_demo(content)
+    told = with_demo(content)
     with console.status("Connecting") as status, attached(address) as serving:
         tell = teller(console, status.update, aside.print)
         tell("Looking at every node")
-        check_nodes(complete)
-        check_capacity(complete, total_resources())
+        check_nodes(told)
+        complete = beside(told, declared_applications(), others)
+        check_capacity(complete, nodes())
         if not check:
             put(serving(complete["http_options"]), complete, patience_s, tell)
-    base = url(complete["http_options"])
+    base = url(told["http_options"])
     console.print("nothing is missing there" if check else f"[bold green]deployed[/]: {base} on every node that serves")

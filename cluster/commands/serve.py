@@ -68,7 +68,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     from cluster.serving.example import example
     from cluster.serving.local import check_place, check_port, local_ray
     from cluster.serving.nodes import local_nodes
-    from cluster.serving.serve_file import GRPC_PORT, grpc_address, key_variable, ours, with_demo
+    from cluster.serving.serve_file import decoders, grpc_addresses, key_variable, named, ours, prefix_of, with_demo
 
     # It keeps the present stdout, because what Ray prints while it stops is redirected.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -78,7 +78,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     _on_signals(_interrupt)
     more = local_nodes(content)
     check_place(http["host"], http["port"])
-    if grpc := grpc_address(content):
+    for grpc in grpc_addresses(content):
         check_port(*grpc, "--grpc-port")
     if metrics_port:
         check_port("0.0.0.0", metrics_port, "--metrics-port")
@@ -93,16 +93,18 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
             deploy(ray, complete, patience_s, tell)
             status.stop()
             _on_signals(partial(_stop_or_hurry, stop))
-            console.print(f"[bold green]ready[/] at {base}  (open it in a browser; explained at {base}/docs)")
-            told = "{}:{}".format(*grpc) if grpc else f"not served ({GRPC_PORT} is taken, or it was switched off)"
+            places = {named(one): f"{base}{prefix_of(one)}" for one in (*ours(complete), *decoders(complete))}
+            for place in places.values() or [base]:
+                console.print(f"[bold green]ready[/] at {place}  (open it in a browser; explained at {place}/docs)")
             if ours(complete):  # decoders speak HTTP only
-                console.print(f"gRPC: {told}")
+                console.print(f"gRPC: {_grpc(complete)}")
             if metrics_port:
                 console.print(f"metrics: http://127.0.0.1:{metrics_port}/metrics")
             variable = key_variable(complete)
             _show_example(console, base, example(content), ray.folder, variable)
-            stats = _stats_of(base, variable)
-            _show_plan(console, stats)
+            stats = {name: _stats_of(place, variable) for name, place in (places or {"": base}).items()}
+            for each in stats.values():
+                _show_plan(console, each)
             _watch(console, stats, stop, ray)
             status.update("Stopping: what was admitted is answered first (Ctrl-C again: at once)")
             status.start()
@@ -197,23 +199,32 @@ def _show_example(
 
 
 def _show_plan(console: Console, stats: urllib.request.Request) -> None:
-    with contextlib.suppress(OSError, ValueError):  # an application that is not at the root has no /stats here
+    with contextlib.suppress(OSError, ValueError):  # an application of others has no /stats
         if plan := _read(stats).get("plan"):
             console.print(f"plan: {plan}", markup=False)
+
+
+def _grpc(content: dict[str, Any]) -> str:
+    """Where gRPC is served."""
+    from cluster.serving.serve_file import GRPC_PORT, grpc_addresses
+
+    found = [f"{host}:{port}" for host, port in grpc_addresses(content)]
+    return ", ".join(found) or f"not served ({GRPC_PORT} is taken, or it was switched off)"
 
 
 def _stats_of(base: str, variable: str | None) -> urllib.request.Request:
     return urllib.request.Request(f"{base}/stats", headers={"X-API-Key": os.environ[variable]} if variable else {})
 
 
-def _watch(console: Console, stats: urllib.request.Request, stop: threading.Event, ray: LocalRay) -> None:
-    """Keep a line up to date that says what the server does, twice a second, until `stop` is set."""
+def _watch(console: Console, stats: dict[str, urllib.request.Request], stop: threading.Event, ray: LocalRay) -> None:
+    """Keep a line for each application up to date that says what it does, twice a second, until `stop` is set."""
     with Live(console=console, transient=True, auto_refresh=False) as live:
         while not stop.wait(0.5):
             if not ray.alive():
                 console.print("[bold red]Ray ended unexpectedly[/]; its logs are in /tmp/ray/session_latest/logs")
                 raise typer.Exit(1)
-            live.update(Text(_line(stats)), refresh=True)
+            lines = [f"{name}: {_line(each)}" if len(stats) > 1 else _line(each) for name, each in stats.items()]
+            live.update(Text("\n".join(lines)), refresh=True)
 
 
 def _read(request: urllib.request.Request) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from deployments import ray_facts
 from deployments.resources import Resources, declared, first_fit
 from profiles.devices import Device
 
@@ -13,6 +12,8 @@ FRONT: Resources = {"CPU": 1.0}
 class Inventory:
     """Counts devices when called. `most` are the devices that may be used, `needs` what a replica on a kind asks for.
 
+    `nodes` tells what there is for this application, on each node.
+
     Where nodes declare a resource by the name of a kind (`ray start --resources '{"v100": 2}'`), they hold so many of
     it: that is how virtual devices belong to a node, and are lost with it.
     """
@@ -21,9 +22,9 @@ class Inventory:
         self,
         most: Mapping[str, int],
         needs: Callable[[str], Resources],
-        nodes: Callable[[], list[Resources]] | None = None,
+        nodes: Callable[[], list[Resources]],
     ) -> None:
-        self._most, self._needs, self._nodes = dict(most), needs, nodes or ray_facts.nodes
+        self._most, self._needs, self._nodes = dict(most), needs, nodes
         self._declared: dict[str, Resources] = {}  # by kind; kept when the nodes that declared it are gone
 
     def __call__(self) -> dict[str, int]:

@@ -69,6 +69,7 @@ class ControllerService:
         from ray import serve
 
         from deployments.deployer.deployer import DEPLOYER
+        from deployments.ray_facts import nodes_beside_others
         from deployments.resources import replica_needs
 
         deployer = serve.get_deployment_handle(DEPLOYER, self.config.application)
@@ -76,7 +77,8 @@ class ControllerService:
         profile = profile_of(app_config)
         self.promise = str((app_config.promising and promise_in(app_config.promising)) or NOTHING)
         running = await RunningApplication(self.config.application).plan()
-        inventory = Inventory(allowed(self.config, app_config, profile), partial(replica_needs, app_config))
+        beside = partial(nodes_beside_others, self.config.application)
+        inventory = Inventory(allowed(self.config, app_config, profile), partial(replica_needs, app_config), beside)
         application = RunningApplication(self.config.application, inventory)
         await application.observe()  # what was counted until now may be of hours, and is not of the first window
         return loop_of(self.config, app_config, profile, application, running)

@@ -1,9 +1,15 @@
 """Check that Ray has what the plans of a Serve file need, before anything waits for resources that never come."""
 
-from cluster.serving.serve_file import ServeFile, ours
-from deployments.config import AppConfig, parse
+from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
+
+from cluster.serving.serve_file import ServeFile, controllers, decoders, named, ours
+from deployments.config import AppConfig, checked, parse
+from deployments.decoding.config import DecoderConfig
 from deployments.graph import Graph, read_graph
-from deployments.resources import Resources, accelerators, replica_needs
+from deployments.resources import Resources, accelerators, declared, devices_on, replica_needs, total
+from optimizer.plan import read_plan
 from profiles.errors import UserError
 
 _REMEDIES = {
@@ -13,15 +19,60 @@ _REMEDIES = {
 _COUNTED = tuple(_REMEDIES)
 
 
-def check_capacity(content: ServeFile, has: Resources) -> None:
-    """Raise UserError about the first resource that is short; `has` are Ray's resources by name."""
-    for application in ours(content):
-        config = parse(application["args"])
-        if config.planned:
-            _check(config, read_graph(config), has)
+def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
+    """Raise UserError about the first thing that is short on nodes with these resources."""
+    configs = {named(application): parse(application["args"]) for application in ours(content)}
+    planned = {name: config for name, config in configs.items() if config.planned}
+    _check_budgets(planned, _budgets(planned, content), nodes)
+    has = total(nodes)
+    needs = {name: _needs(config, read_graph(config), has) for name, config in planned.items()}
+    needs |= {name: _alone(config) for name, config in configs.items() if not config.planned}
+    needs |= {named(one): _decoding(checked(DecoderConfig, one["args"])) for one in decoders(content)}
+    if len(needs) > 1:
+        _check_together(needs, has)
 
 
-def _check(config: AppConfig, graph: Graph, has: Resources) -> None:
+def _budgets(planned: Mapping[str, AppConfig], content: ServeFile) -> dict[str, dict[str, int]]:
+    """The most devices of each kind that each application may use, by what it or its controller was told."""
+    found = {name: _told_devices(config) for name, config in planned.items()}
+    for arguments in (controller.get("args") or {} for controller in controllers(content)):
+        told, mine = arguments.get("devices") or {}, found.get(arguments.get("application", "isobatch"))
+        if mine is not None:
+            mine |= {kind: max(count, mine.get(kind, 0)) for kind, count in told.items()}
+    return found
+
+
+def _told_devices(config: AppConfig) -> dict[str, int]:
+    if config.plan:
+        return read_plan(Path(config.plan)).devices()
+    return dict(config.devices) if isinstance(config.devices, dict) else {}
+
+
+def _check_budgets(
+    planned: Mapping[str, AppConfig], budgets: Mapping[str, Mapping[str, int]], nodes: Sequence[Resources]
+) -> None:
+    """Applications of one cluster must not count the same devices: what they may use adds up to what there is."""
+    for name, config in planned.items():
+        if config.devices == "auto" and len(planned) > 1:
+            others = ", ".join(sorted(planned.keys() - {name}))
+            raise UserError(f"devices: auto of {name} would count what {others} may use: name how many of each kind")
+    for kind in {kind: None for budget in budgets.values() for kind in budget}:
+        holders = {name: budget[kind] for name, budget in budgets.items() if kind in budget}
+        there = min(_there(kind, planned[name], nodes) for name in holders)
+        if len(holders) > 1 and sum(holders.values()) > there:
+            told = ", ".join(f"{name} may use {count}" for name, count in holders.items())
+            raise UserError(f"{kind}: this Ray has {there:g}, but {told}: name fewer under devices:")
+
+
+def _there(kind: str, config: AppConfig, nodes: Sequence[Resources]) -> float:
+    """How many devices of a kind Ray has; those that share processors, or are played where no node has them: any."""
+    if declared(kind, nodes):
+        return sum(node.get(kind, 0) for node in nodes)
+    return devices_on(nodes).get(kind, 0) if replica_needs(config, kind)["GPU"] else inf
+
+
+def _needs(config: AppConfig, graph: Graph, has: Resources) -> dict[str, float]:
+    """What an application needs by its plan; raise UserError if it is more than there is, whatever else runs."""
     plan = config.plan or "the plan"
     needs = {"CPU": float(config.front_replicas), "GPU": 0.0}
     for kind, count in graph.plan.devices().items():
@@ -35,6 +86,28 @@ def _check(config: AppConfig, graph: Graph, has: Resources) -> None:
             raise UserError(
                 f"{plan} needs {amount:g} {name}s with the front; this Ray has {_told(has)}: {_REMEDIES[name]}"
             )
+    return needs
+
+
+def _alone(config: AppConfig) -> dict[str, float]:
+    """What an application needs that runs in one process."""
+    return {"CPU": 1.0, "GPU": float(config.device.startswith("cuda"))}
+
+
+def _decoding(config: DecoderConfig) -> dict[str, float]:
+    on_gpu = config.device.startswith("cuda")
+    return {
+        "CPU": config.replicas * (1.0 if on_gpu else config.cpus_per_replica),
+        "GPU": float(config.replicas * on_gpu),
+    }
+
+
+def _check_together(needs: Mapping[str, Mapping[str, float]], has: Resources) -> None:
+    for name in _COUNTED:
+        amounts = {application: need[name] for application, need in needs.items() if need[name]}
+        if sum(amounts.values()) > has.get(name, 0) + 1e-6:
+            told = ", ".join(f"{application} needs {amount:g}" for application, amount in amounts.items())
+            raise UserError(f"{name}s: this Ray has {has.get(name, 0):g}, but with its front {told}: {_REMEDIES[name]}")
 
 
 def _told(has: Resources) -> str:

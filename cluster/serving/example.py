@@ -2,7 +2,7 @@
 
 import json
 
-from cluster.serving.serve_file import ServeFile, decoders, ours
+from cluster.serving.serve_file import ServeFile, decoders, ours, prefix_of
 from deployments.config import AppConfig
 from deployments.demo.sums import prompt_of
 from deployments.front.examples import example_input
@@ -10,10 +10,11 @@ from deployments.front.examples import example_input
 
 def example(content: ServeFile) -> tuple[str, str] | None:
     """The path and the JSON body for the first application of ours, or None for a checkpoint of an unknown kind."""
+    first = next((one for one in (*decoders(content), *ours(content))), {})
     if decoders(content):
-        return "/v1/completions", json.dumps({"prompt": prompt_of(47, 85), "max_tokens": 24})
+        return f"{prefix_of(first)}/v1/completions", json.dumps({"prompt": prompt_of(47, 85), "max_tokens": 24})
     body = example_body(content)
-    return None if body is None else ("/predict", body)
+    return None if body is None else (f"{prefix_of(first)}/predict", body)
 
 
 def example_body(content: ServeFile) -> str | None:

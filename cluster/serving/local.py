@@ -24,7 +24,7 @@ from typing import Any
 from cluster.serving.haproxy import MAX_CONNECTIONS, guarded, stopping
 from cluster.serving.nodes import LocalNode, join
 from cluster.serving.processes import adopt_orphans, end_descendants, end_with_us, runs_below
-from deployments.ray_facts import RAYLET, address_file, patient_start, spare_start, total_resources
+from deployments.ray_facts import RAYLET, address_file, nodes, patient_start, spare_start
 from deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, import_serve
 from deployments.resources import Resources
 from profiles.errors import UserError
@@ -144,12 +144,12 @@ def local_ray(
     dashboard: bool = False,
     more: Sequence[LocalNode] = (),
     metrics_port: int | None = None,
-    check: Callable[[Resources], None] = lambda has: None,
+    check: Callable[[Sequence[Resources]], None] = lambda nodes: None,
 ) -> Iterator[LocalRay]:
     """Ray and Serve on this machine, until the block ends.
 
     `http`: Serve's http_options; `more`: further nodes; `metrics_port`: where Prometheus asks; None: a free one.
-    `check` raises an error if Ray's resources are too few. It is asked before Serve starts, because a Serve that is
+    `check` raises an error if Ray's nodes have too little. It is asked before Serve starts, because a Serve that is
     still starting while Ray stops begins another Ray, and waits for it.
     """
     adopt_orphans()
@@ -190,14 +190,14 @@ def _handler_kept() -> Iterator[None]:
 
 
 def _start(
-    http: dict[str, Any], folder: Path, more: Sequence[LocalNode], check: Callable[[Resources], None]
+    http: dict[str, Any], folder: Path, more: Sequence[LocalNode], check: Callable[[Sequence[Resources]], None]
 ) -> LocalRay:
     import ray
 
     if more:  # they share this machine's ports, so one proxy serves them all
         join(more, ray.get_runtime_context().gcs_address, folder, RAY_WITHIN_S)
         http = http | {"location": "HeadOnly"}
-    check(total_resources())
+    check(nodes())
     return _serving(http, folder)
 
 

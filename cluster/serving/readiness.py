@@ -9,7 +9,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from cluster.serving.serve_file import ROOT, ServeFile, grpc_address, ours
+from cluster.serving.serve_file import ROOT, ServeFile, grpc_addresses, ours
 from deployments.config import parse
 from deployments.folders import content_of
 from deployments.ray_facts import each_node, serve_client
@@ -60,9 +60,8 @@ def wanted_by(content: ServeFile) -> NodeNeeds:
     configs = [parse(application["args"]) for application in ours(content)]
     files = [path for config in configs for name in PATHS if (path := getattr(config, name))]
     variables = [config.api_key_variable for config in configs if config.api_key_variable]
-    ports = [] if serve_client() else [int(content["http_options"]["port"])]
-    grpc = grpc_address(content)
-    return NodeNeeds(files, variables, ports + ([grpc[1]] if grpc and ports else []))
+    ports = [int(content["http_options"]["port"]), *(port for _, port in grpc_addresses(content))]
+    return NodeNeeds(files, variables, [] if serve_client() else ports)
 
 
 def look(wanted: NodeNeeds) -> NodeHas:

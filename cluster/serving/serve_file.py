@@ -47,8 +47,7 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
         one["args"] = _checked((one.get("args") or {}) | overrides, root)
     for one in decoders(content):
         one["args"] = _checked_decoder((one.get("args") or {}) | overrides, root)
-    for one in controllers(content):
-        checked(ControllerConfig, one.get("args") or {})
+    _check_apart(content)
     content["http_options"] = HTTP | (content.get("http_options") or {})
     check_http(content["http_options"]["host"], any(name.startswith("ssl_") for name in content["http_options"]), ())
     if content.get("target_capacity") is not None:
@@ -71,6 +70,44 @@ def _content(target: Path | None) -> tuple[ServeFile, Path]:
     model = {"model": str(target.resolve())} if target else {}
     path = DECODER if target and is_decoder(target) else APPLICATION
     return {"applications": [{"name": "isobatch", "import_path": path, "args": model}]}, Path()
+
+
+def named(application: dict[str, Any]) -> str:
+    """The name of an application, as Serve understands its entry."""
+    return str(application.get("name", "default"))
+
+
+def prefix_of(application: dict[str, Any]) -> str:
+    """What stands before its paths.
+
+    >>> prefix_of({"name": "a"}), prefix_of({"route_prefix": "/reviews"})
+    ('', '/reviews')
+    """
+    return str(application.get("route_prefix") or "/").rstrip("/")
+
+
+def _check_apart(content: ServeFile) -> None:
+    """Refuse what two applications would both take, and a controller of one that is not there."""
+    applications = content["applications"]
+    _no_two("name", [named(one) for one in applications])
+    _no_two("route_prefix", [one.get("route_prefix", "/") for one in applications])
+    _no_two("grpc_port", _grpc_ports(content))
+    names = [named(one) for one in ours(content)]
+    for controller in controllers(content):
+        told = checked(ControllerConfig, controller.get("args") or {}).application
+        if told not in names:
+            there = ", ".join(names) or "none"
+            raise UserError(f"args: application = {told!r}: {named(controller)} would control none of these: {there}")
+
+
+def _grpc_ports(content: ServeFile) -> list[int]:
+    return [port for one in ours(content) if (port := one["args"].get("grpc_port"))]
+
+
+def _no_two(field: str, told: list[Any]) -> None:
+    for one in told:
+        if one is not None and told.count(one) > 1:
+            raise UserError(f"{field} = {one!r}: two applications cannot have the same")
 
 
 def ours(content: ServeFile) -> list[dict[str, Any]]:
@@ -105,22 +142,42 @@ def with_demo(content: ServeFile) -> ServeFile:
 def with_grpc(content: ServeFile, host: str | None, port: int | None, is_free: Callable[[str, int], bool]) -> ServeFile:
     """The same content, whose first isobatch application serves gRPC at the given port, or at the usual one if free.
 
+    Others do where the file says so.
+
     A port that the user names is never replaced: `check_port` raises later if it is taken. `port` 0 means no gRPC.
     """
     complete = content | {"applications": [dict(application) for application in content["applications"]]}
     for application in ours(complete)[:1]:
         arguments = application["args"] | ({"grpc_host": host} if host else {})
         if port is None and "grpc_port" not in arguments:
-            port = GRPC_PORT if is_free(parse(arguments).grpc_host, GRPC_PORT) else 0
+            taken = GRPC_PORT in _grpc_ports(complete) or not is_free(parse(arguments).grpc_host, GRPC_PORT)
+            port = 0 if taken else GRPC_PORT
         told = {"grpc_port": port or None} if port is not None else {}
         application["args"] = {name: value for name, value in (arguments | told).items() if value is not None}
+    _no_two("grpc_port", _grpc_ports(complete))
     return complete
 
 
-def grpc_address(content: ServeFile) -> tuple[str, int] | None:
-    """Host and port of the first isobatch application, if it serves gRPC."""
-    found = [parse(application["args"]) for application in ours(content)[:1]]
-    return next(((config.grpc_host, config.grpc_port) for config in found if config.grpc_port), None)
+def beside(content: ServeFile, running: list[dict[str, Any]], others: str | None) -> ServeFile:
+    """The same content with all that runs already and is to be kept: Serve ends what a file does not name.
+
+    `running` are the applications that Serve was told by files, `others` what becomes of those that are not in this
+    one: "keep" or "end".
+    """
+    names = [named(one) for one in content["applications"]]
+    more = [{"args": {}} | one for one in running if named(one) not in names]
+    if more and others is None:
+        told = ", ".join(map(named, more))
+        raise UserError(f"{told}: running there and not in the file: --others keep leaves them, --others end ends them")
+    complete = content | {"applications": [*(more if others == "keep" else ()), *content["applications"]]}
+    _check_apart(complete)
+    return complete
+
+
+def grpc_addresses(content: ServeFile) -> list[tuple[str, int]]:
+    """Host and port of each isobatch application that serves gRPC."""
+    configs = [parse(application["args"]) for application in ours(content)]
+    return [(config.grpc_host, config.grpc_port) for config in configs if config.grpc_port]
 
 
 def _read(path: Path) -> ServeFile:

@@ -63,8 +63,7 @@ class ServeFleet:
 def delete_fleets(application: str, but: str = "") -> None:
     """Delete all fleets of a front application except the one with this prefix. They finish their launches first."""
     for name in serve.status().applications:
-        prefix = name.rpartition(".")[0]
-        if name.startswith(f"{application}.") and prefix != but:
+        if ray_facts.front_of(name) == application != name and name.rpartition(".")[0] != but:
             _delete(name)
 
 

@@ -6,7 +6,7 @@ const RECENT = 10; // looks: shares are of what happened since the first of them
 const NO_CONTROLLER_MS = 30_000; // until it is asked for again
 const LEAST = 20; // answers: of fewer nothing is said
 const SVG = "http://www.w3.org/2000/svg";
-const CONTROLLER = "/controller";
+const CONTROLLER = "controller"; // below the route prefix of this application
 const DIGIT = 8, INK = 16, CELL = 20;
 const byId = (id) => document.getElementById(id);
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cluster.serving.capacity import check_capacity
-from cluster.serving.serve_file import APPLICATION
+from cluster.serving.serve_file import APPLICATION, CONTROLLER
 from optimizer.plan import Placement, Plan, Split
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -25,10 +25,12 @@ def content(folder: Path, kind: str, replicas: int, **more: Any) -> dict[str, An
 
 
 def test_enough_is_enough(tmp_path: Path) -> None:
-    check_capacity(content(tmp_path, "cpu", 3), {"CPU": 4.0})
-    check_capacity(content(tmp_path, "a100", 2), {"CPU": 3.0, "GPU": 2.0, "accelerator_type:A100": 1.0})
-    check_capacity(content(tmp_path, "cpu", 3, cpus_per_replica=0), {"CPU": 1.0})  # what the sentence below says helps
-    check_capacity(content(tmp_path, "a100", 64, backend="virtual"), {"CPU": 2.0})
+    check_capacity(content(tmp_path, "cpu", 3), [{"CPU": 1.0}, {"CPU": 3.0}])
+    check_capacity(content(tmp_path, "a100", 2), [{"CPU": 3.0, "GPU": 2.0, "accelerator_type:A100": 1.0}])
+    check_capacity(
+        content(tmp_path, "cpu", 3, cpus_per_replica=0), [{"CPU": 1.0}]
+    )  # what the sentence below says helps
+    check_capacity(content(tmp_path, "a100", 64, backend="virtual"), [{"CPU": 2.0}])
 
 
 @pytest.mark.parametrize(
@@ -44,4 +46,54 @@ def test_enough_is_enough(tmp_path: Path) -> None:
 )
 def test_what_is_short_is_named(tmp_path: Path, kind: str, has: dict[str, float], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        check_capacity(content(tmp_path, kind, 3), has)
+        check_capacity(content(tmp_path, kind, 3), [has])
+
+
+# Several applications
+
+
+def two(folder: Path, kind: str, first: int, second: int, **more: Any) -> dict[str, Any]:
+    """Two applications that may use so many devices, with plans for one."""
+    told = content(folder, kind, 1)["applications"][0]["args"] | more
+    del told["plan"]
+    applications = [
+        {"name": name, "import_path": APPLICATION, "args": told | {"devices": {kind: count}}}
+        for name, count in (("film", first), ("shop", second))
+    ]
+    return {"applications": applications}
+
+
+A100S = [{"CPU": 9.0, "GPU": 2.0, "accelerator_type:A100": 1.0}, {"CPU": 9.0, "GPU": 1.0, "accelerator_type:A100": 1.0}]
+PLAYED = [{"CPU": 4.0}, {"a100": 3.0}]
+
+
+@pytest.mark.parametrize(("nodes", "more"), [(A100S, {}), (PLAYED, {"backend": "virtual"})])
+def test_what_applications_may_use_adds_up_to_what_there_is(
+    tmp_path: Path, nodes: list[dict[str, float]], more: dict[str, Any]
+) -> None:
+    check_capacity(two(tmp_path, "a100", 1, 2, **more), nodes)
+    with pytest.raises(UserError, match=r"^a100: this Ray has 3, but film may use 2, shop may use 2: name fewer"):
+        check_capacity(two(tmp_path, "a100", 2, 2, **more), nodes)
+    controlled = two(tmp_path, "a100", 1, 1, **more)
+    controlled["applications"] += [
+        {"name": "c", "import_path": CONTROLLER, "args": {"application": "shop", "devices": {"a100": 4}}}
+    ]
+    with pytest.raises(UserError, match="film may use 1, shop may use 4"):
+        check_capacity(controlled, nodes)
+
+
+def test_processors_are_for_all_applications_together(tmp_path: Path) -> None:
+    check_capacity(two(tmp_path, "cpu", 1, 1), [{"CPU": 4.0}])
+    with pytest.raises(UserError, match=r"^CPUs: this Ray has 3, but with its front film needs 2, shop needs 2: plan"):
+        check_capacity(two(tmp_path, "cpu", 1, 1), [{"CPU": 3.0}])
+    check_capacity(two(tmp_path, "cpu", 1, 1, cpus_per_replica=0), [{"CPU": 2.0}])
+    whole = {"applications": [{"name": name, "import_path": APPLICATION, "args": {}} for name in ("film", "shop")]}
+    with pytest.raises(UserError, match=r"^CPUs: this Ray has 1, but with its front film needs 1, shop needs 1"):
+        check_capacity(whole, [{"CPU": 1.0}])
+
+
+def test_auto_is_for_an_application_that_has_the_cluster_for_itself(tmp_path: Path) -> None:
+    greedy = two(tmp_path, "a100", 1, 1)
+    greedy["applications"][1]["args"]["devices"] = "auto"
+    with pytest.raises(UserError, match=r"^devices: auto of shop would count what film may use: name how many of each"):
+        check_capacity(greedy, A100S)

@@ -18,12 +18,13 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from cluster.commands.environment import environment
 from cluster.controller.config import ControllerConfig
+from cluster.serving.capacity import check_capacity
 from cluster.serving.haproxy import MAX_CONNECTIONS
 from cluster.serving.nodes import local_nodes
-from cluster.serving.serve_file import APPLICATION, CONTROLLER, serve_file
+from cluster.serving.serve_file import APPLICATION, CONTROLLER, controllers, serve_file
 from deployments.config import parse
 from deployments.ray_settings import PROXY_PROGRAM, node_settings
-from deployments.resources import KIND
+from deployments.resources import KIND, Resources
 from experiments.planner.settings import BERT_BASE
 from profiles.devices import CATALOGUE
 from profiles.errors import UserError
@@ -31,7 +32,7 @@ from profiles.files import load
 from tests.helpers.ray_service import RayService
 
 CLUSTER = Path(__file__).parents[3] / "cluster"
-SERVE = ["serve.yaml", "demo.yaml", "local.yaml"]
+SERVE = ["serve.yaml", "demo.yaml", "local.yaml", "two-apps.yaml"]
 UP = ["aws.yaml", "gcp.yaml"]
 RAY = "2.60.0"
 OF_OURS = {"nodes"}  # fields of `isobatch serve` that Serve does not know, and lets pass
@@ -95,6 +96,18 @@ def test_the_local_fleet_has_a_node_for_each_kind_and_a_plan_for_at_least_three(
         there |= node.devices
     assert there == config.devices
     assert len(read_graph(config).plan.devices()) >= 3
+
+
+def test_two_applications_share_all_devices_of_their_file_and_name_no_more() -> None:
+    told = serve_file(CLUSTER / "two-apps.yaml", {})
+    nodes: list[Resources] = [{"CPU": 2.0}, *(node.devices for node in local_nodes(told))]
+    check_capacity(told, nodes)
+    for kind, node in (("v100", 1), ("k80", 2)):
+        fewer = {**nodes[node], kind: nodes[node][kind] - 1}
+        with pytest.raises(UserError, match=f"{kind}: this Ray has .* reviews may use .* queries may use"):
+            check_capacity(told, [*nodes[:node], fewer, *nodes[node + 1 :]])
+    for controller in controllers(told):
+        assert controller["route_prefix"] == f"/{controller['args']['application']}/controller"
 
 
 def test_the_local_profile_is_what_datasheets_say() -> None:

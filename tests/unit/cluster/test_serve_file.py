@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.controller.config import ControllerConfig
-from cluster.serving.serve_file import APPLICATION, ROOT, grpc_address, serve_file, with_grpc
+from cluster.serving.serve_file import APPLICATION, CONTROLLER, ROOT, beside, grpc_addresses, serve_file, with_grpc
 from deployments.folders import weights_of
 from optimizer.plan import read_plan
 from profiles.errors import UserError
@@ -124,21 +124,21 @@ def test_a_path_that_is_not_there_is_named() -> None:
 @pytest.mark.parametrize(
     ("told", "port", "free", "found"),
     [
-        ({}, None, True, ("127.0.0.1", 8001)),
-        ({}, None, False, None),
-        ({}, 9001, False, ("127.0.0.1", 9001)),
-        ({}, 0, True, None),
-        ({"grpc_port": 9001}, None, False, ("127.0.0.1", 9001)),
-        ({"grpc_port": 9001}, 0, True, None),
-        ({"grpc_port": 9001, "grpc_host": "0.0.0.0"}, 9002, True, ("0.0.0.0", 9002)),
+        ({}, None, True, [("127.0.0.1", 8001)]),
+        ({}, None, False, []),
+        ({}, 9001, False, [("127.0.0.1", 9001)]),
+        ({}, 0, True, []),
+        ({"grpc_port": 9001}, None, False, [("127.0.0.1", 9001)]),
+        ({"grpc_port": 9001}, 0, True, []),
+        ({"grpc_port": 9001, "grpc_host": "0.0.0.0"}, 9002, True, [("0.0.0.0", 9002)]),
     ],
 )
 def test_grpc_listens_where_it_was_told_or_where_nobody_does(
-    told: dict[str, Any], port: int | None, free: bool, found: tuple[str, int] | None
+    told: dict[str, Any], port: int | None, free: bool, found: list[tuple[str, int]]
 ) -> None:
     application = {"name": "isobatch", "import_path": APPLICATION, "args": told}
     content = with_grpc({"applications": [application]}, None, port, lambda *_: free)
-    assert grpc_address(content) == found
+    assert grpc_addresses(content) == found
     assert application["args"] == told, "what was given stays as it was"
 
 
@@ -147,3 +147,50 @@ def test_a_misspelt_field_of_the_controller_is_one_line(tmp_path: Path) -> None:
     file.write_text("applications: [{name: c, import_path: 'cluster.controller.app:build', args: {replan_evry_s: 1}}]")
     with pytest.raises(UserError, match="there is no field 'replan_evry_s'; there are: replan_every_s, "):
         serve_file(file, {})
+
+
+# Several applications
+
+
+def a(name: str, prefix: str, path: str = APPLICATION, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "import_path": path, "route_prefix": prefix, "args": arguments}
+
+
+def test_the_usual_port_of_grpc_is_left_to_the_application_that_names_it() -> None:
+    content = {"applications": [a("first", "/1"), a("second", "/2", grpc_port=8001)]}
+    assert grpc_addresses(with_grpc(content, None, None, lambda *_: True)) == [("127.0.0.1", 8001)]
+    assert len(grpc_addresses(with_grpc(content, None, 8002, lambda *_: True))) == 2
+    with pytest.raises(UserError, match="grpc_port = 8001: two applications"):
+        with_grpc(content, None, 8001, lambda *_: True)
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ([a("first", "/2")], "name = 'first': two applications cannot have the same"),
+        ([a("second", "/1")], "route_prefix = '/1': two"),
+        (
+            [{"name": "second", "import_path": APPLICATION}, {"name": "third", "import_path": "b:c"}],
+            "prefix = '/': two",
+        ),
+        ([a("second", "/2", grpc_port=9001)], "grpc_port = 9001: two"),
+        ([a("c", "/c", CONTROLLER, application="third")], "application = 'third': c would control none of .*: first"),
+    ],
+)
+def test_what_two_applications_would_both_take_is_one_line(
+    tmp_path: Path, others: list[dict[str, Any]], sentence: str
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(json.dumps({"applications": [a("first", "/1", grpc_port=9001), *others]}))
+    with pytest.raises(UserError, match=sentence):
+        serve_file(file, {})
+
+
+def test_what_runs_there_is_kept_or_ended_as_is_told() -> None:
+    told, running = {"applications": [a("new", "/new")]}, [a("new", "/old"), a("other", "/other", grpc_port=9001)]
+    with pytest.raises(UserError, match=r"^other: running there and not in the file: --others keep"):
+        beside(told, running, None)
+    assert beside(told, running, "keep")["applications"] == [running[1], *told["applications"]]
+    assert beside(told, running, "end") == told == beside(told, running[:1], None)
+    with pytest.raises(UserError, match="grpc_port = 9001"):
+        beside({"applications": [a("new", "/new", grpc_port=9001)]}, running, "keep")

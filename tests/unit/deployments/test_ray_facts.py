@@ -45,6 +45,7 @@ def has(module: str, path: str, *parameters: str, used_by: str) -> None:
             ("wait_for_applications_running",),
             "cluster.serving.deploy",
         ),
+        ("ray.serve._private.client", "ServeControllerClient.get_serve_details", (), "ray_facts.nodes_beside_others"),
         ("ray.serve._private.common", "DeploymentID", ("name", "app_name"), "ray_facts.scale"),
         (
             "ray.serve._private.controller",
@@ -125,3 +126,24 @@ def test_no_other_module_calls_what_ray_does_not_promise() -> None:
     files = [path for folder in ("deployments", "cluster") for path in (ROOT / folder).rglob("*.py")]
     found = [path.name for path in files if PRIVATE.search(path.read_text()) and path.name != "ray_facts.py"]
     assert not found, "such a call belongs into deployments/ray_facts.py, with a test of its own here"
+
+
+def test_what_replicas_of_other_applications_hold_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def application(options: dict[str, object] | None, *nodes: str | None) -> dict[str, object]:
+        told = {"ray_actor_options": options} if options else {}
+        replicas = [{"node_id": node} if node else {} for node in nodes]  # none: it waits for room
+        return {"deployments": {"split": {"deployment_config": told, "replicas": replicas}}}
+
+    def node(name: str, **has: float) -> dict[str, object]:
+        return {"NodeID": name, "Alive": True, "Labels": {}, "Resources": has}
+
+    gpu = {"num_cpus": 0.5, "num_gpus": 1, "resources": {"k80": 1.0}}
+    running = {"a.0123ab.k80": application(gpu, "x"), "a.b.0123ab.k80": application(gpu, "x", "y", "gone", None)}
+    running |= {"a.b": application(None, "y"), "a": application(None, "x")}
+    monkeypatch.setattr(
+        ray_facts, "_alive", lambda: [node("x", CPU=4.0, GPU=2.0, k80=4.0), node("y", CPU=4.0, GPU=2.0)]
+    )
+    monkeypatch.setattr(ray_facts, "_applications", lambda: running)
+    of_others = [{"CPU": 3.5, "GPU": 1.0, "k80": 3.0}, {"CPU": 2.5, "GPU": 1.0}]
+    assert ray_facts.nodes_beside_others("a") == of_others
+    assert ray_facts.nodes_beside_others("a.b") == [{"CPU": 2.5, "GPU": 1.0, "k80": 3.0}, {"CPU": 4.0, "GPU": 2.0}]

@@ -1,0 +1,39 @@
+"""Two applications on one Ray: each is asked, counted and ended by itself."""
+
+from pathlib import Path
+from typing import Any
+
+from deployments import ray_facts
+from tests.helpers.asking import ask, eventually
+from tests.helpers.toy_graph import application, cut_at, fleets
+from tests.integration.conftest import Put
+
+
+def test_one_application_comes_and_goes_while_the_other_serves(
+    graph: str, deployed: Put, toy: dict[str, Any], tmp_path: Path
+) -> None:
+    def answered(prefix: str) -> tuple[str, int]:
+        status, reply = ask(graph, "POST", f"{prefix}/predict", {"inputs": [3, 7]})
+        assert status == 200, reply
+        return reply["model"], reply["outputs"][0]["label"]
+
+    before, there = set(fleets()), processors()
+    other = application(tmp_path, cut_at(), cpus_per_replica=0.25, name="other")
+    other |= {"name": "toy.b", "route_prefix": "/b"}  # as names of toy's own replicas begin
+    other["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.125}}]  # however few cores there are
+    deployed(toy, other)
+    (fleet,) = set(fleets()) - before - {"toy.b"}
+    assert [ray_facts.front_of(name) for name in (fleet, *before)] == ["toy.b", *("toy" for _ in before)]
+    assert there - processors() == 0.125 + 0.25, "the other's front and its replica"
+    assert answered("") == ("toy", 7)
+    assert answered("/b") == ("other", 7)
+    assert ask(graph, "GET", "/b/stats")[1]["requests"]["answered"] == 1
+    deployed(toy)
+    assert eventually(lambda: set(fleets()) == before)
+    assert answered("") == ("toy", 7)
+    assert ask(graph, "POST", "/b/predict", {"inputs": [3, 7]})[0] == 404
+
+
+def processors() -> float:
+    """What there is for toy."""
+    return float(sum(node.get("CPU", 0.0) for node in ray_facts.nodes_beside_others("toy")))
