@@ -83,7 +83,7 @@ def build(config: AppConfig) -> Application:
         name="front",
         num_replicas=config.front_replicas,
         # Our own queue refuses with a reason, so Serve's must not refuse before it.
-        max_ongoing_requests=2 * config.max_waiting,
+        max_ongoing_requests=2 * config.most_inside,
         ray_actor_options={"num_cpus": 1, "num_gpus": 1 if config.device.startswith("cuda") and not deployer else 0},
         health_check_period_s=LOOKED_AT_EVERY_S,
         graceful_shutdown_timeout_s=config.drain_s,

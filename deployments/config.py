@@ -22,6 +22,7 @@ BACKENDS = {
     "onnx": "deployments.models.onnx_model:ONNX",
     "onnx-graphs": "deployments.models.onnx_graphs:ONNX_GRAPHS",
 }
+INSIDE_A_FRONT = 4096  # inputs, unless the user says otherwise
 AUTO = "auto"
 VIRTUAL = "virtual"
 DEMO = "deployments.demo:demo_directory"
@@ -200,10 +201,11 @@ class AppConfig(BaseModel):
     )
     exits: bool = Field(True, description="Whether inputs may leave at ramps; if not, all run to the last block.")
     max_batch: int = Field(32, ge=1, description="The most inputs that are computed together.")
-    max_waiting: int = Field(
-        4096,
+    max_waiting: int | None = Field(
+        None,
         ge=1,
-        description="Inputs that may be inside, all fronts together; beyond them a request is refused (503).",
+        description="Inputs that may be inside, all fronts together; beyond them a request is refused (503). None: "
+        f"{INSIDE_A_FRONT:,} for each front.",
     )
     too_long: Literal["truncate", "refuse"] = Field(
         "truncate",
@@ -286,7 +288,7 @@ class AppConfig(BaseModel):
     def limits(self, share: float) -> Limits:
         """The limits of a front's dispatcher that may count on this share of every replica."""
         return Limits(
-            backlog=ceil(self.max_waiting * share),
+            backlog=ceil(self.most_inside * share),
             share=share,
             early_s=EARLY_S,
             audit_share=self.audit_share,
@@ -294,6 +296,11 @@ class AppConfig(BaseModel):
             degrades=self.on_deadline == "best",
             answers_early=self.answers == "early",
         )
+
+    @property
+    def most_inside(self) -> int:
+        """Inputs that may be inside, all fronts together."""
+        return self.max_waiting or INSIDE_A_FRONT * self.front_replicas
 
     @property
     def early_budget(self) -> float | None:

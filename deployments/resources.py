@@ -127,20 +127,28 @@ def first_fit(needs: Iterable[Resources], nodes: Iterable[Resources]) -> list[bo
     """Whether each need finds room: in turn, each takes it on the first node that has it.
 
     No need gets room that is not there. Where all needs are alike, as those of one kind are, none finds less room than
-    it could.
+    it could. A node that had no room for a need has none for another like it, so it is not asked again: there may be
+    thousands of both.
 
     >>> first_fit([{"GPU": 1.0}, {"GPU": 1.0}, {"CPU": 4.0}], [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0}])
     [True, False, True]
     """
     free = [dict(node) for node in nodes]
-    return [_take(need, free) for need in needs]
+    full: dict[tuple[tuple[str, float], ...], int] = {}  # by what is asked for: so many of the first nodes have no room
+    return [_take(tuple((name, amount) for name, amount in need.items() if amount), free, full) for need in needs]
 
 
-def _take(need: Resources, free: Sequence[dict[str, float]]) -> bool:
-    asked = {name: amount for name, amount in need.items() if amount}
-    for node in free:
-        if all(node.get(name, 0.0) >= amount - _ROUNDING for name, amount in asked.items()):
-            for name, amount in asked.items():
+def _take(
+    asked: tuple[tuple[str, float], ...],
+    free: Sequence[dict[str, float]],
+    full: dict[tuple[tuple[str, float], ...], int],
+) -> bool:
+    for number in range(full.get(asked, 0), len(free)):
+        node = free[number]
+        if all(node.get(name, 0.0) >= amount - _ROUNDING for name, amount in asked):
+            for name, amount in asked:
                 node[name] -= amount
+            full[asked] = number
             return True
+    full[asked] = len(free)
     return False

@@ -117,7 +117,7 @@ def _server(service: Service, proxy: GrpcProxy | None) -> Any:
     config = service.config
     options = [("grpc.max_receive_message_length", config.max_body_bytes), *_OF_CALLS]
     options += _BEHIND_PROXY if proxy else _OF_CONNECTIONS
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * config.max_waiting)
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * config.most_inside)
     server.add_generic_rpc_handlers((_Handlers(service),))
     host = f"[{config.grpc_host}]" if ":" in config.grpc_host else config.grpc_host
     server.add_insecure_port(f"unix:{proxy.socket}" if proxy else f"{host}:{config.grpc_port}")

@@ -49,6 +49,18 @@ def test_of_kinds_that_share_nothing_as_many_fit_as_can(cpus: int, gpus: int, no
     assert sum(first_fit(needs, nodes)) == most
 
 
+@given(st.lists(some_resources, max_size=8), some_nodes)
+def test_no_node_is_passed_by_that_has_room(needs: list[Resources], nodes: list[Resources]) -> None:
+    """Thousands of devices are counted in one pass over the nodes, and what asks every node finds no more."""
+    free = [dict(node) for node in nodes]
+    for need, fits in zip(needs, first_fit(needs, nodes), strict=True):
+        asked = {name: amount for name, amount in need.items() if amount}
+        room = [node for node in free if all(node.get(name, 0.0) >= amount for name, amount in asked.items())]
+        assert fits == bool(room)
+        for name, amount in asked.items() if room else ():
+            room[0][name] -= amount
+
+
 def test_a_replica_asks_for_what_its_kind_has() -> None:
     assert resources.replica_needs(AppConfig(cpus_per_replica=2), "cpu") == {"CPU": 2.0, "GPU": 0.0}
     assert resources.replica_needs(AppConfig(), "a100") == {"CPU": 1.0, "GPU": 1, "accelerator_type:A100": 0.001}

@@ -92,6 +92,7 @@ def test_the_service_tells_of_all_fronts_and_misses_what_any_of_them_misses() ->
 def test_limits_are_shared_out_among_the_fronts() -> None:
     limits = AppConfig(profile="p.json", devices={"v100": 2}, front_replicas=3, max_waiting=100).limits(1 / 3)
     assert (limits.backlog, limits.share) == (34, pytest.approx(1 / 3))
+    assert AppConfig(profile="p.json", devices={"v100": 2}, front_replicas=3).limits(1 / 3).backlog == 4096
 
 
 def test_a_front_that_counts_tokens_tells_both() -> None:
