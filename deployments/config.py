@@ -162,7 +162,7 @@ class AppConfig(BaseModel):
     rate_per_s: float | None = Field(
         None,
         gt=0,
-        description="Inputs per second that are expected, for a plan made at the start; none: all it can do.",
+        description="Inputs per second that a plan made at the start must sustain; none: all it can do.",
     )
     profile: str | None = Field(None, description="File of `isobatch profile`: what the plan was made from.")
     backend: Annotated[str, AfterValidator(_known_backend_or_virtual)] = Field(

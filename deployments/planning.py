@@ -100,7 +100,7 @@ def device(kind: str, count: int) -> Device:
 def _goal(config: AppConfig) -> Objective:
     told: dict[str, Any] = {"max_batch": config.max_batch} if "max_batch" in config.model_fields_set else {}
     budget = config.early_budget
-    return Objective(slo_s=config.slo_ms / 1e3, arrivals_per_s=config.rate_per_s, ramp_budget=budget, **told)
+    return Objective(slo_s=config.slo_ms / 1e3, goodput_per_s=config.rate_per_s or 0.0, ramp_budget=budget, **told)
 
 
 def _told(counts: DeviceCounts) -> str:

@@ -1,7 +1,6 @@
 """Says why there is no plan: the constraint that binds, and the nearest value that would do."""
 
 from dataclasses import replace
-from math import inf
 
 from optimizer.model.evaluate import evaluate
 from optimizer.model.limits import memory_bytes
@@ -60,9 +59,7 @@ def _too_dear(facts: Problem, objective: Objective) -> str | None:
     if objective.cost_per_hour is None:
         return None
     wanted = objective.goodput_per_s or 1e-6  # any plan at all
-    arrivals = objective.arrivals_per_s or (objective.goodput_per_s or inf)
-    least = replace(objective, goal="cost", goodput_per_s=wanted, arrivals_per_s=arrivals, cost_per_hour=None)
-    cheapest = side_by_side(facts, least)
+    cheapest = side_by_side(facts, replace(objective, goal="cost", goodput_per_s=wanted, cost_per_hour=None))
     if cheapest is None:
         return None
     dollars = _promise(cheapest, facts, objective)[2]

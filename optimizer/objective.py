@@ -20,7 +20,6 @@ class Objective:
     slo_s: float | None = None
     slack: float = 0.2  # the share of the SLO that is kept for bursts
     goodput_per_s: float = 0.0  # at least this
-    arrivals_per_s: float | None = None  # the rate at which inputs come; None: as fast as the plan sustains
     cost_per_hour: float | None = None  # at most this
     max_batch: int = 64
     fixed_batch: int | None = None  # every split launches exactly so many inputs, as in E3's figures
@@ -37,8 +36,6 @@ class Objective:
             raise ValueError(f"slack = {self.slack} must be at least 0 and less than 1")
         if self.goodput_per_s < 0 or (self.aim.at_given_goodput and self.goodput_per_s == 0):
             raise ValueError(f"goodput_per_s = {self.goodput_per_s} must be positive: the least cost of what?")
-        if self.arrivals_per_s is not None and self.arrivals_per_s <= 0:
-            raise ValueError(f"arrivals_per_s = {self.arrivals_per_s} must be positive")
         if self.max_batch < 1:
             raise ValueError(f"max_batch = {self.max_batch} must be at least 1")
         if self.fixed_batch is not None and self.fixed_batch < 1:
@@ -60,8 +57,3 @@ class Objective:
     def budget_s(self) -> float:
         """The latency a plan may have: the SLO less its slack."""
         return float("inf") if self.slo_s is None else self.slo_s * (1 - self.slack)
-
-    def rate_at(self, goodput_per_s: float) -> float:
-        """How fast inputs come to a plan that sustains `goodput_per_s`: the rest is refused at the door."""
-        wanted = self.arrivals_per_s or (self.goodput_per_s if self.aim.at_given_goodput else None)
-        return goodput_per_s if wanted is None else min(wanted, goodput_per_s)

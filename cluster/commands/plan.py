@@ -25,7 +25,7 @@ def plan(
         float | None, typer.Option(help="Every answer within this time; none: however long it takes.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Inputs per second that come; none: as many as can be served.")
+        float | None, typer.Option(help="Inputs per second that must be sustained; none: as many as can be.")
     ] = None,
     min_cost: Annotated[bool, typer.Option("--min-cost", help="The cheapest devices that sustain --rate.")] = False,
     per_dollar: Annotated[bool, typer.Option("--per-dollar", help="The most inputs per dollar.")] = False,
@@ -160,7 +160,6 @@ def _objective(
             slo_s=None if slo_ms is None else slo_ms / 1e3,
             slack=slack,
             goodput_per_s=rate or 0.0,
-            arrivals_per_s=rate,
             cost_per_hour=budget,
             max_batch=max_batch,
             cuts=cuts,

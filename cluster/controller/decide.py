@@ -180,11 +180,6 @@ class Demand:
     expected_per_s: float
     wanted_per_s: float
 
-    @property
-    def objective(self) -> Objective:
-        """By which plans are scored: so many inputs arrive, however many a plan sustains."""
-        return Objective(arrivals_per_s=self.wanted_per_s)
-
     def planned_for(self, kept: float) -> float:
         """The goodput that a plan must promise, if it keeps as large a share of its promise as the running one."""
         return self.wanted_per_s / max(kept, LEAST_KEPT)
@@ -204,16 +199,19 @@ def has_room(running: Expectation, asked: Demand, seen: Observed) -> bool:
 
 
 def weigh_latency(running: Expectation, better: Expectation, asked: Demand, least_gain: float, changes: int) -> Verdict:
-    """Change for clearly quicker answers. Both scores are those of so many inputs as are asked for."""
+    """Change for clearly quicker answers at the rate that is expected."""
     carried = f"that sustains {asked.wanted_per_s:.4g} per second, {ROOM:g} times what is expected"
     if same(running.plan, better.plan):
         return Verdict(False, f"the running plan is the quickest {carried}", 0.0)
-    saved = 1 - better.score.latency_s / running.score.latency_s
+    before_s, after_s = (each.score.answer_s(asked.expected_per_s) for each in (running, better))
+    saved = 1 - after_s / before_s
     needed = asked_of(HEADROOM * least_gain, changes)
     moves = saved >= needed
-    times_ms = [1e3 * each.score.latency_s for each in (running, better)]
-    promised = f"the running plan takes {times_ms[0]:,.4g} ms, the quickest {carried}, takes {times_ms[1]:,.4g} ms"
-    return Verdict(moves, f"more goodput is not needed: {promised}; {needed:.1%} less is asked", saved)
+    promised = f"the running plan takes {before_s * 1e3:,.4g} ms, the quickest {carried}, takes {after_s * 1e3:,.4g} ms"
+    told = (
+        f"more goodput is not needed: at {asked.expected_per_s:.4g} per second {promised}; {needed:.1%} less is asked"
+    )
+    return Verdict(moves, told, saved)
 
 
 def weigh_answers(running: Plan, better: Plan, facts: Problem, least_gain: float, changes: int) -> Verdict:

@@ -61,7 +61,7 @@ class Moment:
             best = self.question.carrying(asked.planned_for(running.kept), *now)
             if best or cheapest:
                 best = best or self.question.best(*now)
-                return Expectation(best, evaluate(best, self.facts, asked.objective), running.kept), asked
+                return Expectation(best, evaluate(best, self.facts), running.kept), asked
         best = self.question.best(*now)
         return expected_best(best, running, self.record, self.facts, self.question.objective, self.counts), None
 
@@ -79,7 +79,6 @@ class Moment:
             verdict = weigh_answers(self.plan, better.plan, leaving, self.patience.least_gain, changes)
         elif asked and not lacking(self.plan, self.counts):
             weigh_them = weigh_dollars if self.question.cheapest else weigh_latency
-            running = replace(running, score=evaluate(self.plan, self.facts, asked.objective))
             verdict = weigh_them(running, better, asked, self.patience.least_gain, changes)
         else:
             verdict = weigh(

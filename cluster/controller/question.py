@@ -79,8 +79,8 @@ class Question:
         corrections: Corrections,
         counts: Mapping[str, int],
     ) -> Plan | None:
-        """The cheapest plan for so many inputs where dollars count, else the quickest at that rate, if there is any."""
-        asked = replace(self.objective, goodput_per_s=wanted_per_s, arrivals_per_s=wanted_per_s)
+        """The cheapest plan that sustains so much where dollars count, else the quickest one, if there is any."""
+        asked = replace(self.objective, goodput_per_s=wanted_per_s)
         with suppress(UserError):
             goal = "cost" if self.cheapest else "latency"
             return self._optimize(survival, corrections, self.here(counts), replace(asked, goal=goal))

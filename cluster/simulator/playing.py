@@ -135,7 +135,7 @@ def check_playable(objective: Objective) -> float:
 
 def is_playable(plan: Plan, facts: Problem, objective: Objective, care: Care = CARE) -> bool:
     """Whether playing tells all that was asked, and is cheap."""
-    plain = not objective.goodput_per_s and objective.arrivals_per_s is None and objective.cost_per_hour is None
+    plain = not objective.goodput_per_s and objective.cost_per_hour is None
     if objective.slo_s is None or not objective.aim.adds_up or not plain or facts.pessimistic is not None:
         return False
     return care.affords(plan, facts, objective.slo_s)

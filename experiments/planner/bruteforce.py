@@ -168,7 +168,7 @@ def _groupings(kinds: tuple[int, ...], has: tuple[int, ...]) -> list[Groups]:
 
 def _values(goodput: Floats, price: Floats, work_s: Floats, fill: Floats, wait: Floats, objective: Objective) -> Floats:
     """The values of plans for the goal, the smaller the better; infinite where a limit is broken."""
-    latency_s = work_s + fill / np.minimum(goodput, objective.rate_at(inf)) + wait / goodput
+    latency_s = work_s + (fill + wait) / goodput
     kept = latency_s <= objective.budget_s * (1 + SAME)
     if objective.goodput_per_s:
         kept &= goodput * (1 + SAME) >= objective.goodput_per_s

@@ -20,7 +20,7 @@ GAP = 0.01
 LAUNCHES_S = (2e-4, 5e-4, 1e-3)  # the first is what datasheet tables assume
 
 MOST = Objective(slo_s=0.1, max_batch=BATCH)
-CHEAP = Objective(goal="cost", slo_s=0.1, goodput_per_s=WANTED, arrivals_per_s=WANTED, max_batch=BATCH)
+CHEAP = Objective(goal="cost", slo_s=0.1, goodput_per_s=WANTED, max_batch=BATCH)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,6 @@ def random_objective(seed: int, facts: Problem) -> Objective:
         goal=goal,
         slo_s=slo_s,
         goodput_per_s=wished if goal == "cost" or random.random() < 0.2 else 0.0,
-        arrivals_per_s=wished * float(random.uniform(0.5, 2)) if random.random() < 0.4 else None,
         cost_per_hour=prices * float(random.uniform(0.5, 5)) if random.random() < 0.3 else None,
         max_batch=int(random.choice([2, 4, 64])),
     )

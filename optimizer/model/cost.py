@@ -100,11 +100,21 @@ def others_s(arrivals: Number, load_s: Number, launch_s: Number) -> Number:
     return np.maximum(arrivals * load_s - launch_s, 0.0)
 
 
-def latency_s(work_s: float, fill: float, wait: float, rate_per_s: float, goodput_per_s: float) -> float:
-    """Of an input that stays to the end: computing and travelling, filling batches at the rate at which inputs come,
-    and waiting for replicas as long as the goodput lets it.
+def latency_s(work_s: float, arrivals: float, goodput_per_s: float) -> float:
+    """Of an input that stays to the end, at full load: computing and travelling, and waiting for so many `arrivals`
+    to fill its batches and to come between two launches.
 
-    >>> latency_s(0.02, fill=7, wait=8, rate_per_s=1000, goodput_per_s=2000)
-    0.031
+    >>> latency_s(0.02, arrivals=15, goodput_per_s=3000)
+    0.025
     """
-    return work_s + fill / rate_per_s + wait / goodput_per_s
+    return work_s + arrivals / goodput_per_s
+
+
+def answer_s(alone_s: Number, full_s: Number, load: Number) -> Number:
+    """The same at a part of the full load. An idle replica never waits for others to come, so that an input which is
+    alone takes launches of one. A batch forms while replicas are busy, and they are busy as much as the load says.
+
+    >>> answer_s(0.01, 0.03, load=0.5)
+    0.02
+    """
+    return alone_s + load * (full_s - alone_s)

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, replace
 
+from optimizer.model import cost
 from optimizer.model.limits import broken_counts, broken_facts, broken_wishes
 from optimizer.model.works import Work, local_waits_s, works
 from optimizer.objective import Objective
@@ -21,6 +22,7 @@ class SplitScore:
     launch_s: float
     felt_s: float  # what an input that stays to the end sees of a launch
     transfer_s: float
+    alone_s: float  # computing and travelling of an input that is alone
     stays: bool  # its inputs are on its replica already
     load_s: float
     fill_s: float
@@ -34,11 +36,18 @@ class Score:
 
     splits: tuple[SplitScore, ...]
     goodput_per_s: float
-    rate_per_s: float
-    latency_s: float
+    latency_s: float  # of an input that stays to the end, at full load
     cost_per_hour: float
     broken: tuple[str, ...]  # what the objective asks and the plan does not keep, one line each
     pipelines: "tuple[Score, ...]" = ()  # where several run side by side
+
+    def answer_s(self, rate_per_s: float) -> float:
+        """How long an input that stays to the end takes when so many come."""
+        if self.pipelines:
+            shares = [each.goodput_per_s / self.goodput_per_s for each in self.pipelines]
+            return max(each.answer_s(rate_per_s * share) for each, share in zip(self.pipelines, shares, strict=True))
+        alone_s = sum(split.alone_s for split in self.splits)
+        return float(cost.answer_s(alone_s, self.latency_s, min(1.0, rate_per_s / self.goodput_per_s)))
 
     @property
     def latency_parts_s(self) -> dict[str, float]:
@@ -68,27 +77,23 @@ def evaluate(plan: Plan, facts: Problem, objective: Objective | None = None) -> 
         raise UserError(f"the plan covers {plan.num_blocks} blocks, the network has {facts.num_blocks}")
     parts = list(works(plan, facts))
     goodput_per_s = min(_goodput_per_s(placement, parts) for placement in plan.placements)
-    rate = objective.rate_at(goodput_per_s)
     among_others_s = local_waits_s(plan, parts)
-    splits = tuple(_score(part, plan, rate, goodput_per_s, among_others_s[part.split]) for part in parts)
+    splits = tuple(_score(part, plan, goodput_per_s, among_others_s[part.split]) for part in parts)
     latency_s = float(sum(part.felt_s + part.transfer_s + part.fill_s + part.wait_s for part in splits))
     price = sum(p.replicas * facts.device(p.kind).price_per_hour for p in plan.placements)
     broken = (*broken_facts(plan, facts), *broken_wishes(goodput_per_s, latency_s, price, objective))
-    return Score(splits, goodput_per_s, rate, latency_s, price, broken)
+    return Score(splits, goodput_per_s, latency_s, price, broken)
 
 
 def _together(plan: Plan, facts: Problem, objective: Objective) -> Score:
     """Pipelines side by side take shares by what each sustains: goodputs add up, and the slowest answer counts."""
-    goodputs_per_s = [evaluate(pipeline, facts).goodput_per_s for pipeline in plan.pipelines]
-    goodput_per_s = sum(goodputs_per_s)
-    rate = objective.rate_at(goodput_per_s)
-    shares = [Objective(arrivals_per_s=rate * each / goodput_per_s) for each in goodputs_per_s]
-    scores = [evaluate(pipeline, facts, share) for pipeline, share in zip(plan.pipelines, shares, strict=True)]
+    scores = [evaluate(pipeline, facts) for pipeline in plan.pipelines]
+    goodput_per_s = sum(score.goodput_per_s for score in scores)
     latency_s, price = max(score.latency_s for score in scores), sum(score.cost_per_hour for score in scores)
     broken = [line for score in scores for line in score.broken]
     broken += [*broken_counts(plan, facts), *broken_wishes(goodput_per_s, latency_s, price, objective)]
     splits = tuple(split for score in scores for split in score.splits)
-    return Score(splits, goodput_per_s, rate, latency_s, price, tuple(broken), tuple(scores))
+    return Score(splits, goodput_per_s, latency_s, price, tuple(broken), tuple(scores))
 
 
 def _goodput_per_s(placement: Placement, works: list[Work]) -> float:
@@ -96,7 +101,7 @@ def _goodput_per_s(placement: Placement, works: list[Work]) -> float:
     return placement.replicas / loads
 
 
-def _score(work: Work, plan: Plan, rate: float, goodput_per_s: float, among_others_s: float) -> SplitScore:
+def _score(work: Work, plan: Plan, goodput_per_s: float, among_others_s: float) -> SplitScore:
     replicas = plan.placement_of(work.split).replicas
-    busy, fill_s = work.load_s * goodput_per_s / replicas, work.fill / rate + among_others_s
+    busy, fill_s = work.load_s * goodput_per_s / replicas, work.fill / goodput_per_s + among_others_s
     return SplitScore(**vars(work), load_s=work.load_s, fill_s=fill_s, wait_s=work.wait / goodput_per_s, busy=busy)

@@ -47,48 +47,33 @@ class Valuation:
         """The dollars per hour that a plan may cost."""
         return inf if self.objective.cost_per_hour is None else self.objective.cost_per_hour * (1 + LAST_BITS)
 
-    @property
-    def wanted(self) -> float:
-        """The rate at which inputs come, however many the plan sustains."""
-        return self.objective.rate_at(inf)
-
-    def least_goodput_per_s(self, work: float, fill: float, wait: float) -> float:
-        """The goodput from which on the latency fits; infinite when none is enough.
-
-        Filling and waiting shrink as the goodput grows, but batches fill no faster than inputs come.
-        """
+    def least_goodput_per_s(self, work: float, arrivals: float) -> float:
+        """The goodput from which on the latency fits; infinite when none is enough."""
         floor, spare = self.objective.goodput_per_s, self.objective.budget_s - work
         if np.isinf(spare):
             return floor
         if spare < -LAST_BITS:
             return inf
-        goodput = (fill + wait) / max(spare, LAST_BITS)
-        if goodput > self.wanted:
-            spare -= fill / self.wanted
-            goodput = max(wait / spare, self.wanted) if spare > 0 else inf
-        return max(floor, goodput)
+        return max(floor, arrivals / max(spare, LAST_BITS))
 
-    def _least_goodputs(self, work: Floats, fill: Floats, wait: Floats) -> Floats:
+    def _least_goodputs(self, work: Floats, arrivals: Floats) -> Floats:
         """`least_goodput_per_s` of many plans."""
         if np.isinf(self.objective.budget_s):
             return np.full(len(work), self.objective.goodput_per_s)
         spare = self.objective.budget_s - work
-        goodput = (fill + wait) / np.maximum(spare, LAST_BITS)
-        left = spare - fill / self.wanted
-        slower = np.where(left > 0, np.maximum(wait / np.where(left > 0, left, 1.0), self.wanted), inf)
-        goodput = np.where(goodput > self.wanted, slower, goodput)
+        goodput = arrivals / np.maximum(spare, LAST_BITS)
         return np.where(spare < -LAST_BITS, inf, np.maximum(self.objective.goodput_per_s, goodput))
 
-    def staffed(self, loads: Floats, work: float, fill: float, wait: float, best: float = inf) -> Staffing | None:
+    def staffed(self, loads: Floats, work: float, arrivals: float, best: float = inf) -> Staffing | None:
         """The best replicas for these loads, if any of them has a value below `best`."""
-        goal, least = self.objective.aim, self.least_goodput_per_s(work, fill, wait)
+        goal, least = self.objective.aim, self.least_goodput_per_s(work, arrivals)
         if np.isinf(least) or not (loads > 0).any():
             return None
         least = max(least, goal.least_goodput_per_s(best))  # slower ones would not be taken
         found: Staffing | None = None
         for replicas, goodput_per_s in self._staircase(loads, least):
             price = float(self.prices[list(self.kind_of)] @ replicas)
-            latency_s = cost.latency_s(work, fill, wait, self.objective.rate_at(goodput_per_s), goodput_per_s)
+            latency_s = cost.latency_s(work, arrivals, goodput_per_s)
             value = goal.value(goodput_per_s, price, latency_s)
             if found is None or value < found.value:
                 found = Staffing(value, goodput_per_s, replicas)
@@ -96,14 +81,14 @@ class Valuation:
                 break
         return found if found and found.value < best else None
 
-    def of_one_placement(self, kind: int, loads: Floats, work: Floats, fill: Floats, wait: Floats) -> Floats:
+    def of_one_placement(self, kind: int, loads: Floats, work: Floats, arrivals: Floats) -> Floats:
         """Values of plans with one placement, on that kind: as `staffed` has it, of many at once."""
         price = float(self.prices[kind])
         most = min(self.counts[kind], np.floor(self.allowed / price)) if price else self.counts[kind]
-        fewest = np.maximum(1.0, np.ceil(self._least_goodputs(work, fill, wait) * loads * (1 - LAST_BITS)))
+        fewest = np.maximum(1.0, np.ceil(self._least_goodputs(work, arrivals) * loads * (1 - LAST_BITS)))
 
         def latency_s(goodputs: Floats) -> Floats:
-            return np.asarray(work + fill / np.minimum(goodputs, self.wanted) + wait / goodputs)
+            return np.asarray(work + arrivals / goodputs)
 
         values = self.objective.aim.of_one_placement(loads, fewest, most, price, latency_s)
         return np.where(fewest <= most, values, inf)

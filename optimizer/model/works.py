@@ -23,6 +23,7 @@ class Work:
     launch_s: float
     felt_s: float
     transfer_s: float
+    alone_s: float = 0.0  # computing and travelling of an input that is alone
     stays: bool = False  # its inputs are on its replica already
 
     @property
@@ -52,6 +53,8 @@ def works(plan: Plan, facts: Problem) -> Iterator[Work]:
         stays = placement.local and placement is before
         source = None if before is None or stays else before.kind
         done = replace(work(split, facts, placement.kind, source, reach), stays=stays)
+        one = work(replace(split, batch_size=1), facts, placement.kind, source, reach)
+        done = replace(done, alone_s=min(one.felt_s + one.transfer_s, done.felt_s + done.transfer_s))
         yield _turning(done, facts) if placement.local and len(placement.splits) > 1 else done
         reach, before = done.survivors, placement
 
@@ -59,7 +62,8 @@ def works(plan: Plan, facts: Problem) -> Iterator[Work]:
 def _turning(work: Work, facts: Problem) -> Work:
     """Where splits take turns, a launch occupies its replica until the front has said what runs next."""
     turn_s = facts.turn_s(work.kind)
-    return replace(work, launch_s=work.launch_s + turn_s, felt_s=work.felt_s + turn_s if work.felt_s else 0.0)
+    waits_s = turn_s if work.felt_s else 0.0
+    return replace(work, launch_s=work.launch_s + turn_s, felt_s=work.felt_s + waits_s, alone_s=work.alone_s + waits_s)
 
 
 def local_waits_s(plan: Plan, works: list[Work]) -> dict[Split, float]:

@@ -82,12 +82,12 @@ def _best_of(ways: Callable[[Problem, Objective], Ways]) -> Planner:
 
     def planner(facts: Problem, objective: Objective) -> Plan | None:
         found, valuation = ways(facts, objective), Valuation(facts, objective, (0,))
-        fill, wait = found.first - 1, found.first
-        values = valuation.of_one_placement(0, found.load_s, found.work_s, fill, wait)
+        arrivals = 2 * found.first - 1  # to fill a batch, and between two launches
+        values = valuation.of_one_placement(0, found.load_s, found.work_s, arrivals)
         if not np.isfinite(values).any():
             return None
         best = int(values.argmin())
-        staffing = valuation.staffed(found.load_s[[best]], found.work_s[best], fill[best], wait[best])
+        staffing = valuation.staffed(found.load_s[[best]], found.work_s[best], arrivals[best])
         if staffing is None:
             return None
         return Plan((Placement(facts.devices[0].kind, staffing.replicas[0], found.splits(best), found.local),))

@@ -54,7 +54,7 @@ class Ceiling:
         """The goal's first bound, which is never 0 for goodput; shares as kinds have alone, with the best multiplier of
         latency; then all the best; then between the two."""
         relaxation = Relaxation(
-            self._search.options, self._search.valuation, self._search.at, steps=self.effort.ceiling_steps,
+            self._search.options, self._search.valuation, self._search.at_s, steps=self.effort.ceiling_steps,
             effort=self.effort,
         )  # fmt: skip
         tried = self.effort.ceiling_cuts
@@ -87,7 +87,7 @@ class Ceiling:
             share = (low + high) / 2
             mu, nu = (1 - share) * apart.mu + share * free.mu, (1 - share) * apart.nu + share * free.nu
             offset = nu * self.objective.budget_s if nu else 0.0
-            by = cut(self._search.options, mu, nu, offset, free.at)[0]
+            by = cut(self._search.options, mu, nu, offset, free.at_s)[0]
             yield by
             low, high = (share, high) if by.bound < self._alone(by) else (low, share)
 
@@ -95,7 +95,7 @@ class Ceiling:
         """What no pipeline costs less than, at these multipliers."""
         least = min(by.bound, self._alone(by), self._local(by, self._search))
         if min(map(min, self.facts.survivals)) < 1 and least_without_exits(self.facts, self.objective, by) < least:
-            bare = cut(self._bare.options, by.mu, by.nu, by.offset, self._bare.at)[0].bound
+            bare = cut(self._bare.options, by.mu, by.nu, by.offset, self._bare.at_s)[0].bound
             least = min(least, bare, self._local(by, self._bare))
         return least
 
@@ -115,7 +115,7 @@ class Ceiling:
         for kind in np.nonzero(~self._known)[0]:
 
             def costs(loads: Floats, arrivals: float, first: Floats, mu: float = float(by.mu[kind])) -> Floats:
-                late = here.at.latency(arrivals * loads, first - 1, first) > budget_s
+                late = arrivals * loads + (2 * first - 1) * here.at_s > budget_s
                 return np.where(late, np.inf, mu * loads) - self._offset(by)
 
             least = LocalSearch(here.builder, int(kind)).best(costs, least)[0]

@@ -50,8 +50,7 @@ def side_by_side(facts: Problem, objective: Objective, gap: float = 0.0, effort:
     """The best pipelines, one or several: the fastest one, with the others `beside` it."""
     if len(facts.devices) == 1:
         return search(facts, objective, gap, effort=effort)
-    plain = objective.arrivals_per_s is None and objective.cost_per_hour is None
-    find = _most_goodput if objective.aim.adds_up and plain else _any_goal
+    find = _most_goodput if objective.aim.adds_up and objective.cost_per_hour is None else _any_goal
     return find(facts, objective, gap, effort)
 
 

@@ -55,7 +55,7 @@ def spread(facts: Problem, objective: Objective, planner: Planner, effort: Effor
     alone = [facts.with_devices((device,)) for device in facts.devices]
     plans = [planner(each, objective) for each in alone]
     if len(alone) > 1 and (objective.aim.adds_up or objective.goodput_per_s > 0):
-        plans += _shared(facts, objective, planner, list(_pipelines(alone, objective, planner)), effort)
+        plans += _shared(objective, planner, list(_pipelines(alone, objective, planner)), effort)
     return best_of(plans, facts, objective)
 
 
@@ -66,13 +66,11 @@ def _pipelines(alone: Sequence[Problem], objective: Objective, planner: Planner)
             yield Pipeline(facts, plan, score.goodput_per_s, score.cost_per_hour)
 
 
-def _fastest(objective: Objective, arrivals_per_s: float | None = None) -> Objective:
-    return replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None, arrivals_per_s=arrivals_per_s)
+def _fastest(objective: Objective) -> Objective:
+    return replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
 
 
-def _shared(
-    facts: Problem, objective: Objective, planner: Planner, pipelines: list[Pipeline], effort: Effort
-) -> Iterator[Plan]:
+def _shared(objective: Objective, planner: Planner, pipelines: list[Pipeline], effort: Effort) -> Iterator[Plan]:
     dear_last = sorted(pipelines, key=lambda each: each.cost_per_hour / each.goodput_per_s)
     orders = permutations(pipelines) if len(pipelines) <= effort.kinds_in_all_orders else iter([tuple(dear_last)])
     whole = objective.aim.adds_up and objective.cost_per_hour is None
@@ -81,7 +79,6 @@ def _shared(
         if used or last:
             plans = [*(each.plan for each in used), *last]
             yield joined(plans)
-            yield from _at_its_rate(facts, objective, planner, used, last)
             if effort.out_of_time():
                 break
 
@@ -96,28 +93,7 @@ def _used_up(order: Sequence[Pipeline], objective: Objective, planner: Planner) 
             used.append(each)
             left, dollars = left - each.goodput_per_s, dollars - each.cost_per_hour
             continue
-        rest = (
-            _fastest(objective)
-            if left == float("inf")
-            else replace(
-                objective, goal="cost", goodput_per_s=left, arrivals_per_s=min(left, objective.arrivals_per_s or left)
-            )
-        )
+        rest = _fastest(objective) if left == float("inf") else replace(objective, goal="cost", goodput_per_s=left)
         plan = planner(each.facts, replace(rest, cost_per_hour=None if dollars == float("inf") else dollars))
         return used, [plan] if plan else []
     return used, []
-
-
-def _at_its_rate(
-    facts: Problem, objective: Objective, planner: Planner, used: list[Pipeline], last: list[Plan]
-) -> Iterator[Plan]:
-    """The same kinds, planned anew for the inputs that come to each, where fewer come than all can sustain."""
-    goodputs = [each.goodput_per_s for each in used]
-    total = sum(goodputs) + sum(evaluate(plan, facts).goodput_per_s for plan in last)
-    rate = objective.rate_at(total)
-    if rate < total and used:
-        plans = [
-            planner(each.facts, _fastest(objective, rate * goodput / total))
-            for each, goodput in zip(used, goodputs, strict=True)
-        ]
-        yield joined([*(plan for plan in plans if plan), *last])

@@ -29,23 +29,23 @@ class Cut:
     nu: float
     offset: float
     togo: Floats
-    at: "Spacing"
+    at_s: float  # seconds per input sustained, which turn arrivals into seconds
 
     @property
     def bound(self) -> float:
         """A lower bound on the value of every plan."""
         return float(self.togo[0, -1]) - self.offset
 
-    def spent(self, loads: Floats, work: Floats, fill: Floats, wait: Floats) -> Floats:
+    def spent(self, loads: Floats, work: Floats, arrivals: Floats) -> Floats:
         """The cost of each partial plan so far; `loads` has a column per kind."""
-        paid: Floats = loads @ self.mu + self.nu * self.at.latency(work, fill, wait)
+        paid: Floats = loads @ self.mu + self.nu * (work + arrivals * self.at_s)
         return paid
 
     def through(self, options: Options, row: int | slice = slice(None), late: Floats | None = None) -> Floats:
         """The cost of every option with the cheapest way behind it. `late`: their latencies, where they are known."""
         paid: Floats = self.mu[options.kind] * options.load_s[row]
         if self.nu:
-            late = self.at.latency(options.work_s[row], options.fill, options.wait) if late is None else late
+            late = options.latency_s(self.at_s, row) if late is None else late
             paid += self.nu * late
         paid += self.togo[options.stop, options.kind]
         if options.some_barred:
@@ -54,37 +54,22 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Spacing:
-    """Seconds between two arrivals, and per input sustained, which turn numbers of arrivals into seconds."""
-
-    seconds_per_arrival: float
-    seconds_per_input: float
-
-    def latency(self, work: Floats, fill: Floats, wait: Floats) -> Floats:
-        return work + fill * self.seconds_per_arrival + wait * self.seconds_per_input
-
-    def of(self, path: "Path") -> float:
-        return path.work + path.fill * self.seconds_per_arrival + path.wait * self.seconds_per_input
-
-
-@dataclass(frozen=True)
 class Path:
     """The cheapest plan at some multipliers: its loads by kind, and the parts of its latency."""
 
     loads: Floats
     work: float
-    fill: float
-    wait: float
+    arrivals: float
 
 
 def cut(
-    options: Sequence[Options], mu: Floats, nu: float, offset: float, at: Spacing, late: Sequence[Floats] = ()
+    options: Sequence[Options], mu: Floats, nu: float, offset: float, at_s: float, late: Sequence[Floats] = ()
 ) -> tuple[Cut, Path]:
     """Shortest paths from the end backwards, and the one from the start. `late`: latencies of the options, if known."""
     blocks, kinds = len(options), len(mu)
     togo = np.full((blocks + 1, kinds + 1), np.inf)
     togo[blocks] = 0.0
-    result = Cut(mu, nu, offset, togo, at)
+    result = Cut(mu, nu, offset, togo, at_s)
     choices = []
     for here in reversed(options):
         paid = result.through(here, late=late[here.start] if late else None)
@@ -96,12 +81,12 @@ def cut(
 
 
 def _walk(options: Sequence[Options], choices: list[NDArray[np.int64]], kinds: int) -> Path:
-    block, came, loads, times = 0, kinds, np.zeros(kinds), np.zeros(3)
+    block, came, loads, times = 0, kinds, np.zeros(kinds), np.zeros(2)
     while block < len(options) and len(options[block]):
         here, row, best = options[block], options[block].class_of[came], choices[block][came]
         came, block = int(here.kind[best]), int(here.stop[best])
         loads[came] += here.load_s[row, best]
-        times += here.work_s[row, best], here.fill[best], here.wait[best]
+        times += here.work_s[row, best], here.arrivals[best]
     return Path(loads, *times.tolist())
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.effort import EFFORT, SAME, SPARE_BITS, Effort
-from optimizer.search.bounds import Cut, Spacing
+from optimizer.search.bounds import Cut
 from optimizer.search.options import Options
 
 Floats = NDArray[np.float64]
@@ -32,8 +32,7 @@ class Labels:
     loads: Floats
     memory: Floats
     work: Floats
-    fill: Floats
-    wait: Floats
+    arrivals: Floats
     kind: Ints  # of the last split
     origin: Ints  # the block before which its parent stands
     parent: Ints
@@ -55,7 +54,7 @@ class Labels:
     def nothing(cls, columns: int, kinds: int) -> "Labels":
         zeros, none = np.zeros(1), np.full(1, -1)
         empty = np.zeros((1, columns))
-        return cls(empty, empty, zeros, zeros, zeros, np.full(1, kinds), none, none, none, none)
+        return cls(empty, empty, zeros, zeros, np.full(1, kinds), none, none, none, none)
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class LabelSweep:
     counts: Floats
     cuts: Sequence[Cut]
     limits: Sequence[float]
-    spacings: Sequence[Spacing]  # the spacings at which latencies are compared; none when latency does not matter
+    spacings_s: Sequence[float]  # seconds per input at which latencies are compared; none when latency does not matter
     least_goodput_per_s: float  # of any plan of interest
     width: int  # the most labels that are kept before a block
     proof: bool  # a proof ends as soon as it would have to drop a label, since it then proves nothing
@@ -129,7 +128,7 @@ class LabelSweep:
 
     def bounds(self, labels: Labels, block: int = -1) -> Floats:
         """The tightest bound of each label, as a value of the goal; the last cut is latency and no bound."""
-        spent = [each.spent(self._kinds(labels.loads), labels.work, labels.fill, labels.wait) for each in self.cuts]
+        spent = [each.spent(self._kinds(labels.loads), labels.work, labels.arrivals) for each in self.cuts]
         goal = [paid + each.togo[block, labels.kind] - each.offset for paid, each in zip(spent, self.cuts, strict=True)]
         return np.asarray(np.max(goal[:-1], axis=0))
 
@@ -137,7 +136,7 @@ class LabelSweep:
         return self.columns.by_kind(loads, len(self.counts))
 
     def _measures(self, labels: Labels) -> Floats:
-        late = [each.latency(labels.work, labels.fill, labels.wait)[:, None] for each in self.spacings]
+        late = [(labels.work + labels.arrivals * each)[:, None] for each in self.spacings_s]
         memory = labels.memory[:, np.isfinite(self.columns.capacity)]
         return np.concatenate([labels.loads, memory, *late], axis=1)
 
@@ -154,8 +153,7 @@ class LabelSweep:
 
     def _pairs(self, labels: Labels, rows: Ints, here: Options, source: int) -> list[Labels]:
         spent = [
-            each.spent(self._kinds(labels.loads[rows]), labels.work[rows], labels.fill[rows], labels.wait[rows])
-            for each in self.cuts
+            each.spent(self._kinds(labels.loads[rows]), labels.work[rows], labels.arrivals[rows]) for each in self.cuts
         ]
         through = [each.through(here, source) for each in self.cuts]
         limits = [limit + each.offset for limit, each in zip(self.limits, self.cuts, strict=True)]
@@ -197,9 +195,9 @@ class LabelSweep:
         loads[row, column] += here.load_s[source, option]
         memory[row, column] += here.memory[option]
         grown = Labels(
-            loads, memory, labels.work[label] + here.work_s[source, option], labels.fill[label] + here.fill[option],
-            labels.wait[label] + here.wait[option], here.kind[option], np.full(len(label), here.start), label, option,
-            column,
+            loads, memory, labels.work[label] + here.work_s[source, option],
+            labels.arrivals[label] + here.arrivals[option], here.kind[option], np.full(len(label), here.start), label,
+            option, column,
         )  # fmt: skip
         return grown.pick(self._enough_devices(loads))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from optimizer.effort import EFFORT, Effort
 from optimizer.model.valuation import Valuation
-from optimizer.search.bounds import Cut, Floats, Path, Spacing, ascend, cut
+from optimizer.search.bounds import Cut, Floats, Path, ascend, cut
 from optimizer.search.options import Options
 
 
@@ -18,7 +18,7 @@ class Relaxation:
 
     options: Sequence[Options]
     valuation: Valuation
-    at: Spacing  # the spacing of the fastest plan of interest, for which batches fill soonest
+    at_s: float  # seconds per input of the fastest plan of interest, for which batches fill soonest
     shares: Floats | None = None  # the assumed contribution of every kind, to start from
     lateness: float = 0.0  # the multiplier of latency to start from, for all of the budget
     fixed_shares: bool = False  # stay with these shares: only the multiplier of latency changes
@@ -41,7 +41,7 @@ class Relaxation:
 
     def fastest(self) -> Cut:
         """The cut of latency alone: the budget that must be left from every block on."""
-        return cut(self.options, np.zeros(self.kinds), 1.0, 0.0, self.at)[0]
+        return cut(self.options, np.zeros(self.kinds), 1.0, 0.0, self.at_s)[0]
 
     def evenly(self) -> Cut:
         """The cut of seconds per input, regardless of latency, when every kind contributes the same share."""
@@ -50,7 +50,7 @@ class Relaxation:
 
     def plain_cut(self, mu: Floats) -> Cut:
         """The cut at multipliers for device seconds alone."""
-        return cut(self.options, mu, 0.0, 0.0, self.at)[0]
+        return cut(self.options, mu, 0.0, 0.0, self.at_s)[0]
 
     @cached_property
     def scale(self) -> float:
@@ -62,7 +62,7 @@ class Relaxation:
         """The cut at multipliers `mu` for device seconds and `lateness` for the budget, and the cheapest plan then."""
         budget_s = self.valuation.objective.budget_s
         late = lateness * self.scale if lateness and np.isfinite(budget_s) else 0.0
-        found, path = cut(self.options, mu, late / budget_s, offset + late, self.at, self._late_s)
+        found, path = cut(self.options, mu, late / budget_s, offset + late, self.at_s, self._late_s)
         self.paths.append(path)
         return found, path
 
@@ -78,9 +78,9 @@ class Relaxation:
 
     @cached_property
     def _late_s(self) -> list[Floats]:
-        return [self.at.latency(each.work_s, each.fill, each.wait) for each in self.options]
+        return [each.latency_s(self.at_s) for each in self.options]
 
     def late(self, path: Path) -> float:
         """By how much of the budget a plan is late, in units of the goal."""
         budget_s = self.valuation.objective.budget_s
-        return (self.at.of(path) / budget_s - 1) * self.scale if np.isfinite(budget_s) else 0.0
+        return ((path.work + path.arrivals * self.at_s) / budget_s - 1) * self.scale if np.isfinite(budget_s) else 0.0

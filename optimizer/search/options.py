@@ -31,8 +31,7 @@ class Options:
     inner: Bools  # ramps inside the split are active
     load_s: Floats  # seconds of device per arriving input
     work_s: Floats  # computing and travelling, for an input that stays to the end
-    fill: Floats  # arrivals, see cost.fill_arrivals
-    wait: Floats
+    arrivals: Floats  # to wait for, see cost.latency_s
     memory: Floats  # bytes on the device
     class_of: Ints  # the class of each kind that a batch may come from
     barred: Bools  # there is no way from that class to the option's kind
@@ -44,11 +43,14 @@ class Options:
     def some_barred(self) -> bool:
         return bool(self.barred.any())
 
+    def latency_s(self, seconds_per_input: float, row: int | slice = slice(None)) -> Floats:
+        """When so many seconds pass between two inputs."""
+        latency_s: Floats = self.work_s[row] + self.arrivals * seconds_per_input
+        return latency_s
+
     def only(self, keep: Bools) -> "Options":
         """Only the options that `keep` marks."""
-        each = {
-            name: getattr(self, name)[keep] for name in ("stop", "kind", "batch", "inner", "fill", "wait", "memory")
-        }
+        each = {name: getattr(self, name)[keep] for name in ("stop", "kind", "batch", "inner", "arrivals", "memory")}
         rows = {name: getattr(self, name)[:, keep] for name in ("load_s", "work_s", "barred")}
         return Options(self.start, **each, **rows, class_of=self.class_of)
 
@@ -239,13 +241,13 @@ class Builder:
         if self.pruned:
             keep &= ~self._beaten(load, work, memory)
         stop, kind, size = np.nonzero(keep)
-        fill = np.max([cost.fill_arrivals(reach, batch) for reach in self._survival[:, start]], axis=0)[size]
-        wait = np.max([cost.wait_arrivals(reach, batch) for reach in self._survival[:, start]], axis=0)[size]
+        waits = [cost.fill_arrivals(each, batch) + cost.wait_arrivals(each, batch) for each in self._survival[:, start]]
+        arrivals = np.max(waits, axis=0)[size]
         load, work = load[:, stop, kind, size], work[:, stop, kind, size]
         barred = np.isinf(load)
         return Options(
             start, stop + start + 1, kind, batch[size], size % 2 == 1, np.where(barred, 0.0, load),
-            np.where(barred, 0.0, work), fill, wait, memory[stop, kind, size], class_of, barred,
+            np.where(barred, 0.0, work), arrivals, memory[stop, kind, size], class_of, barred,
         )  # fmt: skip
 
     def _beaten(self, load: Floats, work: Floats, memory: Floats) -> Bools:

@@ -11,7 +11,7 @@ from optimizer.model.valuation import Staffing, Valuation
 from optimizer.objective import Objective
 from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import Problem, split_with_ramps
-from optimizer.search.bounds import Path, Spacing, fixed
+from optimizer.search.bounds import Path, fixed
 from optimizer.search.labels import Labels, LabelSweep, PlacementColumns
 from optimizer.search.local import Chain, Floats, LocalSearch
 from optimizer.search.multipliers import Relaxation
@@ -36,9 +36,9 @@ class Search:
         self.columns = _columns(builder, effort.placements_per_kind)
         self.valuation = Valuation(facts, objective, tuple(int(kind) for kind in self.columns.kind))
         self.options: Sequence[Options] = builder.options()
-        least = Relaxation(self.options, self.valuation, Spacing(0.0, 0.0), effort=effort).evenly().bound
-        self.at = self._spacing(least if np.isfinite(least) else 0.0)
-        relaxation = Relaxation(self.options, self.valuation, self.at, effort=effort)
+        least = Relaxation(self.options, self.valuation, 0.0, effort=effort).evenly().bound
+        self.at_s = least if np.isfinite(least) else 0.0
+        relaxation = Relaxation(self.options, self.valuation, self.at_s, effort=effort)
         self.fastest, self.cuts, self.known = relaxation.fastest(), [relaxation.first_bound()], np.inf
         self.dust = LAST_BITS * relaxation.scale  # values this close are equal
 
@@ -50,7 +50,7 @@ class Search:
 
     def tighten(self, enough: float, steps: int) -> None:
         """Find multipliers with tight bounds, as far as they may help, and keep the best plan met on the way."""
-        relaxation = Relaxation(self.options, self.valuation, self.at, steps=steps, enough=enough, effort=self.effort)
+        relaxation = Relaxation(self.options, self.valuation, self.at_s, steps=steps, enough=enough, effort=self.effort)
         self.cuts = relaxation.cuts()[-self.effort.cuts :]
         self.known = min(map(self._value_of, relaxation.paths), default=np.inf)
 
@@ -92,7 +92,7 @@ class Search:
         for kind in range(len(self.facts.devices)):
 
             def values(loads: Floats, arrivals: float, first: Floats, kind: int = kind) -> Floats:
-                return self.valuation.of_one_placement(kind, loads, arrivals * loads, first - 1, first)
+                return self.valuation.of_one_placement(kind, loads, arrivals * loads, 2 * first - 1)
 
             value, chain = LocalSearch(self.builder, kind).best(values, value)
             found = self._local_plan(kind, chain, value) if chain else found
@@ -102,7 +102,7 @@ class Search:
         loads, first = np.zeros(len(self.valuation.kind_of)), chain.splits[0][1]
         column = self.valuation.kind_of.index(kind)
         loads[column] = chain.load_s
-        staffing = self.valuation.staffed(loads, chain.work_s, first - 1, first)
+        staffing = self.valuation.staffed(loads, chain.work_s, 2 * first - 1)
         assert staffing, "This is a bug: a local placement that was found feasible is not."
         starts = (0, *(stop for stop, _ in chain.splits))
         splits = [
@@ -147,9 +147,9 @@ class Search:
         if sum(map(len, fewer)) < self.effort.fewer * sum(map(len, self.options)):
             self.options = fewer
             fastest_s = self.goal.least_seconds_per_input(self.bound)
-            self.at = self._spacing(max(self.at.seconds_per_input, fastest_s))
+            self.at_s = max(self.at_s, fastest_s)
             relaxation = Relaxation(
-                fewer, self.valuation, self.at, steps=self.effort.ascent_steps // 2, effort=self.effort
+                fewer, self.valuation, self.at_s, steps=self.effort.ascent_steps // 2, effort=self.effort
             )
             cuts, self.fastest = relaxation.cuts()[-self.effort.cuts :], relaxation.fastest()
             self.cuts = cuts if cuts[-1].bound > self.bound else self.cuts
@@ -164,7 +164,7 @@ class Search:
         """The best plan below `limit` among those that the labels lead to, and a bound on those they do not."""
         sweep = LabelSweep(
             fixed(self.options, self.cuts[-1], limit), self.columns, self.valuation.counts, (*self.cuts, self.fastest),
-            (*[limit] * len(self.cuts), self.objective.budget_s * (1 + SAME)), self._spacings(limit),
+            (*[limit] * len(self.cuts), self.objective.budget_s * (1 + SAME)), self._spacings_s(limit),
             self._least_goodput_per_s(limit), width, proof, effort or self.effort,
         )  # fmt: skip
         found = self._pick(sweep, sweep.run(), limit)
@@ -184,14 +184,14 @@ class Search:
         return Found(best.value, self._plan(sweep, labels, chosen, best)) if best else None
 
     def _staffed(self, labels: Labels, row: int, best: float) -> Staffing | None:
-        times = (float(labels.work[row]), float(labels.fill[row]), float(labels.wait[row]))
+        times = (float(labels.work[row]), float(labels.arrivals[row]))
         return self.valuation.staffed(labels.loads[row], *times, best)
 
     def _value_of(self, path: Path) -> float:
         """The value of a cheapest path, which has loads by kind but no columns."""
         if np.isfinite(self.columns.capacity).any():
             return np.inf
-        staffing = self.valuation.staffed(path.loads, path.work, path.fill, path.wait)
+        staffing = self.valuation.staffed(path.loads, path.work, path.arrivals)
         return staffing.value if staffing else np.inf
 
     def _plan(self, sweep: LabelSweep, labels: Labels, row: int, staffing: Staffing) -> Plan:
@@ -212,23 +212,19 @@ class Search:
             self.facts, options.start, int(options.stop[row]), int(options.batch[row]), bool(options.inner[row])
         )
 
-    def _spacing(self, seconds_per_input: float) -> Spacing:
-        return Spacing(max(seconds_per_input, 1 / self.valuation.wanted), seconds_per_input)
-
     def _least_goodput_per_s(self, limit: float) -> float:
         """The least goodput of any plan that keeps the objective at a value up to `limit`."""
         return max(self.objective.goodput_per_s, self.goal.least_goodput_per_s(limit))
 
-    def _spacings(self, limit: float) -> list[Spacing]:
-        """The spacings between which latency is linear: a latency no larger at all of them is no larger anywhere."""
+    def _spacings_s(self, limit: float) -> list[float]:
+        """The least and the most: latency is linear between, so what is no larger at both is no larger anywhere."""
         if not self.timed:
             return []
         floor = self.objective.goodput_per_s
         slowest = [self.goal.most_seconds_per_input(limit), *([1 / floor] if floor else [])]
         # Every batch waits for at least one input, so seconds per input above the budget break it.
-        high = max(min(*slowest, self.objective.budget_s, NEVER_S), self.at.seconds_per_input)
-        bend = float(np.clip(1 / self.valuation.wanted, self.at.seconds_per_input, high))
-        return [self._spacing(seconds) for seconds in sorted({self.at.seconds_per_input, bend, high})]
+        high = max(min(*slowest, self.objective.budget_s, NEVER_S), self.at_s)
+        return sorted({self.at_s, high})
 
 
 def _columns(builder: Builder, most: int) -> PlacementColumns:

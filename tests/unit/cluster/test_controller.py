@@ -129,8 +129,7 @@ def test_such_drift_is_followed_too(eras, rates):
 
 def latency_ms(app, plan):
     """As the cost model has it, of so many inputs as arrive."""
-    at = Objective(arrivals_per_s=app.rate(app.now_s))
-    return 1e3 * evaluate(plan, app.facts(), at).latency_s
+    return 1e3 * evaluate(plan, app.facts()).answer_s(app.rate(app.now_s))
 
 
 @pytest.mark.parametrize("survival", [EASY, MEDIUM, HARD])

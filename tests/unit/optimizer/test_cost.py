@@ -78,17 +78,19 @@ def test_what_waits_in_a_local_placement_takes_room() -> None:
 
 def test_pipelines_side_by_side_share_a_rate_by_what_they_sustain() -> None:
     pipeline = plan(Split(0, 2, 4))
-    score = evaluate(
-        replace(pipeline, beside=(plan(Split(0, 2, 4), replicas=2),)), FACTS, Objective(arrivals_per_s=300.0)
-    )
-    assert [each.rate_per_s for each in score.pipelines] == [pytest.approx(100.0), pytest.approx(200.0)]
+    score = evaluate(replace(pipeline, beside=(plan(Split(0, 2, 4), replicas=2),)), FACTS)
     assert score.latency_s == pytest.approx(max(each.latency_s for each in score.pipelines))
+    one, two = score.pipelines
+    assert score.answer_s(300.0) == pytest.approx(max(one.answer_s(100.0), two.answer_s(200.0)))
 
 
-def test_a_rate_below_the_pace_fills_batches_more_slowly() -> None:
-    score = evaluate(plan(Split(0, 2, 4)), FACTS, Objective(arrivals_per_s=100.0))
-    assert score.splits[0].fill_s == pytest.approx(3 / 100)
-    assert score.latency_parts_s["filling batches"] == pytest.approx(3 / 100)
+def test_a_lone_input_waits_for_nobody_and_others_cost_time_as_load_grows() -> None:
+    """Two links of 8 ms for a full batch; a lone input sends 1000 bytes in 1 ms, and computes as long as a batch."""
+    score = evaluate(plan(Split(0, 1, 8, (0,)), Split(1, 2, 8)), FACTS)
+    alone_s = 2.5e-4 + 1.5e-3 + 1e-3 + 2.5e-4 + 1e-3
+    assert score.answer_s(0.0) == pytest.approx(alone_s)
+    assert score.answer_s(score.goodput_per_s / 4) == pytest.approx(0.75 * alone_s + 0.25 * score.latency_s)
+    assert score.answer_s(score.goodput_per_s) == score.answer_s(1e9) == pytest.approx(score.latency_s)
 
 
 def test_a_block_that_nobody_reaches_costs_nothing_but_a_place() -> None:

@@ -266,7 +266,7 @@ def test_a_plan_for_a_pessimistic_end_holds_at_both(seed: int) -> None:
 def goodput_problem(seed: int) -> tuple[Problem, Objective]:
     facts = random_problem(seed)
     objective = random_objective(seed, facts)
-    return facts, replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None, arrivals_per_s=None)
+    return facts, replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
 
 
 def scaled(table: LatencyTable, x: float) -> LatencyTable:

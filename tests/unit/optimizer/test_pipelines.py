@@ -27,7 +27,6 @@ many = settings(max_examples=20, deadline=None, derandomize=True)
 def test_side_by_side_is_no_worse_than_one_pipeline_and_below_its_ceiling(seed: int) -> None:
     facts = random_problem(seed)
     objective = replace(random_objective(seed, facts), goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
-    objective = replace(objective, arrivals_per_s=None)
     one, several = search(facts, objective), side_by_side(facts, objective)
     assert (one is None) <= (several is None)
     if several is None or several.promise is None:

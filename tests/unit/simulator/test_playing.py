@@ -86,7 +86,7 @@ def test_cuts_that_were_asked_for_are_kept_and_pipelines_that_were_not_are_none(
     [
         (Objective(), FAST),
         (replace(TIGHT, goal="latency"), FAST),
-        (replace(TIGHT, arrivals_per_s=10.0), FAST),
+        (replace(TIGHT, goodput_per_s=10.0), FAST),
         (replace(TIGHT, cost_per_hour=100.0), FAST),
         (TIGHT, replace(FAST, pessimistic=FAST.survival)),
         (replace(TIGHT, slo_s=60.0), FAST),
