@@ -1,5 +1,6 @@
 """The serving graph: what fronts and the deployer know of the plan that runs."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,10 +10,10 @@ from math import inf
 from pathlib import Path
 
 from deployments.config import AUTO, VIRTUAL, AppConfig
-from deployments.dispatch.route import Route, placements_of, route_of
+from deployments.dispatch.route import Route, named_groups, placements_of, route_of
 from deployments.folders import weights_of
 from deployments.planning import first_plan
-from optimizer.plan import Placement, Plan, read_plan
+from optimizer.plan import Plan, read_plan
 from optimizer.problem import Problem, problem
 from profiles.devices import Device, links_between
 from profiles.errors import UserError
@@ -33,10 +34,13 @@ class Graph:
     fleet: str = ""
 
     @cached_property
-    def groups(self) -> dict[str, Placement]:
-        """Placements by name: the kind and a number, so that changes within one kind keep the names of the others."""
+    def groups(self) -> list[str]:
+        """The group of each placement: kind and number, so that changes within one kind keep the names of the others.
+
+        One kind under several names has groups together.
+        """
         numbers = {kind: count() for kind in self.plan.devices()}
-        return {f"{each.kind}-{next(numbers[each.kind])}": each for each in placements_of(self.plan)}
+        return named_groups(self.plan, self.facts, lambda each: f"{each.kind}-{next(numbers[each.kind])}")
 
     @property
     def fleets(self) -> dict[str, str]:
@@ -45,14 +49,18 @@ class Graph:
 
     @cached_property
     def route(self) -> Route:
-        return route_of(self.plan, self.facts, list(self.groups))
+        return route_of(self.plan, self.facts, self.groups)
 
     def members(self, alive: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
         """The replicas of each group, when these are alive in each fleet."""
-        members: dict[str, list[str]] = {}
+        members: dict[str, list[str]] = {group: [] for group in self.groups}
+        placed = list(zip(self.groups, placements_of(self.plan), strict=True))
         for kind, fleet in self.fleets.items():
-            wanted = {name: group.replicas for name, group in self.groups.items() if group.kind == kind}
-            members |= shared_out(alive.get(fleet, ()), wanted)
+            wanted = Counter[str]()
+            for group, placement in placed:
+                wanted[group] += placement.replicas * (placement.kind == kind)
+            for group, replicas in shared_out(alive.get(fleet, ()), +wanted).items():
+                members[group] += replicas
         return members
 
 

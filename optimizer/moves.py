@@ -1,4 +1,4 @@
-"""Plans that are one small move away from a plan: what is tried around it (cluster/simulator/polish.py)."""
+"""Plans that are one small move away from a plan: what is tried around it (cluster/simulator/playing.py)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

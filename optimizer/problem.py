@@ -1,7 +1,8 @@
 """The facts of one planning problem, gathered from the profile, the fleet and the links."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 from optimizer.plan import Plan, Split
 from profiles.devices import Device, Link
@@ -69,6 +70,42 @@ class Problem:
             has = ", ".join(device.kind for device in self.devices)
             raise UserError(f"the plan uses device kind {kind!r}, the fleet has {has}")
         return found[0]
+
+    @cached_property
+    def first_names(self) -> dict[str, str]:
+        """For every kind the first that computes and sends alike: it is that kind under another name."""
+        names: dict[str, str] = {}
+        for each in self.devices:
+            alike = (first for first in names if names[first] == first and self._are_alike(first, each.kind))
+            names[each.kind] = next(alike, each.kind)
+        return names
+
+    def lanes(self, plan: Plan) -> list[int]:
+        """The number of each pipeline's lane: those that differ in names of one kind and in replicas alone share one.
+
+        A plan that runs one kind under several names as a single one is written as such pipelines.
+        """
+        numbers: dict[object, int] = {}
+        shapes = (
+            tuple((self.first_names[each.kind], each.splits, each.local) for each in pipeline.placements)
+            for pipeline in plan.pipelines
+        )
+        return [numbers.setdefault(shape, len(numbers)) for shape in shapes]
+
+    def _are_alike(self, one: str, other: str) -> bool:
+        first, second = self.table(one), self.table(other)
+        names = {field.name for field in fields(LatencyTable)} - {"kind", "source"}
+        if any(getattr(first, name) != getattr(second, name) for name in names):
+            return False
+        kinds = [device.kind for device in self.devices]
+        return all(
+            self._way(one, kind) == self._way(other, kind) and self._way(kind, one) == self._way(kind, other)
+            for kind in kinds
+        )
+
+    def _way(self, source: str, target: str) -> Link | None:
+        link = self.links.get((source, target))
+        return link and replace(link, source="", target="")
 
     def turn_s(self, kind: str) -> float:
         """How long a replica stands still between two launches of a local placement."""

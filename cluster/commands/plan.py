@@ -180,23 +180,24 @@ def _player(polish: float | None, in_time: float, apart: bool, believed: bool, s
     `slow_or_given`: a plan is given, or finding one is slow or has its time, so that it is played only where that is
     asked for.
     """
-    from cluster.simulator.playing import CARE, is_playable, played
-    from cluster.simulator.polish import PATIENT, polished
+    from cluster.simulator.playing import CARE, PATIENT, is_playable, played
 
     if not 0 < in_time < 1:
         raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of inputs that are answered in time")
     if polish and believed:
         raise UserError("--polish plays plans, --believed plays none: choose one")
-    patient, care = (replace(each, in_time=in_time) for each in (PATIENT, CARE))
 
-    def polishing(plan: "Plan", facts: "Problem", objective: "Objective", find: "Find") -> "Played":
-        """Its time begins when there is a plan."""
-        return polished(plan, facts, objective, _after(polish or 0.0), find, patient, apart)
+    def play(plan: "Plan", facts: "Problem", objective: "Objective", find: "Find") -> "Played | None":
+        """The time of `--polish` begins when there is a plan."""
+        if polish:
+            care = replace(PATIENT, in_time=in_time, out_of_time=_after(polish))
+        else:
+            care = replace(CARE, in_time=in_time)
+            if not is_playable(plan, facts, objective, care):
+                return None
+        return played(plan, facts, objective, find, care, apart)
 
-    def playing(plan: "Plan", facts: "Problem", objective: "Objective", find: "Find") -> "Played | None":
-        return played(plan, facts, objective, find, care, apart) if is_playable(plan, facts, objective, care) else None
-
-    return polishing if polish else None if believed or slow_or_given else playing
+    return play if polish or not (believed or slow_or_given) else None
 
 
 def _after(seconds: float) -> Callable[[], bool]:

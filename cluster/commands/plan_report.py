@@ -76,7 +76,7 @@ def _promise(result: PlanResult) -> Table:
     score, objective = result.score, result.objective
     table = Table("promise", "value", show_header=False, title="promise")
     counted = f" (an input is {result.facts.length} tokens)" if result.facts.length else ""
-    if played := result.polished:
+    if played := result.played:
         others = f"{played.gain:+.1%} after {played.tried} other plans" if played.tried else "no other was promising"
         table.add_row("goodput, as played", f"{played.after_per_s:,.0f} per second{counted}, {others}")
         table.add_row("devices alone", f"{score.goodput_per_s:,.0f} per second, were inputs evenly spaced")

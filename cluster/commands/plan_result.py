@@ -33,7 +33,7 @@ class PlanResult:
     plan: Plan
     score: Score
     baselines: tuple[Baseline, ...]
-    polished: "Played | None" = None  # what the simulator bettered it by
+    played: "Played | None" = None  # what the simulator says of it
 
     @property
     def pipelines(self) -> list[tuple[Plan, Score]]:
@@ -57,11 +57,11 @@ class PlanResult:
                 }
                 for table in self.facts.tables
             ],
-            "polished": self.polished
+            "played": self.played
             and {
-                "before_per_s": self.polished.before_per_s,
-                "after_per_s": self.polished.after_per_s,
-                "tried": self.polished.tried,
+                "before_per_s": self.played.before_per_s,
+                "after_per_s": self.played.after_per_s,
+                "tried": self.played.tried,
             },
             "baselines": [
                 {

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from cluster.simulator.event_loop import Course, Departure
 from cluster.simulator.host import HostCosts
 from cluster.simulator.troubles import Troubles
 from deployments.dispatch.messages import Launch, Place, RowKind
-from deployments.dispatch.route import placements_of, seconds_at, stops
+from deployments.dispatch.route import named_groups, placements_of, seconds_at, stops
 from optimizer.plan import Placement, Plan
 from optimizer.problem import Problem
 from profiles.errors import UserError
@@ -38,6 +39,12 @@ class _Post:
     legs: dict[int, tuple[Leg, ...]] = field(default_factory=dict)
     transfers_s: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by size; empty where nothing travels
     turn_s: float = 0.0  # how long a replica stands still before a launch
+
+
+def group_names(plan: Plan, facts: Problem) -> list[str]:
+    """The group of each of the plan's placements."""
+    numbers = count()
+    return named_groups(plan, facts, lambda each: f"{next(numbers)}-{each.kind}")
 
 
 class TableDevices:
@@ -67,16 +74,18 @@ class TableDevices:
             for pipeline in plan.pipelines
             for placement in pipeline.placements
         ]
-        self._posts = {f"{index}-{post.placement.kind}": post for index, post in enumerate(posts)}
-        for name, post in self._posts.items():
+        names = group_names(plan, self.facts)
+        self._posts = dict(zip(names, posts, strict=True))
+        self._groups = dict.fromkeys(names, ())
+        for name, post in zip(names, posts, strict=True):
             kind, first = post.placement.kind, numbers[post.placement.kind]
             numbers[kind] += post.placement.replicas
-            self._groups[name] = tuple(f"{kind}/{number}" for number in range(first, numbers[kind]))
-            for replica in self._groups[name]:
+            here = tuple(f"{kind}/{number}" for number in range(first, numbers[kind]))
+            self._groups[name] += here
+            for replica in here:
                 free_s = self._free_s.setdefault(replica, 0.0)
                 if now_s and before.get(replica) != post.placement.splits:
                     self._free_s[replica] = max(free_s, now_s) + load_s
-        self._groups = {name: self._groups[name] for name in self._posts}
         self._largest = max(split.batch_size for each in placements_of(plan) for split in each.splits)
 
     def groups(self, absent: Collection[str] = ()) -> dict[str, list[str]]:

@@ -4,15 +4,20 @@ The planner believes in sums of medians, in even spacing, and that every input m
 simulator plays bursts, queues, who leaves where and the product's own dispatcher. So the planner is asked for the best
 plan within several limits of the latency that it believes in, above the SLO too, and what sustains most is taken. How
 much is played is counted in inputs, not in seconds: the same question has the same answer on any machine.
+
+`--polish` plays with more care (`PATIENT`), for some seconds, and goes on to whatever is one move away
+(optimizer/moves.py).
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from cluster.simulator.simulation import World
-from cluster.simulator.sustained import IN_TIME_SHARE, SHORT_SLOS, kept_run, settled, sustained
+from cluster.simulator.sustained import IN_TIME_SHARE, SHORT_SLOS, SLOS, kept_run, settled, sustained
 from optimizer.effort import MOST_GAP, never
 from optimizer.model.evaluate import evaluate
+from optimizer.moves import neighbours
 from optimizer.objective import Objective
 from optimizer.pipelines.baselines import baselines
 from optimizer.pipelines.spread import joined
@@ -38,6 +43,8 @@ class Care:
     last_inputs: int = 15_000  # of the runs by which the promise is made
     last_slos: float = 60
     most: float = 250_000  # inputs of all runs by which plans are chosen
+    moves: bool = False  # whatever is one move away from the best is played too
+    out_of_time: Callable[[], bool] = never
 
     def affords(self, plan: Plan, facts: Problem, slo_s: float) -> bool:
         """Whether there is enough to compare the plan with a few others."""
@@ -45,6 +52,7 @@ class Care:
 
 
 CARE = Care()
+PATIENT = Care(inputs=15_000, slos=SLOS, last_slos=SLOS, most=inf, moves=True)  # the time is what ends it
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class Climb:
     slo_s: float
     best: Plan
     care: Care = CARE
-    out_of_time: Callable[[], bool] = never
+    first_per_s: float = 0.0
     rate_per_s: float = 0.0
     tried: int = 0
     played: float = 0.0  # inputs
@@ -78,12 +86,12 @@ class Climb:
     def __post_init__(self) -> None:
         care = self.care
         found = sustained(self.best, self.facts, self.slo_s, care.inputs, slos=care.slos, in_time=care.in_time)
-        self.rate_per_s = found.goodput_per_s
+        self.first_per_s = self.rate_per_s = found.goodput_per_s
         self._seen.add(self.best)
 
     @property
     def over(self) -> bool:
-        return self.played >= self.care.most or self.out_of_time()
+        return self.played >= self.care.most or self.care.out_of_time()
 
     def through(self, plans: Iterator[Plan]) -> bool:
         """Play these until one is better, which then is the best so far."""
@@ -118,12 +126,20 @@ class Climb:
                 return False
         return True
 
-    def settled(self, planned: Plan, before_per_s: float) -> Played:
-        """What other inputs show of the best plan is its promise."""
-        care, world = self.care, World(self.best, self.facts, self.slo_s)
-        after_per_s = settled(world, self.rate_per_s, care.last_inputs, OTHER_SEED, care.last_slos, care.in_time)
-        before_per_s = after_per_s if self.best == replace(planned, promise=None) else before_per_s
-        return Played(promising(self.best, planned, self.facts, after_per_s), before_per_s, after_per_s, self.tried)
+    def settled(self, planned: Plan) -> Played:
+        """What other inputs show of the best plan is its promise. If they show more of the first one, that stays."""
+        first, best = replace(planned, promise=None), self.best
+        after_per_s = self._settled(best, self.rate_per_s)
+        before_per_s = after_per_s if best == first else self._settled(first, self.first_per_s)
+        if before_per_s > after_per_s:
+            best, after_per_s = first, before_per_s
+        return Played(promising(best, planned, self.facts, after_per_s), before_per_s, after_per_s, self.tried)
+
+    def _settled(self, plan: Plan, rate_per_s: float) -> float:
+        care, world = self.care, World(plan, self.facts, self.slo_s)
+        if not rate_per_s:
+            return 0.0
+        return settled(world, rate_per_s, care.last_inputs, OTHER_SEED, care.last_slos, care.in_time)
 
 
 def check_playable(objective: Objective) -> float:
@@ -144,20 +160,19 @@ def is_playable(plan: Plan, facts: Problem, objective: Objective, care: Care = C
 def played(
     plan: Plan, facts: Problem, objective: Objective, find: Find, care: Care = CARE, apart: bool = True
 ) -> Played:
-    """The best of the plan, of those that `find` finds within other limits, and of the baselines."""
+    """The best of the plan, of those that `find` finds within other limits, and of the baselines.
+
+    First with other limits for all, then for one pipeline after the other; then of those one move away.
+    """
     climb = Climb(facts, check_playable(objective), replace(plan, promise=None), care)
-    before_per_s = climb.rate_per_s
-    climb_ladder(climb, objective, find, apart)
-    return climb.settled(plan, before_per_s)
-
-
-def climb_ladder(climb: Climb, objective: Objective, find: Find, apart: bool) -> None:
-    """Other limits for all, then for one pipeline after the other."""
-    others = _other_plans(climb.facts, objective, find, apart)
+    others = _other_plans(facts, objective, find, apart)
     while climb.through(others):
         pass
-    while apart and climb.through(_other_parts(climb.best, climb.facts, objective, find)):
+    while apart and climb.through(_other_parts(climb.best, facts, objective, find)):
         pass
+    while care.moves and climb.through(_promising(climb.best, facts, objective)):
+        pass
+    return climb.settled(plan)
 
 
 def _within(objective: Objective, limit: float) -> Objective:
@@ -189,6 +204,12 @@ def _other_parts(plan: Plan, facts: Problem, objective: Objective, find: Find) -
         for limit in LIMITS:
             if other := find(_of_devices(facts, pipeline.devices()), _within(objective, limit)):
                 yield joined([*pipelines[:index], *other.pipelines, *pipelines[index + 1 :]])
+
+
+def _promising(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Plan]:
+    """The neighbours, those first whose devices can do most."""
+    moved = {each: evaluate(each, facts).goodput_per_s for each in neighbours(plan, facts, objective)}
+    yield from sorted(moved, key=lambda each: -moved[each])
 
 
 def _of_devices(facts: Problem, counts: dict[str, int]) -> Problem:

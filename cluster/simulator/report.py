@@ -5,8 +5,8 @@ from functools import cached_property
 
 from rich.table import Table
 
+from cluster.simulator.devices import group_names
 from cluster.simulator.tally import Tally
-from deployments.dispatch.route import placements_of
 from optimizer.model.evaluate import evaluate
 from optimizer.plan import Plan, Split
 from optimizer.problem import Problem
@@ -38,7 +38,7 @@ class Report:
     @cached_property
     def fills(self) -> tuple[dict[int, SplitFill], ...]:
         """The fill of every split of every pipeline, in order of their first blocks."""
-        names = (f"{index}-" for index, _ in enumerate(placements_of(self.plan)))
+        names = iter(group_names(self.plan, self.facts))
         return tuple(
             {
                 split.start: self._fill(split, name)
@@ -52,7 +52,7 @@ class Report:
         rows = [
             (size, *took)
             for (name, _, start, stop, size), took in self.tally.launched.items()
-            if name.startswith(group) and (start, stop) == (split.start, split.stop)
+            if name == group and (start, stop) == (split.start, split.stop)
         ]
         launches, inputs = sum(int(times) for _, times, _ in rows), sum(int(size * times) for size, times, _ in rows)
         return SplitFill(split.batch_size, launches, inputs, sum(seconds for *_, seconds in rows))

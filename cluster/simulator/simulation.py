@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cluster.load.workloads import Floats, Ints
-from cluster.simulator.devices import TableDevices
+from cluster.simulator.devices import TableDevices, group_names
 from cluster.simulator.event_loop import EventLoop
 from cluster.simulator.host import HostCosts
 from cluster.simulator.report import Report
@@ -158,7 +158,7 @@ class Simulation:
     def _route(self) -> Route:
         facts = self.world.facts
         running = facts.without_exits if self.world.limits.answers_early else facts
-        return route_of(self.plan, running, list(self._devices.groups()))
+        return route_of(self.plan, running, group_names(self.plan, running))
 
 
 def _chunks(inputs: Inputs) -> Iterator[tuple[Any, ...]]:

@@ -1,7 +1,7 @@
 """The way of inputs through a plan: all that the dispatcher knows of a plan, and how it is read from one."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -173,19 +173,24 @@ def placements_of(plan: Plan) -> list[Placement]:
     return [placement for pipeline in plan.pipelines for placement in pipeline.placements]
 
 
+def named_groups(plan: Plan, facts: Problem, name: Callable[[Placement], str]) -> list[str]:
+    """The group of each of `placements_of(plan)`, named by its first one. Pipelines of one lane share their groups."""
+    groups: dict[int, list[str]] = {}
+    for lane, pipeline in zip(facts.lanes(plan), plan.pipelines, strict=True):
+        groups.setdefault(lane, [name(placement) for placement in pipeline.placements])
+    return [group for lane in facts.lanes(plan) for group in groups[lane]]
+
+
 def route_of(plan: Plan, facts: Problem, groups: Sequence[str]) -> Route:
     """The plan's splits as stages, with the times that the planner's own cost model gives to every size of launch.
 
-    `groups` names the replicas of each of `placements_of(plan)`.
+    `groups` names the replicas of each of `placements_of(plan)`. Pipelines of the same groups are one route.
     """
     names = iter(groups)
+    lanes = {tuple(next(names) for _ in pipeline.placements): pipeline for pipeline in plan.pipelines}
     first, *others = [
-        Route(
-            tuple(_stages(pipeline, facts, [next(names) for _ in pipeline.placements])),
-            edges=facts.edges,
-            thresholds=plan.thresholds,
-        )
-        for pipeline in plan.pipelines
+        Route(tuple(_stages(pipeline, facts, here)), edges=facts.edges, thresholds=plan.thresholds)
+        for here, pipeline in lanes.items()
     ]
     return replace(first, beside=tuple(others))
 

@@ -16,8 +16,7 @@ import numpy as np
 from rich.progress import track
 
 from cluster.commands.plan_result import PLAYED_GAP
-from cluster.simulator.playing import HOPE, is_playable, played
-from cluster.simulator.polish import PATIENT, polished
+from cluster.simulator.playing import HOPE, PATIENT, is_playable, played
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import SHORT_SLOS, kept_run, settled
 from experiments.bound.problems import playable
@@ -112,7 +111,8 @@ def neighbour_gain(seed: int) -> float | None:
     plan = planned(*problem) if problem else None
     if problem is None or plan is None:
         return None
-    return polished(plan, *problem, Until(time.time() + MOVING_S), FIND, replace(PATIENT, slos=SLOS)).gain
+    care = replace(PATIENT, slos=SLOS, out_of_time=Until(time.time() + MOVING_S))
+    return played(plan, *problem, FIND, care).gain
 
 
 def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[str]:

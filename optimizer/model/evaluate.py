@@ -1,12 +1,16 @@
 """What any plan sustains, takes and costs, computed split by split from the tables and apart from the search."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+
+import numpy as np
 
 from optimizer.model import cost
 from optimizer.model.limits import broken_counts, broken_facts, broken_wishes
 from optimizer.model.works import Work, local_waits_s, works
 from optimizer.objective import Objective
-from optimizer.plan import Placement, Plan, Split
+from optimizer.plan import Plan, Split
 from optimizer.problem import Problem
 from profiles.errors import UserError
 
@@ -73,12 +77,24 @@ def evaluate(plan: Plan, facts: Problem, objective: Objective | None = None) -> 
     objective = objective or Objective()
     if plan.beside:
         return _together(plan, facts, objective)
+    return _alone(plan, facts, objective)
+
+
+def _alone(plan: Plan, facts: Problem, objective: Objective, lane: Sequence[Plan] = ()) -> Score:
+    """One pipeline. `lane`: all that are served as one with it, if there are others (Problem.lanes)."""
     if plan.num_blocks != facts.num_blocks:
         raise UserError(f"the plan covers {plan.num_blocks} blocks, the network has {facts.num_blocks}")
-    parts = list(works(plan, facts))
-    goodput_per_s = min(_goodput_per_s(placement, parts) for placement in plan.placements)
+    lane, parts = lane or (plan,), list(works(plan, facts))
+    loads_s = [sum(work.load_s for work in parts if work.split in each.splits) for each in plan.placements]
+    replicas = np.array([[placement.replicas for placement in each.placements] for each in lane])
+    lane_per_s = float((replicas.sum(axis=0) / loads_s).min())
+    shares = (replicas / loads_s).min(axis=1)
+    goodput_per_s = lane_per_s * float(shares[lane.index(plan)] / shares.sum())
     among_others_s = local_waits_s(plan, parts)
-    splits = tuple(_score(part, plan, goodput_per_s, among_others_s[part.split]) for part in parts)
+    counts = dict(zip(plan.placements, replicas.sum(axis=0).tolist(), strict=True))
+    splits = tuple(
+        _score(part, lane_per_s, counts[plan.placement_of(part.split)], among_others_s[part.split]) for part in parts
+    )
     latency_s = float(sum(part.felt_s + part.transfer_s + part.fill_s + part.wait_s for part in splits))
     price = sum(p.replicas * facts.device(p.kind).price_per_hour for p in plan.placements)
     broken = (*broken_facts(plan, facts), *broken_wishes(goodput_per_s, latency_s, price, objective))
@@ -87,7 +103,13 @@ def evaluate(plan: Plan, facts: Problem, objective: Objective | None = None) -> 
 
 def _together(plan: Plan, facts: Problem, objective: Objective) -> Score:
     """Pipelines side by side take shares by what each sustains: goodputs add up, and the slowest answer counts."""
-    scores = [evaluate(pipeline, facts) for pipeline in plan.pipelines]
+    numbers, lanes = facts.lanes(plan), defaultdict[int, list[Plan]](list)
+    for number, pipeline in zip(numbers, plan.pipelines, strict=True):
+        lanes[number].append(pipeline)
+    scores = [
+        _alone(pipeline, facts, Objective(), lanes[number])
+        for number, pipeline in zip(numbers, plan.pipelines, strict=True)
+    ]
     goodput_per_s = sum(score.goodput_per_s for score in scores)
     latency_s, price = max(score.latency_s for score in scores), sum(score.cost_per_hour for score in scores)
     broken = [line for score in scores for line in score.broken]
@@ -96,12 +118,6 @@ def _together(plan: Plan, facts: Problem, objective: Objective) -> Score:
     return Score(splits, goodput_per_s, latency_s, price, tuple(broken), tuple(scores))
 
 
-def _goodput_per_s(placement: Placement, works: list[Work]) -> float:
-    loads = sum(work.load_s for work in works if work.split in placement.splits)
-    return placement.replicas / loads
-
-
-def _score(work: Work, plan: Plan, goodput_per_s: float, among_others_s: float) -> SplitScore:
-    replicas = plan.placement_of(work.split).replicas
-    busy, fill_s = work.load_s * goodput_per_s / replicas, work.fill / goodput_per_s + among_others_s
-    return SplitScore(**vars(work), load_s=work.load_s, fill_s=fill_s, wait_s=work.wait / goodput_per_s, busy=busy)
+def _score(work: Work, lane_per_s: float, replicas: int, among_others_s: float) -> SplitScore:
+    busy, fill_s = work.load_s * lane_per_s / replicas, work.fill / lane_per_s + among_others_s
+    return SplitScore(**vars(work), load_s=work.load_s, fill_s=fill_s, wait_s=work.wait / lane_per_s, busy=busy)

@@ -20,6 +20,7 @@ import numpy as np
 from optimizer.effort import EFFORT, MOST_GAP, SAME, Effort
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
+from optimizer.pipelines.alike import as_one, told_apart
 from optimizer.pipelines.baselines import baselines
 from optimizer.pipelines.ceiling import Ceiling
 from optimizer.pipelines.spread import best_of, spread, value
@@ -47,7 +48,20 @@ class Pipelines:
 
 
 def side_by_side(facts: Problem, objective: Objective, gap: float = 0.0, effort: Effort = EFFORT) -> Plan | None:
-    """The best pipelines, one or several: the fastest one, with the others `beside` it."""
+    """The best pipelines, one or several: the fastest one, with the others `beside` it.
+
+    One kind under several names is one kind, as far as its devices can be told apart afterwards.
+    """
+    together = as_one(facts)
+    if together is not facts:
+        plan = _by_kinds(together, objective, gap, effort)
+        apart = plan and told_apart(plan, facts)
+        if apart or plan is None:
+            return apart
+    return _by_kinds(facts, objective, gap, effort)
+
+
+def _by_kinds(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
     if len(facts.devices) == 1:
         return search(facts, objective, gap, effort=effort)
     find = _most_goodput if objective.aim.adds_up and objective.cost_per_hour is None else _any_goal

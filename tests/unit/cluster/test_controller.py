@@ -134,17 +134,27 @@ def latency_ms(app, plan):
 
 @pytest.mark.parametrize("survival", [EASY, MEDIUM, HARD])
 def test_where_nobody_needs_more_goodput_answers_do_not_become_slower(survival):
-    """Eight inputs a second on a plan that is quick: the plan of most goodput would take many times as long."""
+    """Eight inputs a second on a plan that is quick: the plan of most goodput would take longer, or hardly less."""
     asked = question(survival)
     most = first_plan(asked)
     quick = asked.carrying(16.0, survival, Corrections(), {})
     app = Fluid(asked, quick)
     app.rate, app.truth = lambda at_s: 8.0, lambda at_s: survival
-    assert latency_ms(app, most) > 3 * latency_ms(app, quick)
+    assert latency_ms(app, most) > latency_ms(app, quick)
     events = run(app, control_loop(app), 3600)
     assert not moves(events)
     assert any("the quickest that sustains" in event.why for event in events)
     assert app.sustained_per_s(app.running) > 16
+
+
+def test_a_plan_does_not_change_for_a_batch_that_nobody_waits_for():
+    """Lone inputs take launches of one whatever the batch, so that the plan of most goodput is as quick as any."""
+    asked = question(HARD)
+    app = Fluid(asked, first_plan(asked))
+    app.rate, app.truth = lambda at_s: 2.0, lambda at_s: HARD
+    events = run(app, control_loop(app), 3600)
+    assert not moves(events)
+    assert any("more goodput is not needed: at 2" in event.why for event in events)
 
 
 def test_with_room_a_plan_becomes_quicker_and_with_a_rush_the_one_of_most_goodput_is_back():
@@ -154,7 +164,7 @@ def test_with_room_a_plan_becomes_quicker_and_with_a_rush_the_one_of_most_goodpu
     loop = control_loop(app)
     (event,) = moves(run(app, loop, 600))
     assert "more goodput is not needed: the running plan takes" in event.why
-    assert latency_ms(app, app.running) < 0.5 * latency_ms(app, most)
+    assert latency_ms(app, app.running) < 0.7 * latency_ms(app, most)
     rush = 0.95 * app.sustained_per_s(most)
     assert rush > app.sustained_per_s(app.running)
     app.rate = lambda at_s: rush

@@ -61,17 +61,17 @@ def test_the_promise_is_what_was_played_and_not_what_devices_compute(
     said = json.loads(run_played(profile, *small, "--json", "--out", str(tmp_path / "plan.json")))
     promise = read_plan(tmp_path / "plan.json").promise
     assert promise is not None
-    assert promise.goodput_per_s == said["polished"]["after_per_s"] != said["score"]["goodput_per_s"]
-    assert json.loads(run(profile, *small, "--json"))["polished"] is None
+    assert promise.goodput_per_s == said["played"]["after_per_s"] != said["score"]["goodput_per_s"]
+    assert json.loads(run(profile, *small, "--json"))["played"] is None
     for slow in (["--one-pipeline"], ["--seconds", "1"], ["--max-splits", "1"], ["--rate", "10"]):
-        assert json.loads(run_played(profile, *small, *slow, "--json"))["polished"] is None
+        assert json.loads(run_played(profile, *small, *slow, "--json"))["played"] is None
 
 
 def test_a_plan_that_leaves_no_slack_is_played_and_not_refused(profile: Path, small: tuple[str, ...]) -> None:
     bold = (*small, "--slack", "0.9")
     with pytest.raises(UserError, match="the fastest plan needs"):
         run(profile, *bold)
-    assert json.loads(run_played(profile, *bold, "--json"))["polished"]["after_per_s"] > 0
+    assert json.loads(run_played(profile, *bold, "--json"))["played"]["after_per_s"] > 0
 
 
 @pytest.mark.parametrize(

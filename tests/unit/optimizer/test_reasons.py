@@ -54,9 +54,7 @@ def test_parts_that_cannot_be_joined() -> None:
     assert "no links" in reason(parts, Objective())
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"slo_s": 0.0}, {"slack": 1.0}, {"goal": "cost"}, {"max_batch": 0}]
-)
+@pytest.mark.parametrize("wrong", [{"slo_s": 0.0}, {"slack": 1.0}, {"goal": "cost"}, {"max_batch": 0}])
 def test_objectives_that_make_no_sense(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=str(next(iter(wrong))) if "goal" not in wrong else "goodput_per_s"):
         Objective(**wrong)  # type: ignore[arg-type]

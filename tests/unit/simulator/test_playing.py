@@ -5,19 +5,21 @@ from functools import partial
 
 import pytest
 
-from cluster.simulator.playing import CARE, is_playable, played
+from cluster.simulator.playing import CARE, PATIENT, Care, Climb, is_playable, played
 from cluster.simulator.simulation import World
-from cluster.simulator.sustained import kept_run, run, settled
+from cluster.simulator.sustained import kept_run, run, settled, sustained
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.plan import Plan
+from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import Problem
-from tests.helpers.simulated_fleet import FAST, TWO, facts
+from profiles.errors import UserError
+from tests.helpers.simulated_fleet import BLOCKS, FAST, TWO, facts
 
 HASTY = replace(CARE, inputs=500, slos=10, last_inputs=2000, last_slos=10, most=12_000)
 FIND = partial(side_by_side, gap=0.03)
 TIGHT = Objective(slo_s=0.02, max_batch=8)
+POOR = Plan((Placement("fast", 4, (Split(0, BLOCKS, 1),)),))
 
 
 def planned(problem: Problem, objective: Objective) -> Plan:
@@ -97,3 +99,56 @@ def test_what_playing_does_not_tell_or_what_would_take_long_is_not_played(
 ) -> None:
     assert is_playable(TWO, FAST, TIGHT)
     assert not is_playable(TWO, problem, objective)
+
+
+class Few:
+    """Time for so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.left = looks
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def polishing(looks: int) -> Care:
+    quick = {"inputs": 300, "slos": 3, "last_inputs": 600, "last_slos": 3, "most": 30_000}
+    return replace(PATIENT, **quick, out_of_time=Few(looks))
+
+
+def test_a_poor_plan_gets_better_and_its_promise_is_what_is_sustained() -> None:
+    found = played(POOR, FAST, Objective(slo_s=0.05, max_batch=8), side_by_side, polishing(9))
+    assert found.after_per_s > 1.2 * found.before_per_s
+    assert found.plan.promise is not None
+    assert found.plan.promise.goodput_per_s == found.after_per_s
+    assert found.plan.promise.gap >= 0
+    assert not evaluate(found.plan, FAST).broken
+
+
+def test_without_time_the_plan_stays_and_is_told_what_it_sustains() -> None:
+    found = played(POOR, FAST, Objective(slo_s=0.05), side_by_side, polishing(0))
+    assert replace(found.plan, promise=None) == POOR
+    assert (found.tried, found.gain) == (0, 0.0)
+    assert found.before_per_s == pytest.approx(sustained(POOR, FAST, 0.05, 600, 1, slos=3).goodput_per_s, rel=0.2)
+
+
+def test_moves_go_on_where_other_limits_end() -> None:
+    """No other plan is found, and all that can be done is to move."""
+    found = played(POOR, FAST, replace(TIGHT, cuts=()), lambda *_: None, polishing(12))
+    assert found.plan.splits[0].batch_size > 1
+    assert found.gain > 0.1
+
+
+def test_chance_never_makes_a_plan_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other inputs show less of the plan that was taken than of the first one, which stays."""
+    kept = {POOR: 900.0}
+    monkeypatch.setattr(Climb, "_settled", lambda self, plan, rate_per_s: kept.get(plan, 800.0))
+    found = played(POOR, FAST, replace(TIGHT, cuts=()), lambda *_: None, polishing(12))
+    assert found.tried > 0
+    assert (replace(found.plan, promise=None), found.gain) == (POOR, 0.0)
+
+
+def test_what_has_no_deadline_cannot_be_played() -> None:
+    with pytest.raises(UserError, match="--slo-ms"):
+        played(POOR, FAST, Objective(), side_by_side, polishing(0))

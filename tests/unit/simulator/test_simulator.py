@@ -12,11 +12,13 @@ from cluster.simulator.simulation import Simulation, World, simulate
 from cluster.simulator.sustained import run, sustained
 from cluster.simulator.troubles import Outage, Troubles
 from deployments.dispatch.messages import Limits
+from experiments.bound.problems import playable
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.pipelines.baselines import NO_EXITS, PLANNERS, baseline_plan
 from optimizer.pipelines.oracle import oracle_per_s
 from optimizer.plan import Placement, Plan, Split
+from optimizer.search.exact import search
 from profiles.devices import Link
 from profiles.errors import UserError
 from profiles.lengths import Lengths
@@ -163,6 +165,21 @@ def test_the_oracle_is_what_can_be_worked_out_by_hand() -> None:
 def test_what_the_planner_promises_is_sustained() -> None:
     found = sustained(baseline_plan(NO_EXITS, FAST, Objective(fixed_batch=8)), FAST, SLO_S, inputs=4000, slos=5)
     assert found.goodput_per_s == pytest.approx(found.promised_per_s, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", [1, 3, 7])
+def test_answers_with_few_inputs_take_what_the_planner_says(seed: int) -> None:
+    """One in a hundred goes as far, and meets as many others, as the planner counts on."""
+    problem = playable(seed)
+    assert problem is not None
+    world, asked = problem
+    plan = search(world, replace(asked, slo_s=None), gap=0.05)
+    assert plan is not None
+    score = evaluate(plan, world)
+    for load in (0.01, 0.1, 0.4):
+        rate = load * score.goodput_per_s
+        slowest_s = run(World(plan, world, 1000.0), rate, 1500, seed).tally.quantile_s(0.99)
+        assert 0.5 < slowest_s / score.answer_s(rate) < 1.6
 
 
 def test_a_run_that_is_too_short_to_show_an_overload_decides_nothing() -> None:

@@ -1,0 +1,95 @@
+"""One kind of device under several names is one kind: to the search, to the beliefs, and where it is served."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.simulator.simulation import World
+from cluster.simulator.sustained import run
+from experiments.planner.random_problems import random_objective, random_problem
+from optimizer.model.evaluate import evaluate
+from optimizer.pipelines.alike import told_apart
+from optimizer.pipelines.side_by_side import side_by_side
+from optimizer.pipelines.spread import value
+from optimizer.plan import Placement, Plan, Split
+from optimizer.problem import Problem
+from tests.helpers.simulated_fleet import facts
+
+few = settings(max_examples=12, deadline=None, derandomize=True)
+
+
+def renamed(facts: Problem, kind: str, other: str, count: int) -> Problem:
+    """So many devices of a kind under another name."""
+    device, table = facts.device(kind), facts.table(kind)
+    devices = [replace(each, count=each.count - count * (each is device)) for each in facts.devices]
+    links = dict(facts.links)
+    for (source, target), link in facts.links.items():
+        for here in {source, other} if source == kind else {source}:
+            for there in {target, other} if target == kind else {target}:
+                links[here, there] = replace(link, source=here, target=there)
+    return replace(
+        facts,
+        devices=(*devices, replace(device, kind=other, count=count)),
+        tables=(*facts.tables, replace(table, kind=other)),
+        links=links,
+    )
+
+
+@few
+@given(st.integers(0, 10**6))
+def test_a_second_name_costs_nothing(seed: int) -> None:
+    alone = random_problem(seed)
+    kind = max(alone.devices, key=lambda each: each.count)
+    alone = alone.with_devices([replace(each, memory_bytes=10**6) for each in alone.devices])
+    if kind.count == 1:
+        return
+    objective = random_objective(seed, alone)
+    one = side_by_side(alone, objective)
+    named = renamed(alone, kind.kind, "again", kind.count // 2)
+    several = side_by_side(named, objective)
+    assert (one is None) == (several is None)
+    if one and several:
+        assert all(several.devices().get(each.kind, 0) <= each.count for each in named.devices)
+        if told_apart(one, named):
+            assert value(several, named, objective) == pytest.approx(value(one, alone, objective))
+        assert several.promise is not None
+        assert evaluate(several, named).latency_s == pytest.approx(several.promise.latency_s)
+
+
+def test_devices_that_differ_are_two_kinds() -> None:
+    two = renamed(facts(fast=4), "fast", "again", 2)
+    assert two.first_names == {"fast": "fast", "again": "fast"}
+    slower = replace(two, tables=(two.tables[0], replace(two.tables[1], launch_s=1.0)))
+    nearer = replace(two, links={**two.links, ("fast", "fast"): replace(two.links["fast", "fast"], latency_s=0.0)})
+    assert [each.first_names["again"] for each in (slower, nearer)] == ["again", "again"]
+    dearer = two.with_devices([two.devices[0], replace(two.devices[1], price_per_hour=9.0)])
+    plan = side_by_side(dearer, replace(random_objective(0, dearer), goal="goodput-per-dollar", goodput_per_s=0.0))
+    assert plan is not None
+    assert set(plan.devices()) == {"fast"}
+
+
+def test_a_placement_that_fits_no_name_by_itself_is_planned_for_the_names_apart() -> None:
+    """Each device holds two of the four blocks: no name has the devices for the first half alone."""
+    network = facts(fast=4)
+    network = network.with_devices([replace(network.devices[0], count=3, memory_bytes=2_100)])
+    named = renamed(network, "fast", "again", 1)
+    plan = side_by_side(named, replace(random_objective(0, named), goal="goodput", goodput_per_s=0.0, slo_s=None))
+    assert plan is not None
+    assert not evaluate(plan, named).broken
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_they_are_served_as_one_kind(local: bool) -> None:
+    splits = (Split(0, 2, 8, (1,)), Split(2, 4, 4))
+    alone = facts(fast=4)
+    one = Plan((Placement("fast", 4, splits, local),))
+    named = renamed(alone, "fast", "faster", 1)
+    parts = [Plan((Placement(kind, count, splits, local),)) for kind, count in (("fast", 3), ("faster", 1))]
+    several = replace(parts[0], beside=(parts[1],))
+    assert evaluate(several, named).latency_s == pytest.approx(evaluate(one, alone).latency_s)
+    reports = [run(World(plan, each, 0.05), 1800.0, 2000, 1) for plan, each in ((one, alone), (several, named))]
+    assert [each.good for each in reports] == [reports[0].good] * 2
+    assert reports[1].fills == (reports[0].fills[0],) * 2
+    assert reports[0].good > 1000
