@@ -17,7 +17,7 @@ from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import Problem
 from tests.helpers.simulated_fleet import facts
 
-few = settings(max_examples=12, deadline=None, derandomize=True)
+few = settings(max_examples=6, deadline=None, derandomize=True)
 
 
 def renamed(facts: Problem, kind: str, other: str, count: int) -> Problem:
