@@ -183,10 +183,10 @@ def _within(objective: Objective, limit: float) -> Objective:
 def _other_plans(facts: Problem, objective: Objective, find: Find, apart: bool) -> Iterator[Plan]:
     """The best plans within other limits, and the baselines, which are cut as they want."""
     free = objective.cuts is None and not facts.edges and (apart or len(facts.devices) == 1)
-    for limit in LIMITS:
-        if plan := find(facts, _within(objective, limit)):
+    for asked in (objective, *(_within(objective, limit) for limit in LIMITS)):
+        if asked is not objective and (plan := find(facts, asked)):
             yield replace(plan, promise=None)
-        for other in baselines(facts, _within(objective, limit)) if free else ():
+        for other in baselines(facts, asked) if free else ():
             if other.plan:
                 yield replace(other.plan, promise=None)
 

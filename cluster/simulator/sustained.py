@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from cluster.load.workloads import arrivals, exit_blocks
+from cluster.load.workloads import Floats, arrivals, exit_blocks
 from cluster.simulator.report import Report
 from cluster.simulator.simulation import Simulation, World
 from deployments.dispatch.messages import Limits
@@ -84,9 +84,9 @@ def settled(
 ) -> float:
     """The rate at which just this share is in time, looked for near `rate_per_s`; 0 where none is found.
 
-    What is lost comes in bursts, so that one run of few inputs tells little. A straight line through several, each with
-    inputs of its own, tells as much as one run of all their inputs. Where nothing is lost up to some rate and much from
-    there on, the line means little, and the rate is closed in on from both sides.
+    What is lost comes in bursts, so that one run of few inputs tells little. Several, each with inputs of its own, tell
+    as much as one run of all their inputs. Where nothing is lost up to some rate and much from there on, no curve fits
+    them, and the rate is closed in on from both sides.
     """
     nearby, kept_per_s, lost_per_s = np.log(AROUND), 0.0, inf
     for _ in range(TURNS):
@@ -94,9 +94,7 @@ def settled(
             1 - run(world, rate, max(inputs, int(slos * world.slo_s * rate)), len(AROUND) * seed + index).good_share
             for index, rate in enumerate(rate_per_s * np.array(AROUND))
         ]
-        excess = np.log(np.clip(np.array(lost) / (1 - in_time), 1 / FAR, FAR))
-        slope = np.clip(np.polyfit(nearby, excess, 1)[0], *SLOPES)
-        moved = nearby.mean() - excess.mean() / slope
+        moved = _even(nearby, np.array(lost) / (1 - in_time))
         if nearby[0] <= moved <= nearby[-1]:
             return rate_per_s * float(np.exp(moved))
         if moved > 0:
@@ -107,6 +105,25 @@ def settled(
         if not kept_per_s < rate_per_s < lost_per_s:
             rate_per_s = sqrt(kept_per_s * lost_per_s)
     return kept_per_s
+
+
+def _even(nearby: Floats, lost: Floats) -> float:
+    """Where as many are lost as may be, if the logarithm of how many grows in a straight line: Poisson's regression.
+
+    `lost`: times what may be lost. They are summed before any logarithm is taken: runs in which hardly any is lost say
+    as little by themselves as those with many.
+
+    >>> round(_even(np.array([-0.1, 0.0, 0.1]), np.exp(20 * (np.array([-0.1, 0.0, 0.1]) - 0.03))), 2)
+    0.03
+    """
+    lost = np.clip(lost, 1e-9, FAR)
+    slope, high = SLOPES
+    for _ in range(STEPS):
+        grown = np.exp((slope + high) / 2 * nearby)
+        flatter = nearby @ grown / grown.sum() > nearby @ lost / lost.sum()
+        slope, high = (slope, (slope + high) / 2) if flatter else ((slope + high) / 2, high)
+    total = max(float(lost.sum()), len(lost) / FAR)
+    return float(np.log(np.exp(slope * nearby).sum() / total) / slope)
 
 
 def run(world: World, rate_per_s: float, inputs: int, seed: int) -> Report:

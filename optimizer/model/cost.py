@@ -114,7 +114,7 @@ def answer_s(alone_s: Number, full_s: Number, load: Number) -> Number:
     """The same at a part of the full load. An idle replica never waits for others to come, so that an input which is
     alone takes launches of one. A batch forms while replicas are busy, and they are busy as much as the load says.
 
-    >>> answer_s(0.01, 0.03, load=0.5)
-    0.02
+    >>> answer_s(1.0, 3.0, load=0.5)
+    2.0
     """
     return alone_s + load * (full_s - alone_s)

@@ -162,7 +162,7 @@ def test_with_room_a_plan_becomes_quicker_and_with_a_rush_the_one_of_most_goodpu
     app = Fluid(asked, most := first_plan(asked))
     app.rate = lambda at_s: 8.0
     loop = control_loop(app)
-    (event,) = moves(run(app, loop, 600))
+    (event,) = moves(run(app, loop, 300))  # before it looks behind closed ramps
     assert "more goodput is not needed: at 8" in event.why
     assert latency_ms(app, app.running) < 0.7 * latency_ms(app, most)
     rush = 0.95 * app.sustained_per_s(most)
