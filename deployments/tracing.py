@@ -27,6 +27,7 @@ _SHARES = {"always_on": 1.0, "always_off": 0.0, "traceidratio": None}  # None: a
 About = Mapping[str, str | int]
 _NOTHING: About = {}
 _PARENT_HEADER = PARENT.encode()
+_numbers = random.Random()  # of our own: whoever seeds the common one would make the same spans in every process
 _now: ContextVar["Span | None"] = ContextVar("isobatch_span", default=None)
 
 
@@ -87,23 +88,24 @@ def _share(environment: Mapping[str, str]) -> float:
 
 
 class Tracing:
-    """Makes the spans of one process. `clock` is the one that its times are told by."""
+    """Makes the spans of one process. `clock` is the one that its times are told by.
+
+    Finished spans are handed to OpenTelemetry's processor, which sends them. Its tracer is left out: spans that anybody
+    may change at any time, and a sampler that would always say yes, made a request's spans more than twice as dear.
+    """
 
     def __init__(
         self, exporter: Any, sampling: TraceSampling, clock: Callable[[], float], simple: bool = False
     ) -> None:
-        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
-        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
         self.sampling, self._clock = sampling, clock
         # Read once: two clocks that are read for every span are never read at the same moment, and its end may then
         # lie before that of a span inside.
         self._began_ns = time.time_ns() - round(1e9 * clock())
-        # Not the provider of the whole process, which may be somebody else's. It reads OTEL_SERVICE_NAME and others.
-        self._provider = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
-        self._provider.add_span_processor(SimpleSpanProcessor(exporter) if simple else BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("isobatch")
+        self._processor = SimpleSpanProcessor(exporter) if simple else BatchSpanProcessor(exporter)
+        self._resource = Resource.create()  # reads OTEL_SERVICE_NAME and others
 
     def takes(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether the request with these headers is traced."""
@@ -134,59 +136,77 @@ class Tracing:
         about: About = _NOTHING,
     ) -> "Span":
         """A span that begins now, or began then; `parent` is a span here, or what another process says of one."""
-        from opentelemetry.trace import Link, SpanKind
-
-        made = self._tracer.start_span(
-            name,
-            _context_of(parent),
-            SpanKind[kind],
-            {f"isobatch.{each}": value for each, value in about.items()},
-            [Link(each.made.get_span_context()) for each in links],
-            start_time=self.at_ns(begun_s),
-        )
-        return Span(made, self)
+        above = parent.context if isinstance(parent, Span) else _context_of(parent)
+        context = _context(above.trace_id if above else _numbers.getrandbits(128), _numbers.getrandbits(64))
+        return Span(self, name, context, above, kind, self.at_ns(begun_s), links, about)
 
     def at_ns(self, moment_s: float | None) -> int:
         """A moment by the clock of the process as nanoseconds since 1970."""
         return self._began_ns + round(1e9 * (self._clock() if moment_s is None else moment_s))
 
+    def ended(self, span: "Span", ended_ns: int) -> None:
+        """Hand a span on, to be sent with others."""
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+        from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+
+        made = ReadableSpan(
+            span.name,
+            span.context,
+            span.parent,
+            self._resource,
+            {f"isobatch.{each}": value for each, value in span.about.items()},
+            links=[Link(each.context, {}) for each in span.links],
+            kind=SpanKind[span.kind],
+            status=Status(StatusCode.ERROR, span.wrong) if span.wrong else Status(),
+            start_time=span.begun_ns,
+            end_time=ended_ns,
+            instrumentation_scope=InstrumentationScope("isobatch"),
+        )
+        self._processor.on_end(made)
+
     def close(self) -> None:
         """Send what is left."""
-        self._provider.shutdown()
+        self._processor.shutdown()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Span:
-    """A span that somebody will see."""
+    """A span that somebody will see. `context` is OpenTelemetry's word for the numbers of a trace and a span."""
 
-    made: Any
     tracing: Tracing
+    name: str
+    context: Any
+    parent: Any
+    kind: str
+    begun_ns: int
+    links: Sequence["Span"]
+    about: About
+    wrong: str = ""
 
     def end(self, ended_s: float | None = None) -> None:
-        self.made.end(self.tracing.at_ns(ended_s))
+        self.tracing.ended(self, self.tracing.at_ns(ended_s))
 
     def failed(self, error: BaseException) -> None:
-        from opentelemetry.trace import Status, StatusCode
-
-        self.made.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        self.wrong = f"{type(error).__name__}: {error}"
 
     @property
     def traceparent(self) -> str:
         """What another process is told, so that its spans belong to this one."""
-        context = self.made.get_span_context()
-        return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
+        return f"00-{self.context.trace_id:032x}-{self.context.span_id:016x}-01"
 
 
-def _context_of(parent: Span | str | None) -> Any:
-    from opentelemetry import trace
-    from opentelemetry.context import Context
+def _context_of(parent: str | None) -> Any:
+    """What another process says of its span; None where it says nothing that can be read."""
+    if parent and (found := _PARENT.fullmatch(parent)):
+        return _context(int(found[1], 16), int(found[2], 16), elsewhere=True)
+    return None
 
-    if isinstance(parent, Span):
-        return trace.set_span_in_context(parent.made, Context())
-    if not parent or not (found := _PARENT.fullmatch(parent)):
-        return Context()
-    told = trace.SpanContext(int(found[1], 16), int(found[2], 16), True, trace.TraceFlags(trace.TraceFlags.SAMPLED))
-    return trace.set_span_in_context(trace.NonRecordingSpan(told), Context())
+
+def _context(trace: int, span: int, elsewhere: bool = False) -> Any:
+    from opentelemetry.trace import SpanContext, TraceFlags
+
+    return SpanContext(trace, span, elsewhere, TraceFlags(TraceFlags.SAMPLED))
 
 
 @contextmanager

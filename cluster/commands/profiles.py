@@ -8,6 +8,8 @@ import typer
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
     from profiles.latency import LatencyTable
@@ -19,6 +21,7 @@ profiles = typer.Typer(
     "Example: [bold]isobatch profiles show v100,l4 --backend onnx[/]",
 )
 SIZES = (1, 2, 4, 8, 16, 32, 64)
+MOST_SIZES = len(SIZES)  # that fit into 80 columns
 
 Kinds = Annotated[str, typer.Argument(help="Kinds of devices: v100,a100,l4.")]
 Network = Annotated[
@@ -37,20 +40,19 @@ def list_all() -> None:
     Example: [bold]isobatch profiles list[/]
     """
     from rich.console import Console
-    from rich.table import Table
 
     from profiles.curves import fitted
 
-    table = Table(title="curves fitted to published times: a launch = call + layers, each at least its kernels' floors")
-    for heading in ("device", "backend", "dtype", "family", "call us", "floor us", "GB/s", "Tflop/s", "times", "error"):
-        table.add_column(heading, justify="left" if heading in ("device", "backend", "dtype", "family") else "right")
+    title = "curves fitted to published times: a launch = call + layers, each at least its kernels' floors"
+    told, figures = ("device", "backend", "dtype", "family"), ("call\nus", "floor\nus", "GB\n/s", "Tflop\n/s")
+    table = _table(title, told, (*figures, "times", "error"))
     table.add_column("networks")
     for each in fitted():
         curve = each.curve
         constants = (curve.call_s * 1e6, curve.floor_s * 1e6, curve.bytes_per_s / 1e9, curve.flops_per_s / 1e12)
         cells = [f"{value:.3g}" for value in constants]
-        told = (str(each.rows), f"{each.error:.0%}", each.networks)
-        table.add_row(each.kind, each.backend, each.dtype, each.family, *cells, *told)
+        fit = (str(each.rows), f"{each.error:.0%}", each.networks)
+        table.add_row(each.kind, each.backend, each.dtype, each.family, *cells, *fit)
     Console().print(table)
 
 
@@ -154,17 +156,46 @@ def _facts(table: "LatencyTable", network: str) -> "list[Published]":
 
 
 def _rates(tables: "list[LatencyTable]", title: str) -> "Table":
-    from rich.table import Table
-
     from profiles.sweep import knee, whole_s
 
-    sizes = sorted({size for table in tables for size in table.batch_sizes})
-    rows = Table("device", "backend", "dtype", "from", *(f"{size:g}" for size in sizes), "knee", title=title)
+    all_sizes = sorted({size for table in tables for size in table.batch_sizes})
+    sizes = spread(all_sizes, MOST_SIZES)
+    some = f", {len(sizes)} of {len(all_sizes)} batch sizes" if len(sizes) < len(all_sizes) else ""
+    rows = _table(title + some, ("device", "backend", "dtype", "from"), [*(f"{size:.3g}" for size in sizes), "knee"])
     for table in tables:
-        ms = {size: f"{seconds * 1e3:.3g}" for size, seconds in zip(table.batch_sizes, whole_s(table), strict=True)}
+        ms = {size: figure(seconds * 1e3) for size, seconds in zip(table.batch_sizes, whole_s(table), strict=True)}
         names = (table.kind, table.backend or "", table.dtype or "", table.origin)
         rows.add_row(*names, *(ms.get(size, "") for size in sizes), str(knee(table)))
     return rows
+
+
+def _table(title: str, told: "Sequence[str]", figures: "Sequence[str]") -> "Table":
+    """A table that fits into 80 columns, although it has many."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(*told, title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, show_edge=False)
+    for heading in figures:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def spread(sizes: "Sequence[float]", most: int) -> list[float]:
+    """So many of them, the first and the last among them.
+
+    >>> spread([1, 2, 4, 8, 16, 32], 3), spread([1, 2], 3)
+    ([1, 4, 32], [1, 2])
+    """
+    last = len(sizes) - 1
+    return [sizes[round(place * last / (most - 1))] for place in range(most)] if last >= most else list(sizes)
+
+
+def figure(value: float) -> str:
+    """
+    >>> figure(0.12345), figure(12.345), figure(1234.5)
+    ('0.123', '12.3', '1,234')
+    """
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _draw(tables: "list[LatencyTable]", facts: "list[Published]", title: str, path: Path) -> None:

@@ -36,7 +36,21 @@ IDLE_S = 300  # a client that says nothing for so long is hung up on; it connect
 LONGEST_FOLDER = 72  # characters: sockets have 97, of which we need 25 below it
 _SERVER = "inferences/front"  # what HAProxy calls the front, where it has limited places
 _STARTS_WITHIN_S, _ENDS_WITHIN_S, _AGAIN_AFTER_S = 30.0, 0.3, 0.5
-_REFUSED = "refused: there are too many calls now, or the front starts or stops"
+_CROWDED = "there are too many calls now: try again later"
+_GONE = "this front stops: connect again"
+_ENDED = "the front ended before it had answered"
+# By HTTP's status, what HAProxy says by itself: gRPC's code and a sentence.
+_SAYS = {
+    400: (3, "this is no call over HTTP/2, or its metadata are longer than is allowed"),
+    403: (7, "this is not allowed"),
+    408: (4, f"the call was not here after {REQUEST_S} seconds"),
+    413: (8, "the call is longer than is allowed"),
+    500: (13, "the proxy before the front failed"),
+    501: (12, "the call asks for what is not known here"),
+    502: (14, _ENDED),
+    503: (14, _CROWDED),
+    504: (14, _ENDED),
+}
 _CONFIGURATION = """# isobatch: complete, where the program is a script that edits what Serve writes
 global
     nbthread 1
@@ -67,6 +81,8 @@ frontend calls
     tcp-request connection reject if {{ sc0_conn_cur gt {of_one} }}
     acl infers path /{service}/ModelInfer
     acl refused status ge 400
+    acl unavailable status 503
+    acl turned_to_front srv_id -m found
     http-request del-header {started}
     http-request del-header {timeout}
     http-request set-header {started} t=%[date(0,us)] if infers
@@ -75,9 +91,10 @@ frontend calls
     http-request return status 503 if infers {{ avg_queue(inferences) gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
     http-request wait-for-body time {request_s}s if infers  # before it takes a place
     http-after-response set-header content-type application/grpc if refused
-    http-after-response set-header grpc-status 14 if refused
-    http-after-response set-header grpc-message "{refused}" if refused
-    http-after-response set-header grpc-retry-pushback-ms %[rand({retry_ms}),add(1000)] if refused
+    http-after-response set-header grpc-status 14 if unavailable
+    http-after-response set-header grpc-message "{crowded}" if unavailable
+    http-after-response set-header grpc-message "{gone}" if unavailable turned_to_front
+    http-after-response set-header grpc-retry-pushback-ms %[rand({retry_ms}),add(1000)] if {{ status 502:504 }}
     http-after-response set-status 200 if refused
     use_backend inferences if infers
     default_backend others
@@ -171,11 +188,11 @@ class GrpcProxy(threading.Thread):
 
 
 def _configuration(folder: Path, host: str, port: int) -> str:
-    refusals = (400, 403, 408, 413, 500, 501, 502, 503, 504)
+    says = '    http-error status {} hdr grpc-status {} hdr grpc-message "{}"'
     return _CONFIGURATION.format(
         folder=folder,
         address=f"[{host}]:{port} v4v6" if ":" in host else f"{host}:{port}",
-        errors="\n".join(f"    http-error status {status} hdr grpc-status 14" for status in refusals),
+        errors="\n".join(says.format(status, *told) for status, told in _SAYS.items()),
         connections=CONNECTIONS,
         of_one=OF_ONE_ADDRESS,
         calls=CALLS,
@@ -189,7 +206,8 @@ def _configuration(folder: Path, host: str, port: int) -> str:
         service=SERVICE,
         started=STARTED.decode(),
         timeout=TIMEOUT,
-        refused=_REFUSED,
+        crowded=_CROWDED,
+        gone=_GONE,
     )
 
 

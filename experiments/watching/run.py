@@ -2,14 +2,16 @@
 
 The demo of `isobatch serve`, its controller beside it, asked by clients of which each asks again as soon as it is
 answered. Turns are short. One that is watched stands between two that are not and is compared with their mean, so what
-else the machine does, and what changes slowly, is in both. `*_rps_ratio` is the median of the comparisons of a way;
-`*_low` and `*_high` bound that median with 95 % confidence, however the comparisons are distributed. The load, the
-server and whoever else uses the machine share its cores, so `*_work_ratio` says the same of the server's processor time
-per request, which they hardly change. What watches is a thread that sends what a page or Prometheus sends, or a
-collector of traces: a browser computes elsewhere.
+else the machine does, and what changes slowly, is in both. Whoever watches does so several times as often as usual,
+and as many times less of what it costs counts: otherwise a cost of one per cent would be lost in what two turns differ
+by all the same. `*_rps_ratio` is the median of the comparisons of a way; `*_low` and `*_high` bound that median with
+95 % confidence, however the comparisons are distributed. The load, the server and whoever else uses the machine share
+its cores, so `*_work_ratio` says the same of the server's processor time per request, which they hardly change. What
+watches is a thread that sends what a page or Prometheus sends, or a collector of traces: a browser computes elsewhere.
 
-Traces are always on in that server, and sampled as they are by default. The requests of the other turns say that they
-are not to be traced, so all that one turn has and the other has not is the spans, and sending them.
+Traces are always on in that server, and sent as they are by default. The requests of the other turns say that they are
+not to be traced, so all that one turn has and the other has not is the spans, and sending them. Spans are sent up to
+five seconds after they are made: so long the load of a turn that is traced runs before it counts, and of the one after.
 """
 
 import asyncio
@@ -35,11 +37,12 @@ from cluster.load.generator import LoadGenerator
 from cluster.load.report import summary
 from cluster.serving.local import ROOT
 from deployments.demo.digits import demo_inputs
-from deployments.tracing import EXPORTER, PARENT
+from deployments.tracing import EXPORTER, PARENT, SHARE, USUAL_SHARE
 from experiments.serve import servers
 
-CLIENTS, BODIES, TURN_S, WARM_S = 16, 32, 2.0, 10.0
-PAGE_EVERY_S, SCRAPE_EVERY_S, SEND_EVERY_S = 1.0, 15.0, 0.5
+CLIENTS, BODIES, TURN_S, WARM_S = 16, 32, 5.0, 10.0
+PAGE_EVERY_S, SCRAPE_EVERY_S, SENT_AFTER_S = 1.0, 15.0, 5.0  # as they are by default
+OFTEN = 5  # times as often as by default
 UNTRACED = f"{PARENT}: 00-{32 * '1'}-{16 * '2'}-00\r\n"
 SURE = 0.95
 console = Console(stderr=True)
@@ -57,43 +60,42 @@ class Turn:
 class Watcher:
     """A way of watching: what asks the server at an address during a turn, and what the load's requests say.
 
-    `often`: how many times as often as usual it watches in a turn, which is shorter than a scraper waits. So many times
-    less of what it costs there counts.
+    What it costs is not all there, or not all over, before `settles_s`.
     """
 
     watching: Callable[[str], AbstractContextManager[None]]
-    often: float = 1.0
     headers: str = UNTRACED
+    settles_s: float = 0.0
 
 
 def page(url: str) -> AbstractContextManager[None]:
-    """An open page: see `look` in `deployments/page/page.js`."""
-    return _asking((f"{url}/stats", f"{url}/controller/status"), PAGE_EVERY_S)
+    """Open pages: see `look` in `deployments/page/page.js`."""
+    return _asking((f"{url}/stats", f"{url}/controller/status"), PAGE_EVERY_S / OFTEN)
 
 
 def metrics(url: str) -> AbstractContextManager[None]:
-    """A scrape of the node's metrics: those of Ray and ours."""
-    return _asking((servers.metrics_url(),), SCRAPE_EVERY_S)
+    """Scrapes of the node's metrics: those of Ray and ours."""
+    return _asking((servers.metrics_url(),), SCRAPE_EVERY_S / OFTEN)
 
 
 NOBODY = Watcher(lambda _: nullcontext())
 WAYS = {
     "page": Watcher(page),
-    "metrics": Watcher(metrics, often=SCRAPE_EVERY_S / TURN_S),
-    "tracing": Watcher(lambda _: nullcontext(), headers=""),
+    "metrics": Watcher(metrics),
+    "tracing": Watcher(lambda _: nullcontext(), headers="", settles_s=SENT_AFTER_S),
 }
 
 
-def measure(seconds: int = 330) -> dict[str, float]:
+def measure(seconds: int = 600) -> dict[str, float]:
     """It takes so long with the server's start: as many rounds as there is time for."""
     until_s, ways = time.monotonic() + seconds, measurable()
     with collector() as (collecting, spans), demo(_traced(collecting) if "tracing" in ways else {}) as url:
         turn(NOBODY, url, WARM_S)
         found, before = {name: list[Turn]() for name in ways}, turn(NOBODY, url)
-        while time.monotonic() + 2 * len(ways) * TURN_S < until_s:
+        while time.monotonic() + 2 * sum(TURN_S + way.settles_s for way in ways.values()) < until_s:
             for name in random.sample(sorted(ways), len(ways)):
-                watched, after = turn(ways[name], url), turn(NOBODY, url)
-                found[name].append(compared(before, watched, after, ways[name].often))
+                watched, after = (turn(each, url, settles_s=ways[name].settles_s) for each in (ways[name], NOBODY))
+                found[name].append(compared(before, watched, after, OFTEN))
                 before = after
             console.print(", ".join(f"{name} {each[-1].rps:.3f}" for name, each in found.items()))
         if "tracing" in ways and not spans:
@@ -148,14 +150,18 @@ def _await(url: str) -> None:
         time.sleep(0.5)
 
 
-def turn(way: Watcher, url: str, seconds: float = TURN_S) -> Turn:
-    with way.watching(url):
-        began_s = servers.processor_s()
+def turn(way: Watcher, url: str, seconds: float = TURN_S, settles_s: float = 0.0) -> Turn:
+    def asked(for_s: float) -> float:
         load = LoadGenerator(f"{url}/predict", _digits(), CLIENTS, way.headers)
-        record = asyncio.run(load.by_clients(CLIENTS, seconds))
+        return summary(asyncio.run(load.by_clients(CLIENTS, for_s)), float("inf")).answered_per_s
+
+    with way.watching(url):
+        if settles_s:
+            asked(settles_s)
+        began_s = servers.processor_s()
+        rps = asked(seconds)
         work_s = servers.processor_s() - began_s
-    answered = summary(record, float("inf")).answered_per_s * seconds
-    return Turn(answered / seconds, work_s / answered)
+    return Turn(rps, work_s / (rps * seconds))
 
 
 @cache
@@ -165,6 +171,8 @@ def _digits() -> Sequence[bytes]:
 
 def compared(before: Turn, watched: Turn, after: Turn, often: float = 1.0) -> Turn:
     """What is left of the requests a second, and of what a request takes the other way round: below 1 it costs.
+
+    Of who watches so many times as often as usual, so many times less counts.
 
     >>> compared(Turn(1100.0, 0.001), Turn(900.0, 0.001), Turn(900.0, 0.001), often=5)
     Turn(rps=0.98, work_s=1.0)
@@ -207,9 +215,8 @@ def interval(values: Sequence[float], sure: float = SURE) -> tuple[float, float]
 
 
 def _traced(collecting: str) -> dict[str, str]:
-    """Spans are sent often, so that those of a turn are sent in it."""
-    told = {EXPORTER: "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": collecting}
-    return told | {"OTEL_BSP_SCHEDULE_DELAY": f"{1e3 * SEND_EVERY_S:.0f}"}
+    share = f"{OFTEN * float(USUAL_SHARE):g}"
+    return {EXPORTER: "otlp", SHARE: share, "OTEL_EXPORTER_OTLP_ENDPOINT": collecting}
 
 
 @contextmanager

@@ -13,15 +13,32 @@ from profiles.files import Profile, save
 from profiles.shapes import bert_base
 
 
-def said(*arguments: str) -> str:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["profiles", *arguments], catch_exceptions=False)
+def said(*arguments: str, columns: int = 200) -> str:
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, ["profiles", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
 
-def test_every_curve_is_listed_with_what_it_was_fitted_to() -> None:
+@pytest.mark.parametrize("columns", [80, 200])
+def test_every_curve_is_listed_with_what_it_was_fitted_to(columns: int) -> None:
+    output = said("list", columns=columns)
     for word in ("v100", "tensorrt", "float16", "encoder", "residual", "bert-large"):
-        assert word in said("list")
+        assert word in output
+    assert "…" not in output, "nothing is cut off"
+
+
+def test_batch_times_fit_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    """Those of a slow device, and of a table with more sizes than fit."""
+    output = said("show", "k80,rtx3090", "--backend", "onnx,tensorrt", "--network", "bert-large", columns=80)
+    assert "…" not in output
+    assert "estimated" in output
+    sizes = tuple(range(1, 17))
+    table = curve_table(bert_base(), "rtx3090", backend="tensorrt", dtype="float16", batch_sizes=sizes)
+    save(Profile("mine", (replace(table, source="measured: an RTX 3090"),)), path := tmp_path / "profile.json")
+    output = said("compare", str(path), columns=80)
+    assert "…" not in output
+    assert "7 of 16 batch sizes" in output
+    assert output.split()[output.split().index("from") + 1 :][:8] == ["1", "4", "6", "8", "11", "14", "16", "knee"]
 
 
 def test_a_curve_is_shown_beside_what_was_published(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def run(installed: Path, folder: Path, lines: list[list[str]]) -> dict[str, Any]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [installed / "python", "-I", "-c", DRIVER], input=json.dumps(lines), cwd=folder, capture_output=True, text=True,
-        env=environment | {"XDG_CACHE_HOME": str(folder / "cache")},
+        env=environment | {"XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "80"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -159,6 +159,7 @@ def test_every_command_runs_installed(installed: Path, address: str, tmp_path: P
             assert ended["code"] in (0, 1), ended
             continue
         assert ended["code"] == (130 if watched else 0), (line, ended)
+    assert not [line for line in real if "…" in outcome[" ".join(line)]["said"]], "a table is cut off at 80 columns"
     assert "promises kept" in outcome[f"status {address} --watch"]["said"]
     assert "would serve" in outcome["serve serve.yaml"]["said"]
     assert "would deploy" in outcome["deploy serve.yaml --address auto"]["said"]

@@ -8,9 +8,11 @@ import time
 from collections.abc import Iterator
 from math import log
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from cluster.load.generator import LoadRecord
 from deployments.tracing import PARENT, SAMPLER, TraceSampling, tracing_here
 from experiments.watching import run
 
@@ -89,9 +91,32 @@ def test_the_interval_has_the_median_as_often_as_it_says() -> None:
 
 def test_requests_that_are_not_watched_are_not_traced() -> None:
     name, told = run.UNTRACED.strip().split(": ")
-    sampling = TraceSampling.read({})
+    sampling = TraceSampling.read(run._traced("http://127.0.0.1:4318"))
     assert not sampling.takes(told, chance=lambda: 0.0)
     assert (name, sampling.takes(None, chance=lambda: 0.0)) == (PARENT, True)
+    assert sampling.share == pytest.approx(run.OFTEN * TraceSampling.read({}).share)
+
+
+def test_all_spans_of_a_turn_are_paid_for_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its load runs, uncounted, for as long as spans wait to be sent; so does that of the turn after it."""
+    loads: list[tuple[str, float]] = []
+
+    class Load:
+        def __init__(self, url: str, bodies: object, clients: int, headers: str) -> None:
+            self.headers = headers
+
+        async def by_clients(self, clients: int, seconds: float) -> LoadRecord:
+            loads.append((self.headers, seconds))
+            times_s = np.linspace(0.0, seconds, 50)
+            return LoadRecord(times_s, times_s, times_s, times_s + 1e-9, np.full(50, 200))
+
+    monkeypatch.setattr(run, "LoadGenerator", Load)
+    monkeypatch.setattr(run, "_digits", lambda: [b"{}"])
+    monkeypatch.setattr(run.servers, "processor_s", iter((1.0, 2.0)).__next__)
+    way = run.WAYS["tracing"]
+    assert way.settles_s >= 5.0  # OTEL_BSP_SCHEDULE_DELAY, which the bench leaves alone
+    assert run.turn(way, "http://nobody", seconds=2.0, settles_s=way.settles_s) == run.Turn(25.0, 1.0 / 50)
+    assert loads == [("", way.settles_s), ("", 2.0)]
 
 
 def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

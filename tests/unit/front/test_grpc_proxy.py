@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ def test_what_the_front_has_no_room_for_is_refused_as_grpc_says_it(
             began_s = time.perf_counter()
             refused = await refusal(infer(REQUEST))
             took_s.append(time.perf_counter() - began_s)
-            assert (refused.code().name, refused.details()) == ("UNAVAILABLE", grpc_proxy._REFUSED)
+            assert (refused.code().name, refused.details()) == ("UNAVAILABLE", grpc_proxy._CROWDED)
             told.add(dict(refused.trailing_metadata() or refused.initial_metadata())["grpc-retry-pushback-ms"])
         assert min(took_s) < 0.2
         assert len(told) > 1, "not all come back at once"
@@ -296,7 +296,25 @@ def test_where_there_is_no_front_it_is_said_so(free_port: int) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
             for method in ("ModelInfer", "ServerLive"):
                 refused = await refusal(channel.unary_unary(f"/{SERVICE}/{method}")(REQUEST))
-                assert (refused.code().name, refused.details()) == ("UNAVAILABLE", grpc_proxy._REFUSED)
+                assert (refused.code().name, refused.details()) == ("UNAVAILABLE", grpc_proxy._GONE)
+
+    with proxy(free_port):
+        asyncio.run(act())
+
+
+def test_a_call_that_does_not_come_is_told_so_and_not_that_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setattr(grpc_proxy, "REQUEST_S", 1)
+
+    async def never() -> AsyncIterator[bytes]:
+        await asyncio.sleep(20)
+        yield REQUEST
+
+    async def act() -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+            refused = await refusal(channel.stream_unary(INFER)(never()))
+            assert (refused.code().name, refused.details()) == ("DEADLINE_EXCEEDED", grpc_proxy._SAYS[408][1])
 
     with proxy(free_port):
         asyncio.run(act())
