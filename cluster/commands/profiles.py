@@ -199,25 +199,30 @@ def figure(value: float) -> str:
 
 
 def _draw(tables: "list[LatencyTable]", facts: "list[Published]", title: str, path: Path) -> None:
-    """Curves as lines, what was published as points of the same colour."""
+    """What was measured or published as points, curves as broken lines; a device and its backend have one colour."""
     from matplotlib.figure import Figure
 
-    from profiles.picture import plain
+    from profiles.picture import PALETTE, plain, plain_logarithmic
     from profiles.sweep import whole_s
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     plain(axes)
+    colours: dict[tuple[str, str | None], str] = {}
     for table in tables:
-        label = f"{table.kind} {table.backend} ({table.origin})"
-        (line,) = axes.plot(table.batch_sizes, whole_s(table) * 1e3, label=label)
+        name = (table.kind, table.backend)
+        colour = colours.setdefault(name, PALETTE[len(colours) % len(PALETTE)])
+        told = " ".join(filter(None, (*name, table.dtype)))
+        line = "--" if table.derived else "o-"
+        axes.plot(table.batch_sizes, whole_s(table) * 1e3, line, color=colour, label=f"{told}: {table.origin}")
         for fact in facts:
-            if (fact.kind, fact.backend) == (table.kind, table.backend):
+            if (fact.kind, fact.backend) == name:
                 points = [(batch, seconds * 1e3) for batch, seconds in fact.seconds if batch <= table.batch_sizes[-1]]
-                axes.plot(*zip(*points, strict=True), "o", color=line.get_color())
-    axes.set(xlabel="batch size", ylabel="ms per batch", xscale="log", yscale="log", title=title)
+                axes.plot(*zip(*points, strict=True), "o", color=colour)
+    axes.set(xlabel="batch size", ylabel="ms per batch", yscale="log", title=title)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
+    plain_logarithmic(axes.yaxis)
     axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)

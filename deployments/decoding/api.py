@@ -11,7 +11,7 @@ from math import ceil
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
@@ -32,12 +32,13 @@ from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import body_of, json_in
 from deployments.front.described import Alive, DescribedApi, Ready, in_json
 from deployments.front.headers import NO_KEY, OPEN_PATHS, is_shown, page_refusal, path_below
-from deployments.front.page import EXPLAINING, explain
+from deployments.front.page import DOCS, EXPLAINING, explain
 from deployments.tracing import PARENT, Span, Tracing, current
 
 Stats = Callable[[], Awaitable[dict[str, Any]]]
 Result = TypeVar("Result")
 GONE = 499  # nobody reads it
+_OPEN = OPEN_PATHS | EXPLAINING | {"/"}
 _KINDS = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
 
 
@@ -54,7 +55,7 @@ class _Api(DescribedApi):
             return await super()._inside(scope, receive, send)
         path = path_below(scope)
         if self.key:
-            if path not in OPEN_PATHS and path not in EXPLAINING and not is_shown(self.key, scope["headers"]):
+            if path not in _OPEN and not is_shown(self.key, scope["headers"]):
                 return await _error(RefusedError(401, NO_KEY))(scope, receive, send)
         elif scope["method"] == "POST" and (reason := page_refusal(scope["headers"], self.pages)):
             return await _error(RefusedError(403, reason))(scope, receive, send)
@@ -97,6 +98,7 @@ def create_decoder_api(
     api.add_exception_handler(HTTPException, _no_such_path)
     api.add_exception_handler(Exception, writers.failed)
     explain(api)
+    api.add_api_route("/", _begin, methods=["GET"], include_in_schema=False)
     api.add_api_route("/v1/completions", writers.completion, methods=["POST"], **COMPLETION)
     api.add_api_route("/v1/chat/completions", writers.chat, methods=["POST"], **CHAT)
     for path, say, described in (
@@ -108,6 +110,11 @@ def create_decoder_api(
     ):
         api.add_api_route(path, say, methods=["GET"], **described)
     return api
+
+
+async def _begin(request: Request) -> Response:
+    """Whoever opens the address in a browser is shown what can be asked."""
+    return RedirectResponse(request.scope.get("root_path", "") + DOCS)
 
 
 class _Writers:

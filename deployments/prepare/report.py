@@ -13,10 +13,8 @@ from deployments.models.ramps import ExitRules, RampRule, policy_at
 from deployments.prepare.classes import SURE
 from deployments.prepare.sample import TEST_SHARE
 from profiles.confidence import least_promise, rows_needed
-from profiles.picture import plain
+from profiles.picture import BLUE, DARK, ORANGE, plain
 from profiles.promise import ExitPromise
-
-INK, EARLY, FULL = "#1f2933", "#2a6fbb", "#d1495b"
 
 
 def exit_table(rules: ExitRules, num_labels: int) -> Table:
@@ -161,7 +159,7 @@ def draw_exits(rules: ExitRules, path: Path) -> None:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))  # with as many digits as tell ticks apart
         axes.grid(axis="y", color="#e4e7eb")
         axes.set_axisbelow(True)
-    figure.suptitle(summary(rules), fontsize=11, color=INK, x=0.01, ha="left")
+    figure.suptitle(summary(rules), fontsize=11, color=DARK, x=0.01, ha="left")
     figure.savefig(path, dpi=150)
 
 
@@ -172,23 +170,23 @@ def _survival(rules: ExitRules) -> list[float]:
 
 def _draw_accuracy(axes: Any, rules: ExitRules) -> None:
     blocks, ends = [rule.block for rule in rules.ramps], [-0.5, len(rules.ramps) + 0.5]
-    axes.plot(blocks, [rule.accuracy for rule in rules.ramps], "o-", color=EARLY, label="a ramp, of all inputs")
-    leaving = {"color": INK, "alpha": 0.3, "linewidths": 0, "clip_on": False, "zorder": 3}
+    axes.plot(blocks, [rule.accuracy for rule in rules.ramps], "o-", color=BLUE, label="a ramp, of all inputs")
+    leaving = {"color": DARK, "alpha": 0.3, "linewidths": 0, "clip_on": False, "zorder": 3}
     right = [math.nan if rule.exit_accuracy is None else rule.exit_accuracy for rule in rules.ramps]
     areas = [20 + 600 * (before - after) for before, after in pairwise(_survival(rules))]
     axes.scatter(blocks, right, s=areas, **leaving)
     axes.scatter([], [], s=60, label="a ramp, of those that leave there (area: how many)", **leaving)
-    axes.plot(ends, [rules.full_accuracy] * 2, color=FULL, label="the full network")
-    axes.plot(ends, [rules.exit_accuracy] * 2, color=INK, linestyle=":", label="the network with exits")
+    axes.plot(ends, [rules.full_accuracy] * 2, color=ORANGE, label="the full network")
+    axes.plot(ends, [rules.exit_accuracy] * 2, color=DARK, linestyle=":", label="the network with exits")
     axes.set_ylabel("right answers")
     axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="lower left", bbox_to_anchor=(-0.01, 1.0))
 
 
 def _draw_survival(axes: Any, rules: ExitRules) -> None:
     survival = _survival(rules)
-    axes.bar(range(len(survival)), survival, width=0.96, color=EARLY, alpha=0.85)
+    axes.bar(range(len(survival)), survival, width=0.96, color=BLUE, alpha=0.85)
     if len(survival) <= 24:
         for block, share in enumerate(survival):
-            axes.annotate(f"{share:.0%}", (block, share), ha="center", va="bottom", fontsize=9, color=INK)
+            axes.annotate(f"{share:.0%}", (block, share), ha="center", va="bottom", fontsize=9, color=DARK)
     axes.set_ylim(0, 1.12)
     axes.set_ylabel("inputs that enter the block")

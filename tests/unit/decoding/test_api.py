@@ -178,6 +178,7 @@ def test_who_is_not_let_in_is_told_when_to_come_again(world: World, stream: bool
 def test_a_key_is_asked_for_everywhere_but_where_health_is_told(world: World) -> None:
     client = world.client(b"secret")
     assert client.get("/healthz").status_code == 200
+    assert client.get("/").url.path == "/docs"
     assert client.get("/v1/models").status_code == 401
     assert client.get("/v1/models", headers={"Authorization": "Bearer secret"}).json()["data"][0]["id"] == "tiny"
 
@@ -202,6 +203,7 @@ def test_what_the_server_has_and_what_it_does_not(world: World) -> None:
     assert "POST /v1/completions" in client.get("/v1/nothing").json()["error"]["message"]
     assert client.get("/stats").json()["requests"]["answered"] == 0
     assert client.get("/openapi.json").status_code == client.get("/docs").status_code == 200
+    assert client.get("/").url.path == "/docs", "a browser at the address that was printed is shown something"
 
 
 def test_the_interface_is_described_and_its_examples_are_answered(world: World) -> None:
