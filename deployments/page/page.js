@@ -72,7 +72,8 @@ function chart(id, label, series, scale) {
   place.setAttribute("role", "group");
   place.setAttribute("aria-label", label);
   const size = () => ({ width: place.clientWidth || 300, height: 200 });
-  const options = { ...size(), scales: { y: scale }, axes: [{ ...axis, values: times, space: 110 }, { ...axis, size: 65 }], series: [{}, ...series.map(line)] };
+  const padding = [null, 34, null, null]; // half a time has room at the right
+  const options = { ...size(), padding, scales: { y: scale }, axes: [{ ...axis, values: times, space: 110 }, { ...axis, size: 65 }], series: [{}, ...series.map(line)] };
   const made = new uPlot(options, [[], ...series.map(() => [])], place);
   new ResizeObserver(() => made.setSize(size())).observe(place);
   return made;
@@ -237,6 +238,7 @@ const lanesOf = (splits) => (splits.length ? laneOf(splits, splits.length - 1) +
 
 function* forecast(column, y) {
   const told = controller?.forecast;
+  byId("forecast").hidden = !told;
   if (!told) return;
   const line = (shares) => shares.map((share, block) => `${column * (block + 0.5)},${y(Math.min(1, share))}`);
   yield drawn("polygon", { points: [...line(told.high), ...line(told.low).reverse()].join(" "), class: "band" });
@@ -469,13 +471,24 @@ async function travel(inputs) {
   }
 }
 
+// One label, or one below each word where the network labels words.
+function answered(output) {
+  const said = element("p", { class: "word" });
+  if (!output.tokens) said.append(element("strong", {}, output.name), `, ${percent(output.score, 1)} sure`);
+  for (const each of output.tokens ?? []) {
+    const word = element("ruby", {}, each.word);
+    word.append(element("rt", {}, `${each.name} ${percent(each.score)}`));
+    said.append(word, " ");
+  }
+  return said;
+}
+
 function journey(output) {
   const told = element("div");
   const spared = about.blocks - 1 - output.exit_block;
-  const way = spared ? `It left after block ${output.exit_block}; ${spared} more were never run.` : "It went through all blocks.";
-  const word = element("p", { class: "word" });
-  word.append(element("strong", {}, output.name), `, ${percent(output.score, 1)} sure`);
-  told.append(word, element("p", {}, way));
+  const whole = spared ? `It left after block ${output.exit_block}; ${spared} more were never run.` : "It went through all blocks.";
+  const way = "level" in output ? `${whole} Level ${output.level} of the cascade answered.` : whole;
+  told.append(answered(output), element("p", {}, way));
   const side = Math.min(36, 320 / about.blocks), width = side * about.blocks;
   const picture = drawn("svg", { width, height: side + 2, viewBox: `0 0 ${width} ${side + 2}`, role: "img" });
   picture.append(drawn("title", {}, way));
