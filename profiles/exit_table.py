@@ -111,6 +111,10 @@ class ExitTable:
         leaving = self.first <= chosen[:, None]
         return np.where(leaving.any(axis=0), leaving.argmax(axis=0), self.num_ramps)
 
+    def cost(self, places: Indices) -> float:
+        """What is run on average of inputs that leave at these ramps, as a share of the whole network."""
+        return float(self.costs[places].mean())
+
     def answers(self, places: Indices) -> Labels:
         """What inputs are answered that leave at these ramps."""
         said: Labels = self.said[places, np.arange(self.num_inputs)]
@@ -131,9 +135,11 @@ class ExitTable:
         if metric in SCORES:
             return (score_loss(metric, self.truth, self.full_said, self.answers(places)),)
         everyone = np.arange(self.num_inputs)
-        if metric == "worst-class":
-            return losses_by_class(self.full_right - self.right[places, everyone], self.truth)
-        return (mean_loss(self.losses(metric)[places, everyone]),)
+        if metric == "agreement":
+            same = self.answers(places) == self.full_said if self.agreed is None else self.agreed[places, everyone]
+            return (mean_loss(1.0 - same.astype(np.float64)),)
+        lost = self.full_right - self.right[places, everyone]
+        return losses_by_class(lost, self.truth) if metric == "worst-class" else (mean_loss(lost),)
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,7 @@ class Leaving:
 def outcome(table: ExitTable, chosen: Indices, metric: Metric) -> Leaving:
     """What happens with this candidate at each ramp."""
     places = table.places(chosen)
-    return Leaving(places, float(table.costs[places].mean()), table.lost(places, metric))
+    return Leaving(places, table.cost(places), table.lost(places, metric))
 
 
 def ladder(table: ExitTable, metric: Metric, multipliers: Floats = MULTIPLIERS) -> list[Indices]:
@@ -166,7 +172,7 @@ def ladder(table: ExitTable, metric: Metric, multipliers: Floats = MULTIPLIERS) 
     for multiplier in multipliers:
         values = table.costs[:, None] + multiplier * losses
         chosen = improved(table, chosen, values)
-        if (cost := outcome(table, chosen, metric).cost) < least - ROUNDING:
+        if (cost := table.cost(table.places(chosen))) < least - ROUNDING:
             least = cost
             rungs += _between(table, values, rungs[-1], chosen)
     return rungs
