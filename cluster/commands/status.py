@@ -52,8 +52,8 @@ def status(
         return
     earlier: Stats | None = None
     while True:
-        answer = _ask(f"{base}/status", api_key_variable)
         stats = None if as_json else _stats(server_at(url), api_key_variable)
+        answer = _ask(f"{base}/status", api_key_variable, missing=stats is not None)
         if watch:
             console.clear()
         console.print_json(json.dumps(answer)) if as_json else console.print(tables(answer, stats, earlier))
@@ -69,16 +69,19 @@ def _stats(url: str, variable: str | None) -> Stats | None:
         stats: Stats = _ask(f"{url}/stats", variable)
     except UserError:
         return None
-    return stats if "splits" in stats else None
+    return stats if "splits" in stats and "survival" in stats else None  # a decoder has no such picture
 
 
-def _ask(url: str, variable: str | None, post: bool = False) -> Any:
+def _ask(url: str, variable: str | None, post: bool = False, missing: bool = False) -> Any:
+    """None where there is no such path, if that may be `missing`."""
     headers = key_headers(variable)
     try:
         request = urllib.request.Request(url, headers=headers, method="POST" if post else "GET")
         with urllib.request.urlopen(request, timeout=FORCE_PATIENCE_S if post else PATIENCE_S) as reply:
             return json.load(reply)
     except urllib.error.HTTPError as error:
+        if missing and error.code == 404:
+            return None
         raise UserError(_refusal(url, error)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
@@ -102,12 +105,30 @@ def _sentence(answer: dict[str, Any]) -> str:
     return f"{answer['what']}: {answer['why']}{change}"
 
 
-def tables(answer: dict[str, Any], stats: Stats | None = None, earlier: Stats | None = None) -> Group:
-    """The controller's state as tables, for people; with the fronts' counts, the picture of what runs."""
+def tables(answer: dict[str, Any] | None, stats: Stats | None = None, earlier: Stats | None = None) -> Group:
+    """The controller's state as tables, for people; with the fronts' counts, the picture of what runs.
+
+    Where no controller steers the application, the picture is all there is.
+    """
     from rich.console import Group
 
+    if answer is None:
+        assert stats, "This is a bug: somebody has answered."
+        return Group(_unsteered(stats), picture(stats, earlier, ()))
     drawn = [picture(stats, earlier, answer["survival"])] if stats else []
     return Group(_now(answer), *drawn, _survival(answer), _events(answer["events"]))
+
+
+def _unsteered(stats: Stats) -> Table:
+    from rich.table import Table
+
+    table = Table("", "", title=stats["model"], show_header=False, title_justify="left")
+    table.add_row("plan", stats["plan"] or "none: the whole network runs in the front")
+    table.add_row("exits", stats["promise"])
+    if stats.get("agreement"):
+        table.add_row("audits", stats["agreement"])
+    table.add_row("controller", "none: the plan stays as it is")
+    return table
 
 
 def _now(answer: dict[str, Any]) -> Table:

@@ -24,6 +24,8 @@ from deployments.front.http import create_api
 from deployments.front.service import Service
 from optimizer.plan import Placement, Plan, Split
 from tests.helpers.asking import ask, eventually
+from tests.helpers.cascade_directories import cascade_directory
+from tests.helpers.tiny_words import word_network
 from tests.integration.conftest import Put, Run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here: make browser installs it")
@@ -211,8 +213,8 @@ def test_a_dead_replica_is_seen_and_survived(page: Any, shown: str, run: Run) ->
 
 def test_a_key_is_asked_for_and_then_shown(browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "secret")
-    with behind_a_key() as url, page_at(browser, url, DESK) as page:
-        page.route("**/controller/*", lambda route: route.fulfill(body="null", content_type="application/json"))
+    with unsteered(AppConfig(name="demo", api_key_variable="KEY")) as url, page_at(browser, url, DESK) as page:
+        no_controller(page)
         page.fill("#key input", "secret")
         page.click("#key button")
         page.wait_for_selector("#numbers dd")
@@ -220,13 +222,40 @@ def test_a_key_is_asked_for_and_then_shown(browser: Any, monkeypatch: pytest.Mon
         assert page.evaluate("document.cookie + JSON.stringify({...localStorage})") == "{}"
 
 
+def test_labels_of_words_stand_below_them(browser: Any) -> None:
+    config = AppConfig(model=str(word_network()))
+    with unsteered(config) as url, page_at(browser, url, PHONE) as phone:
+        no_controller(phone)
+        phone.fill("#say textarea", "ada bee was in rome .")
+        phone.click("#say button")
+        phone.wait_for_selector("#answer rect")
+        labels = [label.split()[0] for label in phone.locator("#answer rt").all_inner_texts()]
+        assert labels == ["B-PER", "I-PER", "O", "O", "B-LOC", "O"]
+        assert phone.locator("#forecast").is_hidden(), "nobody forecasts"
+        assert phone.evaluate("document.documentElement.scrollWidth") <= PHONE
+        assert grave_faults(phone) == []
+
+
+def test_it_is_said_which_level_of_a_cascade_answered(browser: Any, tmp_path: Path) -> None:
+    with unsteered(AppConfig(model=str(cascade_directory(tmp_path)))) as url, page_at(browser, url, DESK) as page:
+        no_controller(page)
+        page.fill("#say textarea", "a good film")
+        page.click("#say button")
+        page.wait_for_selector("#answer rect")
+        assert "of the cascade answered" in page.locator("#answer p").nth(1).inner_text()
+
+
+def no_controller(page: Any) -> None:
+    page.route("**/controller/*", lambda route: route.fulfill(body="null", content_type="application/json"))
+
+
 @contextmanager
-def behind_a_key() -> Iterator[str]:
+def unsteered(config: AppConfig) -> Iterator[str]:
     """A front without Ray: the page asks nothing that a front on Ray does not answer as well."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    api = create_api(Service(AppConfig(name="demo", api_key_variable="KEY"), time.perf_counter))
+    api = create_api(Service(config, time.perf_counter))
     server = uvicorn.Server(uvicorn.Config(api, port=port, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -4,7 +4,10 @@ import http.client
 import io
 import json
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import uvicorn
@@ -15,6 +18,9 @@ from cluster.cli import app
 from cluster.commands.status import _events, tables
 from cluster.commands.status_picture import sparkline
 from cluster.controller.service import create_api
+from deployments.config import AppConfig
+from deployments.front.http import create_api as create_front
+from deployments.front.service import Service
 from profiles.errors import UserError
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
 from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
@@ -43,13 +49,19 @@ class Toy:
 def served() -> Iterator[tuple[Toy, str]]:
     """One server for all: to stop takes longer than any test."""
     toy = Toy()
-    config = uvicorn.Config(create_api(toy), port=0, log_level="warning")
-    server = uvicorn.Server(config)
+    with running(create_api(toy)) as url:
+        yield toy, url
+
+
+@contextmanager
+def running(api: Any) -> Iterator[str]:
+    """Its address, as long as it is served."""
+    server = uvicorn.Server(uvicorn.Config(api, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         thread.join(0.01)
-    yield toy, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
 
@@ -222,6 +234,17 @@ def test_the_picture_is_of_what_happened_since_the_last_look(toy: Toy, url: str)
     assert "100%" in shown
     assert "█▅" in shown, "half of the new ones reached block 1"
     assert sparkline(answer["survival"]) in shown
+
+
+def test_without_a_controller_the_picture_is_drawn_all_the_same() -> None:
+    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
+    with running(create_front(Service(config, time.perf_counter))) as url:
+        result = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["status", url])
+        assert result.exit_code == 0, result.output
+        for word in ("toy", "the whole network runs in the front", "controller", "no launches", "blocks 0-3"):
+            assert word in result.output
+        refused = CliRunner().invoke(app, ["status", url, "--json"])
+        assert "no controller runs at" in str(refused.exception)
 
 
 def test_a_controller_that_has_not_decided_yet_says_so() -> None:
