@@ -70,8 +70,8 @@ def prepare(
 
     Of a network that labels words, data are CoNLL files (a word and its label a line) or lists of words and labels.
 
-    A decoder's texts are prompts that it writes on from; its ramp is its own head, read where that brings most, and
-    --max-accuracy-loss is the share of tokens that may be others than the full network's.
+    A decoder's texts are prompts that it writes on from, or that its encoder reads (T5). Its ramp is its own head, read
+    where that brings most, and --max-accuracy-loss is the share of tokens that may be others than the full network's.
 
     Example: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --max-accuracy-loss 1%[/]
     """

@@ -51,13 +51,16 @@ class DecoderCommand:
         console.print(f"written to {self.out}: a Hugging Face checkpoint with a ramp; isobatch serve {self.out}")
 
     def _report(self, prompts: list[str]) -> "DecoderReport":
+        from deployments.decoding.anatomy import shape_of
         from deployments.decoding.loading import load_decoder, load_tokenizer, stop_tokens
         from deployments.prepare.decoder import DecoderOptions, ramps_for
 
         model, words = load_decoder(self.source), load_tokenizer(self.source)
         most = self.max_tokens or MAX_TOKENS
         tokens = [words(prompt)["input_ids"] for prompt in prompts]
-        fits = [each for each in tokens if 0 < len(each) <= model.config.max_position_embeddings - most]
+        shape = shape_of(model.config)
+        context = shape.context(None)
+        fits = [each for each in tokens if 0 < len(each) <= context and most <= shape.room(len(each), context)]
         return ramps_for(model, fits, stop_tokens(self.source), DecoderOptions(self.allowed_loss, most))
 
     def _refuse(self) -> None:
@@ -73,6 +76,7 @@ def told(report: "DecoderReport") -> str:
     return (
         f"a ramp after block {ramp.block} (from 0) of {report.num_blocks}: {leaving:.0%} of the tokens leave there, "
         f"where the head is sure by {ramp.threshold:.3f}. Of {report.tokens} tokens after prompts that it was not "
-        f"chosen by, {agreement:.2%} are the full network's; {same:.1%} of the texts are, to the last token. By "
-        f"arithmetic, full batches write {report.rhythm.gain:.2f} times as fast as without exits on this device"
+        f"chosen by, {agreement:.2%} are the full network's; {same:.1%} of the texts are, to the last token. Once "
+        f"prompts are read, full batches write {report.rhythm.gain:.2f} times as fast as without exits on this device, "
+        "by arithmetic"
     )

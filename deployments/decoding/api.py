@@ -78,9 +78,7 @@ def _telling(span: Span, send: Send) -> Send:
     return tell
 
 
-def create_decoder_api(
-    front: DecoderFront, key: bytes | None, stats: Stats, vocabulary: int, tracing: Tracing | None = None
-) -> FastAPI:
+def create_decoder_api(front: DecoderFront, key: bytes | None, stats: Stats, tracing: Tracing | None = None) -> FastAPI:
     """The application that answers for a decoder."""
 
     @asynccontextmanager
@@ -92,7 +90,7 @@ def create_decoder_api(
     api = _Api(title="isobatch", description=f"Early-exit decoding: {front.name}", lifespan=life)
     api.key, api.tracing = key, tracing
     api.allow(front.config.allowed_origins)
-    writers = _Writers(front, vocabulary)
+    writers = _Writers(front)
     about = _About(front, stats)
     api.add_exception_handler(RefusedError, writers.refused)
     api.add_exception_handler(HTTPException, _no_such_path)
@@ -120,8 +118,8 @@ async def _begin(request: Request) -> Response:
 class _Writers:
     """Answers requests for texts, and counts what became of them."""
 
-    def __init__(self, front: DecoderFront, vocabulary: int) -> None:
-        self._front, self._vocabulary = front, vocabulary
+    def __init__(self, front: DecoderFront) -> None:
+        self._front = front
 
     async def completion(self, request: Request) -> Response:
         """Go on with a text, or with several."""
@@ -132,7 +130,7 @@ class _Writers:
         if not 0 < len(prompts) <= front.config.max_prompts:
             raise RefusedError(400, f"prompt has {len(prompts)} texts: 1 to {front.config.max_prompts} are allowed")
         tokens = [front.texts.prompt(one) if isinstance(one, str) else one for one in prompts]
-        wanted = [front.wanted(one, asked.max_tokens, asked.sampling, self._vocabulary) for one in tokens]
+        wanted = [front.wanted(one, asked.max_tokens, asked.sampling) for one in tokens]
         return await self._answer(request, Reply(COMPLETION_SHAPE, front.name, wanted, asked.stops, begun_s), asked)
 
     async def chat(self, request: Request) -> Response:
@@ -142,7 +140,7 @@ class _Writers:
         front.check_model(asked.model)
         prompt = front.texts.chat([{"role": each.role, "content": each.text} for each in asked.messages])
         most = asked.max_completion_tokens or asked.max_tokens
-        wanted = [front.wanted(prompt, most, asked.sampling, self._vocabulary)]
+        wanted = [front.wanted(prompt, most, asked.sampling)]
         return await self._answer(request, Reply(CHAT_SHAPE, front.name, wanted, asked.stops, begun_s), asked)
 
     async def _body(self, request: Request) -> object:

@@ -17,7 +17,7 @@ from ray.serve import Application
 from deployments.decoding.api import create_decoder_api
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import DecoderFront, summed
-from deployments.decoding.loading import context_of, decoder_config, load_tokenizer, stop_tokens
+from deployments.decoding.loading import decoder_shape, load_tokenizer, stop_tokens
 from deployments.decoding.metrics import ClientMeter
 from deployments.decoding.replica import DECODER, DecoderReplica, ReplicaState
 from deployments.decoding.scheduler import Full, Written
@@ -35,14 +35,14 @@ class DecoderIngress:
     def __init__(self, config: DecoderConfig, replicas: Any) -> None:
         join_serves_log()
         folder = Path(config.model)
-        self._config, self._network = config, decoder_config(folder)
+        self._config, self._shape = config, decoder_shape(folder)
         self._key = key_in(config.api_key_variable)
         self._replicas = replicas
         self._tracing = tracing_here(time.perf_counter)
         meter = ClientMeter(MetricSeries(DECODER_FRONT, serve.metrics), time.perf_counter)
-        texts = TextTokens(load_tokenizer(folder), context_of(self._network, config))
+        texts = TextTokens(load_tokenizer(folder), self._shape.context(config.max_context))
         name, stop = config.name or folder.name, stop_tokens(folder)
-        self._front = DecoderFront(config, name, texts, stop, self._ask, meter)
+        self._front = DecoderFront(config, name, self._shape, texts, stop, self._ask, meter)
 
     def _ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
         span = current()
@@ -51,11 +51,10 @@ class DecoderIngress:
 
     async def _stats(self) -> dict[str, Any]:
         state: ReplicaState = await self._replicas.state.remote()
-        return summed([state], self._network.num_hidden_layers, self._config.max_residents)
+        return summed([state], self._shape.num_blocks, self._config.max_residents)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        vocabulary = self._network.vocab_size
-        return create_decoder_api(self._front, self._key, self._stats, vocabulary, self._tracing)
+        return create_decoder_api(self._front, self._key, self._stats, self._tracing)
 
 
 async def _until_left(groups: Any) -> AsyncGenerator[Written | Full, None]:

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from profiles.errors import UserError, first_wrong, read_text
 from profiles.promise import RULES
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "t5", "mt5")
+WRITES = ("ForCausalLM", "ForConditionalGeneration")  # how classes end whose networks write token by token
 
 
 class DecoderRamp(BaseModel):
@@ -57,8 +58,8 @@ def read_decoder_rules(path: Path) -> DecoderRules:
 
 
 def is_decoder(folder: Path) -> bool:
-    """Whether a directory holds a causal language model."""
-    return any(str(name).endswith("ForCausalLM") for name in _config(folder).get("architectures") or ())
+    """Whether a directory holds a network that writes token by token."""
+    return any(str(name).endswith(WRITES) for name in _config(folder).get("architectures") or ())
 
 
 def check_decoder(folder: Path) -> None:
@@ -69,7 +70,8 @@ def check_decoder(folder: Path) -> None:
     slides = config.get("sliding_window") and config.get("use_sliding_window", True)
     if slides or set(config.get("layer_types") or ()) - {"full_attention"}:
         raise UserError(f"{folder}: its attention has a sliding window: only full attention is served")
-    rules_of(folder, int(config.get("num_hidden_layers", 0)))
+    depths = (config.get(name) for name in ("num_decoder_layers", "num_layers", "num_hidden_layers"))
+    rules_of(folder, next((int(depth) for depth in depths if depth), 0))
 
 
 def rules_of(folder: Path, num_blocks: int) -> DecoderRules:

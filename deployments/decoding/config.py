@@ -13,7 +13,7 @@ class DecoderConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = Field(description="Directory of a causal language model, with an exits.json where it has ramps.")
+    model: str = Field(description="Directory of a network that decodes, with an exits.json where it has ramps.")
     name: str | None = Field(
         None, pattern=r"^[\w.-]+$", description="What clients call the model; none: as its directory."
     )
@@ -46,7 +46,10 @@ class DecoderConfig(BaseModel):
         200.0, gt=0, description="Time from one token to the next: nobody is let in while it is longer than this."
     )
     max_context: int | None = Field(
-        None, ge=1, description="Tokens of a prompt and its answer together; none: as many as the model reads."
+        None,
+        ge=2,
+        description="Tokens of a prompt and its answer together, or of each where an encoder reads the prompt; none: "
+        "as many as the model reads.",
     )
     max_tokens: int = Field(1024, ge=1, description="Tokens that one request may have written (400 beyond).")
     max_prompts: int = Field(32, ge=1, description="Prompts in one request (400 beyond).")

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from deployments.decoding.anatomy import DecoderShape
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.metrics import ClientMeter
 from deployments.decoding.replica import ReplicaState
@@ -42,34 +43,43 @@ class DecoderFront:
         self,
         config: DecoderConfig,
         name: str,
+        shape: DecoderShape,
         texts: TextTokens,
         stop: frozenset[int],
         ask: Ask,
         meter: ClientMeter,
     ) -> None:
         self.config, self.name, self.texts, self.meter = config, name, texts, meter
-        self._stop, self._ask = stop, ask
+        self._shape, self._stop, self._ask = shape, stop, ask
 
-    def wanted(self, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling, vocabulary: int) -> Wanted:
+    def wanted(self, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling) -> Wanted:
         """What is to be written, once its lengths are checked."""
-        context = self.texts.context
+        vocabulary = self._shape.vocabulary
         if not prompt:
             raise RefusedError(400, "the prompt is empty: give at least one token")
         if max(prompt) >= vocabulary:
             raise RefusedError(400, f"prompt has token {max(prompt)}: the model knows {vocabulary} tokens")
+        room = self._shape.room(len(prompt), self.texts.context)
         if max_tokens is None:
-            max_tokens = min(self.config.max_tokens, max(1, context - len(prompt)))
+            max_tokens = min(self.config.max_tokens, max(1, room))
         if max_tokens > self.config.max_tokens:
             raise RefusedError(400, f"max_tokens = {max_tokens}: {self.config.max_tokens} are allowed")
-        if len(prompt) + max_tokens > context:
-            raise RefusedError(
-                400, f"the prompt has {len(prompt)} tokens and max_tokens is {max_tokens}: the model reads {context}"
-            )
-        return Wanted(tuple(prompt), max_tokens, self._stop, sampling)
+        wanted = self._shape.wanted(prompt, max_tokens, self._stop, sampling)
+        self._check_lengths(wanted, room)
+        return wanted
+
+    def _check_lengths(self, wanted: Wanted, room: int) -> None:
+        context, told = self.texts.context, f"the prompt has {wanted.given} tokens"
+        if len(wanted.source) > context:
+            raise RefusedError(400, f"{told}: the model's encoder reads {context}")
+        if wanted.source and wanted.max_tokens > room:
+            raise RefusedError(400, f"max_tokens = {wanted.max_tokens}: the model writes {room} at most")
+        if wanted.max_tokens > room:
+            raise RefusedError(400, f"{told} and max_tokens is {wanted.max_tokens}: the model reads {context}")
 
     async def write(self, wanted: Wanted, stops: Sequence[str]) -> AsyncGenerator[TextPiece, None]:
         """The text of a sequence, as it is written."""
-        speech, meter = self.texts.speech(stops), self.meter.sequence(len(wanted.prompt))
+        speech, meter = self.texts.speech(stops), self.meter.sequence(wanted.given)
         try:
             async with aclosing(self._written(wanted)) as groups:
                 async for group in groups:

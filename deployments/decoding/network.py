@@ -1,40 +1,38 @@
-"""A causal language model of Hugging Face, cut into splits, whose keys and values (KV) lie in pages.
+"""A network of Hugging Face that decodes, cut into splits, whose keys and values (KV) lie in pages.
 
 All parts are the model's own modules. What is ours is where KV lies, and who runs when.
 """
 
-from itertools import accumulate, islice
-from typing import Any
+from itertools import accumulate, groupby, islice
 
 import torch
 from torch import Tensor
 
+from deployments.decoding.anatomy import DecoderAnatomy
 from deployments.decoding.choosing import Draw, at_least_float32, choose
-from deployments.decoding.paged import PagedKv, replace_attention
+from deployments.decoding.paged import PagedKv
 from deployments.decoding.ramps import DecoderRamps
-from deployments.decoding.scheduler import DecodingLaunch
+from deployments.decoding.scheduler import DecodingLaunch, Piece
 from deployments.decoding.sequences import Opinion, Splits
 
 
 class CutDecoder:
     """Runs launches. Of each sequence it keeps the states of positions that are pending before a deeper split."""
 
-    def __init__(self, model: Any, ramps: DecoderRamps, splits: Splits, pages: int, page_tokens: int) -> None:
-        self._body, self._head, self._ramps, self._splits = model.model, model.lm_head, ramps, splits
-        replace_attention(model)
-        self._kv = PagedKv(model, pages, page_tokens)
+    def __init__(
+        self, anatomy: DecoderAnatomy, ramps: DecoderRamps, splits: Splits, pages: int, page_tokens: int
+    ) -> None:
+        self._anatomy, self._ramps, self._splits = anatomy, ramps, splits
+        self._kv = PagedKv(anatomy.shape.kv_width, anatomy.queries_per_key, anatomy.weights, pages, page_tokens)
         self._pending: dict[tuple[int, int], list[Tensor]] = {}  # by sequence, and the split that they stand before
 
     @torch.inference_mode()
     def run(self, launch: DecodingLaunch) -> list[list[Opinion]]:
         """What a ramp or the head says of each part's asked rows."""
         split, blocks = launch.split, self._splits.blocks(launch.split)
-        view = self._kv.view(launch, blocks)
+        self._read_sources(launch)
         states = self._entering(launch) if split == 0 else self._taken(launch)
-        turned = self._body.rotary_emb(states, position_ids=view.positions)
-        for block in blocks:
-            states = self._body.layers[block](states, attention_mask=view, position_embeddings=turned)
-        rows = states[0]
+        rows = self._anatomy.through(blocks, states, self._kv.view(launch, blocks))
         if split < self._splits.last:
             self._keep(launch, rows)
         return self._said(launch, rows)
@@ -44,12 +42,17 @@ class CutDecoder:
         for split in range(1, len(self._splits.ends)):
             self._pending.pop((name, split), None)
 
+    def _read_sources(self, launch: DecodingLaunch) -> None:
+        """Have the encoder read the sources of who begins, those of like length side by side."""
+        beginning = [part for part in launch.pieces if part.sequence.unread(launch.split)]
+        for _, parts in groupby(sorted(beginning, key=_source_size), key=_source_size):
+            self._anatomy.read(list(parts), self._kv)
+
     def _entering(self, launch: DecodingLaunch) -> Tensor:
         tokens = [
             token for part in launch.pieces for token in part.sequence.tokens[part.start : part.start + part.rows]
         ]
-        states: Tensor = self._body.embed_tokens(torch.tensor([tokens], device=self._kv.device))
-        return states
+        return self._anatomy.embed(torch.tensor(tokens, device=self._kv.device))
 
     def _keep(self, launch: DecodingLaunch, rows: Tensor) -> None:
         for part, states in zip(launch.pieces, torch.split(rows, [part.rows for part in launch.pieces]), strict=True):
@@ -65,7 +68,7 @@ class CutDecoder:
             if part.rows < len(states):
                 self._pending[place] = [states[part.rows :]]
             found.append(states[: part.rows])
-        return torch.cat(found).unsqueeze(0)
+        return torch.cat(found)
 
     def _said(self, launch: DecodingLaunch, rows: Tensor) -> list[list[Opinion]]:
         ends = list(accumulate(part.rows for part in launch.pieces))
@@ -84,8 +87,12 @@ class CutDecoder:
         """The logits of the next token, and who is sure of it (as 0 or 1): after the last split, everybody."""
         if split < self._splits.last:
             return self._ramps.look(self._splits.ends[split] - 1, states)
-        logits = at_least_float32(self._head(self._body.norm(states)))
+        logits = at_least_float32(self._anatomy.head(states))
         return logits, torch.ones(len(logits), dtype=torch.long, device=logits.device)
+
+
+def _source_size(part: Piece) -> int:
+    return part.size()[-1]
 
 
 def _draws(launch: DecodingLaunch) -> list[Draw]:

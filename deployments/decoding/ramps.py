@@ -1,11 +1,10 @@
 """Ramps of a decoder: the network's own head, read early, and who is sure there."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deployments.decoding.checkpoint import DecoderRules
 from deployments.decoding.choosing import at_least_float32
@@ -16,11 +15,10 @@ from profiles.errors import UserError
 
 @dataclass(frozen=True)
 class DecoderRamps:
-    """The ramps of one network, ready to run."""
+    """The ramps of one network, ready to run. `head` makes logits of states, its norm included."""
 
     rules: DecoderRules
-    norm: Any
-    head: nn.Module
+    head: Callable[[Tensor], Tensor]
     policy: Policy = field(init=False)
     _thresholds: Mapping[int, float] = field(init=False)
 
@@ -28,12 +26,9 @@ class DecoderRamps:
         object.__setattr__(self, "policy", independent(self.rules.policy))
         object.__setattr__(self, "_thresholds", {ramp.block: ramp.threshold for ramp in self.rules.ramps})
 
-    def logits(self, states: Tensor) -> Tensor:
-        return at_least_float32(self.head(self.norm(states)))
-
     def look(self, block: int, states: Tensor) -> tuple[Tensor, Tensor]:
         """The logits of the next token after a block, and who is sure of it (as 0 or 1)."""
-        logits = self.logits(states)
+        logits = at_least_float32(self.head(states))
         leaves = self.policy(logits, self._thresholds[block], logits.new_empty(len(logits), 0)).leaves
         return logits, leaves.to(torch.long)
 

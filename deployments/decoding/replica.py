@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from deployments.decoding.anatomy import shape_of
 from deployments.decoding.checkpoint import rules_of
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine
@@ -49,7 +50,7 @@ class DecoderReplica:
         if config.device == "cpu":
             torch.set_num_threads(max(1, round(config.cpus_per_replica)))
         model = load_decoder(folder, config.device, config.dtype)
-        engine = engine_of(model, rules_of(folder, model.config.num_hidden_layers), config)
+        engine = engine_of(model, rules_of(folder, shape_of(model.config).num_blocks), config)
         self._depths: Counter[int] = Counter()
         self._loop = EngineLoop(engine)
         self._tracing = tracing_here(time.perf_counter)
@@ -110,7 +111,7 @@ async def traced(
 ) -> AsyncGenerator[Written, None]:
     """What a sequence writes, in two spans if its request is traced: up to the first token, and from there on."""
     async with aclosing(groups):
-        with part_of(tracing, trace, "first token", {"prompt_tokens": len(wanted.prompt)}):
+        with part_of(tracing, trace, "first token", {"prompt_tokens": wanted.given}):
             group = await anext(groups)
         yield group
         if not group.finish:

@@ -73,7 +73,7 @@ class Reply:
         }  # fmt: skip
 
     def usage(self) -> dict[str, int]:
-        read = sum(len(each.prompt) for each in self.wanted)
+        read = sum(each.given for each in self.wanted)
         return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
 
 

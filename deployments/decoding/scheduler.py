@@ -11,7 +11,7 @@ from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 
 from deployments.decoding.pace import Pace
-from deployments.decoding.pages import PagePool
+from deployments.decoding.pages import PagePool, pages_for
 from deployments.decoding.sequences import Finish, Opinion, Sequence, Splits, Wanted
 
 DEEP_SHARE = 0.6  # where nobody has measured
@@ -45,9 +45,9 @@ class Piece:
     rows: int
     asked: int
 
-    def size(self) -> tuple[int, int]:
-        """Attention sees parts of one size side by side, padded to one number of rows and one context."""
-        return _power(self.rows), _power(self.start + self.rows)
+    def size(self) -> tuple[int, int, int]:
+        """Attention sees parts of one size side by side, padded to one number of rows, one context and one source."""
+        return _power(self.rows), _power(self.start + self.rows), _power(len(self.sequence.wanted.source))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ class Scheduler:
 
     def add(self, wanted: Wanted, now_s: float) -> int:
         """The name of a new sequence, which waits for a place."""
-        assert self._pages(len(wanted.prompt) + wanted.max_tokens) <= self.pool.count, "This is a bug: it never fits."
+        needed = self._pages(len(wanted.prompt) + wanted.max_tokens) + self._pages(len(wanted.source))
+        assert needed <= self.pool.count, "This is a bug: it never fits."
         self._names += 1
         self.waiting.append(Sequence(self._names, wanted, self.splits, now_s, self.limits.page_tokens))
         return self._names
@@ -178,11 +179,14 @@ class Scheduler:
             return False
         # Each is to have room for its next page too: a place is no use to one that is put out again at once.
         ahead = self.limits.page_tokens
-        needed = sum(self._pages(len(one.tokens) + ahead) for one in (*self.residents.values(), self.waiting[0]))
+        needed = sum(
+            self._pages(len(one.tokens) + ahead) + self._pages(len(one.wanted.source))
+            for one in (*self.residents.values(), self.waiting[0])
+        )
         return needed <= self.pool.count
 
     def _pages(self, positions: int) -> int:
-        return self.splits.num_blocks * -(-positions // self.limits.page_tokens)
+        return self.splits.num_blocks * pages_for(positions, self.limits.page_tokens)
 
     def _split(self, now_s: float) -> int:
         """The deepest split whose turn it is; else the first, if anybody is ready; else where most of them wait."""
@@ -210,31 +214,28 @@ class Scheduler:
     def _with_pages(self, split: int) -> tuple[Piece, ...]:
         """The rows to run there, once they have pages: where these are short, who came last is put out."""
         parts = list(self._parts(split))
-        while self._short(split, parts) > self.pool.free:
+        while sum(part.sequence.missing(split, part.start + part.rows) for part in parts) > self.pool.free:
             youngest = next(reversed(self.residents.values()))
             self._put_out(youngest)
             parts = [part for part in parts if part.sequence is not youngest]
         for part in parts:
-            blocks, stop = self.splits.blocks(split), part.start + part.rows
-            table = part.sequence.table
-            taken = self.pool.take(table.missing(blocks, stop))
+            sequence, stop = part.sequence, part.start + part.rows
+            taken = self.pool.take(sequence.missing(split, stop))
             assert taken is not None, "This is a bug: there were pages enough."
-            table.grow(blocks, stop, taken)
+            sequence.grow(split, stop, taken)
         return tuple(sorted(parts, key=Piece.size))
 
-    def _short(self, split: int, parts: list[Piece]) -> int:
-        blocks = self.splits.blocks(split)
-        return sum(part.sequence.table.missing(blocks, part.start + part.rows) for part in parts)
-
     def _parts(self, split: int) -> Iterator[Piece]:
-        """Everybody who stands there; of long prompts as much as one launch takes, first those who came first."""
-        room = self.limits.prompt_rows
+        """Everybody who stands there; of long prompts as much as one launch takes, first those who came first. A source
+        is read as a whole, if need be alone."""
+        most = room = self.limits.prompt_rows
         for sequence in self.residents.values():
-            if sequence.at != split:
+            unread = sequence.unread(split)
+            if sequence.at != split or unread > room < most:
                 continue
             waiting = sequence.waiting(split)
             rows = waiting if waiting <= self.splits.max_pending else min(waiting, room)
-            room -= rows if waiting > self.splits.max_pending else 0
+            room = max(0, room - unread - (rows if waiting > self.splits.max_pending else 0))
             if rows:
                 yield Piece(sequence, sequence.filled[split], rows, sequence.wants(split, rows))
 
@@ -247,5 +248,5 @@ class Scheduler:
         self.preempted += 1
 
     def _release(self, sequence: Sequence) -> None:
-        self.pool.give(sequence.table.clear())
+        self.pool.give(sequence.give_pages())
         self._dropped.append(sequence.name)

@@ -25,12 +25,22 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a client wants written. The sequence ends after a token of `stop`, or after `max_tokens`."""
+    """What a client wants written. The sequence ends after a token of `stop`, or after `max_tokens`.
+
+    `prompt` is what is written on from. Where the network has an encoder, that reads `source`, which the client gave,
+    and the prompt is the token that every answer begins with.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int
     stop: frozenset[int] = frozenset()
     sampling: Sampling = GREEDY
+    source: tuple[int, ...] = ()
+
+    @property
+    def given(self) -> int:
+        """Tokens that the client gave."""
+        return len(self.source) or len(self.prompt)
 
 
 @dataclass(frozen=True)
@@ -81,13 +91,15 @@ class Sequence:
     """A sequence, from its prompt to its last token.
 
     `at` is the split where it runs next. `filled[s]` counts the positions whose KV split s has made; those that split
-    s - 1 has seen and split s has not are pending there. `told` counts the tokens that were written for good.
+    s - 1 has seen and split s has not are pending there. `told` counts the tokens that were written for good. A source
+    has KV of its own in every block (`source_table`), which is made before the first position runs.
     """
 
     def __init__(self, name: int, wanted: Wanted, splits: Splits, arrived_s: float, page_tokens: int) -> None:
         self.name, self.wanted, self.arrived_s = name, wanted, arrived_s
         self._splits = splits
         self.table = PageTable(splits.num_blocks, len(wanted.prompt) + wanted.max_tokens, page_tokens)
+        self.source_table = PageTable(splits.num_blocks, len(wanted.source), page_tokens)
         self.tokens = list(wanted.prompt)
         self.depths: list[int] = []  # of each written token: the block after which it was known
         self.told = 0
@@ -105,6 +117,29 @@ class Sequence:
     def waiting(self, split: int) -> int:
         """Positions that stand before this split."""
         return (self.filled[split - 1] if split else len(self.tokens)) - self.filled[split]
+
+    def unread(self, split: int) -> int:
+        """Positions of its source that are to be read in the next launch of this split."""
+        return 0 if split or self.filled[0] else len(self.wanted.source)
+
+    def missing(self, split: int, positions: int) -> int:
+        """Pages that it lacks to have so many positions seen by a split, and its source."""
+        return self.table.missing(self._splits.blocks(split), positions) + self._source_missing()
+
+    def grow(self, split: int, positions: int, pages: list[int]) -> None:
+        """Take as many pages as are missing."""
+        cut = self._source_missing()
+        if cut:
+            self.source_table.grow(range(self._splits.num_blocks), len(self.wanted.source), pages[:cut])
+        self.table.grow(self._splits.blocks(split), positions, pages[cut:])
+
+    def give_pages(self) -> list[int]:
+        """All its pages, which it has no more."""
+        return self.table.clear() + self.source_table.clear()
+
+    def _source_missing(self) -> int:
+        unread = self.unread(split=0)
+        return self.source_table.missing(range(self._splits.num_blocks), unread) if unread else 0
 
     def wants(self, split: int, rows: int) -> int:
         """At how many of the last of these rows a ramp or the head has to say something."""

@@ -5,14 +5,18 @@ block: with `recompute`, a ramp never sees anything else, as long as tokens are 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
+from deployments.decoding.anatomy import DecoderAnatomy, anatomy_of, shape_of
 from deployments.decoding.arithmetic import DeepRhythm, best_cut
 from deployments.decoding.checkpoint import DecoderRamp, DecoderRules
 from deployments.decoding.choosing import at_least_float32
@@ -62,7 +66,8 @@ def ramps_for(
     """The rules of the ramp that brings most, at no more than the allowed loss."""
     if len(prompts) < LEAST_PROMPTS:
         raise UserError(f"{len(prompts)} prompts: at least {LEAST_PROMPTS} are needed")
-    wanted = [Wanted(tuple(prompt), options.max_tokens, stop) for prompt in prompts]
+    shape = shape_of(model.config)
+    wanted = [shape.wanted(prompt, options.max_tokens, stop) for prompt in prompts]
     full = texts(model, DecoderRules(), wanted)
     cut = round(CALIBRATE * len(wanted))
     seen = readings(model, wanted[:cut], full[:cut])
@@ -125,40 +130,52 @@ def _engine(model: Any, rules: DecoderRules) -> Engine:
 def readings(model: Any, wanted: Sequence[Wanted], written: Sequence[Sequence[int]]) -> Readings:
     """What the head says early wherever the full network has written a token."""
     sure, agrees = [], []
+    anatomy = anatomy_of(model)
     for asked, tokens in zip(wanted, written, strict=True):
-        states = _states(model, [*asked.prompt, *tokens[:-1]])
-        said = [at_least_float32(model.lm_head(model.model.norm(each[len(asked.prompt) - 1 :]))) for each in states]
+        states = _states(anatomy, asked, tokens)
+        said = [at_least_float32(anatomy.head(each[len(asked.prompt) - 1 :])) for each in states]
         full = torch.tensor(tokens, device=states[0].device)
         sure.append(np.stack([logits.softmax(dim=1).amax(dim=1).double().cpu().numpy() for logits in said]))
         agrees.append(np.stack([(logits.argmax(dim=1) == full).cpu().numpy() for logits in said]))
     return Readings(np.concatenate(sure, axis=1), np.concatenate(agrees, axis=1))
 
 
-def _states(model: Any, tokens: list[int]) -> list[torch.Tensor]:
+def _states(anatomy: DecoderAnatomy, asked: Wanted, tokens: Sequence[int]) -> list[torch.Tensor]:
     """The states after every block but the last."""
+    with states_after(anatomy.blocks[:-1]) as found:
+        anatomy.whole(asked, [*asked.prompt, *tokens[:-1]])
+    return [states[0] for states in found]
+
+
+@contextmanager
+def states_after(blocks: Iterable[nn.Module]) -> Iterator[list[torch.Tensor]]:
+    """What comes out of these blocks, texts x positions x width, while the model runs."""
     found: list[torch.Tensor] = []
-    hooks = [layer.register_forward_hook(lambda _, __, out: found.append(out[0])) for layer in model.model.layers[:-1]]
+
+    def find(_: object, __: object, out: Any) -> None:
+        found.append(out[0] if isinstance(out, tuple) else out)
+
+    hooks = [block.register_forward_hook(find) for block in blocks]
     try:
-        model.model(torch.tensor([tokens], device=model.device))
+        yield found
     finally:
         for hook in hooks:
             hook.remove()
-    return found
 
 
 def fixed_share(model: Any, prompt: Sequence[int], clock: Callable[[], float] = time.process_time) -> float:
     """What a launch costs beside its rows, in units of what a full one costs for them, on this device."""
-    alone_s, together_s = (
-        min(_launch_s(model, [Wanted(tuple(prompt), MEASURED)] * count, clock) for _ in range(3))
-        for count in (1, AT_ONCE)
-    )
+    alone_s, together_s = (min(_launch_s(model, prompt, count, clock) for _ in range(3)) for count in (1, AT_ONCE))
     row_s = max(together_s - alone_s, 1e-9) / (AT_ONCE - 1)
     return max(alone_s - row_s, 0.0) / (AT_ONCE * row_s)
 
 
-def _launch_s(model: Any, wanted: Sequence[Wanted], clock: Callable[[], float]) -> float:
-    """What one launch of these sequences takes through the whole network."""
-    engine = _engine(model, DecoderRules())
-    begun_s = clock()
-    engine.write_all(wanted)
-    return (clock() - begun_s) / MEASURED
+def _launch_s(model: Any, prompt: Sequence[int], count: int, clock: Callable[[], float]) -> float:
+    """What one launch takes through the whole network that writes a token of so many sequences."""
+    shape, engine = shape_of(model.config), _engine(model, DecoderRules())
+    moments_s = [clock()]
+    for tokens in (1, MEASURED + 1):  # the first also reads the prompts
+        engine.write_all([shape.wanted(prompt, tokens)] * count)
+        moments_s.append(clock())
+    first_s, all_s = (later - earlier for earlier, later in pairwise(moments_s))
+    return max(0.0, all_s - first_s) / MEASURED

@@ -6,6 +6,7 @@ prepare` makes them for any decoder.
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree, rmtree
@@ -31,7 +32,7 @@ ALLOWED = 0.0  # of the tokens that thresholds come from
 
 
 @dataclass(frozen=True)
-class LlamaRecipe:
+class SumsRecipe:
     """The shape of the network and how it is trained."""
 
     num_blocks: int = 8
@@ -41,14 +42,19 @@ class LlamaRecipe:
     learning_rate: float = 3e-3
 
 
-RECIPE = LlamaRecipe()
+RECIPE = SumsRecipe()
 
 
-def train(recipe: LlamaRecipe = RECIPE, seed: int = 0) -> Any:
+def train(recipe: SumsRecipe = RECIPE, seed: int = 0) -> Any:
     """A network that has seen no held-out sum."""
     torch.manual_seed(seed)
     model = _network(recipe)
     tokens, labels = examples(sums(held_out=False))
+    return fitted(model, lambda chosen: _losses(model, tokens[chosen], labels[chosen]), len(tokens), recipe, seed)
+
+
+def fitted(model: Any, losses: Callable[[Tensor], Tensor], count: int, recipe: SumsRecipe, seed: int) -> Any:
+    """The model, once it has learned. `losses`: of some of so many examples, those of the head after each block."""
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, weight_decay=0.05, betas=(0.9, 0.98), fused=True
     )
@@ -59,15 +65,14 @@ def train(recipe: LlamaRecipe = RECIPE, seed: int = 0) -> Any:
     weights /= weights.sum()
     random = torch.Generator().manual_seed(seed)
     for step in show(range(recipe.steps), "training the demo's decoder"):
-        chosen = torch.randint(len(tokens), (recipe.batch,), generator=random)
-        losses = _losses(model, tokens[chosen], labels[chosen])
+        lost = losses(torch.randint(count, (recipe.batch,), generator=random))
         optimiser.zero_grad()
-        (losses * weights).sum().backward()  # type: ignore[no-untyped-call]
+        (lost * weights).sum().backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
         if step % 250 == 0:
-            print(f"step {step}: {' '.join(f'{loss:.3f}' for loss in losses.tolist())}", file=sys.stderr)
+            print(f"step {step}: {' '.join(f'{loss:.3f}' for loss in lost.tolist())}", file=sys.stderr)
     return model.eval()
 
 
@@ -96,7 +101,7 @@ def vocabulary() -> list[str]:
     return [END, UNKNOWN, *dict.fromkeys(CHARACTERS)]
 
 
-def _network(recipe: LlamaRecipe) -> Any:
+def _network(recipe: SumsRecipe) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -125,20 +130,25 @@ def save(model: Any, folder: Path) -> None:
 
 def tokenizer() -> Any:
     """One token for each character. A chat is its last message, as a sum that is to be answered."""
+    made = characters()
+    made.chat_template = (
+        "{% set asked = messages[-1]['content'] | replace(' ', '') %}"
+        "{{ asked if asked.endswith('=') else asked + '=' }}"
+    )
+    return made
+
+
+def characters() -> Any:
+    """The same without chats."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = Tokenizer(models.WordLevel({word: place for place, word in enumerate(vocabulary())}, UNKNOWN))
     words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     words.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=words, eos_token=END, pad_token=END, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
     )
-    made.chat_template = (
-        "{% set asked = messages[-1]['content'] | replace(' ', '') %}"
-        "{{ asked if asked.endswith('=') else asked + '=' }}"
-    )
-    return made
 
 
 def add_ramps(folder: Path) -> None:

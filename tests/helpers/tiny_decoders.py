@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from deployments.decoding.anatomy import anatomy_of
 from deployments.decoding.checkpoint import DecoderRamp, DecoderRules
 from deployments.decoding.choosing import Draw, at_least_float32, choose
 from deployments.decoding.engine import Engine
@@ -46,10 +47,42 @@ def decoder(family: str = "llama", seed: int = 0, tied: bool = False, kv_heads: 
     return AutoModelForCausalLM.from_config(config, dtype=torch.float64).double().eval()
 
 
+@cache
+def t5(family: str = "t5", seed: int = 0, gated: bool = False, tied: bool = False) -> Any:
+    """An encoder of two blocks and a decoder of four, with random weights."""
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=VOCABULARY,
+        d_model=24,
+        d_kv=6,
+        d_ff=32,
+        num_heads=4,
+        num_layers=2,
+        num_decoder_layers=BLOCKS,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=12,
+        feed_forward_proj="gated-gelu" if gated else "relu",
+        tie_word_embeddings=tied,
+        decoder_start_token_id=0,
+        n_positions=64,
+    )
+    torch.manual_seed(seed)
+    model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float64).double().eval()
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "layer_norm" not in name:
+                weights.normal_(std=0.6)
+        if not tied:
+            model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    return model
+
+
 def ramps_of(model: Any, thresholds: dict[int, float]) -> DecoderRamps:
     """Ramps after these blocks, at which a token leaves whose probability is above the threshold."""
     ramps = tuple(DecoderRamp(block=block, threshold=each) for block, each in sorted(thresholds.items()))
-    return DecoderRamps(DecoderRules(ramps=ramps), model.model.norm, model.lm_head)
+    return DecoderRamps(DecoderRules(ramps=ramps), anatomy_of(model).head)
 
 
 @torch.inference_mode()
@@ -57,32 +90,47 @@ def plainly(model: Any, wanted: Wanted, thresholds: dict[int, float]) -> tuple[l
     """Tokens and depths of one sequence: the whole network on the whole prefix for every token, and no cache."""
     tokens: list[int] = []
     depths: list[int] = []
+    read = model.encoder(torch.tensor([wanted.source])) if wanted.source else None
     while len(tokens) < wanted.max_tokens and not (tokens and tokens[-1] in wanted.stop):
-        prefix = torch.tensor([[*wanted.prompt, *tokens]])
-        states = _states(model, prefix)
-        draw = [Draw(wanted.sampling, prefix.shape[1])]
+        states, last = _seen(model, read, torch.tensor([[*wanted.prompt, *tokens]]))
+        draw = [Draw(wanted.sampling, len(wanted.prompt) + len(tokens))]
         for block, threshold in sorted(thresholds.items()):
-            logits = at_least_float32(model.lm_head(model.model.norm(states[block])))
+            logits = at_least_float32(_head(model, states[block]))
             if logits.softmax(dim=1).max() >= threshold:
                 depths.append(block)
                 break
         else:
-            logits = model(prefix).logits[:, -1]
-            depths.append(model.config.num_hidden_layers - 1)
+            logits = last
+            depths.append(BLOCKS - 1)
         tokens.append(int(choose(logits, draw)))
     return tokens, depths
 
 
-def _states(model: Any, prefix: torch.Tensor) -> list[torch.Tensor]:
-    """The state of the last position after each block."""
+def _seen(model: Any, read: Any, prefix: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The state of the last position after each block, and the logits after the last."""
     found: list[torch.Tensor] = []
-    hooks = [layer.register_forward_hook(lambda _, __, out: found.append(out[:, -1])) for layer in model.model.layers]
+
+    def find(_: object, __: object, out: Any) -> None:
+        found.append((out[0] if isinstance(out, tuple) else out)[:, -1])
+
+    blocks = model.decoder.block if read else model.model.layers
+    hooks = [block.register_forward_hook(find) for block in blocks]
     try:
-        model(prefix)
+        said = model(encoder_outputs=read, decoder_input_ids=prefix) if read else model(prefix)
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return found, said.logits[:, -1]
+
+
+def _head(model: Any, states: torch.Tensor) -> torch.Tensor:
+    """What the model itself does after its last block."""
+    if not model.config.is_encoder_decoder:
+        return cast(torch.Tensor, model.lm_head(model.model.norm(states)))
+    normed = model.decoder.final_layer_norm(states)
+    if getattr(model.config, "scale_decoder_outputs", False):
+        normed = normed * model.config.d_model**-0.5
+    return cast(torch.Tensor, model.lm_head(normed))
 
 
 class Clock:
@@ -105,11 +153,12 @@ def engine(
     limits: DecodingLimits | None = None,
 ) -> Engine:
     """An engine that is cut at its ramps."""
-    ends = (*(block + 1 for block in sorted(thresholds)), model.config.num_hidden_layers)
+    ends = (*(block + 1 for block in sorted(thresholds)), BLOCKS)
     splits = Splits(ends, verified, max_pending)
     limits = limits or DecodingLimits(page_tokens=4, ttft_s=1e9, tpot_s=1e9)
     scheduler = Scheduler(splits, limits, PagePool(pages))
-    return Engine(scheduler, CutDecoder(model, ramps_of(model, thresholds), splits, pages, limits.page_tokens), Clock())
+    network = CutDecoder(anatomy_of(model), ramps_of(model, thresholds), splits, pages, limits.page_tokens)
+    return Engine(scheduler, network, Clock())
 
 
 def written_by(running: Engine, asked: Sequence[Wanted]) -> dict[int, tuple[list[int], list[int]]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from deployments.decoding.anatomy import shape_of
 from deployments.decoding.api import create_decoder_api
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import DecoderFront, summed
@@ -19,10 +20,10 @@ from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Finish, Wanted
 from deployments.decoding.texts import TextTokens
 from deployments.metrics import DECODER_FRONT, MetricSeries
-from deployments.prepare.llm_demo import tokenizer
+from deployments.prepare.llm_demo import characters, tokenizer
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
 from tests.helpers.noted_metrics import NotedMetrics
-from tests.helpers.tiny_decoders import decoder, engine, plainly
+from tests.helpers.tiny_decoders import decoder, engine, plainly, t5
 
 CONFIG = DecoderConfig(model="/models/tiny", max_tokens=40, max_prompts=3, max_body_bytes=500)
 RAMPS = {0: 0.3, 2: 0.3}
@@ -31,14 +32,15 @@ RAMPS = {0: 0.3, 2: 0.3}
 class World:
     """A front beside one engine; `failing` replicas write one group and end."""
 
-    def __init__(self) -> None:
-        self.engine = engine(decoder(), RAMPS, pages=4 * 32)
+    def __init__(self, model: Any, words: Any) -> None:
+        self.model = model
+        self.engine = engine(model, RAMPS, pages=4 * 32)
         self.loop = EngineLoop(self.engine)
         self.failing, self.full, self.asked = 0, False, 0
-        self.texts = TextTokens(tokenizer(), 64)
+        self.texts = TextTokens(words, 64)
         self.metrics, self.now_s = NotedMetrics(), 0.0
         meter = ClientMeter(MetricSeries(DECODER_FRONT, self.metrics), lambda: self.now_s)
-        self.front = DecoderFront(CONFIG, "tiny", self.texts, frozenset([0]), self.ask, meter)
+        self.front = DecoderFront(CONFIG, "tiny", shape_of(model.config), self.texts, frozenset([0]), self.ask, meter)
 
     async def ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
         self.asked += 1
@@ -55,18 +57,25 @@ class World:
         return summed([ReplicaState(0, 0, 8, 8, 0, 0.0, {}, {0: (2, 4)})], 4, 8)
 
     def client(self, key: bytes | None = None) -> TestClient:
-        return DocumentedClient(create_decoder_api(self.front, key, self.stats, 23), raise_server_exceptions=False)
+        return DocumentedClient(create_decoder_api(self.front, key, self.stats), raise_server_exceptions=False)
 
     def plain(self, prompt: str, max_tokens: int) -> tuple[str, list[int], int]:
         """Text, depths and tokens of the plain decoder."""
-        asked = Wanted(self.texts.prompt(prompt), max_tokens, frozenset([0]))
-        tokens, depths = plainly(decoder(), asked, RAMPS)
+        asked = shape_of(self.model.config).wanted(self.texts.prompt(prompt), max_tokens, frozenset([0]))
+        tokens, depths = plainly(self.model, asked, RAMPS)
         return tokenizer().decode(tokens, skip_special_tokens=True), depths, len(tokens)
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    made = World()
+    made = World(decoder(), tokenizer())
+    yield made
+    made.loop.end()
+
+
+@pytest.fixture
+def world_of_t5() -> Iterator[World]:
+    made = World(t5(), characters())
     yield made
     made.loop.end()
 
@@ -148,6 +157,28 @@ def test_what_is_wrong_is_named_in_one_sentence(world: World, body: Any, status:
     reply = world.client().post("/v1/completions", content=content)
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (status, True), reply.text
     assert world.asked == 0
+
+
+def test_a_t5_answers_a_completion_over_the_loss_of_replicas(world_of_t5: World) -> None:
+    text, depths, count = world_of_t5.plain("47+85=", 12)
+    world_of_t5.failing = 2
+    said = world_of_t5.client().post("/v1/completions", json={"prompt": "47+85=", "max_tokens": 12}).json()
+    assert (said["choices"][0]["text"], said["choices"][0]["exit_blocks"]) == (text, depths)
+    assert said["usage"] == {"prompt_tokens": 6, "completion_tokens": count, "total_tokens": 6 + count}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        ("completions", {"prompt": "1" * 65}, "the prompt has 65 tokens: the model's encoder reads 64"),
+        ("completions", {"prompt": "1" * 64, "max_tokens": 64}, "max_tokens = 64: the model writes 63 at most"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "1+1"}]}, "has no chat template"),
+    ],
+)
+def test_what_a_t5_cannot_do_is_said_in_one_sentence(world_of_t5: World, path: str, body: Any, sentence: str) -> None:
+    world_of_t5.front.config = CONFIG.model_copy(update={"max_tokens": 100})
+    reply = world_of_t5.client().post(f"/v1/{path}", json=body)
+    assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (400, True), reply.text
 
 
 def test_a_stop_string_ends_the_text_and_frees_its_pages(world: World) -> None:

@@ -1,16 +1,47 @@
 """Batched decoding with exits writes what plain decoding does: one sequence alone, the whole prefix for each token."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deployments.decoding.scheduler import DecodingLimits
 from deployments.decoding.sequences import Sampling, Wanted
-from tests.helpers.tiny_decoders import VOCABULARY, decoder, engine, plainly, written_by
+from tests.helpers.tiny_decoders import BLOCKS, VOCABULARY, decoder, engine, plainly, t5, written_by
 
 PATIENT = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+def with_encoder(wanted: Wanted) -> Wanted:
+    """The same of a T5, whose encoder reads the prompt."""
+    return replace(wanted, prompt=(0,), source=wanted.prompt)
+
+
+def enough(asked: list[Wanted], within: DecodingLimits) -> int:
+    """Pages for any one of these."""
+
+    def pages(positions: int) -> int:
+        return BLOCKS * -(-positions // within.page_tokens)
+
+    return max(pages(len(one.prompt) + one.max_tokens) + pages(len(one.source)) for one in asked)
+
+
+def generated(model: Any, wanted: Wanted) -> list[int]:
+    """What transformers' `generate` writes."""
+    source, stop = torch.tensor([wanted.source]), sorted(wanted.stop) or None
+    told = {
+        "max_new_tokens": wanted.max_tokens,
+        "eos_token_id": stop,
+        "pad_token_id": 0,
+        "do_sample": False,
+        "use_cache": False,
+    }
+    with torch.inference_mode():
+        return list(model.generate(source, **told)[0, 1:].tolist())
+
 
 prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=10).map(tuple)
 samplings = st.one_of(
@@ -30,35 +61,67 @@ limits = st.builds(
     ttft_s=st.just(1e9),
     tpot_s=st.just(1e9),
 )
-models = st.builds(decoder, st.just("llama"), st.integers(0, 2), st.booleans(), st.sampled_from([1, 2, 4]))
+llamas = st.builds(decoder, st.just("llama"), st.integers(0, 2), st.booleans(), st.sampled_from([1, 2, 4]))
+t5s = st.builds(t5, st.sampled_from(["t5", "mt5"]), st.integers(0, 1), st.booleans(), st.booleans())
+asked_of_llamas = st.tuples(llamas, st.lists(requests, min_size=1, max_size=6))
+asked_of_t5s = st.tuples(t5s, st.lists(requests.map(with_encoder), min_size=1, max_size=6))
+either = asked_of_llamas | asked_of_t5s
 
 
-@settings(max_examples=20, **PATIENT)
-@given(models, thresholds, st.lists(requests, min_size=1, max_size=6), limits, st.integers(1, 6), st.integers(0, 200))
+@settings(max_examples=40, **PATIENT)
+@given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200))
 def test_recompute_writes_what_plain_decoding_with_exits_writes(
-    model: Any, ramps: dict[int, float], asked: list[Wanted], within: DecodingLimits, pending: int, scarce: int
+    told: tuple[Any, list[Wanted]], ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int
 ) -> None:
     """Whoever shares launches, however prompts are cut, and however often pages run out."""
-    enough = max(4 * -(-(len(one.prompt) + one.max_tokens) // within.page_tokens) for one in asked)
-    running = engine(model, ramps, pages=enough + scarce, max_pending=pending, limits=within)
+    model, asked = told
+    pages = enough(asked, within) + scarce
+    running = engine(model, ramps, pages=pages, max_pending=pending, limits=within)
     assert written_by(running, asked) == {place: plainly(model, one, ramps) for place, one in enumerate(asked)}
-    assert running.scheduler.pool.free == enough + scarce
+    assert running.scheduler.pool.free == pages
     assert not running._network._pending  # type: ignore[attr-defined]
 
 
-@settings(max_examples=20, **PATIENT)
-@given(models, thresholds, st.lists(requests, min_size=1, max_size=6), limits, st.integers(1, 6), st.integers(0, 200))
+@settings(max_examples=40, **PATIENT)
+@given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200))
 def test_verified_writes_what_the_full_network_writes(
-    model: Any, ramps: dict[int, float], asked: list[Wanted], within: DecodingLimits, pending: int, scarce: int
+    told: tuple[Any, list[Wanted]], ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int
 ) -> None:
-    enough = max(4 * -(-(len(one.prompt) + one.max_tokens) // within.page_tokens) for one in asked)
-    running = engine(model, ramps, verified=True, pages=enough + scarce, max_pending=pending, limits=within)
+    model, asked = told
+    pages = enough(asked, within) + scarce
+    running = engine(model, ramps, verified=True, pages=pages, max_pending=pending, limits=within)
     found = written_by(running, asked)
     assert {place: tokens for place, (tokens, _) in found.items()} == {
         place: plainly(model, one, {})[0] for place, one in enumerate(asked)
     }
-    assert running.scheduler.pool.free == enough + scarce
+    assert running.scheduler.pool.free == pages
     assert not running._network._pending  # type: ignore[attr-defined]
+
+
+@settings(max_examples=8, **PATIENT)
+@given(t5s, st.lists(requests.map(with_encoder), min_size=1, max_size=6), thresholds, limits)
+def test_a_t5_without_exits_or_verified_writes_what_generate_writes(
+    model: Any, asked: list[Wanted], ramps: dict[int, float], within: DecodingLimits
+) -> None:
+    greedy = [replace(one, sampling=Sampling()) for one in asked]
+    told = [generated(model, one) for one in greedy]
+    pages = sum(enough([one], within) for one in greedy)
+    assert engine(model, {}, pages=pages, limits=within).write_all(greedy) == told
+    assert engine(model, ramps, verified=True, pages=pages, limits=within).write_all(greedy) == told
+
+
+def test_an_encoder_reads_each_source_once_unless_its_sequence_begins_again() -> None:
+    """As many as a launch has room for, and a longer one alone."""
+    model, reads = t5(), []
+    asked = [with_encoder(Wanted((1, 2, 3) * length, 6)) for length in (1, 1, 1, 5, 1)]
+    plain = {place: plainly(model, one, {0: 0.3}) for place, one in enumerate(asked)}
+    hook = model.encoder.register_forward_hook(lambda _, __, out: reads.append(len(out[0])))
+    try:
+        running = engine(model, {0: 0.3}, limits=DecodingLimits(page_tokens=4, prompt_rows=7, ttft_s=1e9, tpot_s=1e9))
+        assert written_by(running, asked) == plain
+    finally:
+        hook.remove()
+    assert reads == [2, 2, 1]
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])

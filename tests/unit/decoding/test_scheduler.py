@@ -98,6 +98,19 @@ def test_what_does_not_fit_into_the_memory_alone_never_does() -> None:
         running.open(Wanted((1,) * 4, 5))
 
 
+def test_what_an_encoder_reads_takes_pages_too() -> None:
+    running = engine(Told(lambda _: False), pages=6 * 5)
+    for _ in range(3):
+        running.open(Wanted((0,), 3, source=(1,) * 9))
+    running.step()
+    assert len(running.scheduler.residents) == 1  # three pages in each block, one to write on, and one to go on
+    assert running.scheduler.pool.free == 6 * 5 - (6 * 3 + 2)
+    assert run_out(running) == {1: 3, 2: 3, 3: 3}
+    assert running.scheduler.pool.free == 6 * 5
+    with pytest.raises(AssertionError, match="never fits"):
+        running.open(Wanted((0,), 3, source=(1,) * 17))
+
+
 def test_a_sequence_waits_for_pages_rather_than_put_another_out() -> None:
     network = Told(lambda _: False)
     running = engine(network, pages=6 * 5)

@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from deployments.decoding.anatomy import DecoderShape
 from deployments.decoding.api import create_decoder_api
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import DecoderFront
@@ -41,8 +42,9 @@ class Scene:
         self.tracing = Tracing(self.exporter, TraceSampling(0.0, heeds_parent=True), time.perf_counter, simple=True)
         meter = ClientMeter(MetricSeries(DECODER_FRONT, self.noted), lambda: self.now_s)
         config, texts = DecoderConfig(model="/models/tiny"), TextTokens(tokenizer(), 64)
-        front = DecoderFront(config, "tiny", texts, frozenset([0]), self.ask, meter)
-        api = create_decoder_api(front, None, self.stats, 23, self.tracing)
+        shape = DecoderShape(num_blocks=4, vocabulary=23, kv_width=12, reads=64)
+        front = DecoderFront(config, "tiny", shape, texts, frozenset([0]), self.ask, meter)
+        api = create_decoder_api(front, None, self.stats, self.tracing)
         self.client = TestClient(api, raise_server_exceptions=False)
 
     async def ask(self, _: Wanted) -> AsyncGenerator[Written | Full, None]:

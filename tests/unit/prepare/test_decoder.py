@@ -1,8 +1,10 @@
 """Where a decoder's head may be read early, and how sure it has to be."""
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +13,19 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from cluster.load.prompts import prompts_in
+from cluster.serving.serve_file import serve_file
+from deployments.decoding.anatomy import shape_of
 from deployments.decoding.arithmetic import rhythm
+from deployments.decoding.checkpoint import check_decoder, is_decoder, rules_of
+from deployments.decoding.config import DecoderConfig
+from deployments.decoding.loading import decoder_shape, engine_of, load_decoder
 from deployments.decoding.sequences import Wanted
+from deployments.prepare import t5_sums
 from deployments.prepare.decoder import DecoderOptions, fixed_share, ramps_for, readings, texts, threshold
-from deployments.prepare.llm_demo import LlamaRecipe, save, train
+from deployments.prepare.llm_demo import PROMPTS, SumsRecipe, save, train
 from profiles.errors import UserError
-from tests.helpers.tiny_decoders import decoder, plainly
+from tests.helpers.tiny_decoders import decoder, plainly, t5
 
 tokens = st.lists(st.tuples(st.sampled_from([0.2, 0.4, 0.6, 0.8]), st.booleans()), min_size=1, max_size=12)
 
@@ -61,9 +70,10 @@ def test_the_arithmetic_agrees_with_launches_that_are_counted_one_by_one() -> No
     assert _rhythm(f, p, fixed, fill, k).gain == pytest.approx(gain, rel=1e-6)
 
 
-def test_readings_are_what_plain_decoding_sees() -> None:
-    model = decoder()
-    wanted = [Wanted((1, 2, 3), 6), Wanted((4,), 3)]
+@pytest.mark.parametrize("kind", [decoder, t5])
+def test_readings_are_what_plain_decoding_sees(kind: Callable[[], Any]) -> None:
+    model = kind()
+    wanted = [shape_of(model.config).wanted(prompt, tokens) for prompt, tokens in (((1, 2, 3), 6), ((4,), 3))]
     full = [plainly(model, each, {})[0] for each in wanted]
     seen = readings(model, wanted, full)
     assert seen.sure.shape == (3, 9)
@@ -93,8 +103,33 @@ def test_what_a_launch_costs_beside_its_rows_is_measured() -> None:
     assert fixed_share(decoder(), (1, 2)) >= 0
 
 
+def test_a_t5_that_says_sums_gets_a_ramp(tmp_path: Path) -> None:
+    made, out = tmp_path / "t5", tmp_path / "out"
+    recipe = SumsRecipe(num_blocks=3, width=16, steps=3, batch=4)
+    t5_sums.save(t5_sums.train(recipe), made)
+    told = ["prepare", str(made), "--data", str(made / "sums.csv"), "--out", str(out), "--max-tokens", "6"]
+    done = CliRunner().invoke(app, [*told, "--max-rows", "50"])
+    assert done.exit_code == 0, done.output
+    assert "a ramp after block" in done.output
+    check_decoder(out)
+    assert len(prompts_in(made / "prompts.txt")) == PROMPTS
+    content = serve_file(out, {})
+    assert content["applications"][0]["import_path"] == "deployments.decoding.app:build"
+    config = DecoderConfig(model=str(out), kv_megabytes=8)
+    running = engine_of(load_decoder(out), rules_of(out, 3), config)
+    (written,) = running.write_all([decoder_shape(out).wanted((3, 4), 5)])
+    assert len(written) == 5
+
+
+def test_what_else_has_an_encoder_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BartForConditionalGeneration"], "model_type": "bart"}')
+    assert is_decoder(tmp_path)
+    with pytest.raises(UserError, match="model_type is bart: of decoders, llama, mistral, qwen2, qwen3, t5, mt5"):
+        check_decoder(tmp_path)
+
+
 def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(tmp_path: Path) -> None:
-    save(train(LlamaRecipe(num_blocks=3, width=16, steps=3, batch=4)), tmp_path / "network")
+    save(train(SumsRecipe(num_blocks=3, width=16, steps=3, batch=4)), tmp_path / "network")
     data = tmp_path / "sums.csv"
     data.write_text("text\n" + "\n".join(f"{number}+{number}=" for number in range(30)))
     out = tmp_path / "out"

@@ -1,0 +1,194 @@
+"""What differs between networks that decode: where their parts are, and whether an encoder reads the prompt."""
+
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from deployments.decoding.paged import PagedKv, PagedView, replace_attention
+from deployments.decoding.scheduler import Piece
+from deployments.decoding.sequences import GREEDY, Sampling, Wanted
+
+ENCODER_READS = 512  # tokens, where a T5's config.json does not say: all of them were trained on no more
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """What a network's config says of its decoder.
+
+    `kv_width`: how many numbers the keys of one position have in one block; values have as many. `reads`: the most
+    tokens of a text. `start`: the token that every text begins with, where an encoder reads the prompt; None where
+    prompts are written on from. Then there is no limit in the network itself, and a user may set another one.
+    """
+
+    num_blocks: int
+    vocabulary: int
+    kv_width: int
+    reads: int
+    start: int | None = None
+
+    def context(self, most: int | None) -> int:
+        """The most tokens of a prompt and its answer together; with an encoder, of each of them."""
+        if self.start is not None:
+            return most or self.reads
+        return min(self.reads, most or self.reads)
+
+    def room(self, prompt: int, context: int) -> int:
+        """How many tokens may be written after a prompt of so many."""
+        return context - (prompt if self.start is None else 1)
+
+    def wanted(
+        self, prompt: Listed[int], max_tokens: int, stop: frozenset[int] = frozenset(), sampling: Sampling = GREEDY
+    ) -> Wanted:
+        """What is to be written after a prompt."""
+        if self.start is None:
+            return Wanted(tuple(prompt), max_tokens, stop, sampling)
+        return Wanted((self.start,), max_tokens, stop, sampling, source=tuple(prompt))
+
+
+def shape_of(config: Any) -> DecoderShape:
+    """The shape of a network, by its Hugging Face config."""
+    if config.is_encoder_decoder:
+        start = getattr(config, "decoder_start_token_id", None)
+        start = config.pad_token_id if start is None else start
+        reads = getattr(config, "n_positions", None) or ENCODER_READS
+        return DecoderShape(
+            config.num_decoder_layers, config.vocab_size, config.num_heads * config.d_kv, reads, start=start
+        )
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return DecoderShape(
+        config.num_hidden_layers,
+        config.vocab_size,
+        config.num_key_value_heads * width,
+        config.max_position_embeddings,
+    )
+
+
+class DecoderAnatomy(Protocol):
+    """The parts of one network, which are the model's own modules. States are rows x width.
+
+    `blocks` are the decoder's. `queries_per_key`: query heads that read the same keys.
+    """
+
+    shape: DecoderShape
+    blocks: Listed[nn.Module]
+    weights: Tensor  # some of them: KV is of their type, and lies beside them
+    queries_per_key: int
+
+    def read(self, parts: Listed[Piece], kv: PagedKv) -> None:
+        """Make the KV of these sequences' sources."""
+
+    def embed(self, tokens: Tensor) -> Tensor: ...
+
+    def through(self, blocks: range, states: Tensor, view: PagedView) -> Tensor:
+        """The states after these blocks."""
+
+    def head(self, states: Tensor) -> Tensor:
+        """The logits of the next token, after the final norm."""
+
+    def whole(self, wanted: Wanted, tokens: Listed[int]) -> None:
+        """Run one text through all blocks, as the model itself does it: whoever hooks the blocks sees states."""
+
+
+class LlamaAnatomy:
+    """A causal language model shaped like Llama: prompts are written on from, and positions turn queries and keys."""
+
+    def __init__(self, model: Any) -> None:
+        replace_attention(model)
+        self._body, self._lm_head, self.weights = model.model, model.lm_head, model.lm_head.weight
+        self.shape, self.blocks = shape_of(model.config), model.model.layers
+        self.queries_per_key: int = model.config.num_attention_heads // model.config.num_key_value_heads
+
+    def read(self, parts: Listed[Piece], kv: PagedKv) -> None:
+        """It has no encoder: there are no sources."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        states: Tensor = self._body.embed_tokens(tokens)
+        return states
+
+    def through(self, blocks: range, states: Tensor, view: PagedView) -> Tensor:
+        states = states.unsqueeze(0)
+        turned = self._body.rotary_emb(states, position_ids=view.positions)
+        for block in blocks:
+            states = self.blocks[block](states, attention_mask=view, position_embeddings=turned)
+        return states[0]
+
+    def head(self, states: Tensor) -> Tensor:
+        logits: Tensor = self._lm_head(self._body.norm(states))
+        return logits
+
+    def whole(self, wanted: Wanted, tokens: Listed[int]) -> None:
+        self._body(torch.tensor([tokens], device=self.weights.device))
+
+
+class T5Anatomy:
+    """An encoder that reads the prompt, and a decoder whose blocks look at what it says.
+
+    T5's layers want a mask and a position bias for texts of one length, so attention is put together here, of their own
+    norms and projections. How far back a position lies is a number that attention adds, by a table in block 0.
+    """
+
+    queries_per_key = 1
+
+    def __init__(self, model: Any) -> None:
+        self._encoder, self._decoder, self._lm_head = model.encoder, model.decoder, model.lm_head
+        self.weights = model.lm_head.weight
+        config = model.config
+        self.shape, self.blocks, self._width = shape_of(config), model.decoder.block, config.d_kv
+        scales = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings) and config.model_type == "t5"
+        self._scale = config.d_model**-0.5 if scales else 1.0
+        self._by_distance = _by_distance(self.blocks[0].layer[0].SelfAttention, config.relative_attention_max_distance)
+
+    def read(self, parts: Listed[Piece], kv: PagedKv) -> None:
+        sources = [torch.tensor(part.sequence.wanted.source) for part in parts]
+        padded = nn.utils.rnn.pad_sequence(sources, batch_first=True, padding_value=0).to(kv.device)
+        lengths = torch.tensor([len(source) for source in sources], device=kv.device)
+        real = torch.arange(padded.shape[1], device=kv.device) < lengths.unsqueeze(1)
+        states = self._encoder(input_ids=padded, attention_mask=real.long()).last_hidden_state[real]
+        for block, places in enumerate(kv.source_places(parts)):
+            attention = self.blocks[block].layer[1].EncDecAttention
+            kv.keys.index_copy_(0, places, attention.k(states))
+            kv.values.index_copy_(0, places, attention.v(states))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        states: Tensor = self._decoder.embed_tokens(tokens)
+        return states
+
+    def through(self, blocks: range, states: Tensor, view: PagedView) -> Tensor:
+        view.add_bias(self._by_distance)
+        for block in blocks:
+            own, across, feed = self.blocks[block].layer
+            attention, normed = own.SelfAttention, own.layer_norm(states)
+            query, key, value = (self._heads(part(normed)) for part in (attention.q, attention.k, attention.v))
+            states = states + attention.o(view.attend(block, query, key, value, 1.0))
+            attention = across.EncDecAttention
+            query = self._heads(attention.q(across.layer_norm(states)))
+            states = states + attention.o(view.attend_source(block, query, 1.0))
+            states = feed(states)
+        return states
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        return rows.view(len(rows), -1, self._width)
+
+    def head(self, states: Tensor) -> Tensor:
+        logits: Tensor = self._lm_head(self._decoder.final_layer_norm(states) * self._scale)
+        return logits
+
+    def whole(self, wanted: Wanted, tokens: Listed[int]) -> None:
+        source, written = (torch.tensor([told], device=self.weights.device) for told in (wanted.source, tokens))
+        seen = self._encoder(input_ids=source).last_hidden_state
+        self._decoder(input_ids=written, encoder_hidden_states=seen, use_cache=False)
+
+
+def _by_distance(attention: Any, most: int) -> Tensor:
+    """What T5's attention adds for a position that lies so far back, heads x distances; beyond the last, as there."""
+    with torch.no_grad():
+        bias: Tensor = attention.compute_bias(most + 1, most + 1)
+    return bias[0, :, -1].flip(-1)
+
+
+def anatomy_of(model: Any) -> DecoderAnatomy:
+    """The parts of a model as Hugging Face loads it."""
+    return T5Anatomy(model) if model.config.is_encoder_decoder else LlamaAnatomy(model)

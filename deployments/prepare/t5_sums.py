@@ -1,0 +1,95 @@
+"""Makes a small T5 that says sums in words, for trying out: `python -m deployments.prepare.t5_sums DIRECTORY`.
+
+It learns what the demo's decoder learns (llm_demo.py), but an encoder reads the sum. Sums that it has not seen are
+written beside it, as `isobatch prepare` and `isobatch load` take them.
+"""
+
+import csv
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deployments.decoding.anatomy import anatomy_of
+from deployments.demo.sums import END, answer_to, prompt_of, sums
+from deployments.prepare.decoder import states_after
+from deployments.prepare.llm_demo import CONTEXT, IGNORED, PROMPTS, SumsRecipe, characters, fitted, vocabulary
+
+RECIPE = SumsRecipe(num_blocks=6, steps=1500)
+ENCODER_BLOCKS = 2
+DATA, ASKED = "sums.csv", "prompts.txt"
+
+
+def train(recipe: SumsRecipe = RECIPE, seed: int = 0) -> Any:
+    """A network that has seen no held-out sum."""
+    torch.manual_seed(seed)
+    model = _network(recipe)
+    sources, answers = examples(sums(held_out=False))
+    head = anatomy_of(model).head
+
+    def losses(chosen: Tensor) -> Tensor:
+        return _losses(model, head, sources[chosen], answers[chosen])
+
+    return fitted(model, losses, len(sources), recipe, seed)
+
+
+def _losses(model: Any, head: Callable[[Tensor], Tensor], sources: Tensor, answers: Tensor) -> Tensor:
+    """The cross-entropy of the head after each block of the decoder."""
+    end = model.config.decoder_start_token_id
+    begun = torch.cat([torch.full_like(answers[:, :1], end), answers[:, :-1].clamp(min=end)], dim=1)
+    with states_after(model.decoder.block) as states:
+        model(input_ids=sources, attention_mask=(sources != end).long(), decoder_input_ids=begun, use_cache=False)
+    return torch.stack([functional.cross_entropy(head(each).flatten(0, 1), answers.flatten()) for each in states])
+
+
+def examples(pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """What the encoder reads, padded with ends, and what is to be written."""
+    number = {character: place for place, character in enumerate(vocabulary())}
+    sources = [torch.tensor([number[each] for each in prompt_of(*pair)]) for pair in pairs]
+    answers = [torch.tensor([*(number[each] for each in answer_to(*pair)), number[END]]) for pair in pairs]
+    pad = torch.nn.utils.rnn.pad_sequence
+    return pad(sources, True, number[END]), pad(answers, True, IGNORED)
+
+
+def _network(recipe: SumsRecipe) -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    end = vocabulary().index(END)
+    config = T5Config(
+        vocab_size=len(vocabulary()),
+        d_model=recipe.width,
+        d_kv=recipe.width // 4,
+        num_heads=4,
+        d_ff=2 * recipe.width,
+        num_layers=ENCODER_BLOCKS,
+        num_decoder_layers=recipe.num_blocks,
+        dropout_rate=0.0,
+        n_positions=CONTEXT,
+        pad_token_id=end,
+        eos_token_id=end,
+        decoder_start_token_id=end,
+    )
+    return T5ForConditionalGeneration(config).train()
+
+
+def save(model: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    characters().save_pretrained(folder)
+    unseen = [prompt_of(*pair) for pair in sums(held_out=True)]
+    with (folder / DATA).open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], *([prompt] for prompt in unseen[PROMPTS:])])
+    (folder / ASKED).write_text("\n".join(unseen[:PROMPTS]) + "\n")
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        raise SystemExit("say where: python -m deployments.prepare.t5_sums DIRECTORY")
+    save(train(), Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()
