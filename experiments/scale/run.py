@@ -1,0 +1,122 @@
+"""Claim: plans, dispatching and controlling go on at thousands of devices; the figures say what becomes dear first.
+
+BERT-base by datasheets on four kinds of GPUs in equal numbers, eight to a node, SLO 100 ms. Devices and time are
+simulated; planner, dispatcher and controller are the product's, and their processor time is what they take here.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import ceil
+from typing import TypeVar
+
+import numpy as np
+
+from cluster.controller.config import Patience
+from cluster.controller.inventory import Inventory
+from cluster.controller.question import Question
+from cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
+from cluster.simulator.replanning import replan
+from cluster.simulator.simulation import World
+from cluster.simulator.sustained import run
+from deployments.config import INSIDE_A_FRONT, AppConfig
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Limits
+from deployments.graph import Graph
+from deployments.resources import Resources, replica_needs
+from experiments.planner.settings import BERT_BASE, evenly
+from optimizer import Objective, Plan, Problem, evaluate, optimize, problem
+from profiles.devices import Device, fleet, links_between
+from profiles.exits import ExitProfile
+
+KINDS, GPUS_OF_A_NODE, DTYPE = 4, 8, "float32"
+OBJECTIVE = Objective(slo_s=0.1, max_batch=32)
+LOAD = 0.9  # of what the plan promises
+SLOS, MOST_INPUTS = 5.0, 300_000  # that a run lasts, and has
+FRONT_S = 0.0002  # of a front's core for a small request (make bench-ingress)
+STEERED_PER_S, WINDOWS, PATIENCE = 3_000.0, 4, Patience(replan_every_s=2.0, look_every_s=0.5)
+T = TypeVar("T")
+
+
+def measure(sizes: str = "46,1000,10000", most_per_s: int = 1_000_000) -> dict[str, float]:
+    """`most_per_s`: no more requests a second are simulated, whatever the plan promises."""
+    found: dict[str, float] = {}
+    for gpus in map(int, str(sizes).split(",")):
+        found |= {f"{name}_{gpus}": value for name, value in at(evenly(gpus, KINDS), most_per_s).items()}
+    return found
+
+
+def at(devices: str, most_per_s: float) -> dict[str, float]:
+    """The figures of one fleet. Seconds and microseconds are of processor time."""
+    question = Question(BERT_BASE.profile(devices, DTYPE), fleet(devices), OBJECTIVE)
+    links = links_between(question.fleet)
+    plan, plan_s = timed(partial(optimize, question.profile, question.fleet, links, OBJECTIVE))
+    facts = problem(question.profile, question.fleet, links)
+    promised = evaluate(plan, facts).goodput_per_s
+    counted, counting_s = timed(inventory(question.fleet))
+    assert counted == {each.kind: each.count for each in question.fleet}, "This is a bug: all of them fit."
+    return {
+        "plan_s": plan_s,
+        "promised_per_s": promised,
+        **dispatched(plan, facts, min(LOAD * promised, most_per_s)),
+        "rerouting_s": timed(rerouting(plan, facts))[1],
+        "counting_s": counting_s,
+        **steered(plan, facts, question, min(STEERED_PER_S, most_per_s)),
+    }
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """What it gives, and the processor time that it takes."""
+    begun_s = time.process_time()
+    return work(), time.process_time() - begun_s
+
+
+def dispatched(plan: Plan, facts: Problem, rate: float) -> dict[str, float]:
+    """The product's dispatcher at this rate, in virtual time, which lets in what so many fronts do, or one alone."""
+    fronts, slo_s = ceil(rate * FRONT_S), OBJECTIVE.slo_s or 0.0
+    inputs = min(int(rate * SLOS * slo_s), MOST_INPUTS)
+    alone, together = (World(plan, facts, slo_s, Limits(backlog=each * INSIDE_A_FRONT)) for each in (1, fronts))
+    report, spent_s = timed(partial(run, together, rate, inputs, seed=0))
+    return {
+        "offered_per_s": rate,
+        "in_time": report.good_share,
+        "in_time_4096_inside": run(alone, rate, inputs, seed=0).good_share,
+        "us_an_input": 1e6 * spent_s / inputs,
+        "fronts": fronts,
+        "connections_of_a_front": sum(plan.devices().values()),
+    }
+
+
+def rerouting(plan: Plan, facts: Problem) -> Callable[[], None]:
+    """What a front does when a replica has gone: it shares the others out, and its dispatcher follows."""
+    graph = Graph(plan, facts, fleet="scale.000000")
+    alive = {fleet: [f"{index:06d}" for index in range(plan.devices()[kind])] for kind, fleet in graph.fleets.items()}
+    dispatcher = Dispatcher(graph.route, graph.members(alive), Limits())
+    fewer = {fleet: replicas[1:] for fleet, replicas in alive.items()}
+    return lambda: dispatcher.reroute(graph.route, graph.members(fewer))
+
+
+def inventory(devices: tuple[Device, ...]) -> Inventory:
+    """The controller's count of devices, on nodes of eight GPUs."""
+    nodes: list[Resources] = [
+        {"CPU": 64.0, "GPU": float(GPUS_OF_A_NODE), f"accelerator_type:{device.kind.upper()}": 1.0}
+        for device in devices
+        for _ in range(ceil(device.count / GPUS_OF_A_NODE))
+    ]
+    most = {device.kind: device.count for device in devices}
+    return Inventory(most, partial(replica_needs, AppConfig()), lambda: nodes)
+
+
+def steered(plan: Plan, facts: Problem, question: Question, rate: float) -> dict[str, float]:
+    """The controller over some windows of few requests: what it does depends on devices and blocks, not on them."""
+    seconds = WINDOWS * PATIENCE.replan_every_s + 1
+    found = replan(
+        World(plan, facts, OBJECTIVE.slo_s or 0.0), question, _inputs(facts, rate, seconds), seconds, patience=PATIENCE
+    )
+    spent = found.spent
+    return {"look_s": spent.look_s / max(1, spent.looks), "window_s": spent.window_s / max(1, spent.windows)}
+
+
+def _inputs(facts: Problem, rate: float, seconds: float) -> Iterator[tuple[Floats, Ints]]:
+    times_s = arrivals("poisson", rate, seconds, seed=0)
+    yield times_s, exit_blocks(ExitProfile(facts.survival), len(times_s), np.random.default_rng(1))
