@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from cluster import doctor
 from cluster.cli import app
+from cluster.serving.local import free_port
 
 
 def found(what: str) -> doctor.Finding:
@@ -22,10 +23,8 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        port = listening.getsockname()[1]
+    port = free_port(0)  # none that systems give to whoever asks
+    with socket.create_server(("127.0.0.1", port)):
         monkeypatch.setattr(doctor, "PORTS", {port: "--port"})
         assert found("ports").wrong == f"{port} is taken (--port names another)"
     assert found("ports").wrong == ""

@@ -73,7 +73,7 @@ def test_a_note_of_a_cluster_counts_only_while_somebody_listens(
 ) -> None:
     assert running_cluster() is None
     (tmp_path / "ray").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as gcs:
+    with socket.create_server(("127.0.0.1", free_port(0))) as gcs:
         address = f"127.0.0.1:{gcs.getsockname()[1]}"
         (tmp_path / "ray" / "ray_current_cluster").write_text(address)
         assert running_cluster() == address
@@ -101,7 +101,7 @@ assert descendants(os.getpid()) == []
 
 def test_a_ray_that_dies_while_it_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls to it return after a minute or never; and this process must not wait for Ray when it ends."""
-    gcs, registered = socket.create_server(("127.0.0.1", 0)), list[Callable[..., object]]()
+    gcs, registered = socket.create_server(("127.0.0.1", free_port(0))), list[Callable[..., object]]()
     context = SimpleNamespace(gcs_address=f"127.0.0.1:{gcs.getsockname()[1]}")
     ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
     returns = threading.Event()

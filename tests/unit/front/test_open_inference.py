@@ -26,7 +26,7 @@ SIZES = Sizes(max_inputs=256, max_bytes=2**24)
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
+    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
     with DocumentedClient(create_api(Service(config, time.perf_counter))) as client:
         yield client
 
@@ -116,7 +116,7 @@ def test_no_body_breaks_the_reader(body: bytes, header: str | None) -> None:
 
 
 def test_a_text_that_was_cut_is_told_in_an_output_of_its_own() -> None:
-    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load_texts")
+    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load_texts", slo_ms=60_000)
     with TestClient(create_api(Service(config, time.perf_counter))) as client:
         outputs = client.get("/v2/models/toy").json()["outputs"]
         assert outputs[-1] == {"name": "truncated", "datatype": "BOOL", "shape": [-1]}

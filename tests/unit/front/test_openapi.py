@@ -13,7 +13,9 @@ from deployments.front.page import DOCS, EXPLAINING, FILES
 from deployments.front.service import Service
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
 
-TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", max_inputs=3, max_body_bytes=400)
+TOY = AppConfig(
+    model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000, max_inputs=3, max_body_bytes=400
+)
 INFER = "/v2/models/toy/infer"
 
 

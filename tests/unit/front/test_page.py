@@ -13,7 +13,7 @@ from deployments.front.page import FILES, files
 from deployments.front.service import Service
 from profiles.errors import UserError
 
-TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
+TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
 BODY = {"inputs": [0, 3]}
 
 

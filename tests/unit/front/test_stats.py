@@ -76,7 +76,7 @@ def test_the_service_tells_of_all_fronts_and_misses_what_any_of_them_misses() ->
         return [other]
 
     async def scene() -> None:
-        config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
+        config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
         service = Service(config, time.perf_counter, others=others)
         await service.open()
         await service.answer(service.visit("", 0, {}, None), lambda: Content(service.encoded([3, 5]), list))

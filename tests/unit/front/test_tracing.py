@@ -42,7 +42,7 @@ from tests.helpers.toy_model import Toy
 
 TRACE, CALLER = "1" * 32, "2" * 16
 WANTED, UNWANTED = f"00-{TRACE}-{CALLER}-01", f"00-{TRACE}-{CALLER}-00"
-TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
+TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
 
 
 class Seen:
@@ -57,7 +57,7 @@ class Seen:
 
     def one(self, name: str) -> Any:
         """Its only span of this name. A launch may still be ending when its inputs have been answered."""
-        until_s = time.monotonic() + 10
+        until_s = time.monotonic() + 60
         while not self.spans(name) and time.monotonic() < until_s:
             time.sleep(0.001)
         (span,) = self.spans(name)
