@@ -76,7 +76,7 @@ class Moving:
 
 
 def moving(before: Plan, after: Plan) -> Moving:
-    """A replica holds the whole network, so all of a kind are alike: only how many there are takes time."""
+    """A replica may run any block, so all of a kind are alike: only how many there are takes time."""
     has, wants = before.devices(), after.devices()
     starts = sum(max(0, count - has.get(kind, 0)) for kind, count in wants.items())
     return Moving(starts, sum(wants.values()))

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -41,15 +42,17 @@ def load(
         family = family or family_of(config.model_type)
         check_preprocessor(folder, family.reads)
         check_head(folder, config)
-        model = _read_network(folder, task_in(config), family, precision).to(place).eval()
+        model = _read_network(folder, task_in(config), family, precision).eval()
+        if place.type != "cpu":
+            move_when_used(model, place)
         encoder = read_encoder(folder, family)
     anatomy = dissected(model, family, task_in(config))
     return TorchModel(
         anatomy,
         encoder,
-        _read_ramps(folder, anatomy, config.num_labels, model.device),
+        _read_ramps(folder, anatomy, config.num_labels, place),
         [config.id2label[index] for index in range(config.num_labels)],
-        model.device,
+        place,
         model.dtype,
     )
 
@@ -67,7 +70,7 @@ def resolve_device(name: str) -> torch.device:
         raise UserError(f"device {name!r} is not known; use auto, cpu or cuda:0") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device {name!r} is not on this machine, which has {torch.cuda.device_count()} CUDA devices")
-    return device
+    return torch.empty(0, device=device).device  # with its number
 
 
 def resolve_dtype(name: str) -> torch.dtype:
@@ -79,6 +82,20 @@ def resolve_dtype(name: str) -> torch.dtype:
 def dissected(model: Any, family: Family, task: Task) -> Anatomy:
     anatomy = family.dissect(model)
     return each_token(anatomy, model) if task.by_token else anatomy
+
+
+def move_when_used(network: torch.nn.Module, device: torch.device) -> None:
+    """Leave the weights on the host, where they are read from their file as they are needed, and move those of each
+    module to the device when it first runs. So a replica holds there what the blocks that it runs weigh, as plans say.
+    """
+    alone = Lock()  # threads that compute at the same time share the weights
+
+    def move(module: torch.nn.Module, _: Any) -> None:
+        with alone, torch.inference_mode(False):
+            module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
+            waiting[module].remove()
+
+    waiting = {module: module.register_forward_pre_hook(move) for module in network.modules()}
 
 
 def _read_network(folder: Path, task: Task, family: Family, dtype: torch.dtype) -> Any:

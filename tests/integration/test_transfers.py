@@ -1,8 +1,10 @@
 """Survivors that are fetched, or stay on their device: the answers are the uncut network's, and nothing stays held.
 
-The network is a cascade, so some are fetched where another network begins. At last: what is lost when splits go.
+The network is a cascade, so some are fetched where another network begins. Then: what is lost when replicas go.
 """
 
+import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -36,13 +38,12 @@ TOLD = {"by_value_bytes": 0, "audit_share": 0.0}
 
 
 def replicas() -> list[Any]:
-    """The actors of all splits."""
+    """The actors of all splits, in the order in which fronts give placements to them."""
     import ray
 
     names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
-    return [
-        ray.get_actor(name, "serve") for name in names if name.startswith("SERVE_REPLICA::toy.") and "#split#" in name
-    ]
+    ours = [name for name in names if name.startswith("SERVE_REPLICA::toy.") and "#split#" in name]
+    return [ray.get_actor(name, "serve") for name in sorted(ours)]
 
 
 def held(replica: Any) -> int:
@@ -90,6 +91,31 @@ def test_answers_are_those_of_the_uncut_network(
     assert max(len(answer["splits"]) for answer in answers) == 3
     assert [answer["level"] for answer in answers] == [int(answer["exit_block"] >= EDGE) for answer in answers]
     assert len({answer["exit_block"] for answer in answers}) == 3, "some leave inside a level, some at the edge"
+    assert eventually(nothing_is_held)
+
+
+def test_whoever_holds_survivors_at_the_edge_may_be_killed(
+    real: str, cascade: Path, lead: Callable[[Plan], None]
+) -> None:
+    """The large level's replica stands still until some wait for it at the one before."""
+    import ray
+
+    lead(APART)
+    assert eventually(lambda: len(replicas()) == 3)
+    _, before_the_edge, large = replicas()
+    process = ray.get(large.__ray_call__.remote(lambda _: os.getpid()))
+    random = Random(5)
+    texts = [" ".join(random.choices(WORDS, k=random.randint(1, 12))) for _ in range(200)]
+    with ThreadPoolExecutor(1) as pool:
+        os.kill(process, signal.SIGSTOP)
+        try:
+            asked = pool.submit(answers_as_uncut, real, cascade, texts, 32)
+            assert eventually(lambda: held(before_the_edge))
+            ray.kill(before_the_edge)
+        finally:
+            os.kill(process, signal.SIGCONT)
+        answers = asked.result()
+    assert {answer["level"] for answer in answers} == {0, 1}
     assert eventually(nothing_is_held)
 
 

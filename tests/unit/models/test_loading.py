@@ -1,7 +1,9 @@
 """From a checkpoint on disk to a network, through the checkpoint's own tokenizer or image processor."""
 
+import copy
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,14 @@ import torch
 
 from deployments.demo import demo_directory
 from deployments.models import checkpoint, load
-from deployments.models.families import known
+from deployments.models.families import family_of, known
+from deployments.models.loading import move_when_used
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from deployments.models.seam import Stretch
+from deployments.models.torch_model import TorchModel
 from profiles.errors import UserError
-from tests.helpers.tiny_networks import hugging_face
+from profiles.measure import facts_of
+from tests.helpers.tiny_networks import FAMILIES, HEADS, hugging_face, network, random_inputs
 from tests.helpers.tiny_tokenizers import save_tokenizer
 
 
@@ -190,3 +196,34 @@ def test_the_demo_has_a_name_unless_a_directory_bears_it(tmp_path: Path, monkeyp
     Path("demo").mkdir()
     with pytest.raises(UserError, match="demo: is no checkpoint"):
         checkpoint.locate("demo")
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *HEADS])
+def test_a_device_holds_what_plans_say_of_the_blocks_that_it_runs(name: str) -> None:
+    here, one = network(name), random_inputs(name, count=1, seed=1)[0]
+    facts = facts_of(here, one, "cpu", None, "", "cpu")
+    repeated, last = facts.repeated_bytes or (0,) * here.num_blocks, here.num_blocks
+    whole, device = copy.deepcopy(hugging_face(name)), torch.device("meta")
+    move_when_used(whole, device)
+    anatomy = family_of(whole.config.model_type).dissect(whole)
+    there = TorchModel(anatomy, here.encoder, here.ramps, here.labels, device, here.dtype)
+    survivors = here.run(one, 1, ()).survivors
+    assert survivors is not None
+    for start, stop, first in ((1, last, survivors), (0, 1, one)):
+        with torch.inference_mode():
+            there.through(Stretch(start, stop), *there._enter(first))
+        held = {id(tensor): tensor.nbytes for tensor in (*whole.parameters(), *whole.buffers()) if tensor.is_meta}
+        assert sum(held.values()) == sum(facts.memory_bytes[start:]) - sum(repeated[start + 1 :])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what is mapped")
+def test_on_the_host_weights_are_read_from_their_file_as_they_are_needed(text_checkpoint: Path) -> None:
+    model = load(text_checkpoint)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = [
+        range(*(int(end, 16) for end in line[0].split("-")))
+        for line in maps
+        if line[-1].startswith(str(text_checkpoint))
+    ]
+    layer = model.anatomy.blocks[0].__closure__[0].cell_contents
+    assert all(any(weight.data_ptr() in part for part in mapped) for weight in layer.parameters())
