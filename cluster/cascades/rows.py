@@ -1,16 +1,19 @@
 """What each combination would do on the user's devices: its plan, and that plan simulated under one load for all."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from cluster.cascades.timing import Timed, table_of
 from cluster.load.workloads import arrivals, exit_blocks
+from cluster.simulator.playing import is_playable, played
 from cluster.simulator.simulation import World, simulate
 from deployments.prepare.cascades import Candidate, Combination, Terms, Told, Tried, all_combinations, tried
 from deployments.prepare.sample import Indices
-from optimizer import Objective, Plan, optimize, problem
+from optimizer import Objective, Plan, Problem, optimize, problem
+from optimizer.pipelines.side_by_side import side_by_side
 from profiles.devices import Device, links_between
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -18,6 +21,7 @@ from profiles.files import Profile
 
 SIMULATED = 20_000  # inputs
 GAP = 0.01  # plans need be no closer to the best there is
+PLAYED_GAP = 0.03  # those that are only played for comparison
 A_MILLION_PER_HOUR = 1e6 / 3600
 
 
@@ -86,18 +90,35 @@ class Tryout:
         if first is last:
             return last
         passed = self._row(first.made, combinations[rows.index(first)], first.made.shown())
-        return passed if passed.told.promise and passed.goodput_per_s > last.goodput_per_s else last
+        if passed.told.promise and passed.goodput_per_s > last.goodput_per_s:
+            return passed
+        if last.plan is None:
+            raise UserError(
+                f"what {first.name} loses cannot be promised after the test, and {last.name} alone does not keep "
+                "--slo-ms on these devices: give more rows, allow more, or give more devices"
+            )
+        return last
 
     def latency(self, row: Contender, rate_per_s: float) -> AnswerTimes | None:
         """Of answers, where so many inputs come per second; None where there is no plan."""
         if row.plan is None:
             return None
-        profile, seconds = row.profile, SIMULATED / rate_per_s
-        facts = problem(profile, self.devices, links_between(self.devices), length=profile.length)
+        profile, facts, seconds = row.profile, self._facts(row.profile), SIMULATED / rate_per_s
         times_s = arrivals("poisson", rate_per_s, seconds, seed=0)
         blocks = exit_blocks(ExitProfile(facts.survival), len(times_s), np.random.default_rng(1))
         report = simulate(World(row.plan, facts, self.slo_s, lengths=profile.lengths), [(times_s, blocks)], seconds)
         return AnswerTimes(report.tally.mean_s, report.tally.quantile_s(0.99))
+
+    def settled(self, row: Contender) -> Contender:
+        """The row with the plan that sustains most in the simulator, and promises just that, as of `isobatch plan`."""
+        facts, objective = self._facts(row.profile), Objective(slo_s=self.slo_s)
+        if row.plan is None or not is_playable(row.plan, facts, objective):
+            return row
+        better = played(row.plan, facts, objective, partial(side_by_side, gap=PLAYED_GAP)).plan
+        return replace(row, plan=replace(facts.named(better), length=facts.length, slo_s=self.slo_s))
+
+    def _facts(self, profile: Profile) -> Problem:
+        return problem(profile, self.devices, links_between(self.devices), length=profile.length)
 
     def _row(self, made: Tried, combination: Combination, chosen: Indices) -> Contender:
         profile = self._profile(made, [self.timed[number] for number in combination.members], chosen, combination)
@@ -116,7 +137,8 @@ class Tryout:
 
     def _plan(self, profile: Profile) -> Plan | None:
         try:
-            return optimize(profile, self.devices, links_between(self.devices), Objective(slo_s=self.slo_s), gap=GAP)
+            found = optimize(profile, self.devices, links_between(self.devices), Objective(slo_s=self.slo_s), gap=GAP)
+            return replace(found, slo_s=self.slo_s)
         except UserError:
             return None
 

@@ -99,7 +99,9 @@ def cascade(
         metric = _without_labels(console, data, metric)
     terms = partial(_terms, sample, path, metric, allowed, confidence)
     trial = _trial(console, folders, sample, terms, kinds, slo_ms / 1e3, device, threads, budget, largest)
-    taken = _chosen(console, trial, levels)
+    chosen = _chosen(console, trial, levels)
+    with console.status("playing plans"):
+        taken = trial.settled(chosen)
     notes: dict[str, str | int | float] = {"data": data.name, "rows": len(sample), "seed": seed}
     _write(console, out, taken, path, notes, force)
 

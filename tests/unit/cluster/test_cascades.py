@@ -11,6 +11,7 @@ from cluster.cascades.report import table
 from cluster.cascades.rows import Tryout, best
 from cluster.cascades.timing import Timed
 from cluster.cli import app
+from cluster.simulator.sustained import sustained
 from deployments.models import load_served
 from deployments.models.encode import Encoded
 from deployments.prepare.cascades import Combination
@@ -67,11 +68,36 @@ def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost() -> 
     assert len(table(rows, [quick, slow, None], rate).rows) == 3
 
 
+def test_what_is_taken_promises_what_the_simulator_sustains() -> None:
+    here = tryout(slo_s=0.25)
+    row = here.row(Combination((0, 1)))
+    settled = here.settled(row)
+    assert 2 in {split.start for split in settled.plan.splits}
+    assert (row.plan.slo_s, settled.plan.slo_s, settled.plan.length) == (0.25, 0.25, row.plan.length)
+    facts = problem(row.profile, here.devices, links_between(here.devices))
+    assert sustained(settled.plan, facts, 0.25).goodput_per_s == pytest.approx(settled.goodput_per_s, rel=0.1)
+    rushed = replace(here, slo_s=100.0)
+    assert rushed.settled(row) is row, "to play it would take too long"
+
+
 def test_where_the_test_rows_are_too_few_the_last_network_alone_is_taken() -> None:
     here = tryout(count=120)
     combinations = here.combinations(2)
     rows = [here.row(each) for each in combinations]
     assert here.tested(rows, combinations).made.alone
+
+
+def test_where_the_last_network_alone_is_late_and_the_best_fails_the_test_nothing_is_written() -> None:
+    here = tryout(slo_s=0.01, count=120)
+    here = replace(here, terms=replace(here.terms, max_loss=0.3))
+    combinations = here.combinations(2)
+    rows = [here.row(each) for each in combinations]
+    assert best(rows).name == "small", [(row.name, row.hopeful, row.plan) for row in rows]
+    assert rows[1].plan is None
+    failing = replace(here, terms=replace(here.terms, max_loss=0.001))
+    rows = [replace(row, made=replace(row.made, evidence=failing.row(combinations[0]).made.evidence)) for row in rows]
+    with pytest.raises(UserError, match="small loses cannot be promised after the test, and large alone"):
+        here.tested(rows, combinations)
 
 
 def test_a_deadline_that_nobody_keeps_is_one_line() -> None:
