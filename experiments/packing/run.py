@@ -4,7 +4,7 @@ The same network on the same batches, packed and padded in turns, on one host th
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,28 +14,33 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from rich.console import Console
+from scipy.optimize import nnls
 
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.seam import Stretch
+from deployments.models.torch_model import TorchModel
 from experiments.packing.padded import PaddedModel, on_onnx, on_torch
 from experiments.packing.texts import Integers, batch_of, cut, lengths_of, untrained_minilm
+from experiments.packing.waiting import Seconds, by_length, first_come, most_per_s
 from profiles.measure import stopwatch_for
-from profiles.model import Batch, SplitModel
+from profiles.model import Batch
 
 console = Console(stderr=True)
+Counted = Callable[[Sequence[int]], int]  # of a launch's texts: what its time follows
 
 BACKENDS = ("torch", "onnx", "int8")
 APART = 1e-4  # how far packed logits may be from padded ones
 EQUAL = (16, 32)  # texts, and tokens of each, where nothing can be gained
 SIZES = (1, 2, 4, 8, 16, 32)  # texts of a launch whose time is predicted
+SOON, LATER = 3, 12  # the 99th percentile that is allowed, in padded launches of 16 texts of the mean length
 
 
 @dataclass(frozen=True)
 class Pair:
     """One network, both ways. In 8 bits answers may differ: padding has a say in the scales."""
 
-    packed: SplitModel
-    padded: SplitModel
+    packed: TorchModel
+    padded: PaddedModel
     is_exact: bool
 
 
@@ -70,12 +75,16 @@ def stretched(lengths: Integers, size: int) -> float:
 
 
 def _of(pair: Pair, sst2: Integers, mixed: Integers, batches: int, rounds: int) -> dict[str, float]:
+    drawn = [batch for size in SIZES for batch in _drawn(mixed, size, batches)]
+    packed, padded = (LaunchTimes.measured(model, drawn, rounds) for model in (pair.packed, pair.padded))
     equal = [batch_of([EQUAL[1]] * EQUAL[0], seed) for seed in range(max(batches // 3, 1))]
     return {
         "packed_over_padded_mixed_16": 1 / packed_over_padded(pair, _drawn(mixed, 16, batches), rounds),
         "packed_over_padded_sst2_8": 1 / packed_over_padded(pair, _drawn(sst2, 8, 2 * batches), rounds),
         "overhead_equal_lengths": packed_over_padded(pair, equal, 4 * rounds) - 1,
-        "time_prediction_error": prediction_error(pair.packed, mixed, batches, rounds),
+        "packed_over_sorted_equal_p99": packed_over_sorted(packed, padded, mixed),
+        "packed_over_sorted_later": packed_over_sorted(packed, padded, mixed, LATER),
+        "time_prediction_error": packed.error(real_tokens),
     }
 
 
@@ -98,17 +107,48 @@ def _in_turns(pair: Pair, batch: Batch, rounds: int) -> tuple[float, float]:
     return median(ours for ours, _ in took_s), median(theirs for _, theirs in took_s)
 
 
-def _run(model: SplitModel, batch: Batch) -> tuple["np.typing.NDArray[np.float32]", float]:
+def _run(model: TorchModel, batch: Batch) -> tuple["np.typing.NDArray[np.float32]", float]:
     launched, took_s = stopwatch_for("cpu")(partial(model.run, batch, model.num_blocks, ()))
     return launched.exits.logits, took_s
 
 
-def prediction_error(model: SplitModel, lengths: Integers, batches: int, rounds: int) -> float:
-    """How far a launch's time is from a straight line through tokens, on average, where the line was not fitted."""
-    drawn = [batch for size in SIZES for batch in _drawn(lengths, size, batches)]
-    took_s = np.array([median(_run(model, batch)[1] for _ in range(rounds)) for batch in drawn])
-    terms = np.stack([np.ones(len(drawn)), [len(batch.arrays["input_ids"]) for batch in drawn]], axis=1)
-    fitted = np.arange(len(drawn)) % 2 == 0
-    weights = 1 / took_s[fitted]  # a tenth counts as a tenth, of short launches as of long ones
-    line, *_ = np.linalg.lstsq(terms[fitted] * weights[:, None], took_s[fitted] * weights, rcond=None)
-    return float(np.abs(terms[~fitted] @ line / took_s[~fitted] - 1).mean())
+def real_tokens(lengths: Sequence[int]) -> int:
+    return sum(lengths)
+
+
+def padded_tokens(lengths: Sequence[int]) -> int:
+    return max(lengths) * len(lengths)
+
+
+@dataclass(frozen=True)
+class LaunchTimes:
+    """What launches of texts of these lengths took."""
+
+    lengths: Sequence[Sequence[int]]
+    took_s: Sequence[float]
+
+    @classmethod
+    def measured(cls, model: TorchModel, batches: Sequence[Batch], rounds: int) -> "LaunchTimes":
+        took_s = [median(_run(model, batch)[1] for _ in range(rounds)) for batch in batches]
+        return cls([batch.lengths.tolist() for batch in batches if batch.lengths is not None], took_s)
+
+    def line(self, counted: Counted, places: slice = slice(None)) -> Seconds:
+        """A straight line through what was counted in them."""
+        took_s = np.array(self.took_s[places])
+        terms = np.array([[1.0, counted(lengths)] for lengths in self.lengths[places]])
+        weights = 1 / took_s  # a tenth counts as a tenth, of short launches as of long ones
+        (at_once_s, each_s), _ = nnls(terms * weights[:, None], took_s * weights)
+        return lambda lengths: float(at_once_s + each_s * counted(lengths))
+
+    def error(self, counted: Counted) -> float:
+        """How far a launch's time is from such a line, on average, where the line was not fitted."""
+        line, others = self.line(counted, slice(None, None, 2)), slice(1, None, 2)
+        told = [line(lengths) for lengths in self.lengths[others]]
+        return float(np.abs(np.array(told) / np.array(self.took_s[others]) - 1).mean())
+
+
+def packed_over_sorted(packed: LaunchTimes, padded: LaunchTimes, lengths: Integers, launches: int = SOON) -> float:
+    """Texts a second where each way keeps the same 99th percentile. The later, the more wait that may be sorted."""
+    ours, theirs = packed.line(real_tokens), padded.line(padded_tokens)
+    limit_s = launches * theirs([int(lengths.mean())] * 16)
+    return most_per_s(limit_s, lengths, first_come, ours) / most_per_s(limit_s, lengths, by_length, theirs)

@@ -248,6 +248,12 @@ HEADLINES = {
         Headline("packing", "packed_over_padded_sst2_8_onnx", "the same, ONNX Runtime", 1.35),
         Headline("packing", "packed_over_padded_sst2_8_int8", "the same in 8 bits", 1.35),
         Headline(
+            "packing", "packed_over_sorted_equal_p99", "packed over sorted by length, at equal p99", 1.2, paper=1.48
+        ),
+        Headline("packing", "packed_over_sorted_later", "the same at a p99 four times as long", paper=1.48),
+        Headline("packing", "packed_over_sorted_equal_p99_onnx", "packed over sorted at equal p99, ONNX Runtime", 1.2),
+        Headline("packing", "packed_over_sorted_equal_p99_int8", "the same in 8 bits", 1.2),
+        Headline(
             "packing", "overhead_equal_lengths", "texts of one length: packed over padded time, less 1", 0.03, True
         ),
         Headline("packing", "overhead_equal_lengths_onnx", "the same, ONNX Runtime", 0.03, True),

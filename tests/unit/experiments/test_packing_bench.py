@@ -5,21 +5,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.packing import run, texts
+from experiments.packing import run, texts, waiting
 from experiments.packing.padded import PaddedModel
-from experiments.packing.run import BACKENDS, Pair, packed_over_padded, pair_on, stretched
+from experiments.packing.run import (
+    BACKENDS,
+    LATER,
+    SOON,
+    LaunchTimes,
+    Pair,
+    packed_over_padded,
+    packed_over_sorted,
+    padded_tokens,
+    pair_on,
+    real_tokens,
+    stretched,
+)
 
 
 def test_every_backend_gets_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "lengths_of", lambda data_set: np.array([3, 9, 5, 4]))
     monkeypatch.setattr(run, "SIZES", (1, 2))
+    monkeypatch.setattr(waiting, "TEXTS", 200)
     monkeypatch.setattr(run.torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(texts, "WORDS", 100)
     figures = run.measure(batches=2, rounds=1, layers=1)
     names = ("packed_over_padded_mixed_16", "packed_over_padded_sst2_8", "overhead_equal_lengths")
-    for name in (*names, "time_prediction_error"):
+    for name in (*names, "time_prediction_error", "packed_over_sorted_equal_p99", "packed_over_sorted_later"):
         assert {name, f"{name}_onnx", f"{name}_int8"} <= set(figures)
-    assert len(figures) == 2 + 4 * len(BACKENDS)
+    assert len(figures) == 2 + 6 * len(BACKENDS)
 
 
 def test_what_answers_differently_is_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -28,6 +41,16 @@ def test_what_answers_differently_is_not_compared(monkeypatch: pytest.MonkeyPatc
     other = PaddedModel(pair.padded, lambda ids, present: present[:, :2].float())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="logits differ"):
         packed_over_padded(Pair(pair.packed, other, is_exact=True), [texts.batch_of([3, 4], 0)], 1)
+
+
+def test_texts_of_one_length_are_served_alike_and_of_many_better_packed() -> None:
+    known = [[length] * count for length in (4, 40) for count in (1, 8, 16)]
+    packed = LaunchTimes(known, [0.01 + 0.001 * real_tokens(each) for each in known])
+    assert packed.error(real_tokens) == pytest.approx(0, abs=1e-6)
+    padded = LaunchTimes(known, [0.01 + 0.001 * padded_tokens(each) for each in known])
+    assert packed_over_sorted(packed, padded, np.array([20])) == pytest.approx(1.0, rel=0.01)
+    soon, later = (packed_over_sorted(packed, padded, np.arange(4, 41), launches) for launches in (SOON, LATER))
+    assert 1.02 < later < soon < 2.0
 
 
 def test_padding_is_reckoned() -> None:
