@@ -1,7 +1,7 @@
-"""What the next window will look like: who will survive to each block, and how many inputs will arrive.
+"""What the next window will look like: who survives to each block, how many inputs arrive, and how long texts are.
 
-Each ramp's survival is forecast by itself, and the curve is then made non-increasing. Arrivals are forecast in
-logarithms, where none can be negative. By which methods: profiles/series.py. How well: docs/profiles.md.
+Each ramp's survival is forecast by itself, and the curve is then made non-increasing. Arrivals and lengths are forecast
+in logarithms, where none can be negative. By which methods: profiles/series.py. How well: docs/profiles.md.
 """
 
 from collections import Counter
@@ -36,6 +36,7 @@ class Forecast:
     arrivals_low_per_s: float
     arrivals_high_per_s: float
     methods: tuple[str, ...]  # that count most: of each ramp, in order, then of the arrivals
+    inputs_per_text: float | None = None  # where an input is a number of tokens
 
     @property
     def method(self) -> str:
@@ -65,9 +66,11 @@ class Forecaster:
         self._cuts = [block + 1 for block in ramps]  # the blocks that fewer inputs enter than the one before
         self._steady = SteadySurvival(num_blocks)
         self._expected: Floats | None = None  # survival as it was believed before the next window
-        self._series = self._new_series([[] for _ in range(len(self._cuts) + 1)])  # the last one holds the arrivals
+        # Of each ramp, of the arrivals, and of how many inputs a text counts for.
+        self._series = self._new_series([[] for _ in range(len(self._cuts) + 2)])
         self._seen = 0
         self._last: Window | None = None
+        self._long: float | None = None  # how many inputs a text counted for at last, in logarithms
 
     @classmethod
     def after(
@@ -93,24 +96,27 @@ class Forecaster:
 
     def forecast(self) -> Forecast:
         """The window after the last one that was observed, with as many inputs as that had."""
-        ramps = [series.predict(_chance(series.predict().mean, self._inputs)) for series in self._series[:-1]]
-        arrivals = self._series[-1].predict(self._arrivals_noise)
+        *of_ramps, of_arrivals, of_lengths = self._series
+        ramps = [series.predict(_chance(series.predict().mean, self._inputs)) for series in of_ramps]
+        arrivals, long = of_arrivals.predict(self._arrivals_noise), of_lengths.predict().mean
         low, likely, high = (self._curve(ramps, z) for z in (-Z, 0.0, Z))
         few, usual, many = (float(np.expm1(np.clip(_at(arrivals, z), 0, MAX_LOG))) for z in (-Z, 0.0, Z))
         methods = tuple(prediction.method for prediction in (*ramps, arrivals))
-        return Forecast(ExitProfile(likely), low, high, usual, few, many, methods)
+        per_text = None if self._long is None else float(np.exp(np.clip(long, -MAX_LOG, MAX_LOG)))
+        return Forecast(ExitProfile(likely), low, high, usual, few, many, methods, per_text)
 
     def singles(self) -> list[dict[str, float]]:
         """What each method by itself says of each ramp: for those who compare."""
-        return [series.singles() for series in self._series[:-1]]
+        return [series.singles() for series in self._series[: len(self._cuts)]]
 
     def _new_series(self, columns: Sequence[Sequence[Reading]]) -> list[Series]:
-        *ramps, arrivals = columns
+        *ramps, arrivals, lengths = columns
         odds = Transform(lambda each: float(log_odds(each)), share, lambda each: max(each * (1 - each), EDGE))
         span = self._span
         return [
             *(Series(each[-span:], span, odds, UNKNOWN_SHARE) for each in ramps),
             Series(arrivals[-span:], span),
+            Series(lengths[-span:], span),
         ]
 
     @property
@@ -125,7 +131,7 @@ class Forecaster:
         return (self._last.arrived + 0.5) / (self._last.duration_s * (1 + self._last.arrivals_per_s)) ** 2
 
     def _values(self, window: Window) -> list[Reading]:
-        """What a window says of every ramp, and of the arrivals."""
+        """What a window says of every ramp, of the arrivals, and of texts."""
         if len(window.left) != self._num_blocks:
             raise ValueError(f"a window of {len(window.left)} blocks for a network of {self._num_blocks}")
         self._last = window
@@ -138,7 +144,14 @@ class Forecaster:
             Reading(float(shares[cut]), _chance(float(expected[cut]), inputs) if inputs else inf, float(steady[cut]))
             for cut in self._cuts
         ]
-        return [*ramps, Reading(arrivals, self._arrivals_noise, arrivals)]
+        return [*ramps, Reading(arrivals, self._arrivals_noise, arrivals), self._length(window)]
+
+    def _length(self, window: Window) -> Reading:
+        """The mean of n has, relative to itself, a variance of 1 / n if lengths differ by as much as texts are long."""
+        if not window.texts or not window.arrived:
+            return Reading(0.0, inf, self._long or 0.0)
+        self._long = float(np.log(window.arrived / window.texts))
+        return Reading(self._long, 1 / window.texts, self._long)
 
     def _curve(self, ramps: list[Prediction], z: float) -> tuple[float, ...]:
         """Survival at every block, `z` standard deviations away; blocks without a ramp before them inherit."""

@@ -103,11 +103,11 @@ def at_length(tables: Sequence[LatencyTable], length: int) -> LatencyTable:
     longer = [table for table in known if (table.length or 0) >= length][:1]
     if shorter and longer and shorter != longer:
         return _between(shorter[0], longer[0], length)
-    return _rescaled((shorter or longer)[0], length)
+    return rescaled((shorter or longer)[0], length)
 
 
-def _rescaled(table: LatencyTable, length: int) -> LatencyTable:
-    """The same times for the same tokens."""
+def rescaled(table: LatencyTable, length: int) -> LatencyTable:
+    """The same times for the same tokens, counted in texts of another length."""
     if table.length == length or not table.length:
         return table
     by = table.length / length
@@ -124,7 +124,7 @@ def _rescaled(table: LatencyTable, length: int) -> LatencyTable:
 def _between(short: LatencyTable, long: LatencyTable, length: int) -> LatencyTable:
     """Where only one of the two knows so few or so many tokens, the other is taken to keep its distance."""
     first, second = short.length or 1, long.length or 1
-    one, other = _rescaled(short, length), _rescaled(long, length)
+    one, other = rescaled(short, length), rescaled(long, length)
     share = (length - first) / (second - first)
     low, high = other.batch_sizes[0], one.batch_sizes[-1]
     if low > high:

@@ -26,13 +26,15 @@ class Window:
     """Counts of one window, by one reporter or by several.
 
     `left[k]` inputs were answered after block k; whoever reached the end counts in the last block.
-    `arrived` inputs came meanwhile: not the same ones, some were refused and some are still on their way.
+    `arrived` inputs came meanwhile: not the same ones, some were refused and some are still on their way. They were so
+    many `texts`, where an input is a number of tokens (0: it is not).
     """
 
     start_s: float
     duration_s: float
     arrived: int
     left: tuple[int, ...]
+    texts: int = 0
 
     def __post_init__(self) -> None:
         if not -inf < self.start_s < inf:
@@ -41,6 +43,8 @@ class Window:
             raise ValueError(f"duration_s = {self.duration_s} must be positive and finite")
         if not 0 <= self.arrived < MOST:
             raise ValueError(f"arrived = {self.arrived} must be 0 or more, and less than 2**53")
+        if not 0 <= self.texts < MOST:
+            raise ValueError(f"texts = {self.texts} must be 0 or more, and less than 2**53")
         if not self.left:
             raise ValueError("left must have one count per block")
         for block, count in enumerate(self.left):
@@ -96,7 +100,7 @@ def merge(windows: Iterable[Window]) -> Window:
     """One window of what several reporters saw of the same time; every input weighs the same, whoever reported it.
 
     >>> merge([Window(0, 120, 9, (5, 4)), Window(0, 120, 1, (0, 1))])
-    Window(start_s=0, duration_s=120, arrived=10, left=(5, 5))
+    Window(start_s=0, duration_s=120, arrived=10, left=(5, 5), texts=0)
     """
     parts = list(windows)
     if not parts:
@@ -106,7 +110,8 @@ def merge(windows: Iterable[Window]) -> Window:
     start_s = min(part.start_s for part in parts)
     end_s = max(part.start_s + part.duration_s for part in parts)
     left = tuple(sum(counts) for counts in zip(*(part.left for part in parts), strict=True))
-    return Window(start_s, end_s - start_s, sum(part.arrived for part in parts), left)
+    arrived, texts = sum(part.arrived for part in parts), sum(part.texts for part in parts)
+    return Window(start_s, end_s - start_s, arrived, left, texts)
 
 
 class History(Journal[Window]):
@@ -116,7 +121,7 @@ class History(Journal[Window]):
     >>> with TemporaryDirectory() as folder:
     ...     History(Path(folder) / "exits.jsonl").append(Window(0.0, 120.0, 10, (6, 4)))
     ...     History(Path(folder) / "exits.jsonl").windows
-    (Window(start_s=0.0, duration_s=120.0, arrived=10, left=(6, 4)),)
+    (Window(start_s=0.0, duration_s=120.0, arrived=10, left=(6, 4), texts=0),)
     """
 
     def __init__(self, path: Path | None, keep: int = KEEP_WINDOWS) -> None:

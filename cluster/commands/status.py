@@ -150,6 +150,8 @@ def _now(answer: dict[str, Any]) -> Table:
         table.add_row("audits", answer["agreement"])
     if window.get("length"):
         texts = f"texts have {_number(window['tokens_per_text'])} on average now"
+        if forecast and forecast["tokens_per_text"]:
+            texts += f", {_number(forecast['tokens_per_text'])} are expected"
         table.add_row("counted in tokens", f"an input is {window['length']} tokens; {texts}")
     table.add_row("promises kept", f"{plan['kept']:.0%} (it sustains {_number(plan['sustains_per_s'])} per second now)")
     if forecast:

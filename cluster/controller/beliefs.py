@@ -34,6 +34,7 @@ class Beliefs:
         self.forecast: Forecast | None = self._forecaster.forecast() if history.windows else None
         self._seen = self._steadied(prior.survival, history.windows[-RECENT_WINDOWS:])
         self.survival = self.forecast.exits.survival if self.forecast else prior.survival
+        self.inputs_per_text = self.forecast.inputs_per_text if self.forecast else None
         self.surprised = False  # by the last window
 
     @property
@@ -65,6 +66,7 @@ class Beliefs:
             self._forecaster.observe(window)
         self.forecast = self._forecaster.forecast()
         self.survival = self._seen if self.surprised else self.forecast.exits.survival
+        self.inputs_per_text = self.forecast.inputs_per_text
 
     def peeked(self, seen: Observed, ramps: Collection[int]) -> None:
         """All ramps were open for one look: where inputs leave among those closed otherwise is known again."""
@@ -87,7 +89,8 @@ class Beliefs:
 
     def _window(self, seen: Observed, ramps: Collection[int]) -> Window:
         """Exits are spread over the closed ramps in the proportions that were seen before."""
-        return Window(seen.started_s, seen.seconds, seen.arrivals, revealed(seen.exits, ramps, self._seen))
+        left = revealed(seen.exits, ramps, self._seen)
+        return Window(seen.started_s, seen.seconds, seen.arrivals, left, seen.texts)
 
 
 def _imagined(survival: Sequence[float]) -> Window:

@@ -174,9 +174,14 @@ class Controller:
         """The ramps that are open in every pipeline of the running plan."""
         return set.intersection(*(set(pipeline.ramps) for pipeline in self.running.pipelines))
 
+    @property
+    def asked(self) -> Question:
+        """The question for texts as long as they will be."""
+        return self.question.of_texts(self.beliefs.inputs_per_text)
+
     def facts(self) -> Problem:
         """The cost model for the inputs and the tables of now."""
-        return self.question.facts(self.beliefs.survival, self.corrections)
+        return self.asked.facts(self.beliefs.survival, self.corrections)
 
     def sustained(self, plan: Plan) -> float:
         """The goodput by the cost model, per second."""
@@ -233,7 +238,7 @@ class Controller:
         self.beliefs.close(seen, self.ramps, latest)
         if self.beliefs.surprised:
             self._peeks.surprised_s = now_s
-        as_told = self.question.facts(self.beliefs.survival, Corrections())
+        as_told = self.asked.facts(self.beliefs.survival, Corrections())
         self.corrections = self.corrections.learned(seen.launches, self.running, as_told, self.patience.learn)
         self.record.keep(seen, self.running, self.sustained(self.running))
 
@@ -244,7 +249,7 @@ class Controller:
         facts = self.facts()
         event = self._event(seen, evaluate(self.running, facts).goodput_per_s, now_s)
         moment = Moment(
-            self.running, self.pinned, self.question, self.patience, self.beliefs, self.corrections, self.record,
+            self.running, self.pinned, self.asked, self.patience, self.beliefs, self.corrections, self.record,
             self.present.counts, facts, seen, now_s,
         )  # fmt: skip
         try:

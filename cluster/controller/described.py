@@ -44,6 +44,7 @@ class ForecastStatus(Described):
     arrivals_per_s: float
     arrivals_low_per_s: float
     arrivals_high_per_s: float
+    tokens_per_text: float | None = Field(description="How long texts will be, where the plan counts tokens.")
     method: str
 
 

@@ -13,7 +13,7 @@ from optimizer import Objective, Plan, Problem, optimize, problem, read_plan
 from profiles.devices import Device, links_between
 from profiles.errors import UserError
 from profiles.files import Profile
-from profiles.lengths import Lengths
+from profiles.lengths import Lengths, rescaled
 
 LEAST_SHARE = 1e-3  # of the inputs that must reach a block to be planned for
 
@@ -42,6 +42,15 @@ class Question:
         """The same question, for plans that count as this one does: inputs, or tokens in texts of its length."""
         lengths = None if plan.length is None else Lengths((plan.length,))
         return replace(self, profile=replace(self.profile, lengths=lengths))
+
+    def of_texts(self, inputs_per_text: float | None) -> "Question":
+        """The same question where texts count for so many inputs on average: in longer ones attention takes longer."""
+        length, measured = self.profile.length, {table.length for table in self.profile.tables}
+        if length is None or inputs_per_text is None or len(measured) < 2:
+            return self
+        long = max(1, round(length * inputs_per_text))
+        tables = tuple(rescaled(self.profile.table_of(kind, long), length) for kind in self.profile.kinds)
+        return replace(self, profile=replace(self.profile, tables=tables))
 
     def here(self, counts: Mapping[str, int]) -> tuple[Device, ...]:
         """The devices of the fleet that are there; of a kind that nobody counted, all of them."""

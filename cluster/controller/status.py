@@ -24,7 +24,7 @@ def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
         "window": _window(controller, now_s),
         "agreement": None if keeper is None else said(keeper.agreement(now_s), keeper.promised),
         "devices": controller.present.counts,
-        "forecast": _forecast(controller.beliefs.forecast),
+        "forecast": _forecast(controller.beliefs.forecast, controller.running.length),
         "survival": list(controller.beliefs.survival),
         "corrections": controller.corrections.told,
         "events": [brief(event) for event in controller.record.events.all[-EVENTS:]],
@@ -76,7 +76,7 @@ def _window(controller: Controller, now_s: float) -> dict[str, Any]:
     }
 
 
-def _forecast(forecast: Forecast | None) -> dict[str, Any] | None:
+def _forecast(forecast: Forecast | None, length: int | None) -> dict[str, Any] | None:
     if forecast is None:
         return None
     return {
@@ -86,5 +86,6 @@ def _forecast(forecast: Forecast | None) -> dict[str, Any] | None:
         "arrivals_per_s": forecast.arrivals_per_s,
         "arrivals_low_per_s": forecast.arrivals_low_per_s,
         "arrivals_high_per_s": forecast.arrivals_high_per_s,
+        "tokens_per_text": length and forecast.inputs_per_text and length * forecast.inputs_per_text,
         "method": forecast.method,
     }

@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 
 from cluster.controller.beliefs import PEEKS_PER_HOLD
 from cluster.controller.config import Patience
+from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
+from cluster.controller.record import Events
+from deployments.front.observed import Observed
 from optimizer import Objective, evaluate
+from profiles.lengths import Lengths, rescaled
+from profiles.windows import History
 from tests.helpers.fluid_application import (
     EASY,
     HARD,
@@ -22,6 +27,7 @@ from tests.helpers.fluid_application import (
     moves,
     question,
     run,
+    table,
 )
 
 
@@ -311,6 +317,30 @@ def test_tables_that_are_wrong_are_corrected_slowly_and_within_bounds():
     app.slower = {"v100": 30.0}
     run(app, loop, 1200)
     assert max(loop.controller.corrections.factors["v100"]) <= 2.0
+
+
+def test_longer_texts_are_planned_for_by_the_times_of_longer_texts():
+    """Where they were measured; in the plan's own unit, so that what was learnt before keeps its meaning."""
+    short = replace(table("v100"), length=20)
+    long = rescaled(short, 100)
+    long = replace(long, block_s=tuple(tuple(1.5 * each for each in row) for row in long.block_s))
+    asked = question(EASY)
+    asked = replace(asked, profile=replace(asked.profile, tables=(short, long), lengths=Lengths((20,))))
+    controller = Controller(asked, Patience(), History(None), Events(None), first_plan(asked), 0.0)
+    before = controller.facts()
+    for number in range(6):
+        left = (0, 0, 0, 100_000)
+        texts = Observed(
+            120.0 * number, 120.0, 1000, 1000, left, arrived_weight=100_000, in_time_weight=100_000, exit_weights=left
+        )
+        controller.window(texts, 120.0 * (number + 1))
+    assert controller.beliefs.inputs_per_text == pytest.approx(5.0, rel=0.05)
+    now = controller.facts()
+    assert (before.length, now.length) == (20, 20)
+    ratio = now.tables[0].block_times_s(4) / before.tables[0].block_times_s(4)
+    assert ratio == pytest.approx([1.5] * 4, rel=0.05)
+    one_table = replace(asked, profile=replace(asked.profile, tables=(short,)))
+    assert one_table.of_texts(5.0) is one_table
 
 
 def test_a_pause_keeps_everything_and_says_what_it_would_have_done():

@@ -210,13 +210,14 @@ def post(place: str, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
 
 
 def test_a_plan_that_counts_tokens_is_shown_with_how_many_texts_have(toy: Toy, url: str) -> None:
-    run(toy.app, toy.loop, 60)
+    run(toy.app, toy.loop, 150)
     told = json.loads(asked(url, "--json"))
     assert told["window"]["length"] is None
     told["window"] |= {"length": 24, "tokens_per_text": 31.5}
+    told["forecast"]["tokens_per_text"] = 40.0
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(tables(told))
-    assert "an input is 24 tokens; texts have 31.5 on average now" in console.export_text()
+    assert "an input is 24 tokens; texts have 31.5 on average now, 40 are expected" in console.export_text()
 
 
 def test_the_picture_is_of_what_happened_since_the_last_look(toy: Toy, url: str) -> None:

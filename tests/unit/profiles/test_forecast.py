@@ -18,6 +18,7 @@ windows = st.builds(
     st.floats(1e-3, 1e3),
     counts,
     st.tuples(*[counts] * 4),
+    counts,
 )
 
 
@@ -44,6 +45,19 @@ def test_any_history_gives_a_curve_in_range_with_its_interval_around_it(history:
     assert (np.diff(curves, axis=0) >= 0).all()
     assert 0 <= forecast.arrivals_low_per_s <= forecast.arrivals_per_s <= forecast.arrivals_high_per_s < np.inf
     assert len(forecast.methods) == 4
+    assert forecast.inputs_per_text is None or 0 < forecast.inputs_per_text < np.inf
+
+
+def test_how_long_texts_will_be_is_forecast_and_not_forgotten_while_none_come() -> None:
+    def window(index: int, inputs: int, texts: int) -> Window:
+        return Window(120.0 * index, 120.0, inputs, (inputs, 0), texts)
+
+    longer = [window(index, 300 * (1 if index < 20 else 2), 300) for index in range(30)]
+    forecaster = Forecaster.after(longer, 2)
+    assert forecaster.forecast().inputs_per_text == pytest.approx(2.0, rel=0.05)
+    forecaster.observe(window(30, 0, 0))
+    assert forecaster.forecast().inputs_per_text == pytest.approx(2.0, rel=0.05)
+    assert Forecaster.after([window(0, 300, 0)], 2).forecast().inputs_per_text is None
 
 
 def series_of(values: Iterable[float]) -> Series:
