@@ -48,9 +48,13 @@ class Admission:
         self._add(risk - late)
 
     def needed_s(self, expected: Expected) -> float:
-        """How much time an input must have to be admitted."""
-        saved = self._may_be_late
-        return expected.needed_s(max(FEW, min(EVEN, saved)) if saved >= 0.0 else FEW / 10)
+        """How much time an input must have to be admitted.
+
+        The less is saved, the less it may risk. Were that sudden, a rush would first let too many in, and then refuse
+        all until hardly anybody is inside.
+        """
+        saved = max(0.0, self._may_be_late) / MOST_SAVED
+        return expected.needed_s(FEW + saved * (EVEN - FEW))
 
     def _add(self, inputs: float) -> None:
         self._may_be_late = max(-MOST_SAVED, min(MOST_SAVED, self._may_be_late + inputs))

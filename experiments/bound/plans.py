@@ -29,7 +29,7 @@ from optimizer.problem import Problem
 
 PROBLEMS, MINUTES = 500, 8
 SEED = 7  # of inputs that no plan was chosen by
-INPUTS, SLOS = 30_000, 60  # of a run at least
+INPUTS, SLOS = 20_000, 60  # of a run at least
 BEATEN = 0.02  # a baseline is better if it sustains this share more
 GAP = 0.01  # of the planner, as the product's controller asks for it
 FIND = partial(side_by_side, gap=PLAYED_GAP)
