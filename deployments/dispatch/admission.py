@@ -50,11 +50,10 @@ class Admission:
     def needed_s(self, expected: Expected) -> float:
         """How much time an input must have to be admitted.
 
-        The less is saved, the less it may risk. Were that sudden, a rush would first let too many in, and then refuse
+        Where nothing is saved, few may be late all the same: if none might be, a rush would be followed by refusing
         all until hardly anybody is inside.
         """
-        saved = max(0.0, self._may_be_late) / MOST_SAVED
-        return expected.needed_s(FEW + saved * (EVEN - FEW))
+        return expected.needed_s(max(FEW, min(EVEN, self._may_be_late)))
 
     def _add(self, inputs: float) -> None:
         self._may_be_late = max(-MOST_SAVED, min(MOST_SAVED, self._may_be_late + inputs))

@@ -139,3 +139,11 @@ def test_a_lane_that_is_later_than_expected_gets_nobody_who_is_earlier_in_anothe
     for _ in range(50):
         soonest([first], 0.0)[1].learn(0, 0.036)
     assert soonest([first, second], 0.0)[0] is second
+
+
+def test_after_a_rush_those_who_are_nearly_sure_are_still_let_in() -> None:
+    """Else all are refused until hardly anybody is inside."""
+    admission, expected = Admission(), Expected(Experience([1.0], 0.2), 0.0, [0.1], 0.1)
+    for _ in range(100):
+        admission.ended(0.0, late=True)
+    assert admission.needed_s(expected) == pytest.approx(expected.needed_s(FEW))

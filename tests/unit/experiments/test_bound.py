@@ -30,6 +30,7 @@ def test_a_plan_that_promises_too_much_is_found_out_and_nothing_is_judged_after_
 ) -> None:
     monkeypatch.setattr(plans, "planned", lambda facts, objective: plans.FIND(facts, objective))
     monkeypatch.setattr(plans, "INPUTS", 1000)
+    monkeypatch.setattr(plans, "SLOS", 30)
     found = judge(7, Until(time.time() + 600))
     assert found is not None
     assert found.error < -0.2
