@@ -263,6 +263,7 @@ HEADLINES = {
         Headline("packing", "time_prediction_error_int8", "the same in 8 bits", 0.1, True),
         Headline("tokens", "goodput_per_s_ratio", "through HTTP, launches of so many tokens over so many texts"),
         Headline("tokens", "goodput_per_s_overloaded_ratio", "the same at 1.5 times the promise"),
+        Headline("tokens", "goodput_per_s_over_padded", "through HTTP, launches of so many tokens over padded texts"),
     ),
     "Decoding: the demo's Llama with real compute, one core, 32 residents": (
         Headline("decoding", "recompute_over_full", "tokens a second, exits over no exits", 1.1),

@@ -1,9 +1,9 @@
-"""Claim: through HTTP, launches of so many tokens answer more texts in time than launches of so many texts.
+"""Claim: through HTTP, launches of so many tokens answer more in time than launches of so many texts, or padded ones.
 
 MiniLM's shape with random weights, really computed by one replica on this machine, texts as long as those of three
-data sets. Both plans have the same batches; one counts tokens, the other texts of the mean length. Open loop, every
-request with the SLO as its deadline; an answer is good within the SLO of when it was due. Rates are tried in turns,
-each by both servers one after the other, and the best of each counts.
+data sets. The plans have the same batches; one counts tokens, the other texts of the mean length, and the third is the
+second with a network that pads. Open loop, every request with the SLO as its deadline; an answer is good within the SLO
+of when it was due. Each server is offered the same rates, and its best counts.
 """
 
 import asyncio
@@ -31,18 +31,20 @@ from profiles.lengths import WORD, text_of
 SETS = ("sst2", "agnews", "qnli")
 SLO_MS = 400.0
 MAX_BATCH = 16
-SHARES = (0.7, 0.85, 1.0, 1.2, 1.5)  # of what the plan promises, that are offered
+SHARES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)  # of what the plan promises, that are offered
 KIND = "cpu"
+PADDED = "experiments.packing.padded:load"
 console = Console(stderr=True)
 
 
 @dataclass(frozen=True)
 class Way:
-    """A plan and a profile that count in one way."""
+    """A plan and a profile that count in one way, and what loads the network; empty: what does so by default."""
 
     name: str
     plan: Plan
     profile: Profile
+    loader: str = ""
 
 
 def measure(seconds: int = 20, layers: int = 6, budget: int = 60, texts: int = 2000) -> dict[str, float]:
@@ -51,10 +53,10 @@ def measure(seconds: int = 20, layers: int = 6, budget: int = 60, texts: int = 2
     with TemporaryDirectory() as name:
         folder = Path(name)
         profile = _profiled(folder, tokens, layers, budget)
-        counted, alike = _ways(profile)
-        assert counted.plan.promise, "This is a bug: the planner makes promises."
-        promised_per_s = counted.plan.promise.goodput_per_s
-        found = {way.name: _asked(way, folder, tokens, promised_per_s, float(seconds)) for way in (counted, alike)}
+        ways = _ways(profile)
+        assert ways[0].plan.promise, "This is a bug: the planner makes promises."
+        promised_per_s = ways[0].plan.promise.goodput_per_s
+        found = {way.name: _asked(way, folder, tokens, promised_per_s, float(seconds)) for way in ways}
     return _figures(found, promised_per_s)
 
 
@@ -67,17 +69,19 @@ def _figures(found: dict[str, list[Summary]], promised_per_s: float) -> dict[str
         figures[f"late_share_{name}"] = sum(run.lateness.late for run in runs) / sum(run.requests for run in runs)
         figures[f"goodput_per_s_overloaded_{name}"] = runs[-1].goodput_per_s
     for figure in ("goodput_per_s", "goodput_per_s_overloaded"):
-        figures[f"{figure}_ratio"] = figures[f"{figure}_tokens"] / max(figures[f"{figure}_inputs"], 1e-9)
+        for other, ratio in (("inputs", "ratio"), ("padded", "over_padded")):
+            figures[f"{figure}_{ratio}"] = figures[f"{figure}_tokens"] / max(figures[f"{figure}_{other}"], 1e-9)
     return figures
 
 
-def _ways(profile: Profile) -> tuple[Way, Way]:
-    """The same plan, in tokens and in inputs: as if nobody knew that texts differ in length."""
+def _ways(profile: Profile) -> tuple[Way, Way, Way]:
+    """The same plan, in tokens, in inputs, as if nobody knew that texts differ in length, and this with padding."""
     devices = fleet(f"{KIND}=1")
     objective = Objective(slo_s=SLO_MS / 1e3, max_batch=MAX_BATCH)
     plan = optimize(profile, devices, links_between(devices, one_machine=True), objective)
     alike = replace(profile, lengths=None, token_exits=None)
-    return Way("tokens", plan, profile), Way("inputs", replace(plan, length=None), alike)
+    inputs = Way("inputs", replace(plan, length=None), alike)
+    return Way("tokens", plan, profile), inputs, replace(inputs, name="padded", loader=PADDED)
 
 
 def _profiled(folder: Path, tokens: Sequence[int], layers: int, budget: int) -> Profile:
@@ -126,6 +130,8 @@ def _serve_file(way: Way, folder: Path) -> Path:
         "slo_ms": SLO_MS,
         "cpus_per_replica": 1,
     }
+    if way.loader:
+        arguments["loader"] = way.loader
     application = {"name": "bench", "import_path": "deployments.app:build", "args": arguments}
     (where / "serve.yaml").write_text(json.dumps({"applications": [application]}))  # JSON is YAML
     return where / "serve.yaml"
