@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from ray.serve import Application
 
 from deployments import ray_facts, resources
 from deployments.config import AppConfig
-from deployments.deployer.fleet import ServeFleet, delete_fleets
+from deployments.deployer.fleet import ServeFleet, delete_fleets, fleets_of
 from deployments.deployer.fronts import Fronts
 from deployments.deployer.steps import CannotStartError, Moved, Undone, move, start
 from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState
@@ -174,8 +174,11 @@ class Deployer:
         self._remember()
         self._running = True
         if memory and memory.ended:
-            await asyncio.to_thread(delete_fleets, self._application, but=self._fleet.prefix)
+            await asyncio.to_thread(self._delete_others)
         self._task(self._tidy_later())
+
+    def _delete_others(self) -> None:
+        delete_fleets(fleets_of(self._application, but=self._fleet.prefix))
 
     async def _start_first(self, counts: Mapping[str, int]) -> None:
         try:
@@ -190,14 +193,18 @@ class Deployer:
         )
 
     async def _tidy_later(self) -> None:
-        """End the replicas that the previous deployer has left, once its fronts have had time to drain."""
+        """End the replicas that the previous deployer has left, once its fronts have had time to drain.
+
+        Those of the next deployer, which may start meanwhile while our fronts drain, are none of ours.
+        """
+        left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
         await asyncio.sleep(2 * self._config.drain_s)
         async with self._moving:
-            await asyncio.to_thread(self._tidy)
+            await asyncio.to_thread(self._tidy, left)
 
-    def _tidy(self) -> None:
+    def _tidy(self, left: Sequence[str]) -> None:
         self._fleet.want(dict.fromkeys(self._fleet.standing(), 0) | self._graph.plan.devices())
-        delete_fleets(self._application, but=self._fleet.prefix)
+        delete_fleets(left)
 
     def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(work)
@@ -210,7 +217,7 @@ class Deployer:
         with contextlib.suppress(Exception):
             application, memory = serve.status().applications.get(self._application), recall(self._application)
             if application is None or application.status.value == "DELETING" or DEPLOYER not in application.deployments:
-                delete_fleets(self._application)
+                delete_fleets(fleets_of(self._application))
                 ray_facts.forget(self._application)
             elif memory and memory.fleet != self._fleet.prefix:
                 self._fleet.delete()  # the next deployer has started replicas of its own

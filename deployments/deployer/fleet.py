@@ -4,7 +4,7 @@ A replica holds no plan, so all of a kind are alike, and a change of plan within
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ray import serve
@@ -60,11 +60,19 @@ class ServeFleet:
         return name.rpartition(".")[0] == self.prefix
 
 
-def delete_fleets(application: str, but: str = "") -> None:
-    """Delete all fleets of a front application except the one with this prefix. They finish their launches first."""
-    for name in serve.status().applications:
-        if ray_facts.front_of(name) == application != name and name.rpartition(".")[0] != but:
-            _delete(name)
+def fleets_of(application: str, but: str = "") -> list[str]:
+    """The applications of a front application's replicas, except those with this prefix."""
+    return [
+        name
+        for name in serve.status().applications
+        if ray_facts.front_of(name) == application != name and name.rpartition(".")[0] != but
+    ]
+
+
+def delete_fleets(names: Iterable[str]) -> None:
+    """They finish their launches first."""
+    for name in names:
+        _delete(name)
 
 
 def _delete(name: str) -> None:
