@@ -95,7 +95,7 @@ def replica_needs(config: AppConfig, kind: str) -> dict[str, float]:
     {'CPU': 1.0, 'GPU': 1, 'accelerator_type:A100': 0.001}
     """
     asked = replica_options(config, kind)
-    needs = {"CPU": asked.get("num_cpus", DEFAULT_CPUS), "GPU": asked.get("num_gpus", 0.0)}
+    needs = dict(asked_for(asked))
     if accelerator := asked.get("accelerator_type"):
         needs[f"{_ACCELERATOR}{accelerator}"] = _TINY
     return needs

@@ -8,7 +8,7 @@ from cluster.serving.serve_file import ServeFile, controllers, decoders, named, 
 from deployments.config import AppConfig, checked, parse
 from deployments.decoding.config import DecoderConfig
 from deployments.graph import Graph, read_graph
-from deployments.resources import Resources, accelerators, declared, devices_on, replica_needs, total
+from deployments.resources import Resources, accelerators, asked_for, declared, devices_on, replica_needs, total
 from optimizer.plan import read_plan
 from profiles.errors import UserError
 
@@ -95,11 +95,7 @@ def _alone(config: AppConfig) -> dict[str, float]:
 
 
 def _decoding(config: DecoderConfig) -> dict[str, float]:
-    on_gpu = config.device.startswith("cuda")
-    return {
-        "CPU": config.replicas * (1.0 if on_gpu else config.cpus_per_replica),
-        "GPU": float(config.replicas * on_gpu),
-    }
+    return {name: config.replicas * amount for name, amount in asked_for(config.replica_options()).items()}
 
 
 def _check_together(needs: Mapping[str, Mapping[str, float]], has: Resources) -> None:

@@ -69,12 +69,11 @@ async def _until_left(groups: Any) -> AsyncGenerator[Written | Full, None]:
 
 def build(config: DecoderConfig) -> Application:
     """What `import_path: deployments.decoding.app:build` in a Serve file makes of its `args:`."""
-    on_gpu = config.device.startswith("cuda")
     decoder = serve.deployment(
         name=DECODER,
         num_replicas=config.replicas,
         max_ongoing_requests=4 * (config.max_residents + config.max_waiting),  # its own queue refuses with a reason
-        ray_actor_options={"num_cpus": 1 if on_gpu else config.cpus_per_replica, "num_gpus": int(on_gpu)},
+        ray_actor_options=config.replica_options(),
         health_check_period_s=1.0,
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.1,

@@ -61,6 +61,11 @@ class DecoderConfig(BaseModel):
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for what was let in.")
     log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
 
+    def replica_options(self) -> dict[str, float]:
+        """What a replica asks Ray for, in the words of `ray_actor_options`."""
+        on_gpu = self.device.startswith("cuda")
+        return {"num_cpus": 1 if on_gpu else self.cpus_per_replica, "num_gpus": int(on_gpu)}
+
     def limits(self, deep_share: float | None = None) -> DecodingLimits:
         """The limits of a replica. `deep_share` is what the checkpoint itself says."""
         return DecodingLimits(
