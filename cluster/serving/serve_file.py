@@ -13,7 +13,7 @@ from deployments.demo import llm_demo_directory
 from deployments.front.headers import key_in
 from deployments.graph import check_weights, read_graph
 from deployments.surroundings import PATHS, check_http
-from profiles.errors import UserError
+from profiles.errors import UserError, read_text
 
 ROOT = Path(__file__).resolve().parents[2]
 APPLICATION = "deployments.app:build"
@@ -23,6 +23,7 @@ DECODER = "deployments.decoding.app:build"
 LLM_DEMO = "llm-demo"
 HTTP = {"host": "127.0.0.1", "port": 8000}
 GRPC_PORT = 8001
+LONGEST = 64_000  # characters of a file: PyYAML takes 4 us for each, and its parser in C fails on deep nesting
 
 ServeFile = dict[str, Any]
 
@@ -183,9 +184,12 @@ def grpc_addresses(content: ServeFile) -> list[tuple[str, int]]:
 def _read(path: Path) -> ServeFile:
     import yaml
 
+    text = read_text(path)
+    if len(text) > LONGEST:
+        raise UserError(f"{path} has {len(text):,} characters: a Serve file has {LONGEST:,} at most")
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        content = yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     applications = content.get("applications") if isinstance(content, dict) else None
     if not (isinstance(applications, list) and applications and all(isinstance(one, dict) for one in applications)):

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from cluster.controller.config import ControllerConfig
-from cluster.serving.serve_file import APPLICATION, CONTROLLER, ROOT, beside, grpc_addresses, serve_file, with_grpc
+from cluster.serving.serve_file import (
+    APPLICATION,
+    CONTROLLER,
+    LONGEST,
+    ROOT,
+    beside,
+    grpc_addresses,
+    serve_file,
+    with_grpc,
+)
 from deployments.folders import weights_of
 from optimizer.plan import read_plan
 from profiles.errors import UserError
@@ -63,6 +72,7 @@ def test_applications_of_others_are_left_alone(tmp_path: Path) -> None:
         (f"applications: [{{import_path: '{APPLICATION}', args: {{max_bach: 3}}}}]", "no field 'max_bach'"),
         (f"applications: [{{import_path: '{APPLICATION}', args: {{model: /nowhere}}}}]", "'/nowhere': no such"),
         (f"applications: [{{import_path: '{APPLICATION}', args: {{plan: \"a\\0b\"}}}}]", "is no path"),
+        (str(["x"] * LONGEST), "64,000 at most"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, sentence: str) -> None:
