@@ -96,6 +96,7 @@ def main(arguments: list[str]) -> int:
     console = Console()
     console.print(table(name, figures))
     if told:
+        print(f"not written to {RESULTS.name}/{name}.json: {' '.join(told)} makes this a part of the benchmark")
         return 0
     console.print(f"written to {write(name, figures)}")
     headlines.write()

@@ -17,6 +17,7 @@ from cluster.commands.reading import (
     Encoding,
     Header,
     ImageColumn,
+    LabelColumn,
     PairColumn,
     TextColumn,
     columns_of,
@@ -97,11 +98,19 @@ def load(
     prompts: Annotated[
         Path | None, typer.Option(help="Of a decoder: a prompt per line, each written on from, as a stream.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="With --prompts: the most tokens of a text.")] = 64,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --prompts: the most tokens of a text. None: as many as the server allows.",
+            show_default=False,
+        ),
+    ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="A sample of at most so many inputs of --data.")] = 10_000,
     text_column: TextColumn = None,
     text_pair_column: PairColumn = None,
     image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
     columns: Header = None,
     delimiter: Delimiter = None,
     encoding: Encoding = "utf-8",
@@ -146,7 +155,7 @@ def load(
     told = key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {})
     headers = "".join(f"{name}: {value}\r\n" for name, value in told.items())
     tokens = _tokens(lengths) if lengths else None
-    wanted = columns_of(text_column, text_pair_column, image_column, None, columns, delimiter, encoding)
+    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     sent = bodies_of(map(text_of, tokens)) if tokens else _bodies(url, key, data, wanted, max_rows, bodies, console)
     source = generator.LoadGenerator(url, sent, max(connections, clients or 0), headers)
     with console.status(f"asking {url} for {seconds:g} s"):

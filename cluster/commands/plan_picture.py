@@ -28,11 +28,18 @@ def draw(result: PlanResult, path: Path) -> None:
         edges = _edges(plan, score)
         _survivors(axes[2 * row, 0], result.facts.survival, score, edges)
         _boxes(axes[2 * row + 1, 0], [device.kind for device in result.facts.devices], plan, score, edges)
-    score = result.score
-    title = f"{score.goodput_per_s:,.0f} per second, {score.latency_s * 1e3:.1f} ms to the last block"
-    figure.suptitle(f"{title}, ${score.cost_per_hour:,.2f} per hour", x=0.02, ha="left")
+    figure.suptitle(_title(result), x=0.02, ha="left")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+def _title(result: PlanResult) -> str:
+    """What is promised: what the simulator sustains, where the plan was played, else what its devices alone do."""
+    score, played = result.score, result.played
+    goodput = f"{score.goodput_per_s:,.0f} per second"
+    if played:
+        goodput = f"{played.after_per_s:,.0f} per second as played ({score.goodput_per_s:,.0f} by its devices alone)"
+    return f"{goodput}, {score.latency_s * 1e3:.1f} ms to the last block, ${score.cost_per_hour:,.2f} per hour"
 
 
 def _devices(part: SplitScore, plan: Plan, score: Score) -> float:

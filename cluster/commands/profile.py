@@ -11,6 +11,7 @@ from cluster.commands.reading import (
     Encoding,
     Header,
     ImageColumn,
+    LabelColumn,
     PairColumn,
     TextColumn,
     columns_of,
@@ -47,6 +48,7 @@ def profile(
     text_column: TextColumn = None,
     text_pair_column: PairColumn = None,
     image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
     columns: Header = None,
     delimiter: Delimiter = None,
     encoding: Encoding = "utf-8",
@@ -106,7 +108,7 @@ def profile(
     here = kind or kind_of(called)
     if warning := uncatalogued(here):
         console.print(warning, highlight=False)
-    wanted = columns_of(text_column, text_pair_column, image_column, None, columns, delimiter, encoding)
+    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     recorded = _recorded(console, model, data, wanted, max_rows) if data else []
     exits, told = (None, ()) if known and known.exits else _prepared_exits(exact)
     network = on_backend(exact, model, backend, int8=dtype == INT8)

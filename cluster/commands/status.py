@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.commands import KeyVariable, key_headers, server_at
-from cluster.commands.status_picture import Stats, picture
+from cluster.commands.status_picture import Stats, decoder, picture
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,15 +45,20 @@ def status(
     chosen = [name for name, wanted in actions.items() if wanted]
     if len(chosen) > 1 or (chosen and watch):
         raise UserError("--pause, --resume, --force, --dry-run and --watch are one at a time")
-    base, console = server_at(url) + path, Console()
+    server, console = server_at(url), Console()
+    base = server + path
     if chosen:
         answer = _ask(f"{base}/{chosen[0]}", api_key_variable, post=chosen[0] != "would")
+        if answer is None:
+            raise _unsteered_error(base, _stats(server, api_key_variable))
         console.print_json(json.dumps(answer)) if as_json else console.print(_sentence(answer))
         return
     earlier: Stats | None = None
     while True:
-        stats = None if as_json else _stats(server_at(url), api_key_variable)
-        answer = _ask(f"{base}/status", api_key_variable, missing=stats is not None)
+        answer = _ask(f"{base}/status", api_key_variable)
+        stats = None if as_json and answer else _stats(server, api_key_variable)
+        if answer is None and (as_json or stats is None):
+            raise _unsteered_error(base, stats)
         if watch:
             console.clear()
         console.print_json(json.dumps(answer)) if as_json else console.print(tables(answer, stats, earlier))
@@ -66,21 +71,21 @@ def status(
 def _stats(url: str, variable: str | None) -> Stats | None:
     """None where the application is not at this address: it may have a route prefix, and another may be here."""
     try:
-        stats: Stats = _ask(f"{url}/stats", variable)
+        stats: Stats | None = _ask(f"{url}/stats", variable)
     except UserError:
         return None
-    return stats if "splits" in stats and "survival" in stats else None  # a decoder has no such picture
+    return stats if stats and "splits" in stats else None
 
 
-def _ask(url: str, variable: str | None, post: bool = False, missing: bool = False) -> Any:
-    """None where there is no such path, if that may be `missing`."""
+def _ask(url: str, variable: str | None, post: bool = False) -> Any:
+    """None where there is no such path."""
     headers = key_headers(variable)
     try:
         request = urllib.request.Request(url, headers=headers, method="POST" if post else "GET")
         with urllib.request.urlopen(request, timeout=FORCE_PATIENCE_S if post else PATIENCE_S) as reply:
             return json.load(reply)
     except urllib.error.HTTPError as error:
-        if missing and error.code == 404:
+        if error.code == 404:
             return None
         raise UserError(_refusal(url, error)) from None
     except (OSError, ValueError) as error:
@@ -89,9 +94,19 @@ def _ask(url: str, variable: str | None, post: bool = False, missing: bool = Fal
         raise UserError(f"nobody answers at {url} ({told}): does 'isobatch serve' run there?") from None
 
 
+def _unsteered_error(base: str, stats: Stats | None) -> UserError:
+    if stats and _decodes(stats):
+        return UserError(f"{stats['model']} is a decoder, which no controller steers: 'isobatch status' shows it")
+    return UserError(
+        f"no controller runs at {base}: add the application cluster.controller.app:build to your Serve file"
+    )
+
+
+def _decodes(stats: Stats) -> bool:
+    return "tokens_per_s" in stats
+
+
 def _refusal(url: str, error: urllib.error.HTTPError) -> str:
-    if error.code == 404:
-        return f"no controller runs at {url}: add the application cluster.controller.app:build to your Serve file"
     try:
         return f"{url}: {json.load(error)['error']}"
     except (ValueError, KeyError, TypeError):
@@ -114,6 +129,8 @@ def tables(answer: dict[str, Any] | None, stats: Stats | None = None, earlier: S
 
     if answer is None:
         assert stats, "This is a bug: somebody has answered."
+        if _decodes(stats):
+            return Group(decoder(stats))
         return Group(_unsteered(stats), picture(stats, earlier, ()))
     drawn = [picture(stats, earlier, answer["survival"])] if stats else []
     return Group(_now(answer), *drawn, _survival(answer), _events(answer["events"]))

@@ -49,6 +49,27 @@ def _survivors(seen: Sequence[float], forecast: Sequence[float]) -> Table:
     return table
 
 
+def decoder(stats: Stats) -> Table:
+    """What a decoder does. It has no such picture, since tokens of all depths are in its launches together."""
+    from rich.table import Table
+
+    table = Table("", "", title=stats["model"], show_header=False, title_justify="left")
+    tokens = {int(block): count for block, count in stats["exits"].items()}
+    written = sum(tokens.values())
+    depth = sum((block + 1) * count for block, count in tokens.items()) / written if written else 0.0
+    pages = stats["pages"]
+    launches = [f"split {each['split']} {bar(each['fill'])} {each['fill']:.0%}" for each in stats["splits"]]
+    table.add_row("requests", ", ".join(f"{count:,} {outcome}" for outcome, count in stats["requests"].items()))
+    table.add_row("tokens", f"{written:,}, {depth:.1f} of {len(tokens)} blocks each, {stats['tokens_per_s']:,.0f}/s")
+    table.add_row(
+        "sequences", f"{stats['residents']:,} resident, {stats['waiting']:,} wait, {stats['preempted']:,} preempted"
+    )
+    table.add_row("pages", f"{pages['free']:,} of {pages['of']:,} free")
+    table.add_row("launches", "\n".join(launches) or "none yet")
+    table.add_row("controller", "none: a decoder has no plan that could change")
+    return table
+
+
 def fill(split: Stats, earlier: Stats | None) -> float | None:
     """How full the launches of a split were since the earlier look; None without any.
 

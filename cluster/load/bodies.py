@@ -67,10 +67,19 @@ def reads_texts(url: str, headers: Mapping[str, str]) -> bool:
             raise UserError(
                 f"{base} is not ready (status {UNAVAILABLE}): wait until 'isobatch serve' says so"
             ) from error
+        if _decodes(base, headers):
+            raise UserError(f"{base} serves a decoder: --prompts FILE has texts written on from") from error
         raise UserError(
             f"{base} does not say whether its network takes texts or images ({_reason(error)}): "
             "--bodies FILE sends requests as they are"
         ) from error
+
+
+def _decodes(base: str, headers: Mapping[str, str]) -> bool:
+    try:
+        return "tokens_per_s" in _asked(f"{base}/stats", headers)
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def promised_ms(url: str, headers: Mapping[str, str]) -> float | None:

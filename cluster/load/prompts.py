@@ -80,7 +80,7 @@ def _tokens_in(event: bytes) -> int:
 class PromptLoad:
     """Has prompts written on from, in turn."""
 
-    def __init__(self, url: str, prompts: Sequence[str], max_tokens: int, headers: Mapping[str, str]) -> None:
+    def __init__(self, url: str, prompts: Sequence[str], max_tokens: int | None, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise UserError(f"{url!r} must look like http://HOST:PORT")
@@ -131,7 +131,8 @@ class PromptLoad:
         return WrittenText(due_s, status, first_s, last_s, answer.tokens)
 
 
-def _request(host: str, prompt: str, max_tokens: int, headers: Mapping[str, str]) -> bytes:
+def _request(host: str, prompt: str, max_tokens: int | None, headers: Mapping[str, str]) -> bytes:
+    """Asks for `max_tokens` at most; None, which JSON writes as null, leaves that to the server."""
     body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True}).encode()
     told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = f"POST {PATH} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"

@@ -58,6 +58,7 @@ class Counts:
         self._kinds = {} if kinds is None else kinds  # of devices, by replica
         self._clock = clock  # one that all fronts share, wherever they run
         self._started_s = clock()
+        self.observations = 0  # times that a controller has asked
         # Requests
         self.outcomes: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)  # of answered requests: "all", "queued", "computed"
@@ -127,6 +128,7 @@ class Counts:
 
     def observed(self, num_blocks: int) -> Observed:
         """Everything since the start, for the controller."""
+        self.observations += 1
         return Observed(
             self._started_s,
             self._clock() - self._started_s,
@@ -158,6 +160,7 @@ class Counts:
 
     def add(self, other: "Counts") -> None:
         """Add what another front has counted."""
+        self.observations += other.observations
         self.outcomes.update(other.outcomes)
         self.exits.update(other.exits)
         self.degraded.update(other.degraded)

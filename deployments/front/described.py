@@ -194,6 +194,7 @@ class StatsBody(Described):
     splits: list[SplitStats]
     exits: dict[str, int] = Field(description="Inputs by the block after which they left.")
     survival: list[float] = Field(description="The share of inputs that entered each block; empty before the first.")
+    observations: int = Field(description="Times that a controller has asked; 0: none steers this application.")
     audits: AuditStats
     survivor_bytes: dict[Literal["by_value", "held"], int] = Field(
         description="Hidden states that came back to the front, or were held where they were."

@@ -19,7 +19,8 @@ def example_of(directory: Path) -> Any:
     """A text for a network with a vocabulary, a grey square for one with channels."""
     config = _read(directory / "config.json")
     if "vocab_size" in config:
-        return "a text to be classified"
+        labels_words = any("TokenClassification" in name for name in config.get("architectures") or ())
+        return "a text whose words are to be labelled" if labels_words else "a text to be classified"
     if "num_channels" in config:
         side = config.get("image_size", USUAL)
         pixel: Any = 0.5 if config["num_channels"] == 1 else [0.5] * config["num_channels"]

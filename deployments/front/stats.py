@@ -39,6 +39,7 @@ def stats_of(fronts: Sequence[FrontState], promised: float | None = None) -> dic
         "splits": splits,
         "exits": {str(block): counts.exits[block] for block in range(route.num_blocks)},
         "survival": survival(counts.exits, route.num_blocks),
+        "observations": counts.observations,
         "audits": _audits(counts, route.num_blocks, promised),
         "survivor_bytes": dict(counts.survivor_bytes),
         "fronts": [asdict(each.usage) for each in fronts],

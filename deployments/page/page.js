@@ -3,7 +3,6 @@
 const EVERY_MS = 1000;
 const SHOWN_S = 180;
 const RECENT = 10; // looks: shares are of what happened since the first of them
-const NO_CONTROLLER_MS = 30_000; // until it is asked for again
 const LEAST = 20; // answers: of fewer nothing is said
 const SVG = "http://www.w3.org/2000/svg";
 const CONTROLLER = "controller"; // below the route prefix of this application
@@ -15,7 +14,7 @@ let key = null; // in memory only
 let about = null;
 let looks = []; // the last counts, the oldest first
 let controller = null;
-let controllerAt = 0; // when it may be asked
+let inVain = 0; // observations when the controller was not there: it is asked once there are others
 const history = { time: [], answered: [], promised: [], p50: [], p99: [], slo: [] };
 
 // --- Asking
@@ -373,7 +372,7 @@ async function look() {
     if (!charts) begin();
     const stats = await json("stats");
     const now = performance.timeOrigin + performance.now();
-    await askController(now);
+    await askController(stats.observations);
     sayChange(stats);
     const rate = difference(now, stats);
     const survival = surviving(rate.left) ?? (stats.survival.length ? stats.survival : null);
@@ -391,12 +390,12 @@ async function look() {
   }
 }
 
-async function askController(now) {
-  if (now < controllerAt) return;
+async function askController(observations) {
+  if (!controller && observations === inVain) return;
   try {
     const reply = await ask(`${CONTROLLER}/status`);
     controller = reply.ok ? await reply.json() : null;
-    if (reply.status === 404) controllerAt = now + NO_CONTROLLER_MS;
+    if (reply.status === 404) inVain = observations;
   } catch {
     controller = null;
   }

@@ -214,7 +214,6 @@ def test_a_dead_replica_is_seen_and_survived(page: Any, shown: str, run: Run) ->
 def test_a_key_is_asked_for_and_then_shown(browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "secret")
     with unsteered(AppConfig(name="demo", api_key_variable="KEY")) as url, page_at(browser, url, DESK) as page:
-        no_controller(page)
         page.fill("#key input", "secret")
         page.click("#key button")
         page.wait_for_selector("#numbers dd")
@@ -225,7 +224,6 @@ def test_a_key_is_asked_for_and_then_shown(browser: Any, monkeypatch: pytest.Mon
 def test_labels_of_words_stand_below_them(browser: Any) -> None:
     config = AppConfig(model=str(word_network()))
     with unsteered(config) as url, page_at(browser, url, PHONE) as phone:
-        no_controller(phone)
         phone.fill("#say textarea", "ada bee was in rome .")
         phone.click("#say button")
         phone.wait_for_selector("#answer rect")
@@ -238,15 +236,10 @@ def test_labels_of_words_stand_below_them(browser: Any) -> None:
 
 def test_it_is_said_which_level_of_a_cascade_answered(browser: Any, tmp_path: Path) -> None:
     with unsteered(AppConfig(model=str(cascade_directory(tmp_path)))) as url, page_at(browser, url, DESK) as page:
-        no_controller(page)
         page.fill("#say textarea", "a good film")
         page.click("#say button")
         page.wait_for_selector("#answer rect")
         assert "of the cascade answered" in page.locator("#answer p").nth(1).inner_text()
-
-
-def no_controller(page: Any) -> None:
-    page.route("**/controller/*", lambda route: route.fulfill(body="null", content_type="application/json"))
 
 
 @contextmanager

@@ -46,3 +46,11 @@ print(*[name for name in {HEAVY!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_what_reads_a_file_takes_the_same_columns_everywhere() -> None:
+    """So that what `isobatch prepare` was told of a file can be told to each command after it."""
+    told = {"text_column", "text_pair_column", "image_column", "label_column", "columns", "delimiter", "encoding"}
+    for name, command in COMMAND.commands.items():  # type: ignore[attr-defined]
+        asked = {parameter.name for parameter in command.params}
+        assert asked & told in (set(), told), name

@@ -29,6 +29,8 @@ def test_the_demo_is_asked_about_a_digit() -> None:
 
 def test_a_checkpoint_is_asked_about_what_it_reads(tmp_path: Path) -> None:
     assert body_for(tmp_path, {"vocab_size": 10}) == ["a text to be classified"]
+    labels_words = {"vocab_size": 10, "architectures": ["BertForTokenClassification"]}
+    assert body_for(tmp_path, labels_words) == ["a text whose words are to be labelled"]
     assert body_for(tmp_path, {"num_channels": 1, "image_size": 2}) == [[[0.5, 0.5], [0.5, 0.5]]]
     (image,) = body_for(tmp_path, {"num_channels": 3})
     assert (len(image), len(image[0]), image[0][0]) == (224, 224, [0.5, 0.5, 0.5])

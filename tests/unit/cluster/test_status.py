@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ from cluster.commands.status import _events, tables
 from cluster.commands.status_picture import sparkline
 from cluster.controller.service import create_api
 from deployments.config import AppConfig
+from deployments.decoding.api import create_decoder_api
+from deployments.decoding.config import DecoderConfig
+from deployments.decoding.front import ReplicaState, summed
 from deployments.front.http import create_api as create_front
 from deployments.front.service import Service
 from profiles.errors import UserError
@@ -246,6 +250,29 @@ def test_without_a_controller_the_picture_is_drawn_all_the_same() -> None:
             assert word in result.output
         refused = CliRunner().invoke(app, ["status", url, "--json"])
         assert "no controller runs at" in str(refused.exception)
+
+
+class Decoding:
+    """All of a decoder's front that its /stats needs."""
+
+    name, meter = "tiny", SimpleNamespace(requests={"answered": 3, "refused": 1})
+    config = DecoderConfig(model="/models/tiny")
+
+    @staticmethod
+    async def stats() -> dict[str, Any]:
+        state = ReplicaState(2, 1, 6, 8, 0, 40.0, {0: 30, 3: 10}, {0: (2, 4)})
+        return summed([state], num_blocks=4, residents=8)
+
+
+def test_a_decoder_is_shown_and_nobody_is_told_to_add_a_controller() -> None:
+    front: Any = Decoding()
+    with running(create_decoder_api(front, None, Decoding.stats)) as url:
+        shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["status", url], catch_exceptions=False).output
+        for words in ("tiny", "3 answered, 1 refused", "40, 1.8 of 4 blocks each, 40/s", "6 of 8 free", "25%"):
+            assert words in shown
+        for option in ("--json", "--pause", "--dry-run"):
+            refused = CliRunner().invoke(app, ["status", url, option])
+            assert "tiny is a decoder, which no controller steers" in str(refused.exception)
 
 
 def test_a_controller_that_has_not_decided_yet_says_so() -> None:

@@ -5,6 +5,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from experiments import bench
 
 ROOT = Path(__file__).parents[3]
 MEASURES = """
@@ -35,3 +40,10 @@ def test_a_signal_that_ends_it_lets_it_stop_what_it_has_started() -> None:
         os.killpg(process.pid, signal.SIGTERM)
         assert process.stdout.read() == "has stopped all\n"
         assert process.wait() == 128 + signal.SIGTERM
+
+
+def test_a_part_says_that_it_is_not_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench, "import_module", lambda _: SimpleNamespace(measure=lambda seconds: {"spent_s": seconds}))
+    monkeypatch.setattr(bench, "write", lambda *_: pytest.fail("a part's figures are not those of the whole"))
+    assert bench.main(["serve", "seconds=3"]) == 0
+    assert "not written to results/serve.json: seconds=3 makes this a part" in capsys.readouterr().out

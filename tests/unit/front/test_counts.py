@@ -1,6 +1,6 @@
 """What a front counts, and what is new of it."""
 
-from deployments.front.counts import Counts
+from deployments.front.counts import Counts, together
 from deployments.front.observed import LaunchShape, Took, since
 
 
@@ -25,6 +25,7 @@ def test_asking_twice_tells_what_is_new_and_takes_nothing_from_others() -> None:
     counts.launch_ended("r2", 0, 2, 8, 0.1)
     counts.input_left(1, 0.1, in_time=True)
     news = since(counts.observed(2), first)
+    assert counts.observations == together([counts]).observations == 2
     assert (news.started_s, news.seconds, news.exits) == (5.0, 4.0, (0, 1))
     assert news.launches == {LaunchShape("k80", 0, 2, 8): Took(1, 0.1)}
     assert first.launches == {LaunchShape("v100", 0, 2, 8): Took(1, 0.05)}

@@ -22,7 +22,7 @@ class Served:
 
     def __init__(self, datatype: str, key: str | None = None) -> None:
         self.seen: list[Any] = []
-        self.ready = True
+        self.ready, self.decodes = True, False
         self.slo_ms: float | None = None
         self.deadlines: set[str] = set()
         served = self
@@ -34,6 +34,8 @@ class Served:
                 metadata = {"inputs": [{"name": "inputs", "datatype": datatype}]}
                 known: dict[str, Any] = {"/stats": {"slo_ms": served.slo_ms}} if served.slo_ms else {}
                 known |= {"/readyz": {"status": "ready", "model": "m"}, "/v2/models/m": metadata}
+                if served.decodes:
+                    known = {"/readyz": known["/readyz"], "/stats": {"tokens_per_s": 0.0}}
                 self._reply((200 if served.ready else 503) if self.path in known else 404, known.get(self.path, {}))
 
             def do_POST(self) -> None:
@@ -109,6 +111,9 @@ def test_inputs_of_ones_own_are_sent(
     assert load(f"{served.url}/predict", "--data", tmp_path / "reviews.csv") == 0
     assert set(served.seen) == {"good", "bad"}
     assert "reviews.csv: text from 'text', label from 'label'" in capsys.readouterr().out
+    (tmp_path / "reviews.csv").write_text("text,verdict\ngood,1\n")
+    assert load(served.url, "--data", tmp_path / "reviews.csv", "--label-column", "verdict") == 0
+    assert "label from 'verdict'" in capsys.readouterr().out
 
 
 def test_what_is_good_is_what_the_server_promises_unless_the_user_says(
@@ -146,6 +151,13 @@ def test_a_server_that_does_not_say_what_it_takes(serve: Serve, load: Load, caps
     assert load(f"{served.url}/v1/predict") == 2
     said = capsys.readouterr().err.replace("\n", " ")
     assert "does not say whether its network takes texts or images (status 404): --bodies FILE sends" in said
+
+
+def test_a_decoder_is_asked_for_texts(serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    served = serve("BYTES")
+    served.decodes = True
+    assert load(served.url) == 2
+    assert "serves a decoder: --prompts FILE" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_server_that_still_starts_is_not_asked_more(

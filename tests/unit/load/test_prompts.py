@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from cluster.load.prompts import PromptLoad, WrittenText, summed
+from cluster.load.prompts import PromptLoad, WrittenText, _request, summed
 
 TOKENS, GAP_S = 4, 0.05
 
@@ -69,3 +69,10 @@ def test_refusals_are_counted_and_nobody_counts_as_answered_by_them() -> None:
 def test_nobody_there() -> None:
     written = asyncio.run(PromptLoad("http://127.0.0.1:9", ["a"], 8, {}).at(np.array([0.0])))
     assert summed(written, 1000).outcomes == {"unanswered": 1}
+
+
+@pytest.mark.parametrize(("told", "asked"), [(None, None), (5, 5)])
+def test_how_much_is_written_is_left_to_the_server_unless_the_user_says(told: int | None, asked: int | None) -> None:
+    head, _, body = _request("127.0.0.1:8000", "1+1=", told, {}).partition(b"\r\n\r\n")
+    assert b"POST /v1/completions" in head
+    assert json.loads(body) == {"prompt": "1+1=", "max_tokens": asked, "stream": True}

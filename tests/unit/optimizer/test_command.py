@@ -8,13 +8,18 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.simulator.playing import CARE
+from cluster.commands.plan_picture import _title
+from cluster.commands.plan_result import plan_result
+from cluster.simulator.playing import CARE, Played
+from optimizer import Objective
 from optimizer.plan import read_plan
+from optimizer.problem import problem
 from profiles.curves import DTYPES, curve_table
 from profiles.datasheet import datasheet_table
+from profiles.devices import fleet, links_between
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
-from profiles.files import Profile, save
+from profiles.files import Profile, load, save
 from profiles.shapes import distilbert
 
 
@@ -45,6 +50,17 @@ def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
     plan = read_plan(tmp_path / "plan.json")
     assert (plan.num_blocks, plan.model, plan.weights, plan.slo_s) == (6, "distilbert", "a1b2", 0.1)
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_picture_says_what_was_played_and_what_devices_would_do_alone(profile: Path) -> None:
+    kinds = fleet("v100=2")
+    facts = problem(load(profile), kinds, links_between(kinds))
+    objective = Objective(slo_s=0.1)
+    believed = plan_result(facts, objective, None, 0.01, False, None)
+    assert _title(believed).startswith(f"{believed.score.goodput_per_s:,.0f} per second, ")
+    played = replace(believed, played=Played(believed.plan, 900.0, 1234.0, 3))
+    alone = f"{believed.score.goodput_per_s:,.0f} by its devices alone"
+    assert _title(played).startswith(f"1,234 per second as played ({alone}), ")
 
 
 @pytest.fixture
