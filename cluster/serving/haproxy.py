@@ -13,7 +13,17 @@ import socket
 from collections.abc import Collection
 from pathlib import Path
 
-from deployments.front.proxy import QUEUED, QUEUED_MS, REQUEST_S, RETRY_S
+from deployments.front.headers import OPEN_PATHS
+from deployments.front.proxy import (
+    FEW,
+    HEALTH_MS,
+    QUESTIONS,
+    QUESTIONS_MS,
+    QUEUED,
+    QUEUED_MS,
+    REQUEST_S,
+    RETRY_S,
+)
 from deployments.ray_settings import haproxy_program
 from profiles.errors import UserError
 
@@ -32,6 +42,8 @@ done
 for word in "$@"; do
   if [ "$before" = -f ] && ! grep -q '# isobatch' "$word"; then
     sed -i -E -f {folder}/haproxy.sed "$word"
+    awk -f {folder}/aside.awk "$word" > {folder}/aside.cfg
+    cat {folder}/aside.cfg >> "$word"
     sed -i "s#/empty.json#/$state.json#" "$word"
     if [ $state = {stopping} ] || ! grep -q '^ *use_backend' "$word"; then
       sed -i -E "s#^( *http-request return status) 404 (.*)/404.json#\\1 503 \\2/$state.json#" "$word"
@@ -61,20 +73,46 @@ s#(return status 50. content-type) text/plain string "([^"]*)"#\1 application/js
     tcp-request connection track-sc0 src\
     tcp-request connection reject if {{ sc0_conn_cur gt {of_one} }}\
     http-request set-header X-Request-Start t=%[date(0,us)]\
-    http-request set-priority-class int(-1) if METH_GET || METH_HEAD\
     http-request set-priority-offset sc0_http_req_rate,mul(100)\
+    http-request set-priority-offset sc0_http_req_rate,mul(100),sub({health_ms}) if METH_GET {{ path_end {health} }}\
+    http-request wait-for-body time {request_s}s\
     acl says_when res.hdr(retry-after) -m found\
     http-after-response set-header Retry-After %[rand({retry_s}),add(1)] if {{ status 503 }} !says_when
+s/^ *use_backend ([^ ]+) if is_\1$/    use_backend \1{questions} if is_\1 METH_GET !{{ req.body_len gt 0 }}\
+    use_backend \1{few} if is_\1 !{{ sc0_http_req_rate gt {queued} }}\n&/
 /^ *http-reuse/a\
     timeout queue {queued_ms}\
     http-request {refuse}/empty.json if {{ nbsrv eq 0 }}\
     http-request {refuse}/crowded.json if {{ avg_queue gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
 """
+# Each backend gets two others with the same servers, whose places nobody else takes: one for clients who ask little,
+# one for who only asks about the server. With a body that is still to come one would keep its place there.
+_ASIDE = """$1 == "use_backend" {{ used[$2] = 1 }}
+/^[a-z]/ {{ name = "" }}
+$1 == "backend" && $2 in used {{ name = $2; servers[name] = "" }}
+name && $1 == "server" {{
+  seen = (/ check/ ? " track " name "/" $2 : "") (/ backup$/ ? " backup" : "")
+  servers[name] = servers[name] "    server " $2 " " $3 seen "\\n"
+}}
+function backend(of, kind, queued_ms) {{
+  print "backend " of kind
+  print "    http-reuse always"
+  print "    timeout queue " queued_ms
+  print "    http-request {refuse}/empty.json if {{ nbsrv eq 0 }}"
+  printf "%s", servers[of]
+}}
+END {{
+  for (each in servers) {{
+    backend(each, "{few}", {queued_ms})
+    backend(each, "{questions}", {questions_ms})
+  }}
+}}
+"""
 _PAGE = re.compile(rb"HTTP/1\.1 (\d{3}) ([\w -]+)\r\n(?:[\w-]+: [^\r\n]+\r\n)+\r\n<html>[^\0]+</html>\n(?=\0)")
 _ERRORS = {
     400: ("Bad Request", "this is no HTTP request, or its headers are longer than is allowed"),
     403: ("Forbidden", "this is not allowed"),
-    408: ("Request Timeout", f"the headers were not here after {REQUEST_S} seconds"),
+    408: ("Request Timeout", f"the request was not here after {REQUEST_S} seconds"),
     413: ("Content Too Large", "the request is longer than is allowed"),
     429: ("Too Many Requests", "too much is asked at once"),
     500: ("Internal Server Error", "the proxy before the front failed"),
@@ -98,10 +136,11 @@ def guarded(folder: Path, ports: Collection[str]) -> str:
     for reason, sentence in _REFUSALS.items():
         (folder / f"{reason}.json").write_text(_json(sentence))
     (folder / "404.json").write_text(_json("there is no such path: GET /-/routes lists those that there are"))
+    refuse = f"return status 503 content-type application/json file {folder}"
     edits = _EDITS.format(
         ports="|".join(ports),
         folder=folder,
-        refuse=f"return status 503 content-type application/json file {folder}",
+        refuse=refuse,
         errorfiles="\\\n".join(f"    errorfile {status} {folder}/{status}.http" for status in _ERRORS),
         request_s=REQUEST_S,
         silent_s=SILENT_S,
@@ -109,8 +148,14 @@ def guarded(folder: Path, ports: Collection[str]) -> str:
         queued_ms=QUEUED_MS,
         queued=QUEUED,
         retry_s=RETRY_S,
+        health_ms=HEALTH_MS,
+        health=" ".join(sorted(OPEN_PATHS)),
+        few=FEW,
+        questions=QUESTIONS,
     )
     (folder / "haproxy.sed").write_text(edits)
+    aside = {"few": FEW, "queued_ms": QUEUED_MS, "questions": QUESTIONS, "questions_ms": QUESTIONS_MS}
+    (folder / "aside.awk").write_text(_ASIDE.format(refuse=refuse, **aside))
     script = folder / "haproxy"
     (folder / _STARTING).touch()
     told = {"folder": shlex.quote(str(folder)), "binary": shlex.quote(_copied(folder))}

@@ -1,9 +1,9 @@
 """A HAProxy of the front's own, before its gRPC server: Serve's carries no gRPC, and refusing costs Python too much.
 
 It listens where clients ask, and hands their calls on over a socket in the file system. Inferences have as many places
-in the front as `ProxyLimit` says; who finds none is refused here. Streams, which stay, and questions about the server
-take no places. HAProxy lives exactly as long as the front: it is started again if it ends before, and the kernel kills
-it when the front is no more, whatever ended that.
+in the front as `ProxyLimit` says; who finds none is refused here. Questions about the server have a few of their own,
+and streams, which stay, take none. HAProxy lives exactly as long as the front: it is started again if it ends before,
+and the kernel kills it when the front is no more, whatever ended that.
 """
 
 import contextlib
@@ -22,7 +22,19 @@ from pathlib import Path
 
 from deployments.front.headers import STARTED, TIMEOUT
 from deployments.front.open_inference.messages import SERVICE
-from deployments.front.proxy import MOST, QUEUED, QUEUED_MS, REQUEST_S, RETRY_S, Burden, ProxyLimit, said
+from deployments.front.proxy import (
+    HEALTH_MS,
+    MOST,
+    QUESTIONS_AT_ONCE,
+    QUESTIONS_MS,
+    QUEUED,
+    QUEUED_MS,
+    REQUEST_S,
+    RETRY_S,
+    Burden,
+    ProxyLimit,
+    said,
+)
 from deployments.ray_settings import haproxy_folder
 from profiles.errors import UserError
 
@@ -32,9 +44,10 @@ CONNECTIONS = 1024  # of all clients
 OF_ONE_ADDRESS = CONNECTIONS // 2
 CALLS = 128  # of one connection at once: what is beyond waits at the client, which knows how long
 CALLS_TO_FRONT = 1024  # of one connection to the front: there need not be many
+QUESTION = 16_384  # bytes of a call that only asks about the server: all of it is here before it takes a place
 IDLE_S = 300  # a client that says nothing for so long is hung up on; it connects again by itself
 LONGEST_FOLDER = 72  # characters: sockets have 97, of which we need 25 below it
-_SERVER = "inferences/front"  # what HAProxy calls the front, where it has limited places
+_SERVERS = ["few/front", "inferences/front"]  # what HAProxy calls the front, where its places are limited
 _STARTS_WITHIN_S, _ENDS_WITHIN_S, _AGAIN_AFTER_S = 30.0, 0.3, 0.5
 _CROWDED = "there are too many calls now: try again later"
 _GONE = "this front stops: connect again"
@@ -80,6 +93,7 @@ frontend calls
     tcp-request connection track-sc0 src
     tcp-request connection reject if {{ sc0_conn_cur gt {of_one} }}
     acl infers path /{service}/ModelInfer
+    acl streams path /{service}/ModelStreamInfer
     acl refused status ge 400
     acl unavailable status 503
     acl turned_to_front srv_id -m found
@@ -87,21 +101,31 @@ frontend calls
     http-request del-header {timeout}
     http-request set-header {started} t=%[date(0,us)] if infers
     http-request set-header {timeout} %[req.hdr(grpc-timeout)] if infers {{ req.hdr(grpc-timeout) -m found }}
+    acl health path /{service}/ServerLive /{service}/ServerReady
     http-request set-priority-offset sc0_http_req_rate,mul(100)
+    http-request set-priority-offset sc0_http_req_rate,mul(100),sub({health_ms}) if health
     http-request return status 503 if infers {{ avg_queue(inferences) gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
-    http-request wait-for-body time {request_s}s if infers  # before it takes a place
+    http-request wait-for-body time {request_s}s if !streams  # before it takes a place
+    http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {question} }}
     http-after-response set-header content-type application/grpc if refused
     http-after-response set-header grpc-status 14 if unavailable
     http-after-response set-header grpc-message "{crowded}" if unavailable
     http-after-response set-header grpc-message "{gone}" if unavailable turned_to_front
     http-after-response set-header grpc-retry-pushback-ms %[rand({retry_ms}),add(1000)] if {{ status 502:504 }}
     http-after-response set-status 200 if refused
+    use_backend few if infers !{{ sc0_http_req_rate gt {queued} }}
     use_backend inferences if infers
-    default_backend others
+    use_backend streams if streams
+    default_backend questions
+backend few
+    server front unix@{folder}/front.sock proto h2 maxconn {places}
 backend inferences
     server front unix@{folder}/front.sock proto h2 maxconn {places}
-backend others
+backend streams
     server front unix@{folder}/front.sock proto h2
+backend questions
+    timeout queue {questions_ms}
+    server front unix@{folder}/front.sock proto h2 maxconn {questions}
 """
 # Runs a program that the kernel kills when the thread that started it is no more.
 _TIED = """
@@ -124,7 +148,7 @@ class GrpcProxy(threading.Thread):
         self._command = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())]
         self._command += [program, "-db", "-f", str(configuration)]
         self._drain_s = drain_s
-        self._limit = ProxyLimit(self._orders, burden, lambda: [_SERVER])
+        self._limit = ProxyLimit(self._orders, burden, lambda: _SERVERS)
         self._ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -202,6 +226,10 @@ def _configuration(folder: Path, host: str, port: int) -> str:
         queued_ms=QUEUED_MS,
         queued=QUEUED,
         places=MOST,
+        questions=QUESTIONS_AT_ONCE,
+        health_ms=HEALTH_MS,
+        question=QUESTION,
+        questions_ms=QUESTIONS_MS,
         retry_ms=1000 * (RETRY_S - 1),
         service=SERVICE,
         started=STARTED.decode(),

@@ -26,9 +26,14 @@ SEEN_AFTER_S = 0.06  # a lower limit shows its effect: those who came before it 
 MANY_STRAINED = 0.05  # of those that came
 LEAST, MOST = 4, 4096  # requests at once
 # What a HAProxy before the front is told when it starts, by whoever starts it:
-REQUEST_S = 10  # the time that a client has to send its headers
+REQUEST_S = 10  # the time that a client has to send its headers, and as much to begin its body, before it has a place
 QUEUED_MS = 25  # how long a request waits there for a front that has as many as it wants at once
 QUEUED = 64  # requests wait there for each front; then clients who ask for as many in a second are refused at once
+# Two kinds of requests have places of their own, in backends of the same servers whose names end so:
+FEW = ":few"  # of clients who ask for no more than QUEUED in a second: as many places as all others have
+QUESTIONS = ":questions"  # of who only asks about the server: a turn of the event loop answers all of these
+QUESTIONS_AT_ONCE, QUESTIONS_MS = 8, 2000
+HEALTH_MS = 1000  # health checks come before what was asked so long before them
 RETRY_S = 4  # who is refused there is told to come back after a number of seconds up to this, drawn for each
 
 
@@ -102,10 +107,16 @@ class ProxyLimit(threading.Thread):
                 self._looked_s = time.monotonic()
                 self._servers = self._servers_now()
             if self._servers:
-                said(self._path, ";".join(f"set maxconn server {server} {limit}" for server in self._servers))
+                said(
+                    self._path, ";".join(f"set maxconn server {each} {_places(each, limit)}" for each in self._servers)
+                )
             self._told = limit
         except OSError as error:
             log.warning("HAProxy was not told its limit: %s: %s", type(error).__name__, error)
+
+
+def _places(server: str, limit: int) -> int:
+    return QUESTIONS_AT_ONCE if f"{QUESTIONS}/" in server else limit
 
 
 def said(path: Path, command: str) -> str:

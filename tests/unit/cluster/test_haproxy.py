@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from cluster.serving import haproxy as haproxy_module
 from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, QUEUED, QUEUED_MS, REQUEST_S, RETRY_S, guarded, ready, stopping
 from cluster.serving.local import SHORT, free_port, is_free
 from deployments.front.headers import waited_s_by
-from deployments.front.proxy import Burden, ProxyLimit, said, servers_at
+from deployments.front.proxy import FEW, QUESTIONS, QUESTIONS_AT_ONCE, Burden, ProxyLimit, said, servers_at
 from deployments.ray_settings import haproxy_settings
 from tests.helpers.asking import eventually
 
@@ -84,14 +85,13 @@ def haproxy(
 ) -> Iterator[int]:
     """HAProxy itself, with a configuration like Ray's; how long it waits, and where many wait, can be told."""
     port = free_port(0)
-    script = guarded(folder, ())
+    with pytest.MonkeyPatch.context() as patch:
+        told = {"QUEUED_MS": queued_ms, "QUEUED": queued, "REQUEST_S": within_s or REQUEST_S}
+        for name, value in told.items():
+            patch.setattr(haproxy_module, name, value)
+        script = guarded(folder, ())
     if not starts:
         ready(folder)
-    edits = folder / "haproxy.sed"
-    edits.write_text(edits.read_text().replace(f"timeout queue {QUEUED_MS}", f"timeout queue {queued_ms}"))
-    edits.write_text(edits.read_text().replace(f" gt {QUEUED} }}", f" gt {queued} }}"))
-    if within_s:
-        edits.write_text(edits.read_text().replace(f"http-request {REQUEST_S}s", f"http-request {within_s}s"))
     config = folder / "node" / "haproxy.cfg"  # as Ray has it: a folder for each node
     config.parent.mkdir(exist_ok=True)
     config.write_text(CONFIGURATION.format(port=port, front=front or free_port(0), uses=uses, folder=folder))
@@ -111,6 +111,11 @@ def allow(orders: Path, front: int, requests: int) -> None:
     """As a front that HAProxy reaches at this port tells it."""
     assert servers_at(orders, None) == []
     ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, front))._tell(requests)
+
+
+def end(orders: Path) -> None:
+    """HAProxy takes the front for one that has gone."""
+    said(orders, ";".join(f"disable server app{kind}/front" for kind in ("", FEW, QUESTIONS)))
 
 
 def asked(port: int, path: str = "/", source: str = "127.0.0.1", said: bytes | None = None) -> tuple[int, bytes, bytes]:
@@ -134,6 +139,7 @@ def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
             (400, b"nonsense\r\n\r\n"),
             (400, b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n"),
             (408, b"GET / HTTP/1.1\r\nX-Slow: "),
+            (408, b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"),
         ):
             began_s = time.monotonic()
             found, headers, body = asked(port, said=said)
@@ -155,7 +161,7 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
         def connected() -> socket.socket:
             return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
 
-        request = b"GET /app/predict HTTP/1.1\r\nHost: x\r\nX-Request-Start: t=1\r\n\r\n"
+        request = b"POST /app/predict HTTP/1.1\r\nHost: x\r\nX-Request-Start: t=1\r\n\r\n"
         for _ in range(2):
             connected().sendall(request)
             came = stack.enter_context(front.accept()[0]).recv(4096).lower().split()
@@ -175,12 +181,49 @@ def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_p
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+def test_who_only_asks_about_a_server_under_flood_gets_through_and_takes_few_places(tmp_path: Path) -> None:
+    """All have one address, as behind a balancer. Health checks come before whatever else is asked."""
+    with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
+        place = front.getsockname()[1]
+        port = stack.enter_context(haproxy(tmp_path, front=place))
+        allow(tmp_path / "node" / "admin.sock", place, 1)
+        front.settimeout(0.3)
+
+        def ask(method: str, path: str, header: str = "") -> socket.socket:
+            asking = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            asking.sendall(f"{method} /app{path} HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
+            time.sleep(0.01)
+            return asking
+
+        def come() -> tuple[socket.socket, bytes] | None:
+            """Whatever has reached the front."""
+            with suppress(TimeoutError):
+                connection = stack.enter_context(front.accept()[0])
+                return connection, b" ".join(connection.recv(4096).split()[:2])
+            return None
+
+        flood = [ask("POST", "/predict") for _ in range(3)]
+        assert [told and told[1] for told in (come(), come())] == [b"POST /app/predict", None]
+        assert flood[-1].recv(4096).startswith(b"HTTP/1.1 503")
+        ask("GET", "/stats", "Content-Length: 9\r\n")  # what does not come takes no place
+        watching = [ask("GET", "/stats") for _ in range(QUESTIONS_AT_ONCE + 4)]
+        ask("HEAD", "/healthz")
+        seen = [come() for _ in range(QUESTIONS_AT_ONCE + 1)]
+        assert [told and told[1] for told in seen] == [b"GET /app/stats"] * QUESTIONS_AT_ONCE + [None]
+        assert seen[0]
+        seen[0][0].sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        assert watching[0].recv(4096).startswith(b"HTTP/1.1 200")
+        assert (come() or (None, None))[1] == b"HEAD /app/healthz"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
 def test_a_flood_from_one_address_leaves_the_others_their_share(tmp_path: Path) -> None:
     """The front has room for one at a time; whoever asks least is next, however many others came before."""
     with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
         place = front.getsockname()[1]
         port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=60_000))
         allow(tmp_path / "node" / "admin.sock", place, 1)
+        front.settimeout(60)
 
         def ask(source: str) -> None:
             asking = socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
@@ -197,6 +240,27 @@ def test_a_flood_from_one_address_leaves_the_others_their_share(tmp_path: Path) 
             served.append(connection.recv(4096).split()[1])
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         assert b"/app/127.0.0.3" in served
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+def test_a_flood_takes_no_places_of_those_who_ask_for_little(tmp_path: Path) -> None:
+    """However long it keeps those that it has: who comes from elsewhere does not wait for them."""
+    with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
+        place = front.getsockname()[1]
+        port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=60_000, queued=1))
+        allow(tmp_path / "node" / "admin.sock", place, 1)
+        front.settimeout(60)
+        for source in ("127.0.0.2", "127.0.0.2", "127.0.0.2", "127.0.0.3"):
+            asking = socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
+            stack.enter_context(asking).sendall(f"POST /app/{source} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            time.sleep(0.02)
+        seen = []
+        while len(seen) < 3:
+            connection = stack.enter_context(front.accept()[0])
+            seen.append(connection.recv(4096).split()[1])
+            if len(seen) == 1:  # the first of the flood was none yet
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        assert sorted(seen) == [b"/app/127.0.0.2", b"/app/127.0.0.2", b"/app/127.0.0.3"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
@@ -256,7 +320,7 @@ def test_until_it_is_ready_nobody_waits_in_serves_own_proxy(tmp_path: Path) -> N
     with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as serve:
         threading.Thread(target=serve.serve_forever, daemon=True).start()
         with haproxy(tmp_path, front=serve.server_port, starts=True) as port:
-            said(tmp_path / "node" / "admin.sock", "disable server app/front")
+            end(tmp_path / "node" / "admin.sock")
             status, headers, body = asked(port, "/app/predict")
             assert (status, b"retry-after: " in headers) == (503, True)
             assert b"this server starts" in body
@@ -270,7 +334,7 @@ def test_when_it_stops_serves_own_proxy_is_asked_no_more(tmp_path: Path) -> None
     with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as serve:
         threading.Thread(target=serve.serve_forever, daemon=True).start()
         with haproxy(tmp_path, front=serve.server_port) as port:
-            said(tmp_path / "node" / "admin.sock", "disable server app/front")
+            end(tmp_path / "node" / "admin.sock")
             assert asked(port, "/app/predict")[0] == 404
             stopping(tmp_path)
             assert asked(port, "/app/predict")[0] == 503

@@ -29,7 +29,7 @@ from deployments.ray_settings import haproxy_program
 from tests.helpers.toy_model import Toy
 
 pytestmark = pytest.mark.skipif(not haproxy_program(), reason="there is no HAProxy for this platform")
-INFER = f"/{SERVICE}/ModelInfer"
+INFER, LIVE, STATISTICS = (f"/{SERVICE}/{method}" for method in ("ModelInfer", "ServerLive", "ModelStatistics"))
 REQUEST = message("ModelInferRequest")(
     model_name="toy",
     inputs=[{"name": "inputs", "datatype": "INT64", "shape": (1, 2), "contents": {"int64_contents": [4, 7]}}],
@@ -80,6 +80,7 @@ def play(scene: Callable[[grpc.aio.Channel, Service], Awaitable[Any]], port: int
 def one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """The front has room for one inference at once, whatever it learns."""
     monkeypatch.setattr(grpc_proxy, "MOST", 1)
+    monkeypatch.setattr(grpc_proxy, "QUEUED", 10_000)
     monkeypatch.setattr(ProxyLimit, "_tell", lambda *_: None)
 
 
@@ -155,6 +156,43 @@ def test_streams_and_questions_take_no_places(one_place: None, held: threading.E
     play(scene, free_port)
 
 
+def test_health_checks_come_through_whatever_else_is_asked_or_only_half_asked(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    """The front answers one question at once, and a call takes no place before all of it is here."""
+    monkeypatch.setattr(grpc_proxy, "QUESTIONS_AT_ONCE", 1)
+    answered, asked = asyncio.Event(), list[str]()
+    everywhere = Service.everywhere
+
+    async def slow(self: Service) -> Any:
+        asked.append("statistics")
+        await answered.wait()
+        return await everywhere(self)
+
+    monkeypatch.setattr(Service, "everywhere", slow)
+
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", free_port)
+        half = [frame(1, 4, headers(LIVE), stream) for stream in (1, 3, 5)]
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", 0) + b"".join(half))
+        await writer.drain()
+        statistics = [asyncio.ensure_future(channel.unary_unary(STATISTICS)(b"")) for _ in range(3)]
+        await until(lambda: asked)
+        live = asyncio.ensure_future(channel.unary_unary(LIVE)(b""))
+        await asyncio.wait([live, *statistics], timeout=0.2)
+        assert asked == ["statistics"], "the others wait in HAProxy"
+        live.add_done_callback(lambda _: asked.append("live"))
+        answered.set()
+        assert await live
+        await asyncio.gather(*statistics)
+        assert asked.index("live") == 1
+        too_long = await refusal(channel.unary_unary(STATISTICS)(bytes(grpc_proxy.QUESTION + 100)))
+        assert too_long.code().name == "RESOURCE_EXHAUSTED"
+        writer.close()
+
+    play(scene, free_port)
+
+
 def test_a_call_that_its_client_cancels_ends_in_the_front(held: threading.Event, free_port: int) -> None:
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
         stream = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")()
@@ -178,7 +216,7 @@ def test_a_call_whose_message_does_not_come_gives_its_place_back(
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", free_port)
-        frames = [(1, 4, HEADERS), *((0, 0, never[at : at + 16_000]) for at in range(0, len(never), 16_000))]
+        frames = [(1, 4, headers(INFER)), *((0, 0, never[at : at + 16_000]) for at in range(0, len(never), 16_000))]
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", 0))
         writer.write(frame(8, 0, (10**6).to_bytes(4, "big"), 0) + b"".join(frame(*each) for each in frames))
         infer = channel.unary_unary(INFER)
@@ -206,17 +244,10 @@ def literal(name: str, value: str) -> bytes:
     return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 
-HEADERS = b"".join(
-    literal(*each)
-    for each in (
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", INFER),
-        (":authority", "x"),
-        ("content-type", "application/grpc"),
-        ("te", "trailers"),
-    )
-)
+def headers(path: str) -> bytes:
+    told = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
+    told |= {"content-type": "application/grpc", "te": "trailers"}
+    return b"".join(literal(*each) for each in told.items())
 
 
 def test_what_a_call_waited_counts_whatever_its_client_says(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
@@ -287,7 +318,7 @@ def test_haproxy_is_told_the_limit_and_told_it_again(free_port: int) -> None:
 def places(it: GrpcProxy) -> int:
     """As many inferences as the front may have at once."""
     head, *rows = (line.split(",") for line in said(it._orders, "show stat").splitlines() if line)
-    (row,) = (row for row in rows if row[:2] == grpc_proxy._SERVER.split("/"))
+    (row,) = (row for row in rows if row[:2] == grpc_proxy._SERVERS[0].split("/"))
     return int(row[head.index("slim")])
 
 
