@@ -16,41 +16,30 @@ from deployments.models.predict import Predicted
 from deployments.models.ramps import ClassFigures
 from deployments.models.seam import ServedModel
 from deployments.prepare.classes import by_class
+from deployments.prepare.entities import entity_f1
 from deployments.prepare.words import of_words
 from deployments.tasks import Task, task_of
 from profiles.errors import UserError
-from profiles.losses import NAMES, Indices, Labels, Metric, losses_by_class, mean_loss, score_loss, scored
+from profiles.losses import (
+    NAMES,
+    STEADY,
+    EntityF1,
+    Indices,
+    Interval,
+    Labels,
+    Metric,
+    ScoreFigures,
+    losses_by_class,
+    mean_loss,
+    score_loss,
+    scored,
+)
 from profiles.model import Label
 from profiles.promise import ExitPromise
 
 SCORE_NAMES: Mapping[Metric, str] = {"macro-f1": "macro-F1", "mcc": "MCC", "worst-class": "recall, worst class"}
-STEADY = 1.96  # standard errors of an interval that holds 95 %
 AT_ONCE = 32
 PATIENCE_S = 60.0
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean, and how far from it the truth may lie (95 %)."""
-
-    mean: float
-    within: float
-
-    def __str__(self) -> str:
-        """
-        >>> str(Interval(0.123, 0.0149))
-        '12.3 ± 1.5 %'
-        """
-        return f"{100 * self.mean:.1f} ± {100 * self.within:.1f} %"
-
-
-@dataclass(frozen=True)
-class ScoreFigures:
-    """A metric of the full network, of the one with exits, and what exits cost."""
-
-    full: Interval
-    exits: Interval
-    lost: Interval
 
 
 @dataclass(frozen=True)
@@ -65,6 +54,7 @@ class Evaluation:
     lost: Interval | None = None
     scores: Mapping[Metric, ScoreFigures] = field(default_factory=dict)
     classes: tuple[ClassFigures, ...] = ()
+    entities: EntityF1 | None = None  # None: the network names none
 
     def lost_of(self, metric: Metric) -> Interval | None:
         """What exits cost in this metric."""
@@ -96,11 +86,16 @@ def evaluated(
 
 
 def evaluated_words(
-    full: Sequence[Predicted], exits: Sequence[Predicted], truth: Indices | None, given: Indices | None, num_blocks: int
+    full: Sequence[Predicted],
+    exits: Sequence[Predicted],
+    truth: Indices | None,
+    given: Indices | None,
+    num_blocks: int,
+    names: Sequence[str],
 ) -> Evaluation:
     """The same where words are answered: shares of a text's words, and every text counts alike.
 
-    `truth` are the labels of all words, of which each text was `given` so many.
+    `truth` are the labels of all words, of which each text was `given` so many. `names` are those of the labels.
     """
     counts = np.array([len(_labels(each)) for each in full])
     said, early = (np.concatenate([_labels(each) for each in answers]) for answers in (full, exits))
@@ -118,7 +113,8 @@ def evaluated_words(
     lost = of_texts((said == right).astype(float) - (early == right))
     in_full, with_exits = (_of_losses(of_texts(answers == right)) for answers in (said, early))
     classes = by_class(right, said, early)
-    return Evaluation(len(exits), agreement, _mean(depth), in_full, with_exits, _of_losses(lost), {}, classes)
+    entities = entity_f1(right, said, early, counts, names)
+    return Evaluation(len(exits), agreement, _mean(depth), in_full, with_exits, _of_losses(lost), {}, classes, entities)
 
 
 def _labels(answer: Predicted) -> Labels:
@@ -127,17 +123,13 @@ def _labels(answer: Predicted) -> Labels:
 
 def _of_losses(shares: NDArray[np.float64]) -> Interval:
     """As of losses in prepare: one text more than was seen is assumed to lose."""
-    return _interval(float(shares.mean()), mean_loss(shares).error)
+    return Interval.of(float(shares.mean()), mean_loss(shares).error)
 
 
 def _scored(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
     lost = score_loss(metric, truth, full, exits)
-    before, after = (_interval(*scored(metric, truth, said)) for said in (full, exits))
-    return ScoreFigures(before, after, _interval(lost.mean, lost.error))
-
-
-def _interval(mean: float, error: float) -> Interval:
-    return Interval(float(mean), float(STEADY * error))
+    before, after = (Interval.of(*scored(metric, truth, said)) for said in (full, exits))
+    return ScoreFigures(before, after, Interval.of(lost.mean, lost.error))
 
 
 def _worst(truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
@@ -149,7 +141,7 @@ def _worst(truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
 
     lost = losses_by_class((full == truth).astype(float) - (exits == truth), truth)
     most = max(lost, key=lambda each: float(each.mean))
-    return ScoreFigures(least(full), least(exits), _interval(most.mean, most.error))
+    return ScoreFigures(least(full), least(exits), Interval.of(most.mean, most.error))
 
 
 def _share(right: NDArray[np.bool_]) -> Interval:
@@ -168,6 +160,8 @@ def table(found: Evaluation) -> Table:
         rows.add_column(heading, justify="right", no_wrap=True)
     if found.full_accuracy:
         rows.add_row("accuracy", *map(_shown, (found.full_accuracy, found.accuracy, found.lost)))
+    if found.entities:
+        rows.add_row("F1 of entities", *map(_shown, (found.entities.full, found.entities.exits, found.entities.lost)))
     for metric, each in found.scores.items():
         rows.add_row(SCORE_NAMES[metric], *map(_shown, (each.full, each.exits, each.lost)))
     if found.scores:

@@ -5,6 +5,7 @@ leaves, and how two answers compare, follows from the answers themselves (`profi
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -160,6 +161,34 @@ def tokens_of(told: TaskAnswer, names: Sequence[str]) -> list[Outputs]:
     ]
 
 
+@dataclass(frozen=True)
+class Tag:
+    """What a label says of a word: of which kind its entity is (""; of none), and where the word stands in it."""
+
+    place: str
+    kind: str
+
+    @classmethod
+    def of(cls, name: str) -> "Tag":
+        """A label of any of the usual schemes: BIO, BIOES, BILOU, or kinds alone.
+
+        >>> [(tag.place, tag.kind) for tag in map(Tag.of, ("B-PER", "L-PER", "PER", "O"))]
+        [('B', 'PER'), ('E', 'PER'), ('I', 'PER'), ('', '')]
+        """
+        if name == OUTSIDE:
+            return cls("", "")
+        place = PLACES.get(name[:2])
+        return cls(place, name[2:]) if place else cls("I", name)
+
+    def follows(self, before: "Tag") -> bool:
+        """Whether the word belongs to the same entity as the one before it."""
+        return self.kind == before.kind and before.place in ("B", "I") and self.place in ("I", "E")
+
+
+NOWHERE = Tag("", "")
+PLACES = {"B-": "B", "I-": "I", "E-": "E", "L-": "E", "S-": "S", "U-": "S"}  # begins, inside, ends, single
+
+
 def entities_of(tokens: Sequence[Outputs], text: str) -> list[Outputs]:
     """Neighbours of one kind together, as transformers' pipeline does it with `aggregation_strategy="first"`.
 
@@ -169,12 +198,14 @@ def entities_of(tokens: Sequence[Outputs], text: str) -> list[Outputs]:
     [('PER', 0.8, 'Ada Bee'), ('LOC', 0.5, 'Rom')]
     """
     groups: list[tuple[str, list[Outputs]]] = []
+    before = NOWHERE
     for token in tokens:
-        begins, kind = _place_and_kind(token["name"])
-        if groups and groups[-1][0] == kind and not begins:
+        tag = Tag.of(token["name"])
+        if tag.follows(before):
             groups[-1][1].append(token)
-        else:
-            groups.append((kind, [token]))
+        elif tag.kind:
+            groups.append((tag.kind, [token]))
+        before = tag
     return [
         {
             "entity_group": kind,
@@ -184,13 +215,7 @@ def entities_of(tokens: Sequence[Outputs], text: str) -> list[Outputs]:
             "end": group[-1]["end"],
         }
         for kind, group in groups
-        if kind != OUTSIDE
     ]
-
-
-def _place_and_kind(name: str) -> tuple[bool, str]:
-    """Whether an entity begins here, and of which kind it is."""
-    return name.startswith("B-"), name[2:] if name.startswith(("B-", "I-")) else name
 
 
 def _several(value: Any) -> Any:

@@ -78,7 +78,7 @@ def evaluate(
             exits = predict(network, values)
         full = predict(network, values, exits=False)
     if task.by_token:
-        found = evaluated_words(full, exits, truth, words_of(kept, truth, task), network.num_blocks)
+        found = evaluated_words(full, exits, truth, words_of(kept, truth, task), network.num_blocks, network.labels)
     else:
         found = evaluated(full, exits, truth, network.num_blocks)
     if as_json:

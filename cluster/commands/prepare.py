@@ -138,7 +138,7 @@ def prepare(
     if rules.promise:
         console.print(promised(rules.promise), highlight=False)
     if sample.labels is not None:
-        console.print(class_table(rules.classes, names.names, task.answered))
+        console.print(class_table(rules.classes, names.names, task.answered, rules.entities))
     told = [
         advice(rules),
         outdone(rules),

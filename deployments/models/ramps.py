@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from deployments.exits import USUAL, Decision, Policy, memory_width, reach
 from profiles.errors import UserError, first_wrong, read_text
+from profiles.losses import EntityF1
 from profiles.promise import RULES, ExitPromise
 
 WEIGHTS = "ramps.safetensors"
@@ -72,6 +73,7 @@ class ExitRules(BaseModel):
     agreement: float | None = Field(None, ge=0, le=1, description="Measured: answers that are the full network's.")
     mean_depth_share: float | None = Field(None, ge=0, le=1, description="Measured: blocks run per input, of all.")
     classes: tuple[ClassFigures, ...] = Field((), description="Measured: class by class.")
+    entities: EntityF1 | None = Field(None, description="Measured: of whole entities, where words are labelled.")
     promise: ExitPromise | None = Field(None, description="What other inputs lose at most; none: nothing is promised.")
     notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="Where all this came from.")
 

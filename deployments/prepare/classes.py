@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from deployments.models.ramps import ClassFigures
-from profiles.losses import Labels
+from profiles.losses import EntityF1, Labels
 
 SURE = 2.0  # standard errors
 MOST_SHOWN = 20  # classes in the table: those that lose most
@@ -36,11 +36,17 @@ def _f1(here: NDArray[np.bool_], said: NDArray[np.bool_]) -> float:
     return float(2 * (here & said).sum() / (here.sum() + said.sum()))
 
 
-def class_table(classes: Sequence[ClassFigures], names: Sequence[str], answered: str = "inputs") -> Table:
+def class_table(
+    classes: Sequence[ClassFigures],
+    names: Sequence[str],
+    answered: str = "inputs",
+    entities: EntityF1 | None = None,
+) -> Table:
     """One row a class; of many, those whose recall falls most. `answered`: what has a label."""
     shown = sorted(classes, key=lambda each: each.recall - each.full_recall)[:MOST_SHOWN]
     title = "by class" if len(shown) == len(classes) else f"by class: the {len(shown)} of {len(classes)} that lose most"
     table = Table(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title_justify="left")
+    table.caption, table.caption_justify = str(entities) if entities else None, "left"
     table.add_column("class")
     for heading in (answered, "recall\nin full", "recall\nwith exits", "F1\nin full", "F1\nwith exits"):
         table.add_column(heading, justify="right", no_wrap=True)

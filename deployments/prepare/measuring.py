@@ -17,6 +17,7 @@ from deployments.exits import Policy
 from deployments.models.ramps import ClassFigures, ExitRules, RampDtype, RampKind, RampRule, policy_at
 from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.classes import by_class
+from deployments.prepare.entities import entity_f1
 from deployments.prepare.features import Features, Floats
 from deployments.prepare.sample import Indices, Sample
 from deployments.prepare.thresholds import replay
@@ -25,7 +26,7 @@ from deployments.prepare.words import MOST_UNSURE, of_texts, of_words
 from profiles.confidence import bound
 from profiles.evidence import Evidence
 from profiles.exit_table import ExitTable, Leaving, outcome
-from profiles.losses import OF_ALL, Metric
+from profiles.losses import OF_ALL, EntityF1, Labels, Metric
 from profiles.promise import ExitPromise
 
 
@@ -90,7 +91,8 @@ class Made:
     evidence: Evidence | None
 
 
-def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> Made:
+def make_ramps(found: Features, sample: Sample, options: PrepareOptions, names: Sequence[str] = ()) -> Made:
+    """`names`: of the labels, by which words make up entities."""
     wanted, truth = targets_of(found, sample)
     heads = train(found.pooled, wanted, found.of(sample.parts.train), options.ramp, options.seed)
     shape = look(heads, found, truth, sample.parts.calibrate)
@@ -104,7 +106,10 @@ def make_ramps(found: Features, sample: Sample, options: PrepareOptions) -> Made
         (calibration_error(before, test.truth), calibration_error(after, test.truth))
         for before, after in zip(test.heads(), calibrated.heads(), strict=True)
     ]
-    return Made(_rules(options, temperatures, reached, errors), dict(enumerate(heads)), reached.evidence)
+    rules = _rules(options, temperatures, reached, errors)
+    if reached.words and sample.labels is not None:
+        rules = rules.model_copy(update={"entities": reached.words.entities(reached.outcome.places, names)})
+    return Made(rules, dict(enumerate(heads)), reached.evidence)
 
 
 def targets_of(found: Features, sample: Sample) -> tuple[Floats, Tensor]:
@@ -162,8 +167,14 @@ class WordsReached:
 
     def classes(self, places: Indices) -> tuple[ClassFigures, ...]:
         """The figures of every label, where texts leave at these ramps."""
-        table = self.table
-        return by_class(table.truth, table.said[-1], table.answers(np.repeat(places, self.counts)))
+        return by_class(self.table.truth, self.table.said[-1], self._answers(places))
+
+    def entities(self, places: Indices, names: Sequence[str]) -> EntityF1 | None:
+        """F1 of whole entities, where labels of these names make up any."""
+        return entity_f1(self.table.truth, self.table.said[-1], self._answers(places), self.counts, names)
+
+    def _answers(self, places: Indices) -> Labels:
+        return self.table.answers(np.repeat(places, self.counts))
 
 
 def _unlearnt(
@@ -266,6 +277,7 @@ def _measured(reached: Reached) -> dict[str, Any]:
         "mean_depth_share": reached.outcome.cost,
         "promise": reached.promise,
         "classes": reached.classes,
+        "entities": None,
     }
 
 

@@ -39,7 +39,7 @@ def prepare(
         raise UserError(f"{source}: has {model.num_blocks} block; a ramp needs another block after it")
     fingerprint = checkpoint.fingerprint(source)
     found = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
-    made = make_ramps(found, sample, options)
+    made = make_ramps(found, sample, options, model.labels)
     rules = made.rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
     with whole(out) as draft:
         checkpoint.copy(source, draft)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cluster.cli import app
 from deployments import load
 from deployments.prepare import pipeline
 from deployments.prepare.data import rows, taken
+from deployments.prepare.entities import entity_f1
 from deployments.prepare.sample import LabelNames, draw
 from deployments.prepare.words import of_texts
 from deployments.tasks import TOKENS
@@ -133,6 +135,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, l
         assert done.exit_code == 0, done.output
         assert "a.conll: words from 'tokens', label from 'ner_tags'" in done.output
         assert re.search(r"class +words .*B-PER", done.output, re.DOTALL)
+        assert re.search(r"[1-9]\d* entities: F1 .* in full", done.output)
         yield place / "out", found
 
 
@@ -153,6 +156,8 @@ def test_what_is_written_is_what_will_be_served(prepared: tuple[Path, list[Sente
     assert rules["agreement"] == pytest.approx(np.mean(same))
     assert rules["mean_depth_share"] == pytest.approx((blocks + 1).mean() / model.num_blocks)
     assert sum(each["inputs"] for each in rules["classes"]) == sum(len(found[row][0]) for row in part)
+    there = sum(name.startswith("B-") for row in part for name in found[row][1])
+    assert rules["entities"]["entities"] == there
     evidence = Evidence.read(folder / EVIDENCE)
     places = evidence.test.places(evidence.nearest({each["block"]: each["threshold"] for each in rules["ramps"]}))
     assert (places == blocks).all()
@@ -174,6 +179,12 @@ def test_evaluate_counts_words(prepared: tuple[Path, list[Sentence]], tmp_path: 
     assert evaluation["accuracy"]["mean"] == pytest.approx(np.mean(right))
     assert evaluation["agreement"]["mean"] == pytest.approx(np.mean(same))
     assert sum(each["inputs"] for each in evaluation["classes"]) == sum(len(words) for words, _ in fresh)
+    labels = np.array([NAMES.index(name) for _, labels in fresh for name in labels])
+    said, early = (np.concatenate([each.label for each in some]) for some in (full, answers))
+    expected = entity_f1(labels, said, early, np.array([len(words) for words, _ in fresh]), NAMES)
+    assert expected
+    assert evaluation["entities"] == asdict(expected)
+    assert 0.9 < expected.exits.mean < expected.full.mean, "exits of these cost a little"
 
 
 @pytest.mark.parametrize(
