@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 EVERY_S, CALM_EVERY_S = 0.02, 0.1  # while requests are refused; while none are: this takes time from those who answer
 TELL_AGAIN_S = 1.0  # HAProxy forgets the limit when Serve starts it anew
 WITHIN_S = 1.0  # a HAProxy that says nothing for so long is asked again later
-SEEN_AFTER_S = 0.06  # a lower limit shows its effect: those who came before it have been let in
+SEEN_AFTER_S, SURELY_SEEN_AFTER_S = 0.06, 0.3  # a lower limit shows its effect
+LEAST_KEPT, MOST_KEPT = 0.7, 0.9  # of the limit when it is lowered: the less, the more of those that came are strained
 MANY_STRAINED = 0.05  # of those that came
 LEAST, MOST = 4, 4096  # requests at once
 # What a HAProxy before the front is told when it starts, by whoever starts it:
@@ -65,8 +66,9 @@ class Limit:
         strained, answered = burden.strained - self._last.strained, burden.answered - self._last.answered
         self._last = burden
         if strained > 1 and strained > MANY_STRAINED * (strained + answered):
-            if now_s - self._lowered_s >= SEEN_AFTER_S:
-                self.value = max(LEAST, int(0.9 * min(self.value, inside)))
+            if self._has_shown(now_s, burden.inside):
+                kept = max(LEAST_KEPT, 1.0 - strained / (strained + answered))
+                self.value = max(LEAST, int(min(MOST_KEPT, kept) * min(self.value, inside)))
                 self._lowered_s = now_s
         elif 2 * inside > self.value:  # the longer ago it was lowered, the faster
             share = min(0.1, (now_s - self._lowered_s) / 10.0)
@@ -74,6 +76,11 @@ class Limit:
         else:
             self.value = min(MOST, 2 * self.value)
         self.calm = not strained and self.value == MOST
+
+    def _has_shown(self, now_s: float, inside: int) -> bool:
+        """A lower limit shows its effect once those who were let in before are out, or some time later at most."""
+        since_s = now_s - self._lowered_s
+        return since_s >= (SEEN_AFTER_S if inside <= self.value else SURELY_SEEN_AFTER_S)
 
 
 class ProxyLimit(threading.Thread):

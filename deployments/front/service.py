@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 HAND_OVER_S = 0.002  # of an answer to the operating system, and through it to the client's side
 _TYPICAL_S = 0.0002  # what a request costs, before any has shown it
 # To be read: a front that lets requests wait longer than that, and than this share of their time, has too many.
-_LONG_WAIT_S, _LONG_SHARE = 0.05, 0.1
+_LONG_WAIT_S, _LONG_SHARE = 0.05, 0.2
 _LOOKS_AT_ONE_OF = 8  # requests, to learn what they cost
 _NO_HEADERS: Mapping[bytes, bytes] = {}
 Written = TypeVar("Written")

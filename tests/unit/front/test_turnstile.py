@@ -171,5 +171,19 @@ def test_how_many_are_inside_at_one_moment_does_not_move_the_limit() -> None:
 def test_a_lower_limit_is_given_time_to_show_its_effect() -> None:
     limit = Limit()
     for number in range(1, 4):
-        limit.step(100.0 + 0.1 * SEEN_AFTER_S * number, Burden(200, 100 * number, 0))
+        limit.step(100.0 + 0.1 * SEEN_AFTER_S * number, Burden(200, 100 * number, 900 * number))
     assert limit.value == int(0.9 * 200)
+
+
+def test_a_rush_is_worked_off_in_a_moment_and_then_the_front_has_as_much_to_do_as_it_can() -> None:
+    """A front that reads 40 in a step, and whose requests must not wait for three steps; a crowd of any size."""
+    limit, inside, strained, answered = Limit(), 600, 0, 0
+    seen = []
+    for number in range(150):
+        late = 40 if inside > 120 else 0
+        strained, answered = strained + late, answered + 40 - late
+        inside = max(inside - 40, min(limit.value, inside + 100))
+        limit.step(100.0 + number * EVERY_S, Burden(inside, strained, answered))
+        seen.append(inside)
+    assert max(seen[25:]) < 200, "within half a second"
+    assert min(seen) > 40, "there is always enough to read"
