@@ -164,7 +164,7 @@ def test_how_many_are_inside_at_one_moment_does_not_move_the_limit() -> None:
         if number > 100:
             values.add(limit.value)
     assert len(values) == 1
-    limit.step(500 * EVERY_S, Burden(3, 100, 50_000))
+    limit.step(500 * EVERY_S, Burden(3, 10, 50_000))
     assert limit.value > 150
 
 
