@@ -26,6 +26,7 @@ from deployments.dispatch.messages import Launch, Limits, Place
 from deployments.front.observed import Observed
 from experiments.promise.greedy import greedy
 from experiments.promise.plans import fleet_of
+from experiments.promise.tried import drawn
 from optimizer import Objective, Plan, optimize
 from optimizer.tuning import opened
 from profiles.devices import fleet, links_between
@@ -69,6 +70,14 @@ class RecordedDevices(TableDevices):
             told[own] = self._prepared[own]
             self._chosen[key] = told
         return self._chosen[key]
+
+
+def watched(what: str) -> dict[str, float]:
+    """What audits cost, how soon a broken promise is mended, or what a controller that acts on them keeps of a day."""
+    if what == "costs":
+        return dict(audit_costs())
+    evidence, others = drawn("demo", "agreement")
+    return dict(WATCHED[what](Setting.of(evidence, others.known)))
 
 
 @dataclass(frozen=True)
@@ -260,3 +269,6 @@ def _depth(fit: Fit, chosen: Indices, misfits: float) -> float:
     """Blocks that inputs run on average, as a share of all."""
     costs, is_misfit = fit.table.costs[fit.places(chosen)], fit.off(fit.chosen)
     return float(misfits * costs[is_misfit].mean() + (1 - misfits) * costs[~is_misfit].mean())
+
+
+WATCHED: Mapping[str, Callable[[Setting], Iterator[tuple[str, float]]]] = {"mended": mended, "day": day}

@@ -19,6 +19,7 @@ from cluster.simulator.simulation import Simulation, World
 from deployments.dispatch.messages import Limits
 from experiments.promise.audited import RecordedDevices
 from experiments.promise.greedy import WINDOW, tuned
+from experiments.promise.tried import drawn
 from optimizer import Objective, Plan, Problem, problem
 from optimizer.answers import early_plan
 from optimizer.tuning import costs_of, opened
@@ -35,17 +36,25 @@ KIND, LAYERS = "k80", 2  # of BERT-base in a block
 TUNINGS = 100
 
 
+def early() -> dict[str, float]:
+    figures = dict[str, float]()
+    for name in ("sst2", "agnews"):
+        evidence, others = drawn(name, "agreement")
+        figures |= {f"{figure}_{name}": value for figure, value in answered_early(evidence, others.known)}
+    return figures
+
+
 def answered_early(evidence: Evidence, others: ExitTable) -> Iterator[tuple[str, float]]:
     """Median and p99 over those of the network without exits, and the answers that are the full network's."""
     kinds = fleet(f"{KIND}=1")
     facts = problem(Profile("bert-base", (_timed(),)), kinds, links_between(kinds))
     objective = Objective(slo_s=SLO_S, max_batch=1, ramp_budget=BUDGET)
     without, plan = early_plan(facts, objective), _tuned(facts, objective, evidence)
-    full, early = (_run(each, facts, evidence, others) for each in (without, plan))
-    yield "early_p50_ratio", early.tally.quantile_s(0.5) / full.tally.quantile_s(0.5)
-    yield "early_p99_ratio", early.tally.quantile_s(0.99) / full.tally.quantile_s(0.99)
-    yield "early_agreement", 1 - sum(early.tally.missed) / early.arrived
-    yield "early_share", sum(early.tally.audited) / early.arrived
+    full, sooner = (_run(each, facts, evidence, others) for each in (without, plan))
+    yield "early_p50_ratio", sooner.tally.quantile_s(0.5) / full.tally.quantile_s(0.5)
+    yield "early_p99_ratio", sooner.tally.quantile_s(0.99) / full.tally.quantile_s(0.99)
+    yield "early_agreement", 1 - sum(sooner.tally.missed) / sooner.arrived
+    yield "early_share", sum(sooner.tally.audited) / sooner.arrived
     yield "early_ramps", float(len(plan.ramps))
     lost = list(_lost_by_apparate(others.only(opened(plan), costs_of(plan, facts))))
     yield "early_agreement_apparate", 1 - float(np.mean(lost))

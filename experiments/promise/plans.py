@@ -1,6 +1,6 @@
 """What thresholds for a plan gain: goodput by the cost model, of inputs that neither thresholds nor plans have seen."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy as np
 
 import cluster
 from experiments.promise.tables import Recorded
+from experiments.promise.tried import drawn
 from optimizer import Objective, Plan, Problem, evaluate, problem
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.tuning import Tuned, opened, tuned
@@ -22,6 +23,7 @@ from profiles.losses import Indices
 from profiles.shapes import distilbert
 
 SLO_S, BATCHES = 0.1, (4, 8, 16, 64)
+COUNTED = 0.1  # of the inputs survive at least: of fewer a table of thousands says little
 
 
 @dataclass(frozen=True)
@@ -43,22 +45,49 @@ def fleet_of(name: str) -> Served:
     return Served(Profile("distilbert", (datasheet_table(distilbert(), "v100"),)), "v100=4")
 
 
+def plans(name: str) -> dict[str, float]:
+    return {f"{figure}_{name}": value for figure, value in gained(name, *drawn(name, "accuracy"))}
+
+
 def gained(name: str, evidence: Evidence, others: Recorded) -> Iterator[tuple[str, float]]:
-    """The goodput with thresholds for the plan over that with those of `isobatch prepare`; the most that is lost."""
+    """The goodput with thresholds for the plan over that with those of `isobatch prepare`; the most that is lost.
+
+    And by which share fewer or more survive than plans expect, behind the ramp where that is worst: of plans for whose
+    ramps thresholds were chosen, and of those that close some of the ramps of `isobatch prepare`.
+    """
     facts, gains, losses = fleet_of(name).facts(), list[float](), list[float]()
+    offs, offs_closed = [0.0], [0.0]
     for max_batch in BATCHES:
         objective = Objective(slo_s=SLO_S, max_batch=max_batch)
         found = tuned(facts, objective, evidence, partial(side_by_side, objective=objective))
         gains.append(_gain(found, facts, objective, evidence, others.known) if found else 1.0)
         losses.append(outcome(others.known, found.chosen if found else evidence.prepared, evidence.metric).lost.mean)
+        if found:
+            offs.append(_off(found.plan, found.chosen, evidence, others.known))
+            offs_closed.append(_off(found.before, evidence.prepared, evidence, others.known))
     yield "plan_thresholds_gain", geometric_mean(gains)
     yield "plan_thresholds_most_lost", max(losses)
+    yield "survivors_off", max(offs)
+    yield "survivors_off_closed", max(offs_closed)
+
+
+def _off(plan: Plan, chosen: Indices, evidence: Evidence, others: ExitTable) -> float:
+    """A plan expects of closed ramps that those who were sure there leave at the next one that is open."""
+    ramps = opened(plan)
+    planned, places = evidence.survival(chosen), others.places(_shut(chosen, ramps))
+    counted = {ramp: float((places > ramp).mean()) for ramp in ramps}
+    offs = [abs(planned[ramp + 1] / share - 1) for ramp, share in counted.items() if share >= COUNTED]
+    return max(offs, default=0.0)
+
+
+def _shut(chosen: Indices, ramps: Sequence[int]) -> Indices:
+    """Nobody leaves at other ramps than these."""
+    return np.where(np.isin(np.arange(len(chosen)), ramps), chosen, 0)
 
 
 def _gain(found: Tuned, facts: Problem, objective: Objective, evidence: Evidence, others: ExitTable) -> float:
     def goodput_per_s(plan: Plan, chosen: Indices) -> float:
-        shut = np.where(np.isin(np.arange(len(chosen)), opened(plan)), chosen, 0)
-        places = others.places(shut)
+        places = others.places(_shut(chosen, opened(plan)))
         survival = [float((places >= block).mean()) for block in range(facts.num_blocks)]
         return evaluate(plan, facts.surviving(survival), objective).goodput_per_s
 

@@ -26,8 +26,13 @@ def from_tree(path: str) -> str | None:
 
 def code_of(claim: str, read: Read = from_tree) -> dict[str, str]:
     """The hash of each module that a benchmark depends on, by its path."""
+    return code_behind(f"experiments/{claim}/run.py", f"tests/{claim}/test_{claim}.py", read=read)
+
+
+def code_behind(*paths: str, read: Read = from_tree) -> dict[str, str]:
+    """The hash of each of these modules, and of those that they depend on, by its path."""
     found: dict[str, str] = {}
-    waiting = [f"experiments/{claim}/run.py", f"tests/{claim}/test_{claim}.py"]
+    waiting = list(paths)
     while waiting:
         path = waiting.pop()
         if path in found or (text := read(path)) is None:

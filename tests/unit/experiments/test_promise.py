@@ -1,5 +1,6 @@
 """What `make bench-promise` compares: the method of before, the bound by betting, and the data that it needs."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,12 @@ import pytest
 
 from cluster.controller.record import THRESHOLDS
 from experiments import bench
+from experiments.promise import run
 from experiments.promise.audited import Setting
 from experiments.promise.before import MARGIN, searched
 from experiments.promise.greedy import tuned
-from experiments.promise.run import wins
+from experiments.promise.tried import wins
+from profiles.errors import UserError
 from profiles.evidence import Evidence
 from profiles.exit_table import ExitTable, outcome
 from tests.helpers.exit_tables import exit_table
@@ -49,6 +52,28 @@ def test_without_the_public_texts_it_says_so_in_one_line(
     monkeypatch.setenv("ISOBATCH_DATA", str(tmp_path))
     assert bench.main(["promise", "splits=1"]) == 2
     assert capsys.readouterr().err.endswith("set ISOBATCH_DATA to the folder that holds text/sst2_glue/train.tsv\n")
+
+
+def test_a_run_that_was_broken_off_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done: list[int] = []
+
+    def work(number: int) -> int:
+        done.append(number)
+        if number == 1 and done.count(1) == 1:
+            raise UserError("broken off")
+        return 10 * number
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(run, "WORK", {"work": work})
+    monkeypatch.setattr(run, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    run._code.cache_clear()
+    with pytest.raises(UserError, match="broken off"):
+        run._done([("work", 1), ("work", 2)])
+    assert done == [1, 2], "one that fails costs no other"
+    assert run._done([("work", 1), ("work", 2)]) == {("work", 1): 10, ("work", 2): 20}
+    assert done == [1, 2, 1]
+    assert not list(tmp_path.rglob("*.json")), "all parts are there: the next run begins anew"
+    run._code.cache_clear()
 
 
 def test_a_controller_tightens_where_inputs_drift_and_every_input_is_answered() -> None:

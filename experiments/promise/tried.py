@@ -1,0 +1,96 @@
+"""How often promises are broken: thresholds are chosen on some rows of a file, by `isobatch prepare` and as before.
+
+They are tried on all other rows. Beside it, on the same ladder, a bound by betting (Waudby-Smith and Ramdas, 2023),
+which is as tight as any that asks nothing of the losses but that they are bounded.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+
+from deployments.prepare.sample import TEST_SHARE
+from experiments.promise.before import searched
+from experiments.promise.tables import Recorded, recorded
+from profiles.evidence import Evidence
+from profiles.exit_table import highest, ladder, outcome
+from profiles.losses import OF_ALL, Floats, Indices, Metric
+
+MAX_LOSS, CONFIDENCE = 0.01, 0.95
+ROWS = {"sst2": 10_000, "agnews": 5_000, "demo": 10_000}  # of a file; the demo's are digits, each distorted anew
+BEFORE_SHARE = 0.2  # of the rows, on which thresholds were chosen before
+EXACT, BETTING, BEFORE = "", "betting_", "before_"  # as the names of the figures begin
+
+
+@cache
+def table_of(name: str) -> Recorded:
+    return recorded(name)
+
+
+def tried(name: str, metric: Metric, start: int, stop: int) -> dict[str, list[tuple[float, float]]]:
+    """What other rows lose, and how deep they go, for each method and draw."""
+    table, rows, seen = table_of(name), ROWS[name], defaultdict[str, list[tuple[float, float]]](list)
+    for seed in range(start, stop):
+        order = np.random.default_rng(seed).permutation(table.known.num_inputs)
+        others = table.known.of(order[rows:])
+        for method, chosen in _chosen(table.of(order[:rows]), metric).items():
+            found = outcome(others, chosen, metric)
+            seen[method].append((float(found.lost.mean), float(found.cost)))
+    return dict(seen)
+
+
+def summed(parts: list[dict[str, list[tuple[float, float]]]]) -> Iterator[tuple[str, float]]:
+    """How often more than was promised is lost by other rows, and how deep these go on average, for each method."""
+    for method in parts[0]:
+        lost, depths = np.array([each for part in parts for each in part[method]]).T
+        yield f"{method}exceeded_share", float((lost > MAX_LOSS).mean())
+        yield f"{method}depth", float(depths.mean())
+        yield f"{method}lost", float(lost.mean())
+
+
+def drawn(name: str, metric: Metric) -> tuple[Evidence, Recorded]:
+    """What `isobatch prepare` gets in one draw, and all other rows."""
+    table, rows = table_of(name), ROWS[name]
+    order = np.random.default_rng(0).permutation(table.known.num_inputs)
+    some, (shape, test) = table.of(order[:rows]), _parts(rows)
+    evidence = Evidence(some.believed.of(shape), some.known.of(test), metric, MAX_LOSS, CONFIDENCE)
+    return evidence, table.of(order[rows:])
+
+
+def _parts(rows: int) -> list[Indices]:
+    """What a ladder is made from, and what the promise is tested on."""
+    return np.split(np.arange(rows), [rows - int(rows * TEST_SHARE)])
+
+
+def _chosen(some: Recorded, metric: Metric) -> dict[str, Indices]:
+    rows = np.arange(some.known.num_inputs)
+    shape, test = _parts(len(rows))
+    evidence = Evidence(some.believed.of(shape), some.known.of(test), metric, MAX_LOSS, CONFIDENCE)
+    rungs, tested = ladder(evidence.shape, metric), evidence.test
+    chosen = {EXACT: highest(rungs, tested, metric, evidence.shows)}
+    if metric not in OF_ALL:
+        return chosen
+    losses, everyone = tested.losses(metric), np.arange(tested.num_inputs)
+    bets = rungs[0]
+    for rung in rungs[1:]:
+        if not wins(losses[tested.places(rung), everyone], MAX_LOSS, 1 - CONFIDENCE):
+            break
+        bets = rung
+    before = some.known.of(rows[: int(len(rows) * BEFORE_SHARE)])
+    return chosen | {BETTING: bets, BEFORE: searched(before, metric, MAX_LOSS)}
+
+
+def wins(losses: Floats, max_loss: float, doubt: float) -> bool:
+    """Whether a purse that bets on a loss below `max_loss`, input by input, ever grows to 1 / doubt times what it was.
+
+    A bet is as large as the variance seen so far allows, and never more than half of what could be lost.
+    """
+    count = len(losses)
+    seen = np.arange(1, count + 1)
+    means = (max_loss + losses.cumsum()) / (seen + 1)
+    variances = (0.25 + ((losses - means) ** 2).cumsum()) / (seen + 1)
+    before = np.concatenate(([0.25], variances[:-1]))
+    bets = np.minimum(np.sqrt(2 * math.log(1 / doubt) / (count * before)), 0.5 / (1 - max_loss))
+    return bool(np.log1p(bets * (max_loss - losses)).cumsum().max() >= math.log(1 / doubt))
