@@ -63,6 +63,27 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class DecodingTerms:
+    """How each replica decodes, of a plan for a network that writes token by token.
+
+    The batch sizes of its splits are sequences: as many as are resident for the first, and for a deep one as many as
+    it waits for. `prompt_rows`: positions of prompts in one launch. `max_context`: tokens of a text, where memory holds
+    fewer than the network reads. `ttft_s`, `tpot_s`: the time until the first token, and from one to the next, within
+    which the promise holds; `tokens_per_s` are promised, of all replicas.
+    """
+
+    exits: str
+    prompt_rows: int
+    kv_megabytes: int
+    ttft_s: float
+    tpot_s: float
+    tokens_per_s: float = 0.0
+    max_context: int | None = None
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
 class Promise:
     """What the planner said of its plan. `gap`: no plan is better by more than this share (0: none is better)."""
 
@@ -105,6 +126,7 @@ class Plan:
     dtype: str = field(default="", compare=False)
     origin: str = field(default="", compare=False)
     slo_s: float | None = field(default=None, compare=False)  # that it was made for; None: for none
+    decoding: DecodingTerms | None = None  # where the network writes token by token: an input is a text
 
     __pydantic_config__ = STRICT
 

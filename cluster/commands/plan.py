@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,8 +19,19 @@ if TYPE_CHECKING:
 
 
 def plan(
-    profile: Annotated[Path, typer.Option(help="What was measured: a file written by 'isobatch profile'.")],
-    devices: Annotated[str, typer.Option(help="The fleet: KIND=COUNT[@DOLLARS PER HOUR],...")],
+    model: Annotated[
+        Path | None, typer.Argument(help="The directory of a decoder; of other networks --profile tells enough.")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="What was measured: a file written by 'isobatch profile'. Of a decoder it is kept."),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            help="The fleet: KIND=COUNT[@DOLLARS PER HOUR],... Of a decoder, if not given: one of what was measured."
+        ),
+    ] = None,
     slo_ms: Annotated[
         float | None, typer.Option(help="Every answer within this time; none: however long it takes.")
     ] = None,
@@ -65,6 +76,18 @@ def plan(
     ] = False,
     evaluate: Annotated[Path | None, typer.Option(help="Score this plan instead of searching one.")] = None,
     surprises: Annotated[bool, typer.Option("--surprises", help="What a wrong forecast would cost.")] = False,
+    ttft_ms: Annotated[
+        float | None, typer.Option(help="Of a decoder: a text begins within this time; 1000 if not given.")
+    ] = None,
+    tpot_ms: Annotated[
+        float | None, typer.Option(help="Of a decoder: from one token to the next; 200 if not given.")
+    ] = None,
+    exits: Annotated[
+        str | None, typer.Option(help="Of a decoder: recompute, verified or off; recompute if not given.")
+    ] = None,
+    kv_megabytes: Annotated[
+        int | None, typer.Option(min=1, help="Of a decoder: a replica's memory for KV, at most; none: all there is.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the plan; '': no picture.", show_default="beside --out, or plan.png")
@@ -73,26 +96,58 @@ def plan(
 ) -> None:
     """Find the best plan for a profile and a fleet, and say how near to the best possible it is proved to be.
 
+    Of a decoder: where it is cut, how many texts are resident, when its deep part runs. Ways are ranked by arithmetic,
+    and the best are played; --rate is texts per second, at the least cost.
+
+    Example: [bold]isobatch plan my-llama-ee --ttft-ms 500 --tpot-ms 50 --out plan.json[/]
+
     Example: [bold]isobatch plan --profile bert.json --devices v100=6,p100=8 --slo-ms 100 --out plan.json[/]
     """
     from rich.console import Console
 
     from cluster.commands import above_0, check_writable, plan_report
+    from cluster.commands.plan_decoder import DecoderPlanning, goal_of
     from cluster.commands.plan_result import plan_result
     from profiles.files import load
 
-    if cut and max_splits:
-        raise UserError("--cut and --max-splits are two ways to say where to cut: choose one")
     numbers = {"--slo-ms": slo_ms, "--rate": rate, "--budget": budget, "--max-batch": max_batch, "--seconds": seconds}
-    numbers |= {"--polish": polish, "--alpha": alpha}
+    numbers |= {"--polish": polish, "--alpha": alpha, "--ttft-ms": ttft_ms, "--tpot-ms": tpot_ms}
     for option, value in numbers.items():
         above_0(option, value)
+    of_decoders = {"--ttft-ms": ttft_ms, "--tpot-ms": tpot_ms, "--exits": exits, "--kv-megabytes": kv_megabytes}
+    if model:
+        for_classifiers = {
+            "--slo-ms": (slo_ms, None),
+            "--per-dollar": (per_dollar, False),
+            "--budget": (budget, None),
+            "--alpha": (alpha, None),
+            "--slack": (slack, 0.2),
+            "--backend": (backend, ""),
+            "--dtype": (dtype, ""),
+            "--margin": (margin, 0.0),
+            "--max-batch": (max_batch, 64),
+            "--cut": (cut, None),
+            "--max-splits": (max_splits, None),
+            "--one-machine": (one_machine, False),
+            "--one-pipeline": (one_pipeline, False),
+            "--gap": (gap, 0.0),
+            "--seconds": (seconds, None),
+            "--polish": (polish, None),
+            "--believed": (believed, False),
+            "--evaluate": (evaluate, None),
+            "--surprises": (surprises, False),
+            "--picture": (picture, None),
+        }
+        goal = goal_of(rate, in_time, ttft_ms, tpot_ms, exits, kv_megabytes)
+        DecoderPlanning(model, profile, devices, goal, out, as_json, for_classifiers).run()
+        return
+    profile, devices = _given(profile, devices, of_decoders)
     picture = (out or Path("plan.json")).with_suffix(".png") if picture is None else picture
     for written in filter(None, (out, picture if picture.name else None)):
         check_writable(written)
     facts, objective = (
         _question(profile, devices, one_machine, margin, evaluate, backend, dtype),
-        _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch, _cuts(cut)),
+        _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch, _cuts(cut, max_splits)),
     )
     slow_or_given = bool(evaluate or max_splits or seconds or one_pipeline)
     play = _player(polish, in_time, not one_pipeline, believed, slow_or_given)
@@ -120,6 +175,15 @@ def plan(
     files += [f"the picture is {picture}"] if picture.name else []
     if files:
         console.print("; ".join(files), highlight=False, soft_wrap=True)
+
+
+def _given(profile: Path | None, devices: str | None, of_decoders: Mapping[str, object]) -> tuple[Path, str]:
+    """What a plan for a network that classifies needs."""
+    if told := next((option for option, value in of_decoders.items() if value is not None), None):
+        raise UserError(f"{told} is for decoders: name the directory of one")
+    if profile is None or devices is None:
+        raise UserError("--profile and --devices are needed: only a decoder's directory can do without")
+    return profile, devices
 
 
 def _question(
@@ -205,11 +269,13 @@ def _after(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() >= until_s
 
 
-def _cuts(text: str | None) -> tuple[int, ...] | None:
+def _cuts(text: str | None, max_splits: int | None = None) -> tuple[int, ...] | None:
     """
     >>> _cuts("4, 2"), _cuts(None)
     ((2, 4), None)
     """
+    if text and max_splits:
+        raise UserError("--cut and --max-splits are two ways to say where to cut: choose one")
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]

@@ -69,12 +69,15 @@ def profile(
 ) -> None:
     """Measure blocks, ramps and launches at batch sizes from 1 upwards. Ctrl-C keeps what is measured.
 
+    Of a decoder, launches of its engine are timed, and what each part of one costs is fitted to them.
+
     Example: [bold]isobatch profile my-bert-ee --data reviews.csv --budget 60[/]
     """
     import torch
     from rich.console import Console
 
     from cluster.commands import check_writable
+    from cluster.commands.profile_decoder import DecoderProfiling
     from cluster.profiling.checkpoint import (
         in_batches,
         kind_of,
@@ -84,6 +87,7 @@ def profile(
         timed_stretches,
         uncatalogued,
     )
+    from deployments.decoding.checkpoint import is_decoder
     from deployments.folders import weights_of
     from deployments.models import checkpoint, load_served
     from deployments.models.backends import INT8, make_ready, on_backend
@@ -96,6 +100,20 @@ def profile(
     known_backend(backend)
     tokens, others = _lengths(lengths) if lengths else [], _kinds(devices)
     check_writable(out)
+    located = checkpoint.locate(model)
+    if is_decoder(located):
+        for_classifiers = {
+            "--backend": (backend, "torch"),
+            "--data": (data, None),
+            "--lengths": (lengths, None),
+            "--largest": (largest, 64),
+            "--max-rows": (max_rows, 2000),
+        }
+        where = _device(device)
+        DecoderProfiling(located, out, where, dtype, budget, threads, kind, others, for_classifiers).run(
+            Console(soft_wrap=True), model
+        )
+        return
     torch.set_num_threads(threads)
     console = Console(soft_wrap=True)
     known = load_profile(out) if out.exists() else None
@@ -131,6 +149,13 @@ def profile(
     _tell(console, new, out)
     if interrupted:
         raise typer.Exit(130)
+
+
+def _device(told: str) -> str:
+    """Where a decoder computes, as its configuration names it."""
+    import torch
+
+    return ("cuda" if torch.cuda.is_available() else "cpu") if told == "auto" else told
 
 
 def _tell(console: "Console", new: "Profile", out: Path) -> None:

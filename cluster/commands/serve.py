@@ -41,6 +41,9 @@ def serve(
         int | None, typer.Option(min=0, max=65535, help="8001, if free, unless the file says otherwise; 0: no gRPC.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="Where the network computes: cpu or cuda.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="A decoder's plan, of isobatch plan; of other networks a Serve file names it.")
+    ] = None,
     dashboard: Annotated[bool, typer.Option(help="Start Ray's dashboard too, on 127.0.0.1 only.")] = False,
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Where Prometheus asks for /metrics; none: any free port.")
@@ -55,7 +58,9 @@ def serve(
     from cluster.serving.local import is_free
     from cluster.serving.serve_file import serve_file, with_grpc
 
-    content = with_grpc(serve_file(target, {"device": device} if device else {}), host, grpc_port, is_free)
+    told = {"device": device, "plan": str(plan.resolve()) if plan else None}
+    overrides = {name: value for name, value in told.items() if value}
+    content = with_grpc(serve_file(target, overrides), host, grpc_port, is_free)
     http = content["http_options"]
     http |= {"host": host or http["host"], "port": port or http["port"]}
     run(content, dashboard, patience_s, metrics_port)

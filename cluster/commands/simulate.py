@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    config: Annotated[Path, typer.Option(help="A Serve file whose args: name a plan and a profile.")],
+    config: Annotated[
+        Path, typer.Option(help="A Serve file whose args: name a plan and a profile, or a decoder's directory.")
+    ],
+    plan: Annotated[Path | None, typer.Option(help="The plan, where the file names none.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Of a decoder: prompts, one a line, in turn. None: as long as was measured.")
+    ] = None,
     rate: Annotated[
         float | None, typer.Option(help="Inputs per second, on average. Not needed with --trace: its own then.")
     ] = None,
@@ -70,8 +76,9 @@ def simulate(
     from rich.console import Console
 
     from cluster.commands import check_writable
+    from cluster.commands.simulate_decoder import DecoderRehearsal
     from cluster.load.traces import understood
-    from cluster.serving.serve_file import ours, serve_file
+    from cluster.serving.serve_file import decoders, ours, serve_file
     from cluster.simulator import command, options, picture
     from cluster.simulator.host import read_host
     from cluster.simulator.report import tables
@@ -79,7 +86,26 @@ def simulate(
     from deployments.config import parse
 
     check_writable(out)
-    content = serve_file(config, {})
+    content = serve_file(config, {"plan": str(plan.resolve())} if plan else {})
+    load = command.Workload(rate, hours * 3600, arrivals, cv, trace, seed, mix, drift, exits, lengths, trace_each_s)
+    if decoding := decoders(content):
+        for_classifiers = {
+            "--mix": (mix, ""),
+            "--drift": (drift, False),
+            "--exits": (exits, None),
+            "--lengths": (lengths, None),
+            "--jitter": (jitter, 0.0),
+            "--slow": (slow or None, None),
+            "--gone": (gone or None, None),
+            "--failures": (failures, 0.0),
+            "--replan": (replan, False),
+            "--host": (host, None),
+            "--out": (out, Path("simulation.png")),
+        }
+        DecoderRehearsal(decoding, prompts, load, for_classifiers).run()
+        return
+    if prompts:
+        raise UserError("--prompts is for decoders: this network writes nothing")
     applications = ours(content)
     if len(applications) != 1:
         raise UserError(f"{config} has {len(applications)} applications of isobatch: a simulation needs exactly one")
@@ -88,7 +114,6 @@ def simulate(
     troubles = Troubles(jitter, options.slow_of(slow or ()), failures, options.outages_of(gone or ()))
     app_config = parse(applications[0]["args"])
     world = command.world_of(app_config, troubles, read_host(host) if host else None)
-    load = command.Workload(rate, hours * 3600, arrivals, cv, trace, seed, mix, drift, exits, lengths, trace_each_s)
     console, changes = Console(soft_wrap=True), tuple["Event", ...]()
     if trace:
         console.print(understood(trace, trace_each_s), highlight=False, markup=False)

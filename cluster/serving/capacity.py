@@ -27,7 +27,7 @@ def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
     has = total(nodes)
     needs = {name: _needs(config, read_graph(config), has) for name, config in planned.items()}
     needs |= {name: _alone(config) for name, config in configs.items() if not config.planned}
-    needs |= {named(one): _decoding(checked(DecoderConfig, one["args"])) for one in decoders(content)}
+    needs |= {named(one): _decoding(checked(DecoderConfig, one["args"]).planned()) for one in decoders(content)}
     if len(needs) > 1:
         _check_together(needs, has)
 

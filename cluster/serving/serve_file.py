@@ -10,10 +10,13 @@ from deployments.config import DEMO, DEMO_NAME, checked, function_at, parse
 from deployments.decoding.checkpoint import check_decoder, is_decoder
 from deployments.decoding.config import DecoderConfig
 from deployments.demo import llm_demo_directory
+from deployments.folders import weights_of
 from deployments.front.headers import key_in
 from deployments.graph import check_weights, read_graph
 from deployments.surroundings import PATHS, check_http
+from optimizer.plan import read_plan
 from profiles.errors import UserError, read_text
+from profiles.files import differ
 
 ROOT = Path(__file__).resolve().parents[2]
 APPLICATION = "deployments.app:build"
@@ -226,14 +229,20 @@ def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
 def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     """The same for a decoder."""
     given = {name: value for name, value in arguments.items() if value is not None}
-    if isinstance(given.get("model"), str):
-        given["model"] = _absolute(root, "model", given["model"])
+    given |= {name: _absolute(root, name, given[name]) for name in PATHS if isinstance(given.get(name), str)}
     config = checked(DecoderConfig, given)
     if not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
-    check_decoder(Path(config.model))
+    check_decoder(Path(config.model), config.planned().cuts)
+    _check_plans_weights(config)
     key_in(config.api_key_variable)
     return given
+
+
+def _check_plans_weights(config: DecoderConfig) -> None:
+    made_for = read_plan(Path(config.plan)).weights if config.plan else ""
+    if made_for and differ(made_for, weights_of(Path(config.model))):
+        raise UserError(f"{config.plan}: this plan was made for other weights than those in {config.model}")
 
 
 def _absolute(root: Path, name: str, told: str) -> str:

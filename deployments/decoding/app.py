@@ -69,6 +69,7 @@ async def _until_left(groups: Any) -> AsyncGenerator[Written | Full, None]:
 
 def build(config: DecoderConfig) -> Application:
     """What `import_path: deployments.decoding.app:build` in a Serve file makes of its `args:`."""
+    config = config.planned()
     decoder = serve.deployment(
         name=DECODER,
         num_replicas=config.replicas,

@@ -1,7 +1,7 @@
 """What a decoder's directory says before anything is loaded: its config.json, and the rules of its ramps."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,15 @@ class DecoderRamp(BaseModel):
     exit_agreement: float | None = Field(None, ge=0, le=1, description="Measured: the same, of tokens that leave here.")
 
 
+class TextLengths(BaseModel):
+    """Tokens of the prompts that were measured with, and of what the full network wrote after each."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompts: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
 class DecoderRules(BaseModel):
     """exits.json of a decoder: where the ramps stand, how they are used, and what was measured."""
 
@@ -35,6 +44,8 @@ class DecoderRules(BaseModel):
     kind: Literal["decoder"] = "decoder"
     policy: str = Field("deployments.exits:confidence", description="Who leaves: an independent policy's import path.")
     ramps: tuple[DecoderRamp, ...] = ()
+    others: tuple[DecoderRamp, ...] = Field((), description="Ramps that a plan may use in place of these.")
+    lengths: TextLengths | None = None
     deep_share: float | None = Field(None, gt=0, le=1, description="Share of the residents that deep splits wait for.")
     agreement: float | None = Field(None, ge=0, le=1, description="Measured: tokens that are the full network's.")
     same_texts: float | None = Field(None, ge=0, le=1, description="Measured: texts that are, to the last token.")
@@ -47,6 +58,19 @@ class DecoderRules(BaseModel):
         if blocks != sorted(set(blocks)):
             raise ValueError(f"ramps must stand after ascending blocks, each once, got {blocks}")
         return ramps
+
+    @property
+    def all_ramps(self) -> tuple[DecoderRamp, ...]:
+        """Those that are used, and those that a plan may use."""
+        return tuple(sorted((*self.ramps, *self.others), key=lambda ramp: ramp.block))
+
+    def at(self, cuts: Sequence[int]) -> "DecoderRules":
+        """The same with the ramps that stand before these blocks; raise UserError if there is none."""
+        known = {ramp.block + 1: ramp for ramp in self.all_ramps}
+        if missing := sorted(set(cuts) - known.keys()):
+            there = ", ".join(map(str, known)) or "no block"
+            raise UserError(f"no ramp is known before block {missing[0]}: exits.json has some before {there}")
+        return self.model_copy(update={"ramps": tuple(known[cut] for cut in sorted(cuts))})
 
 
 def read_decoder_rules(path: Path) -> DecoderRules:
@@ -62,8 +86,8 @@ def is_decoder(folder: Path) -> bool:
     return any(str(name).endswith(WRITES) for name in _config(folder).get("architectures") or ())
 
 
-def check_decoder(folder: Path) -> None:
-    """Raise UserError about a model that cannot be decoded here, before anything starts."""
+def check_decoder(folder: Path, cuts: Sequence[int] | None = None) -> None:
+    """Raise UserError about a model that cannot be decoded here, or not with these cuts, before anything starts."""
     config = _config(folder)
     if (kind := config.get("model_type")) not in FAMILIES:
         raise UserError(f"{folder}: model_type is {kind}: of decoders, {', '.join(FAMILIES)} are served")
@@ -71,14 +95,16 @@ def check_decoder(folder: Path) -> None:
     if slides or set(config.get("layer_types") or ()) - {"full_attention"}:
         raise UserError(f"{folder}: its attention has a sliding window: only full attention is served")
     depths = (config.get(name) for name in ("num_decoder_layers", "num_layers", "num_hidden_layers"))
-    rules_of(folder, next((int(depth) for depth in depths if depth), 0))
+    rules = rules_of(folder, next((int(depth) for depth in depths if depth), 0))
+    if cuts:
+        rules.at(cuts)
 
 
 def rules_of(folder: Path, num_blocks: int) -> DecoderRules:
     """The rules beside a checkpoint; without the file there are no ramps."""
     path = folder / RULES
     rules = read_decoder_rules(path) if path.exists() else DecoderRules()
-    for ramp in rules.ramps:
+    for ramp in rules.all_ramps:
         if ramp.block >= num_blocks - 1:
             raise UserError(f"{path}: no ramp can stand after block {ramp.block} of {num_blocks} blocks")
     return rules

@@ -1,11 +1,16 @@
 """What a user may write under `args:` of a decoder's Serve application."""
 
-from typing import Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.config import ALLOWED_ORIGINS, Device, LogFormat, Origin
 from deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
+from deployments.decoding.sequences import Splits
+from optimizer.plan import Plan, read_plan
+from profiles.errors import UserError
 
 
 class DecoderConfig(BaseModel):
@@ -26,6 +31,18 @@ class DecoderConfig(BaseModel):
     cpus_per_replica: float = Field(1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for.")
     device: Device = Field("cpu", description="Where the network computes: cpu or cuda.")
     dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")
+    plan: str | None = Field(
+        None,
+        description="File of `isobatch plan`: it says exits, cuts, replicas, memory and all limits.",
+    )
+    profile: str | None = Field(
+        None, description="File of `isobatch profile` that a simulation plays by; none: what is kept of the checkpoint."
+    )
+    cuts: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None,
+        description="Blocks before which the network is cut, each behind a ramp whose threshold exits.json has; none: "
+        "behind the ramps that it says are used.",
+    )
     max_residents: int = Field(32, ge=1, description="Sequences that a replica decodes at once.")
     max_waiting: int = Field(256, ge=1, description="Sequences that may wait for a place at a replica (429 beyond).")
     kv_megabytes: int = Field(256, ge=1, description="Memory for keys and values, of each replica.")
@@ -60,6 +77,41 @@ class DecoderConfig(BaseModel):
     allowed_origins: tuple[Origin, ...] = Field((), description=ALLOWED_ORIGINS)
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for what was let in.")
     log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
+
+    def planned(self) -> "DecoderConfig":
+        """The same with all that its plan says."""
+        return self if self.plan is None else self.following(read_plan(Path(self.plan)))
+
+    def following(self, plan: Plan) -> "DecoderConfig":
+        """The same by this plan, which says all that it may say."""
+        terms, placement = plan.decoding, plan.placements[0]
+        if terms is None:
+            raise UserError(f"plan = {self.plan!r}: it is for a network that classifies: plan this one's decoding")
+        told = {
+            "plan": None,
+            "exits": terms.exits,
+            "cuts": tuple(split.start for split in plan.splits[1:]),
+            "replicas": placement.replicas,
+            "max_residents": plan.splits[0].batch_size,
+            "deep_share": plan.splits[-1].batch_size / plan.splits[0].batch_size,
+            "kv_megabytes": terms.kv_megabytes,
+            "prompt_rows": terms.prompt_rows,
+            "ttft_ms": terms.ttft_s * 1e3,
+            "tpot_ms": terms.tpot_s * 1e3,
+            "max_context": terms.max_context,
+        }
+        if twice := sorted(self.model_fields_set & told.keys() - {"plan"}):
+            raise UserError(f"{twice[0]} cannot be set beside a plan, which says it")
+        return self.model_copy(update=told)
+
+    def splits(self, cuts: Sequence[int], num_blocks: int) -> Splits:
+        """How the network is cut at these blocks, unless every token is to run through all of it."""
+        ends = () if self.exits == "off" else tuple(cuts)
+        return Splits((*ends, num_blocks), self.exits == "verified", self.max_pending)
+
+    def pages(self, kv_bytes: int) -> int:
+        """How many pages there are, where one position has so many bytes in a block."""
+        return self.kv_megabytes * 2**20 // (kv_bytes * self.page_tokens)
 
     def replica_options(self) -> dict[str, float]:
         """What a replica asks Ray for, in the words of `ray_actor_options`."""

@@ -19,7 +19,7 @@ class Engine:
     """Sequences come in, tokens come out. It is used from one thread."""
 
     def __init__(self, scheduler: Scheduler, network: Runner, clock: Callable[[], float]) -> None:
-        self.scheduler, self._network, self._clock = scheduler, network, clock
+        self.scheduler, self.network, self._clock = scheduler, network, clock
 
     def open(self, wanted: Wanted) -> int | Full:
         """The name of a new sequence, unless it cannot be let in soon."""
@@ -36,7 +36,7 @@ class Engine:
         self._forget()
         if launch is None:
             return None
-        opinions = self._network.run(launch)
+        opinions = self.network.run(launch)
         ended_s = self._clock()
         written = self.scheduler.done(launch, opinions, ended_s, ended_s - begun_s)
         self._forget()
@@ -56,4 +56,4 @@ class Engine:
 
     def _forget(self) -> None:
         for name in self.scheduler.dropped():
-            self._network.drop(name)
+            self.network.drop(name)

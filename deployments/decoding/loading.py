@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from deployments.decoding.anatomy import DecoderShape, anatomy_of, shape_of
+from deployments.decoding.anatomy import DecoderAnatomy, DecoderShape, anatomy_of, shape_of
 from deployments.decoding.checkpoint import DecoderRules
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine
@@ -15,7 +15,6 @@ from deployments.decoding.network import CutDecoder
 from deployments.decoding.pages import PagePool, pages_for
 from deployments.decoding.ramps import DecoderRamps
 from deployments.decoding.scheduler import Scheduler
-from deployments.decoding.sequences import Splits
 from profiles.errors import UserError
 
 
@@ -59,10 +58,10 @@ def engine_of(
     """An engine that is cut at the ramps, with as many pages as the memory for KV holds."""
     anatomy = anatomy_of(model)
     num_blocks = anatomy.shape.num_blocks
-    cuts = () if config.exits == "off" else tuple(ramp.block + 1 for ramp in rules.ramps)
-    splits = Splits((*cuts, num_blocks), config.exits == "verified", config.max_pending)
-    page_bytes = 2 * anatomy.shape.kv_width * anatomy.weights.dtype.itemsize * config.page_tokens
-    pages = config.kv_megabytes * 2**20 // page_bytes
+    rules = rules if config.cuts is None else rules.at(config.cuts)
+    splits = config.splits([ramp.block + 1 for ramp in rules.ramps], num_blocks)
+    position_bytes = kv_bytes(anatomy)
+    page_bytes, pages = position_bytes * config.page_tokens, config.pages(position_bytes)
     context = anatomy.shape.context(config.max_context)
     needed = num_blocks * pages_for(context, config.page_tokens)
     if anatomy.shape.start is not None:
@@ -74,6 +73,11 @@ def engine_of(
         )
     network = CutDecoder(anatomy, DecoderRamps(rules, anatomy.head), splits, pages, config.page_tokens)
     return Engine(Scheduler(splits, config.limits(rules.deep_share), PagePool(pages)), network, clock)
+
+
+def kv_bytes(anatomy: DecoderAnatomy) -> int:
+    """Of the keys and values of one position in one block."""
+    return 2 * anatomy.shape.kv_width * anatomy.weights.dtype.itemsize
 
 
 def stop_tokens(folder: Path) -> frozenset[int]:

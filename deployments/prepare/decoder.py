@@ -18,7 +18,7 @@ from torch import nn
 
 from deployments.decoding.anatomy import DecoderAnatomy, anatomy_of, shape_of
 from deployments.decoding.arithmetic import DeepRhythm, best_cut
-from deployments.decoding.checkpoint import DecoderRamp, DecoderRules
+from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, TextLengths
 from deployments.decoding.choosing import at_least_float32
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine
@@ -32,6 +32,7 @@ LEAST_PROMPTS = 20
 CALIBRATE = 0.5  # of the prompts: thresholds come from these, figures from the others
 AT_ONCE = 32
 MEASURED = 16  # launches
+LENGTHS = 200  # texts whose lengths are kept, for plans
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,9 @@ def ramps_for(
     place, rhythm = best_cut([((block + 1) / depth, p) for block, p in enumerate(survival)], fixed, fill=1.0)
     unseen = readings(model, wanted[cut:], full[cut:])
     ramp = _measured(place, thresholds[place], unseen)
-    rules = DecoderRules(ramps=(ramp,), deep_share=round(rhythm.share, 3))
+    others = [_measured(block, each, unseen) for block, each in enumerate(thresholds) if block != place]
+    lengths = TextLengths(prompts=_tokens(prompts), outputs=_tokens(full))
+    rules = DecoderRules(ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=round(rhythm.share, 3))
     exits = texts(model, rules, wanted[cut:])
     same = float(np.mean([written == other for written, other in zip(exits, full[cut:], strict=True)]))
     leaves = unseen.sure[place] >= ramp.threshold
@@ -101,6 +104,11 @@ def threshold(sure: Floats, agrees: Flags, allowed_loss: float) -> float:
     # Tokens that are as sure as each other leave together.
     ends = [place for place in fits if place + 1 == len(sure) or sure[order[place + 1]] < sure[order[place]]]
     return float(sure[order[ends[-1]]]) if ends else 1.01
+
+
+def _tokens(texts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """How long the first of these are."""
+    return tuple(len(text) for text in texts[:LENGTHS])
 
 
 def _measured(block: int, value: float, seen: Readings) -> DecoderRamp:

@@ -31,7 +31,7 @@ Texts = list[list[int]]
 
 
 @dataclass(frozen=True)
-class DecodingWay:
+class WrittenWay:
     """What a way of decoding writes for these prompts."""
 
     name: str
@@ -56,14 +56,14 @@ def measure(rounds: int = 5, texts: int = 320) -> dict[str, float]:
     return _figures(speeds, written, right, rules)
 
 
-def _ways(rules: DecoderRules) -> list[DecodingWay]:
+def _ways(rules: DecoderRules) -> list[WrittenWay]:
     return [
-        DecodingWay("full", _ours(rules, exits="off")),
-        DecodingWay("recompute", _ours(rules, exits="recompute")),
-        DecodingWay("verified", _ours(rules, exits="verified")),
-        DecodingWay("exits_at_once", _ours(rules, exits="recompute", deep_share=AT_ONCE)),
-        DecodingWay("exits_batch_of_one", _ours(rules, exits="recompute", max_residents=1), share=0.1),
-        DecodingWay("generate_batch", _generate_batch()),
+        WrittenWay("full", _ours(rules, exits="off")),
+        WrittenWay("recompute", _ours(rules, exits="recompute")),
+        WrittenWay("verified", _ours(rules, exits="verified")),
+        WrittenWay("exits_at_once", _ours(rules, exits="recompute", deep_share=AT_ONCE)),
+        WrittenWay("exits_batch_of_one", _ours(rules, exits="recompute", max_residents=1), share=0.1),
+        WrittenWay("generate_batch", _generate_batch()),
     ]
 
 
@@ -97,11 +97,11 @@ def _generate_batch() -> Callable[[Sequence[Wanted]], Texts]:
     return write
 
 
-def _some(wanted: Sequence[Wanted], way: DecodingWay) -> Sequence[Wanted]:
+def _some(wanted: Sequence[Wanted], way: WrittenWay) -> Sequence[Wanted]:
     return wanted[: round(way.share * len(wanted))]
 
 
-def _tokens_per_s(way: DecodingWay, wanted: Sequence[Wanted]) -> float:
+def _tokens_per_s(way: WrittenWay, wanted: Sequence[Wanted]) -> float:
     begun_s = time.process_time()
     written = way.write(wanted)
     return sum(map(len, written)) / (time.process_time() - begun_s)

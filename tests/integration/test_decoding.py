@@ -1,13 +1,21 @@
 """A decoder on Serve, asked by OpenAI's own client: whole, streamed, left alone, and over the death of its replica."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, rules_of
+from deployments.decoding.config import DecoderConfig
+from deployments.decoding.loading import decoder_shape, engine_of, load_decoder, load_tokenizer, stop_tokens
 from deployments.demo import llm_demo_directory
 from deployments.demo.sums import answer_to, prompt_of, sums
 from deployments.metrics import DECODER_FRONT, DECODER_REPLICA
+from deployments.prepare import t5_sums
+from deployments.prepare.llm_demo import SumsRecipe
+from optimizer.plan import DecodingTerms, Placement, Plan, Split
+from profiles.promise import RULES
 from tests.helpers.asking import ask, eventually
 from tests.helpers.scraping import check_family, scraped
 
@@ -16,10 +24,27 @@ PROMPTS = [prompt_of(*pair) for pair in PAIRS]
 
 
 @pytest.fixture(scope="module")
-def decoder(local: Any, deployed: Any) -> str:
-    arguments = {"model": str(llm_demo_directory()), "name": "llm-demo", "cpus_per_replica": 0.5, "max_prompts": 64}
+def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A T5 that has learnt next to nothing, with ramps and a plan."""
+    folder = tmp_path_factory.mktemp("t5")
+    t5_sums.save(t5_sums.train(SumsRecipe(num_blocks=3, width=32, steps=2)), folder)
+    others = (DecoderRamp(block=0, threshold=0.1), DecoderRamp(block=1, threshold=0.1))
+    (folder / RULES).write_text(DecoderRules(others=others).model_dump_json())
+    splits = (Split(0, 2, 8, ramps=(1,)), Split(2, 3, 5))
+    terms = DecodingTerms("recompute", prompt_rows=64, kv_megabytes=8, ttft_s=60.0, tpot_s=10.0)
+    (folder / "plan.json").write_text(Plan((Placement("cpu", 1, splits, local=True),), decoding=terms).to_json())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def decoder(local: Any, deployed: Any, t5_folder: Path) -> str:
+    told = {"model": str(llm_demo_directory()), "name": "llm-demo", "cpus_per_replica": 0.5, "max_prompts": 64}
+    planned = {"model": str(t5_folder), "plan": str(t5_folder / "plan.json"), "cpus_per_replica": 0.25}
     path = "deployments.decoding.app:build"
-    address: str = deployed({"name": "decoder", "import_path": path, "route_prefix": "/", "args": arguments})
+    address: str = deployed(
+        {"name": "decoder", "import_path": path, "route_prefix": "/", "args": told},
+        {"name": "t5", "import_path": path, "route_prefix": "/t5", "args": planned},
+    )
     return address
 
 
@@ -61,6 +86,21 @@ def test_openais_client_understands_refusals(client: Any) -> None:
         client.completions.create(model="other", prompt="1+1=")
     with pytest.raises(openai.BadRequestError, match="the model reads 64"):
         client.completions.create(model="llm-demo", prompt="1" * 60, max_tokens=24)
+
+
+def test_a_planned_t5_writes_what_its_engine_writes(decoder: str, t5_folder: Path) -> None:
+    folder, asked = t5_folder, {"prompt": PROMPTS[0], "max_tokens": 12}
+    model, words = load_decoder(folder), load_tokenizer(folder)
+    config = DecoderConfig(model=str(folder), plan=str(folder / "plan.json")).planned()
+    engine = engine_of(model, rules_of(folder, num_blocks=3), config)
+    wanted = decoder_shape(folder).wanted(words(PROMPTS[0])["input_ids"], 12, stop_tokens(folder))
+    (written,) = engine.write_all([wanted])
+    status, reply = ask(decoder, "POST", "/t5/v1/completions", asked)[:2]
+    assert status == 200
+    (choice,) = reply["choices"]
+    assert choice["text"] == words.decode(written, skip_special_tokens=True)
+    assert len(choice["exit_blocks"]) == len(written)
+    assert set(choice["exit_blocks"]) <= {1, 2}
 
 
 def test_prometheus_is_told_of_tokens_and_residents(written: list[str]) -> None:

@@ -268,7 +268,7 @@ def test_when_decoding_fails_every_stream_does(world: World) -> None:
     def fail(_: Any) -> Any:
         raise MemoryError("no room")
 
-    world.engine._network.run = fail  # type: ignore[method-assign]
+    world.engine.network.run = fail  # type: ignore[method-assign]
 
     async def ask() -> None:
         async for _ in world.loop.write(Wanted((1,), 1)):

@@ -79,7 +79,7 @@ def test_recompute_writes_what_plain_decoding_with_exits_writes(
     running = engine(model, ramps, pages=pages, max_pending=pending, limits=within)
     assert written_by(running, asked) == {place: plainly(model, one, ramps) for place, one in enumerate(asked)}
     assert running.scheduler.pool.free == pages
-    assert not running._network._pending  # type: ignore[attr-defined]
+    assert not running.network._pending  # type: ignore[attr-defined]
 
 
 @settings(max_examples=40, **PATIENT)
@@ -95,7 +95,7 @@ def test_verified_writes_what_the_full_network_writes(
         place: plainly(model, one, {})[0] for place, one in enumerate(asked)
     }
     assert running.scheduler.pool.free == pages
-    assert not running._network._pending  # type: ignore[attr-defined]
+    assert not running.network._pending  # type: ignore[attr-defined]
 
 
 @settings(max_examples=8, **PATIENT)

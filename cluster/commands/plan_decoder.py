@@ -1,0 +1,134 @@
+"""`isobatch plan DIR` for a decoder: where it is cut, who is resident, and when its deep part runs."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from cluster.simulator.decoding_choice import DecodingChoice
+    from optimizer.decoding import DecodingGoal
+    from profiles.decoding import DecoderProfile
+    from profiles.devices import Device
+
+
+@dataclass(frozen=True)
+class DecoderPlanning:
+    """What the user says of a decoder. `given` has the options for classifiers by name: (value, default)."""
+
+    source: Path
+    profile: Path | None
+    devices: str | None
+    goal: "DecodingGoal"
+    out: Path | None
+    as_json: bool
+    given: Mapping[str, tuple[object, object]]
+
+    def run(self) -> None:
+        """Find the plan, write it, and say what it promises."""
+        from cluster.commands import check_writable
+        from cluster.simulator.decoding_choice import chosen
+
+        for name, (value, default) in self.given.items():
+            if value != default:
+                raise UserError(f"{name} is for classifiers: a decoder is planned by --ttft-ms, --tpot-ms and --rate")
+        if self.out:
+            check_writable(self.out)
+        known = profile_for(self.source, self.profile)
+        with Console(stderr=True).status("planning"):
+            found = chosen(known, self._fleet(known), self.goal)
+        if self.out:
+            self.out.write_text(found.plan.to_json() + "\n")
+        if self.as_json:
+            print(json.dumps(figures(found), indent=2))
+            return
+        console = Console(soft_wrap=True)
+        console.print(told(found, known))
+        if self.out:
+            console.print(f"written to {self.out}; isobatch serve {self.source} --plan {self.out}", highlight=False)
+
+    def _fleet(self, known: "DecoderProfile") -> "tuple[Device, ...]":
+        """The devices that the user names, or one of that which was measured."""
+        from profiles.devices import fleet
+
+        if self.devices:
+            return fleet(self.devices)
+        measured = next((table for table in known.tables if not table.estimated), None)
+        if measured is None:
+            raise UserError("nothing was measured, so say which devices there are: --devices KIND=COUNT")
+        return fleet(f"{measured.kind}=1")
+
+
+def profile_for(source: Path, told: Path | None) -> "DecoderProfile":
+    """The profile of this name, or that which is kept of a checkpoint."""
+    from cluster.commands.profile_decoder import cached_profile
+    from deployments.folders import weights_of
+    from profiles.decoding import load_decoder_profile
+    from profiles.files import differ
+
+    path = told or cached_profile(source)
+    if not path.exists():
+        raise UserError(f"{source} was not measured here yet: isobatch profile {source}")
+    known = load_decoder_profile(path)
+    if differ(known.weights, weights_of(source)):
+        raise UserError(f"{path} is of other weights than those in {source}: isobatch profile {source}")
+    return known
+
+
+def figures(found: "DecodingChoice") -> dict[str, object]:
+    """What another program may want to know."""
+    promise, terms = found.plan.promise, found.plan.decoding
+    assert promise, "This is a bug: what is chosen makes a promise."
+    assert terms, "This is a bug: what is chosen decodes."
+    run = found.run
+    kept = {"ttft_kept": run.ttft_kept, "tpot_kept": run.tpot_kept, "ceiling_tokens_per_s": found.ceiling_per_s}
+    return {"plan": json.loads(found.plan.to_json()), "tokens_per_s": terms.tokens_per_s, **kept}
+
+
+def told(found: "DecodingChoice", known: "DecoderProfile") -> Table:
+    """The plan in words."""
+    plan, promise, terms = found.plan, found.plan.promise, found.plan.decoding
+    assert promise, "This is a bug: what is chosen makes a promise."
+    assert terms, "This is a bug: what is chosen decodes."
+    placement, splits = plan.placements[0], plan.splits
+    shown = Table(title=f"{known.model}: {plan.origin} on {placement.kind}", title_justify="left", show_header=False)
+    shown.add_row("devices", f"{placement.replicas} {placement.kind}, ${promise.cost_per_hour:.4g} per hour")
+    if len(splits) > 1:
+        shown.add_row("cut", f"behind block {splits[0].ramps[0]} of {plan.num_blocks} ({terms.exits})")
+        shown.add_row("deep part", f"runs when {splits[1].batch_size} of {splits[0].batch_size} residents wait for it")
+    else:
+        shown.add_row("cut", "nowhere: every token runs through the whole network")
+    shown.add_row("residents", f"{splits[0].batch_size} a replica, {terms.kv_megabytes} MB for their KV")
+    shown.add_row("prompts", f"{terms.prompt_rows} tokens of them in one launch")
+    shown.add_row("promise", f"{terms.tokens_per_s:,.0f} tokens/s, {promise.goodput_per_s:,.4g} texts/s")
+    limits = f"TTFT {1e3 * terms.ttft_s:g} ms for {found.run.ttft_kept:.1%}, "
+    shown.add_row("in time, played", limits + f"TPOT {1e3 * terms.tpot_s:g} ms for {found.run.tpot_kept:.1%}")
+    most = f"{found.ceiling_per_s:,.0f} tokens/s: never idle, no limits, by arithmetic over {found.looked_at:,} ways"
+    shown.add_row("ceiling", f"{most}; the promise is {promise.gap:.0%} below")
+    return shown
+
+
+def goal_of(
+    rate: float | None,
+    in_time: float,
+    ttft_ms: float | None,
+    tpot_ms: float | None,
+    exits: str | None,
+    kv_megabytes: int | None,
+) -> "DecodingGoal":
+    """What is wanted; what is not said is as isobatch serve has it."""
+    from optimizer.decoding import DecodingGoal
+
+    if exits not in (None, "recompute", "verified", "off"):
+        raise UserError(f"--exits {exits!r} must be recompute, verified or off")
+    if not 0 < in_time < 1:
+        raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of texts that keep each limit")
+    return DecodingGoal(
+        (ttft_ms or 1000.0) / 1e3, (tpot_ms or 200.0) / 1e3, rate or 0.0, exits or "recompute", in_time, kv_megabytes
+    )

@@ -1,0 +1,185 @@
+"""What is known of a network that decodes: how long its launches take on a device, and what clients have it write."""
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from profiles.errors import UserError, first_wrong, read_text
+
+SCHEMA_VERSION = 1
+KIND = "decoder"  # what its file calls itself, as its exits.json does
+STRICT = {"extra": "forbid"}  # a misspelt field in a file is an error
+
+
+@dataclass(frozen=True)
+class LaunchSize:
+    """What a launch is made of. Its time is the sum of its parts, each at its price (`DecodingTable`).
+
+    Attention reads sequences of like size side by side, as a *band*, padded to the longest of them.
+    """
+
+    launches: float = 0.0
+    pieces: float = 0.0  # sequences
+    blocks: float = 0.0  # that it runs through
+    bands: float = 0.0  # bands, in each of these blocks
+    rows: float = 0.0  # positions, through each of these blocks
+    read: float = 0.0  # positions whose KV is read, in each of these blocks
+    seen: float = 0.0  # the same times the rows that see them
+    heads: float = 0.0  # 1: the head reads some of its rows
+    asked: float = 0.0  # how many
+    sources: float = 0.0  # groups of texts that an encoder reads side by side
+    source_rows: float = 0.0  # their positions
+    source_seen: float = 0.0  # positions times positions that they see
+
+    def __add__(self, other: "LaunchSize") -> "LaunchSize":
+        return LaunchSize(*(getattr(self, name) + getattr(other, name) for name in PARTS))
+
+    def times(self, factor: float) -> "LaunchSize":
+        return LaunchSize(*(factor * getattr(self, name) for name in PARTS))
+
+
+PARTS = tuple(field.name for field in fields(LaunchSize))
+# Where a device reads memory while it computes, the longer of these two hides the other.
+MEMORY = ("blocks", "read", "heads", "sources")
+ARITHMETIC = ("rows", "seen", "asked", "source_rows", "source_seen")
+
+
+@dataclass(frozen=True)
+class DecodingTable:
+    """How long launches take on one kind of device: what each part of one costs, in seconds.
+
+    `overlaps`: what is read and what is computed hide each other, as on a GPU by its datasheet; else all parts add up.
+    `error`: of launches that no price was fitted to, the median share by which they took more or less, and `bias` that
+    of all of them together; None: it is estimated, not measured.
+    """
+
+    kind: str
+    price_s: LaunchSize
+    source: str
+    kv_bytes: int  # of the keys and values of one position in one block
+    weights_bytes: int
+    dtype: str = "float32"
+    overlaps: bool = False
+    error: float | None = None
+    bias: float = 0.0
+
+    __pydantic_config__: ClassVar = STRICT
+
+    @property
+    def estimated(self) -> bool:
+        return self.error is None
+
+    def seconds(self, size: LaunchSize) -> float:
+        """
+        >>> table = DecodingTable("cpu", LaunchSize(launches=1e-3, rows=1e-4), "made up", 64, 10)
+        >>> round(table.seconds(LaunchSize(launches=1, rows=20)), 6)
+        0.003
+        """
+        costs: dict[str, float] = {name: getattr(self.price_s, name) * getattr(size, name) for name in PARTS}
+        if not self.overlaps:
+            return sum(costs.values())
+        memory_s, arithmetic_s = (sum(costs[name] for name in names) for names in (MEMORY, ARITHMETIC))
+        return sum(costs.values()) - min(memory_s, arithmetic_s)
+
+
+@dataclass(frozen=True)
+class DecodingWorkload:
+    """What clients ask for, and how early tokens are known.
+
+    `survival`: for each block that a ramp may follow, the share of tokens that go on after it. `prompts` and `outputs`
+    have the tokens of each of some texts.
+    """
+
+    survival: tuple[tuple[int, float], ...]
+    prompts: tuple[int, ...]
+    outputs: tuple[int, ...]
+    agreement: float = 1.0  # of tokens that leave early, those that the full network says too
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        if not self.prompts or len(self.prompts) != len(self.outputs):
+            raise ValueError(f"{len(self.prompts)} prompts and {len(self.outputs)} outputs: as many of each are needed")
+        if min(*self.prompts, *self.outputs) < 1:
+            raise ValueError("a prompt and an output have 1 token at least")
+
+    @property
+    def prompt(self) -> float:
+        """Tokens, on average."""
+        return sum(self.prompts) / len(self.prompts)
+
+    @property
+    def output(self) -> float:
+        return sum(self.outputs) / len(self.outputs)
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """The longest prompt, and the longest output."""
+        return max(self.prompts), max(self.outputs)
+
+    def after(self, block: int) -> float:
+        """The share of tokens that go on after a block; all of them where no ramp may stand."""
+        return dict(self.survival).get(block, 1.0)
+
+
+@dataclass(frozen=True)
+class DecoderProfile:
+    """All that is known of one network that decodes: a table for each kind of device, and its workload."""
+
+    model: str
+    num_blocks: int
+    reads: int  # the most tokens of a text
+    tables: tuple[DecodingTable, ...]
+    workload: DecodingWorkload
+    has_encoder: bool = False  # that reads the prompt
+    notes: tuple[str, ...] = ()
+    weights: str = ""  # a hash of the network's weights; "": not known
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def table(self, kind: str) -> DecodingTable:
+        found = next((table for table in self.tables if table.kind == kind), None)
+        if found is None:
+            kinds = ", ".join(table.kind for table in self.tables)
+            raise UserError(f"{self.model}: nothing is known of it on {kind}, only on {kinds}: see isobatch profile")
+        return found
+
+    def joined_by(self, other: "DecoderProfile") -> "DecoderProfile":
+        """Both as one: a later table replaces that of the same kind, but an estimate no measurement."""
+        if (self.model, self.num_blocks) != (other.model, other.num_blocks):
+            raise UserError(f"cannot add a profile of {other.model} to one of {self.model}: write it to another file")
+        if self.weights and other.weights and self.weights != other.weights:
+            raise UserError(f"cannot add to the profile of another {self.model}: write it to another file")
+        tables = {table.kind: table for table in self.tables}
+        for table in other.tables:
+            known = tables.get(table.kind)
+            if known is None or known.estimated or not table.estimated:
+                tables[table.kind] = table
+        return replace(other, tables=tuple(tables.values()))
+
+
+def save_decoder_profile(profile: DecoderProfile, path: Path) -> None:
+    """Write all or nothing: a crash leaves the file that was there."""
+    content = {"schema_version": SCHEMA_VERSION, "profile_of": KIND, **asdict(profile)}
+    beside = path.with_suffix(path.suffix + ".part")
+    beside.write_text(json.dumps(content, indent=2) + "\n")
+    beside.replace(path)
+
+
+def load_decoder_profile(path: Path) -> DecoderProfile:
+    """Read a profile; whatever is wrong with it is one line that names the place."""
+    try:
+        content: dict[str, Any] = dict(json.loads(read_text(path)))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is no profile: {error}") from None
+    version, kind = content.pop("schema_version", None), content.pop("profile_of", None)
+    if (version, kind) != (SCHEMA_VERSION, KIND):
+        raise UserError(f"{path} is no profile of a decoder that this isobatch reads: measure with 'isobatch profile'")
+    try:
+        return TypeAdapter(DecoderProfile).validate_python(content)
+    except ValidationError as error:
+        wrong = first_wrong(error)
+        raise UserError(f"{path}: {wrong.place or 'profile'}: {wrong.reason}") from None

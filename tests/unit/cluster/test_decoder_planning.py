@@ -1,0 +1,103 @@
+"""`isobatch plan`, `simulate` and `serve` of a decoder, from its directory on."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from cluster.serving.serve_file import serve_file
+from deployments.decoding.config import DecoderConfig
+from deployments.demo import llm_demo_directory
+from deployments.folders import weights_of
+from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, plan_of
+from optimizer.plan import read_plan
+from profiles.decoding import save_decoder_profile
+from profiles.errors import UserError
+from tests.helpers.paper_decoders import CPU, paper_decoder
+
+DEMO = llm_demo_directory()
+Called = Callable[..., str]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Called:
+    """Calls a command where nothing is kept yet, and returns what it printed, or the sentence that it ended with."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> str:
+        result = CliRunner().invoke(app, [str(each) for each in arguments])
+        if result.exception and not isinstance(result.exception, (UserError, SystemExit)):
+            raise result.exception
+        return result.output + str(result.exception or "")
+
+    return run
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "profile.json"
+    made = paper_decoder(survival=((1, 0.1),), prompt=4, output=6, reads=64)
+    save_decoder_profile(replace(made, weights=weights_of(DEMO)), path)
+    return path
+
+
+def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path: Path) -> None:
+    plan, prompts = tmp_path / "plan.json", tmp_path / "prompts.txt"
+    told = call("plan", DEMO, "--profile", profile, "--kv-megabytes", 2, "--tpot-ms", 20, "--out", plan)
+    assert "behind block 1 of 8 (recompute)" in told
+    assert "TPOT 20 ms for" in told
+    prompts.write_text("1+1=\n22+33=\n")
+    arguments = {"model": str(DEMO), "profile": str(profile)}
+    content = {"applications": [{"name": "a", "import_path": "deployments.decoding.app:build", "args": arguments}]}
+    (tmp_path / "serve.yaml").write_text(json.dumps(content))
+    rehearsal = ("simulate", "--config", tmp_path / "serve.yaml", "--plan", plan, "--rate", 20, "--hours", 0.002)
+    assert "tokens per second" in call(*rehearsal, "--prompts", prompts)
+    (served,) = serve_file(DEMO, {"plan": str(plan)})["applications"]
+    config = DecoderConfig.model_validate(served["args"]).planned()
+    split = read_plan(plan).splits[0]
+    assert (config.cuts, config.max_residents, config.tpot_ms) == ((2,), split.batch_size, 20.0)
+
+
+def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    facts = DecodingFacts(paper_decoder(), CPU)
+    content = json.loads(plan_of(DecodingWay(2, 2, 4, 64), facts, DecodingGoal(), 1).to_json())
+    plan.write_text(json.dumps(content | {"weights": "0123"}))
+    with pytest.raises(UserError, match="made for other weights"):
+        serve_file(DEMO, {"plan": str(plan)})
+    plan.write_text(json.dumps(content | {"decoding": None}))
+    with pytest.raises(UserError, match="for a network that classifies"):
+        serve_file(DEMO, {"plan": str(plan)})
+    plan.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="kv_megabytes cannot be set beside a plan"):
+        serve_file(DEMO, {"plan": str(plan), "kv_megabytes": 3})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("plan", DEMO), "was not measured here yet: isobatch profile"),
+        (("plan", DEMO, "--slo-ms", "3"), "--slo-ms is for classifiers"),
+        (("plan", DEMO, "--exits", "some"), "must be recompute, verified or off"),
+        (("plan", "--tpot-ms", "3"), "--tpot-ms is for decoders"),
+        (("plan",), "--profile and --devices are needed"),
+        (("profile", DEMO, "--largest", "3"), "--largest is for classifiers"),
+        (("simulate", "--config", DEMO, "--rate", "1"), "there is no plan"),
+        (("simulate", "--config", DEMO, "--rate", "1", "--mix", "0:0.5"), "--mix is for classifiers"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_one_sentence(call: Called, options: tuple[object, ...], said: str) -> None:
+    assert said in call(*options)
+
+
+def test_a_measured_decoder_is_planned_without_saying_more(call: Called, tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    assert "and kept for isobatch plan" in call("profile", DEMO, "--budget", "0.1", "--devices", "h100", "--out", out)
+    assert "even alone, tokens of a text take" in (said := call("plan", DEMO, "--tpot-ms", "1e-6"))
+    assert "on cpu" in said
+    assert "on h100" in call("plan", DEMO, "--tpot-ms", "1e-6", "--devices", "h100=2")

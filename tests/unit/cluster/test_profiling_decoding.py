@@ -1,0 +1,56 @@
+"""Prices of a decoder's launches: found again where they are known, and measured with the real engine."""
+
+from itertools import count
+
+import numpy as np
+import pytest
+from transformers import LlamaConfig, T5Config
+
+from cluster.profiling.decoding import TimedLaunch, fitted, measured, weights_bytes
+from cluster.profiling.decoding_datasheets import estimated_table
+from profiles.decoding import PARTS, DecodingWorkload, LaunchSize
+from tests.helpers.tiny_decoders import decoder, t5
+
+WORKLOAD = DecodingWorkload(((1, 0.5),), (6, 3), (5, 8))
+
+
+def test_prices_are_found_again() -> None:
+    random = np.random.default_rng(0)
+    price = LaunchSize(launches=1e-3, blocks=2e-4, rows=1e-5, read=1e-7, asked=3e-6)
+    sizes = [LaunchSize(*random.integers(1, 50, len(PARTS)).astype(float).tolist()) for _ in range(400)]
+    noise = random.lognormal(0.0, 0.02, len(sizes))
+    noise[::50] = 4.0  # the machine was busy with other things
+    seconds = [sum(getattr(price, part) * getattr(size, part) for part in PARTS) for size in sizes]
+    found = fitted([TimedLaunch(size, s * n) for size, s, n in zip(sizes, seconds, noise, strict=True)])
+    for part in ("launches", "blocks", "rows", "asked"):
+        assert getattr(found.price_s, part) == pytest.approx(getattr(price, part), rel=0.1, abs=2e-6)
+    assert found.error < 0.05
+    assert "prices fitted to 300 launches" in str(found)
+
+
+@pytest.mark.parametrize("kind", [decoder, t5])
+def test_the_real_engine_is_timed(kind: object) -> None:
+    ticks = count()
+    found = measured(kind(), WORKLOAD, seconds=0.0, clock=lambda: next(ticks) * 1e-3, least=40)  # type: ignore[operator]
+    assert found.launches >= 30
+    assert found.error == pytest.approx(0.0, abs=0.05)  # by this clock all launches take as long
+    assert found.price_s.launches > 0
+
+
+def test_what_is_estimated_says_so_and_weighs_what_the_network_does() -> None:
+    llama = LlamaConfig(
+        hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+        vocab_size=128256,
+    )  # fmt: skip
+    table = estimated_table(llama, "h100")
+    assert table.estimated
+    assert table.weights_bytes == pytest.approx(2 * 8.03e9, rel=0.01)
+    assert table.kv_bytes == 2 * 2 * 1024
+    whole = table.seconds(LaunchSize(launches=1, blocks=32, bands=32, heads=1, rows=32, asked=1))
+    assert whole == pytest.approx(15.0e9 / (0.8 * 3.35e12), rel=0.4)  # one token: weights are read, kernels started
+    assert estimated_table(T5Config(feed_forward_proj="gated-gelu"), "v100").price_s.source_rows > 0
+
+
+def test_weights_that_are_shared_count_once() -> None:
+    model = decoder(tied=True)
+    assert weights_bytes(model) == sum(each.nbytes for each in model.parameters())

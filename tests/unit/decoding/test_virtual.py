@@ -1,0 +1,72 @@
+"""Launches on paper: what they are made of, and who leaves."""
+
+from random import Random
+
+import pytest
+
+from deployments.decoding.config import DecoderConfig
+from deployments.decoding.sequences import Wanted
+from deployments.decoding.virtual import OTHER, TOKEN, VirtualClock, virtual_engine
+from profiles.decoding import LaunchSize
+from tests.helpers.paper_decoders import paper_decoder
+
+PATIENT = {"model": "", "max_waiting": 10**6, "ttft_ms": 1e12, "tpot_ms": 1e12}
+TEXTS = [Wanted((TOKEN,) * prompt, output) for prompt, output in ((5, 9), (40, 3), (1, 30), (300, 2))]
+
+
+def seconds(price_s: LaunchSize, texts: list[Wanted], **told: object) -> float:
+    """How long a replica is at these texts."""
+    clock = VirtualClock()
+    profile = paper_decoder(price_s, has_encoder=bool(texts[0].source))
+    config = DecoderConfig.model_validate(PATIENT | {"prompt_rows": 16} | told)
+    virtual_engine(profile, "cpu", config, Random(0), clock).write_all(texts)
+    return clock.now_s
+
+
+@pytest.mark.parametrize("residents", [1, 3])
+def test_every_position_but_the_last_passes_each_block_once(residents: int) -> None:
+    positions = sum(len(text.prompt) + text.max_tokens - 1 for text in TEXTS)
+    assert seconds(LaunchSize(rows=1.0), TEXTS, exits="off", max_residents=residents) == positions * 8
+
+
+def test_the_head_is_asked_once_for_each_token_where_nobody_leaves() -> None:
+    assert seconds(LaunchSize(asked=1.0), TEXTS, exits="off") == sum(text.max_tokens for text in TEXTS)
+
+
+def test_a_lone_text_reads_what_it_has_seen() -> None:
+    (text,) = lone = [Wanted((TOKEN,) * 5, 4)]
+    assert seconds(LaunchSize(read=1.0), lone, exits="off") == 8 * (5 + 6 + 7 + 8)
+    assert seconds(LaunchSize(seen=1.0), lone, exits="off") == 8 * (5 * 5 + 6 + 7 + 8)
+    assert seconds(LaunchSize(launches=1.0, blocks=0.01), lone, exits="off") == pytest.approx(text.max_tokens * 1.08)
+
+
+def test_an_encoder_reads_each_source_once() -> None:
+    texts = [Wanted((TOKEN,), 5, source=(TOKEN,) * 7), Wanted((TOKEN,), 3, source=(TOKEN,) * 9)]
+    assert seconds(LaunchSize(source_rows=1.0), texts, max_residents=1) == 16
+    assert seconds(LaunchSize(sources=1.0), texts) == 1
+
+
+def test_as_many_tokens_leave_as_the_profile_says() -> None:
+    config = DecoderConfig.model_validate(PATIENT)
+    profile = paper_decoder(survival=((1, 0.5), (4, 0.2)))
+    engine = virtual_engine(profile, "cpu", config, Random(0), VirtualClock())
+    depths: list[int] = []
+    for _ in range(100):
+        engine.open(Wanted((TOKEN,), 40))
+    while (news := engine.step()) is not None:
+        depths += [depth for one in news for depth in one.depths]
+    assert len(depths) == 4000
+    for depth, share in ((1, 0.5), (4, 0.3), (7, 0.2)):
+        assert depths.count(depth) / 4000 == pytest.approx(share, abs=4 * (share * (1 - share) / 4000) ** 0.5)
+
+
+def test_drafts_are_put_right_where_the_full_network_does_not_agree() -> None:
+    config = DecoderConfig.model_validate(PATIENT | {"exits": "verified"})
+    profile = paper_decoder()
+    agreed = virtual_engine(profile, "cpu", config, Random(0), VirtualClock())
+    assert set(agreed.write_all([Wanted((TOKEN,), 50)])[0]) == {TOKEN}
+    object.__setattr__(profile.workload, "agreement", 0.5)
+    doubted = virtual_engine(profile, "cpu", config, Random(0), VirtualClock())
+    (written,) = doubted.write_all([Wanted((TOKEN,), 50)])
+    assert len(written) == 50
+    assert set(written) == {TOKEN, OTHER}

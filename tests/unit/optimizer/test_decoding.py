@@ -1,0 +1,90 @@
+"""What is expected of ways to decode, beside other arithmetic and beside all of the small space."""
+
+import pytest
+
+from deployments.decoding.arithmetic import rhythm
+from optimizer.decoding import (
+    NEARLY,
+    RHYTHMS,
+    DecodingFacts,
+    DecodingGoal,
+    DecodingWay,
+    ceiling,
+    expected,
+    fits,
+    plan_of,
+    screened,
+    ways,
+)
+from optimizer.plan import Plan
+from profiles.decoding import LaunchSize
+from profiles.devices import Device
+from tests.helpers.paper_decoders import CPU, paper_decoder
+
+WIDE = DecodingGoal(ttft_s=1e3, tpot_s=1e3)
+
+
+@pytest.mark.parametrize(("cut", "survival"), [(2, 0.3), (4, 0.5), (1, 0.1), (6, 0.8)])
+@pytest.mark.parametrize("k", RHYTHMS[:4])
+def test_where_weights_bind_it_is_the_arithmetic_of_rhythms(cut: int, survival: float, k: int) -> None:
+    facts = DecodingFacts(paper_decoder(LaunchSize(blocks=1e-3), ((cut - 1, survival),)), CPU)
+    full = expected(facts, DecodingWay(8, 1, 32, 256)).tokens_per_s
+    found = expected(facts, DecodingWay(cut, k, 32, 256)).tokens_per_s / full
+    best = rhythm(cut / 8, survival, fixed=1e9, fill=1.0)
+    assert found <= best.gain + 1e-6
+    if k == best.launches:
+        assert found == pytest.approx(best.gain, rel=1e-6)
+
+
+def test_where_rows_bind_recompute_gains_nothing_and_where_kv_binds_all() -> None:
+    for price, gain in ((LaunchSize(rows=1e-3), 1.0), (LaunchSize(read=1e-3), 1 / (0.25 + 0.75 * 0.3))):
+        facts = DecodingFacts(paper_decoder(price, prompt=200, output=2000), CPU)
+        cut, full = (expected(facts, DecodingWay(at, 1, 32, 256)).tokens_per_s for at in (2, 8))
+        assert cut / full == pytest.approx(gain, rel=0.02)
+
+
+def test_the_best_of_all_ways_within_the_limits_comes_first() -> None:
+    facts, goal = DecodingFacts(paper_decoder(survival=((1, 0.3), (3, 0.2), (5, 0.1))), CPU), DecodingGoal(1.0, 0.02)
+    within = [each for way in ways(facts, goal) if (each := expected(facts, way)).tpot_s <= 0.02 and each.ttft_s <= 1]
+    found = screened(facts, goal, 5)
+    best = max(within, key=lambda each: each.tokens_per_s)
+    assert found[0].tokens_per_s >= NEARLY * best.tokens_per_s
+    assert found[0].way.residents <= best.way.residents
+    assert len({(each.way.cut, each.way.launches) for each in found}) == 5
+    assert found[0].tokens_per_s <= ceiling(facts, goal)
+    assert not screened(facts, DecodingGoal(1.0, 1e-6), 5)
+
+
+def test_no_more_are_resident_than_memory_holds() -> None:
+    profile = paper_decoder()
+    facts = DecodingFacts(profile, CPU)
+    goal = DecodingGoal(kv_megabytes=4)
+    held = 4 * 2**20 / (8 * 1024 * (profile.workload.prompt + profile.workload.output))
+    assert max(way.residents for way in ways(facts, goal)) <= held
+    for way in (DecodingWay(2, 3, 1, 64), DecodingWay(2, 3, 8, 64)):
+        terms = plan_of(way, facts, goal, 1).decoding
+        assert terms
+        assert terms.kv_megabytes <= 4
+        assert terms.max_context is None
+
+
+def test_a_context_that_memory_does_not_hold_is_cut() -> None:
+    facts = DecodingFacts(paper_decoder(reads=100_000), CPU)
+    terms = plan_of(DecodingWay(8, 1, 1, 64), facts, DecodingGoal(kv_megabytes=8), 1).decoding
+    assert terms
+    assert terms.max_context
+    assert terms.max_context * 8 * 1024 <= 8 * 2**20
+
+
+def test_what_has_no_room_is_said() -> None:
+    profile = paper_decoder()
+    assert "the weights need 0.001 GB" in str(fits(DecodingFacts(profile, Device("cpu", 1, 10**6, 1.0)), WIDE))
+    assert "the longest text needs 1 MB" in str(fits(DecodingFacts(profile, Device("cpu", 1, 1_300_000, 1.0)), WIDE))
+    assert fits(DecodingFacts(profile, CPU), WIDE) is None
+
+
+def test_a_plan_is_read_as_it_was_written() -> None:
+    facts = DecodingFacts(paper_decoder(), CPU)
+    plan = plan_of(DecodingWay(2, 3, 32, 64), facts, DecodingGoal(), 2)
+    assert [(split.start, split.stop, split.batch_size) for split in plan.splits] == [(0, 2, 32), (2, 8, 21)]
+    assert Plan.from_json(plan.to_json()) == plan

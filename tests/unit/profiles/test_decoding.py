@@ -1,0 +1,61 @@
+"""Profiles of decoders: what a launch costs, and files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from profiles.decoding import (
+    DecodingTable,
+    DecodingWorkload,
+    LaunchSize,
+    load_decoder_profile,
+    save_decoder_profile,
+)
+from profiles.errors import UserError
+from tests.helpers.paper_decoders import paper_decoder
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+    save_decoder_profile(paper_decoder(), tmp_path / "profile.json")
+    assert load_decoder_profile(tmp_path / "profile.json") == paper_decoder()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1]", "is no profile"),
+        ("{}", "is no profile of a decoder"),
+        ('{"schema_version": 1, "profile_of": "decoder", "model": "m"}', "num_blocks"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text(text)
+    with pytest.raises(UserError, match=said):
+        load_decoder_profile(tmp_path / "profile.json")
+
+
+def test_an_estimate_replaces_no_measurement() -> None:
+    measured = paper_decoder()
+    guess = replace(measured, tables=(replace(measured.tables[0], error=None, source="guessed"),))
+    assert measured.joined_by(guess).tables == measured.tables
+    assert guess.joined_by(measured).tables == measured.tables
+    with pytest.raises(UserError, match="cannot add a profile of paper"):
+        replace(measured, model="other").joined_by(measured)
+    with pytest.raises(UserError, match="another paper"):
+        replace(measured, weights="a").joined_by(replace(measured, weights="b"))
+    with pytest.raises(UserError, match="nothing is known of it on h100, only on cpu"):
+        measured.table("h100")
+
+
+def test_what_overlaps_costs_what_is_longer() -> None:
+    price = LaunchSize(launches=1.0, blocks=10.0, rows=2.0)
+    table = DecodingTable("h100", price, "made up", 64, 10, overlaps=True)
+    assert table.seconds(LaunchSize(launches=1, blocks=1, rows=3)) == 11.0
+    assert table.seconds(LaunchSize(launches=1, blocks=1, rows=7)) == 15.0
+    assert replace(table, overlaps=False).seconds(LaunchSize(launches=1, blocks=1, rows=3)) == 17.0
+
+
+def test_as_many_prompts_as_outputs_are_needed() -> None:
+    with pytest.raises(ValueError, match="1 prompts and 2 outputs"):
+        DecodingWorkload((), (1,), (1, 2))

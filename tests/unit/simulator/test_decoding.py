@@ -1,0 +1,102 @@
+"""Decoders in virtual time: arithmetic, choices and promises against the scheduler that serves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cluster.simulator.decoding import AskedText, play
+from cluster.simulator.decoding_choice import BUSY, chosen, played, saturated
+from deployments.decoding.config import DecoderConfig
+from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, expected, plan_of, ways
+from profiles.decoding import LaunchSize
+from profiles.devices import fleet
+from profiles.errors import UserError
+from tests.helpers.paper_decoders import BOTH, CPU, WEIGHTS_BIND, paper_decoder
+
+WIDE = DecodingGoal(ttft_s=1e6, tpot_s=1e6)
+GOAL = DecodingGoal(ttft_s=0.5, tpot_s=0.01, kv_megabytes=2, texts=60)
+
+
+def at_once(count: int, prompt: int, output: int) -> list[AskedText]:
+    return [AskedText(0.0, prompt, output)] * count
+
+
+@pytest.mark.parametrize("price_s", [WEIGHTS_BIND, BOTH, LaunchSize(blocks=1e-5, rows=1e-4)])
+@pytest.mark.parametrize("way", [DecodingWay(8, 1, 32, 256), DecodingWay(2, 3, 32, 256), DecodingWay(4, 2, 16, 256)])
+def test_a_replica_that_is_never_idle_writes_what_arithmetic_expects(price_s: LaunchSize, way: DecodingWay) -> None:
+    facts = DecodingFacts(paper_decoder(price_s, ((1, 0.3), (3, 0.2)), prompt=2, output=32), CPU)
+    config = DecoderConfig(model="", max_waiting=10**6)
+    run = play(plan_of(way, facts, WIDE, 1), facts.profile, at_once(3 * way.residents, 2, 40), config=config)
+    assert run.tokens_per_s == pytest.approx(expected(facts, way).tokens_per_s, rel=0.15)
+
+
+def test_a_promise_is_kept_for_other_texts() -> None:
+    profile = paper_decoder(survival=((1, 0.3), (3, 0.2)), prompt=4, output=8)
+    found = chosen(profile, [CPU], GOAL)
+    assert found.plan.promise
+    assert found.plan.decoding
+    run = played(found.plan, profile, 0.97 * found.plan.promise.goodput_per_s, texts=200, seed=7)
+    # Of 200 texts or more, 1 % may be late; chance adds 3 standard deviations.
+    assert min(run.run.ttft_kept, run.run.tpot_kept) >= 0.99 - 3 * (0.01 / 200) ** 0.5
+    assert run.run.tokens_per_s >= 0.9 * found.plan.decoding.tokens_per_s
+    assert found.plan.decoding.tokens_per_s <= 1.05 * found.ceiling_per_s
+
+
+def test_no_way_that_is_played_keeps_much_more_than_the_one_that_is_chosen() -> None:
+    profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=8)
+    facts, goal = DecodingFacts(profile, CPU), GOAL
+    found = chosen(profile, [CPU], goal)
+    assert found.plan.promise
+    more = 1.1 * found.plan.promise.goodput_per_s
+    able = [way for way in ways(facts, goal) if way.prompt_rows == 64 and expected(facts, way).tokens_per_s / 10 > more]
+    for plan in (plan_of(way, facts, goal, 1) for way in able):
+        # A short run lets an overload pass: nobody keeps more than a replica writes that is never idle.
+        keeps = played(plan, profile, more, texts=60, seed=3).keeps(goal)
+        assert not (keeps and BUSY * saturated(plan, profile, 60) >= more)
+
+
+def test_a_rate_is_sustained_at_the_least_cost() -> None:
+    profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=8)
+    one = chosen(profile, [CPU], GOAL).plan.promise
+    assert one
+    goal = replace(GOAL, texts_per_s=1.5 * one.goodput_per_s)
+    found = chosen(profile, fleet("cpu=5@0.5"), goal)
+    assert found.plan.placements[0].replicas == 2
+    assert found.plan.promise
+    assert found.plan.promise.cost_per_hour == 1.0
+    assert found.plan.promise.goodput_per_s == goal.texts_per_s
+
+
+@pytest.mark.parametrize(
+    ("goal", "said"),
+    [
+        (DecodingGoal(1.0, 1e-5), "TPOT of 0.01 ms: even alone, tokens of a text take"),
+        (DecodingGoal(1e-4, 1.0), "TTFT of 0.1 ms: even alone, a text begins after"),
+        (
+            DecodingGoal(texts_per_s=1e5, texts=20, kv_megabytes=1),
+            "100000 texts per second: 1 cpu sustain about".replace("100000", "1e+05"),
+        ),
+        (DecodingGoal(kv_megabytes=0), "the longest text needs"),
+    ],
+)
+def test_what_binds_is_named(goal: DecodingGoal, said: str) -> None:
+    with pytest.raises(UserError) as told:
+        chosen(paper_decoder(), [CPU], goal)
+    assert said in str(told.value)
+
+
+def test_what_a_front_would_refuse_is_refused() -> None:
+    facts = DecodingFacts(paper_decoder(), CPU)
+    texts = [AskedText(0.0, 8, 8), AskedText(0.1, 250, 30)]
+    run = play(plan_of(DecodingWay(8, 1, 4, 64), facts, WIDE, 1), facts.profile, texts)
+    assert [text.status for text in run.texts] == [200, 400]
+
+
+def test_every_replica_writes_and_the_same_seed_writes_the_same() -> None:
+    facts = DecodingFacts(paper_decoder(), CPU)
+    texts = [AskedText(float(at), 8, 16) for at in np.linspace(0, 0.1, 60)]
+    one, two = (play(plan_of(DecodingWay(2, 2, 4, 64), facts, WIDE, n), facts.profile, texts) for n in (1, 3))
+    assert sum(text.tokens for text in two.texts) == 60 * 16
+    assert two.tokens_per_s > 1.5 * one.tokens_per_s
+    assert two == play(plan_of(DecodingWay(2, 2, 4, 64), facts, WIDE, 3), facts.profile, texts)
