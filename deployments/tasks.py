@@ -6,17 +6,26 @@ leaves, and how two answers compare, follows from the answers themselves (`profi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from profiles.errors import UserError
 from profiles.model import Label, Score, Words
 
+ONE_LABEL = "single_label_classification"  # as Hugging Face calls it
 Outputs = dict[str, Any]
 OUTSIDE = "O"  # what words are called that belong to no entity
 Tensors = Mapping[str, tuple[str, list[int]]]  # by name: the datatype, and the sizes behind the number of inputs
+
+
+def check_one_label(folder: Path, problem: str | None) -> None:
+    """Only one label an input is served: such heads alone say by a softmax how sure they are."""
+    if problem not in (None, ONE_LABEL):
+        raise UserError(f"{folder}: its problem_type is {problem}: only heads that give one label an input are served")
 
 
 class TaskAnswer(Protocol):

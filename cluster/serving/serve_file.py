@@ -1,12 +1,13 @@
 """The standard Serve file, which says what is served: read from YAML, or made for a model's directory."""
 
+import json
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from cluster.controller.config import ControllerConfig
-from deployments.config import DEMO, DEMO_NAME, checked, function_at, parse
+from deployments.config import DEMO, DEMO_NAME, LOADER, checked, function_at, parse
 from deployments.decoding.checkpoint import check_decoder, is_decoder
 from deployments.decoding.config import DecoderConfig
 from deployments.demo import llm_demo_directory
@@ -14,6 +15,7 @@ from deployments.folders import weights_of
 from deployments.front.headers import key_in
 from deployments.graph import check_weights, read_graph
 from deployments.surroundings import PATHS, check_http
+from deployments.tasks import check_one_label
 from optimizer.plan import read_plan
 from profiles.errors import UserError, read_text
 from profiles.files import differ
@@ -219,11 +221,22 @@ def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     config = parse(given)
     if config.model and not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
+    if config.model and config.loader == LOADER:
+        check_one_label(Path(config.model), _problem_of(Path(config.model)))
     check_weights(config)
     key_in(config.api_key_variable)
     if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
         read_graph(config)  # raises if the plan or its profile is wrong, or if there is no plan
     return given
+
+
+def _problem_of(folder: Path) -> str | None:
+    """What kind of labels a checkpoint's head says that it gives; None where it says nothing."""
+    try:
+        content = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return content.get("problem_type") if isinstance(content, dict) else None
 
 
 def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:

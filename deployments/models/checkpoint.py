@@ -9,7 +9,7 @@ from deployments.config import DEMO, DEMO_NAME, function_at
 from deployments.models.families import family_of
 from deployments.models.levels import is_cascade, last_of
 from deployments.models.ramps import WEIGHTS
-from deployments.tasks import CLASSIFICATION, TASKS, Task
+from deployments.tasks import CLASSIFICATION, TASKS, Task, check_one_label
 from profiles.errors import UserError
 from profiles.promise import RULES
 
@@ -60,9 +60,7 @@ def check_preprocessor(folder: Path, reads: str) -> None:
 
 
 def check_head(folder: Path, config: Any) -> None:
-    """Only one label an input is served: such heads alone say by a softmax how sure they are."""
-    if (kind := getattr(config, "problem_type", None)) not in (None, "single_label_classification"):
-        raise UserError(f"{folder}: its problem_type is {kind}: only heads that give one label an input are served")
+    check_one_label(folder, getattr(config, "problem_type", None))
     if config.num_labels < 2:
         raise UserError(f"{folder}: is no classifier: num_labels = {config.num_labels}, at least 2 needed")
 

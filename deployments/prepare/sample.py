@@ -169,5 +169,5 @@ def _numbers(labels: Sequence[Any], where: str, names: LabelNames) -> Indices:
 
 
 def _no_label(where: str, label: Any, names: LabelNames, hint: str | None = None) -> UserError:
-    hint = hint or f"; --labels {label}=0 says what another name means"
+    hint = hint or f"; --labels {label}=NUMBER,OTHER=NUMBER says what its labels are to the head"
     return UserError(f"{where}: label {str(label).strip()!r} does not fit the head; it knows {names.told}{hint}")
