@@ -10,6 +10,7 @@ import csv
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import sqrt
 from pathlib import Path
 from statistics import geometric_mean, median
 
@@ -20,8 +21,10 @@ from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable
 
 FILE = Path(__file__).with_name("curves.csv")
 BACKENDS = ("torch", "graphs", "onnx", "tensorrt")
+FUSED = ("graphs", "tensorrt")
 DTYPES = tuple(BYTES)
-NOT_FOR_HIRE = {"rtx3090": (35.6e12, 71e12)}  # published, but not in the catalogue: peaks in float32 and float16
+# Published, but not in the catalogue: peaks in float32 and float16, and the memory's rate.
+NOT_FOR_HIRE = {"rtx3090": (35.6e12, 71e12, 936e9)}
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,11 @@ def curve_of(
 
 
 def estimated(kind: str, backend: str, dtype: str, family: str, known: Collection[Fitted]) -> Curve:
-    """A curve for a device from those of others: their times, and their share of the peak rate of arithmetic.
+    """A curve for a device from those of others: their times, and their share of the pace that the maker prints.
 
     Weights are small beside what else a layer takes however few inputs there are, so how long a parameter takes is the
     framework's, too. Where the device is known by other frameworks, it gets as much more or less of its rate as there.
+    No device gets more of its peak rate of arithmetic than the framework has been seen to get of any.
     """
     alike = _nearest(known, backend, dtype, family)
     beside = [each for each in known if each.kind == kind and each.backend != backend and each.dtype == dtype]
@@ -113,8 +117,14 @@ def estimated(kind: str, backend: str, dtype: str, family: str, known: Collectio
         median(each.curve.call_s for each in alike),
         median(each.curve.floor_s for each in alike),
         BYTES[dtype] * median(each.curve.bytes_per_s / BYTES[each.dtype] for each in alike),
-        share * peak(kind, dtype),
+        min(share * pace(kind, backend, dtype), _most(known, backend, family) * peak(kind, dtype)),
     )
+
+
+def _most(known: Collection[Fitted], backend: str, family: str) -> float:
+    here = [each for each in known if each.backend == backend]
+    alike = [each for each in here if each.family == family] or here
+    return max(each.curve.flops_per_s / peak(each.kind, each.dtype) for each in alike)
 
 
 def _nearest(known: Collection[Fitted], backend: str, dtype: str, family: str) -> list[Fitted]:
@@ -141,13 +151,25 @@ def _typical(alike: Collection[Fitted]) -> float:
 
 
 def _share(each: Fitted) -> float:
-    return each.curve.flops_per_s / peak(each.kind, each.dtype)
+    return each.curve.flops_per_s / pace(each.kind, each.backend, each.dtype)
+
+
+def pace(kind: str, backend: str, dtype: str) -> float:
+    """What a device does with a framework's kernels, but for a factor that devices share.
+
+    Fused kernels keep what they compute on the chip: their pace is the peak rate of arithmetic. Others read and write
+    it as well: theirs is the geometric mean of that rate and the memory's.
+    """
+    if backend in FUSED:
+        return peak(kind, dtype)
+    memory = NOT_FOR_HIRE[kind][2] if kind in NOT_FOR_HIRE else known_kind(kind).memory_bytes_per_s
+    return sqrt(peak(kind, dtype) * memory)
 
 
 def peak(kind: str, dtype: str) -> float:
     """Operations per second, as the maker prints them."""
     if kind in NOT_FOR_HIRE:
-        single, half = NOT_FOR_HIRE[kind]
+        single, half, _ = NOT_FOR_HIRE[kind]
     else:
         single, half = known_kind(kind).fp32_flops, known_kind(kind).fp16_flops
     return half if dtype == "float16" else single

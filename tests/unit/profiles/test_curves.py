@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.curves import BACKENDS, DTYPES, Curve, Fitted, curve_of, curve_table, estimated, fitted, peak
+from profiles.curves import BACKENDS, DTYPES, Curve, Fitted, curve_of, curve_table, estimated, fitted, pace, peak
 from profiles.datasheet import Kernel
 from profiles.devices import CATALOGUE
 from profiles.errors import UserError
@@ -50,18 +50,26 @@ def test_a_table_says_where_its_times_come_from() -> None:
 
 
 def test_what_is_estimated_is_what_others_make_of_their_rate() -> None:
-    """From one curve: its times, and its share of the peak rate; as much less of it as by another framework."""
+    """From one curve: its times, and its share of the pace; as much less of it as by another framework."""
 
     def known(kind: str, backend: str, share: float) -> Fitted:
-        curve = Curve(1e-4, 1e-5, 3e11, share * peak(kind, "float16"))
+        curve = Curve(1e-4, 1e-5, 3e11, share * pace(kind, backend, "float16"))
         return Fitted(kind, backend, "float16", "encoder", curve, 9, 0.1, "", "")
 
-    here = known("v100", "onnx", 0.4)
+    here = known("v100", "onnx", 4.0)
     like = ("onnx", "float16", "encoder")
-    assert estimated("h100", *like, [here]) == replace(here.curve, flops_per_s=0.4 * peak("h100", "float16"))
+    assert estimated("h100", *like, [here]) == replace(here.curve, flops_per_s=4.0 * pace("h100", "onnx", "float16"))
     assert estimated("h100", "onnx", "float32", "encoder", [here]).bytes_per_s == 2 * here.curve.bytes_per_s
-    eager = [known("v100", "torch", 0.3), known("t4", "torch", 0.15)]
-    assert estimated("t4", *like, [here, *eager]).flops_per_s == pytest.approx(0.2 * peak("t4", "float16"))
+    eager = [known("v100", "torch", 3.0), known("t4", "torch", 1.5)]
+    assert estimated("t4", *like, [here, *eager]).flops_per_s == pytest.approx(2.0 * pace("t4", "onnx", "float16"))
+
+
+def test_no_device_gets_more_of_its_arithmetic_than_any_was_seen_to_get() -> None:
+    """A K80 reads its memory fast for how little it computes."""
+    for backend in BACKENDS:
+        most = max(each.curve.flops_per_s / peak(each.kind, each.dtype) for each in fitted() if each.backend == backend)
+        curve = curve_of("k80", backend, "float16", "encoder")[0]
+        assert curve.flops_per_s <= most * peak("k80", "float16") * (1 + 1e-9)
 
 
 def test_eager_floors_are_far_above_compiled_ones() -> None:
