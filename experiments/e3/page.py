@@ -1,87 +1,140 @@
 """Writes docs/e3.md and its pictures from the rows that were measured."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.e3.suite import BACKENDS, OURS, E3Figure
-from experiments.shared.gains import COLOURS, DOCS
+from experiments.e3.measuring import ALL_RAMPS, OURS, SERIAL
+from experiments.e3.suite import BACKENDS, FIGURES, E3Figure
+from experiments.shared import gains
+from experiments.shared.gains import DOCS
 
 PAGE = DOCS / "e3.md"
+COLOURS = {**gains.COLOURS, SERIAL: gains.COLOURS["serial"], ALL_RAMPS: "#7fb3d5"}
+Row = Mapping[str, Any]
 HEAD = """# E3's figures, on published curves
 
 Written by `make experiments` (`make bench-e3`) from `experiments/e3/results`. Goodput is the highest rate at which 99 %
-of Poisson arrivals are answered within the SLO, found by bisection in the simulator, with the product's own dispatcher;
-plans are the planner's, baselines too; devices take the times of curves fitted to published ones
+of Poisson arrivals are answered within the SLO, found by bisection in the simulator (runs of 30 SLOs, in which up to
+3 % too much passes, for all systems alike), with the product's own dispatcher; plans are the planner's, baselines too;
+devices take the times of curves fitted to published ones
 ([docs/profiles.md](profiles.md#devices-that-nobody-measured-here)), in half precision. The bound is what no system can
-exceed by the same times. The paper's other figures are not made yet; of what its figures 16, 20 and 21 show see
-[docs/replanning.md](replanning.md), [docs/planner.md](planner.md) and [docs/profiles.md](profiles.md).
+exceed by the same times. In the tables "over" is how many times better isobatch is: more inputs, less time, fewer
+dollars.
+
+Not here: figures 10 to 12 (decoders, [docs/decoding.md](decoding.md)), 20 (how long planning takes,
+[docs/planner.md](planner.md)) and 21 (the forecast, [docs/profiles.md](profiles.md#forecasting)), which are measured on
+other things than these curves; and 23, how much accuracy may be lost, as nothing that is assumed here says who would
+then leave where.
 """
 
 
-def write(found: Mapping[E3Figure, list[dict[str, Any]]], *, whole: bool) -> None:
+def write(found: Mapping[E3Figure, Sequence[Row]], old: Collection[E3Figure], *, whole: bool) -> None:
+    """`old`: those whose code or settings have changed since they were measured."""
     for figure, rows in found.items():
         draw(figure, rows)
     if whole:
-        PAGE.write_text("\n".join(_lines(found)) + "\n")
+        PAGE.write_text("\n".join(_lines(found, old)) + "\n")
 
 
-def _lines(found: Mapping[E3Figure, list[dict[str, Any]]]) -> Iterator[str]:
+def ratio(figure: E3Figure, rows: Sequence[Row], other: Row) -> float | None:
+    """How many times better isobatch is than this row, at its place; None where one of them cannot do it."""
+    (ours,) = (
+        row["value"]
+        for row in rows
+        if (row["backend"], row["x"], row["system"]) == (other["backend"], other["x"], OURS)
+    )
+    if not (ours and other["value"]):
+        return None
+    better: float = other["value"] / ours if figure.less_is_better else ours / other["value"]
+    return better
+
+
+def _lines(found: Mapping[E3Figure, Sequence[Row]], old: Collection[E3Figure]) -> Iterator[str]:
     yield HEAD
+    there = {figure.number for figure in found}
+    if missing := [str(figure.number) for figure in FIGURES if figure.number not in there]:
+        yield f"Not measured yet, by `make experiments`: {', '.join(missing)}.\n"
     for figure, rows in found.items():
-        systems = list(dict.fromkeys(row["system"] for row in rows))
-        others = [system for system in systems if system != OURS]
-        yield f"## Figure {int(figure.name[3:])}: {figure.title}\n\n**The paper**: {figure.paper}\n"
-        yield f"**Here**: {_seen(rows, others)} {figure.differs}\n\n![{figure.title}](e3-{figure.name}.png)\n"
-        over = " | ".join(f"over {other}" for other in others)
-        yield f"| backend | {figure.axis} | {' | '.join(systems)} | {over} | share of the bound |"
-        yield "|---" * (4 + len(systems) + len(others) - 1) + "|"
-        for backend in BACKENDS:
-            for x in dict.fromkeys(row["x"] for row in rows):
-                here = {row["system"]: row for row in rows if (row["backend"], row["x"]) == (backend, x)}
-                rates = [f"{here[system]['goodput_per_s']:,.0f}" for system in systems]
-                gains = [_ratio(here[OURS], here[system]) for system in others]
-                yield f"| {' | '.join([backend, x, *rates, *gains])} | {here[OURS]['share']:.0%} |"
+        yield f"## Figure {figure.number}: {figure.title}\n\n**The paper**: {figure.paper}\n"
+        since = "(Code or settings have changed since.)" if figure in old else ""
+        yield f"**Here**: {' '.join(filter(None, (_seen(figure, rows), figure.differs, since)))}\n"
+        yield f"![{figure.title}](e3-{figure.name}.png)\n"
+        yield from _table(figure, rows)
         yield ""
 
 
-def _ratio(ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    return f"{ours['goodput_per_s'] / other['goodput_per_s']:.2f}" if other["goodput_per_s"] else "-"
+def _table(figure: E3Figure, rows: Sequence[Row]) -> Iterator[str]:
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    bounded = any(row["share"] is not None for row in rows)
+    over = [f"over {system}" for system in systems if system != OURS]
+    head = ["backend", figure.axis, *systems, *over, *(["share of the bound"] if bounded else [])]
+    yield f"{figure.unit[0].upper()}{figure.unit[1:]}:\n\n| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    for backend in BACKENDS:
+        for x in dict.fromkeys(row["x"] for row in rows):
+            here = [row for row in rows if (row["backend"], row["x"]) == (backend, x)]
+            better = [ratio(figure, here, row) for row in here if row["system"] != OURS]
+            cells = [
+                *(_number(row["value"]) for row in here),
+                *("-" if each is None else f"{each:.2f}" for each in better),
+            ]
+            share = [f"{row['share']:.0%}" for row in here if row["system"] == OURS and bounded]
+            yield f"| {' | '.join([backend, x, *cells, *share])} |"
 
 
-def _seen(rows: list[dict[str, Any]], others: list[str]) -> str:
+def _number(value: float) -> str:
+    """
+    >>> _number(25470.0), _number(31.42), _number(0.0)
+    ('25,470', '31.4', '-')
+    """
+    if not value:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _seen(figure: E3Figure, rows: Sequence[Row]) -> str:
+    """By how much isobatch is better at least and at most, by backend."""
     told = []
     for backend, name in zip(BACKENDS, ("eager PyTorch", "ONNX Runtime"), strict=True):
-        best = []
-        for system in others:
-            pairs = [
-                (ours["goodput_per_s"], row["goodput_per_s"])
-                for ours in rows
-                for row in rows
-                if (ours["backend"], ours["system"], ours["x"]) == (backend, OURS, row["x"])
-                and (row["backend"], row["system"]) == (backend, system)
+        here = [row for row in rows if row["backend"] == backend]
+        spans = []
+        for system in dict.fromkeys(row["system"] for row in here if row["system"] != OURS):
+            better = [
+                each for row in here if row["system"] == system and (each := ratio(figure, here, row)) is not None
             ]
-            best.append(f"{max((a / b for a, b in pairs if b), default=0.0):.2f} times {system}")
-        told.append(f"up to {' and '.join(best)} by {name}")
-    return f"{', '.join(told)}."[0].upper() + f"{', '.join(told)}."[1:]
+            spans.append(f"{_span(better)} over {system}")
+        told.append(f"by {name} {' and '.join(spans)}")
+    said = "; ".join(told)
+    return f"{said[0].upper()}{said[1:]}."
 
 
-def draw(figure: E3Figure, rows: list[dict[str, Any]]) -> None:
+def _span(better: Sequence[float]) -> str:
+    """
+    >>> _span([1.31, 1.2, 1.5]), _span([])
+    ('1.20 to 1.50 times', 'no number')
+    """
+    return f"{min(better):.2f} to {max(better):.2f} times" if better else "no number"
+
+
+def draw(figure: E3Figure, rows: Sequence[Row]) -> None:
     """Bars by what stands on the axis, one panel for each backend."""
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(10, 3.4), layout="constrained")
     systems = list(dict.fromkeys(row["system"] for row in rows))
+    wide = 0.75 / len(systems)
     for axes, backend in zip(picture.subplots(1, len(BACKENDS)), BACKENDS, strict=True):
         here = [row for row in rows if row["backend"] == backend]
         xs = list(dict.fromkeys(row["x"] for row in here))
         for index, system in enumerate(systems):
-            heights = [row["goodput_per_s"] for row in here if row["system"] == system]
-            at = [place + 0.25 * (index - (len(systems) - 1) / 2) for place in range(len(xs))]
-            axes.bar(at, heights, 0.24, color=COLOURS[system], label=system)
-        bound = [row["goodput_per_s"] / row["share"] if row["share"] else 0.0 for row in here if row["system"] == OURS]
-        axes.plot(range(len(xs)), bound, "k_", markersize=28, label="bound")
-        axes.set_xticks(range(len(xs)), xs)
-        axes.set(xlabel=figure.axis, ylabel="goodput (inputs per second)", title=f"{figure.title}, {backend}")
+            heights = [row["value"] for row in here if row["system"] == system]
+            at = [place + wide * (index - (len(systems) - 1) / 2) for place in range(len(xs))]
+            axes.bar(at, heights, 0.96 * wide, color=COLOURS[system], label=system)
+        bound = [row["value"] / row["share"] for row in here if row["system"] == OURS and row["share"]]
+        if len(bound) == len(xs):
+            axes.plot(range(len(xs)), bound, "k_", markersize=28, label="bound")
+        axes.set_xticks(range(len(xs)), xs, fontsize=7 if max(map(len, xs)) > 6 else 9)
+        axes.set(xlabel=figure.axis, ylabel=figure.unit, title=f"Figure {figure.number}, {backend}")
         axes.title.set_fontsize(9)
         axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)

@@ -1,90 +1,97 @@
 """Claim: E3's figures, in the simulator: the product's dispatcher, the planner's plans and baselines, published curves.
 
-Each figure is kept as soon as it is measured (experiments/e3/results), and is not measured again while the code that it
-depends on stays the same: a run that was cut off goes on. `python -m experiments.bench e3 only=fig07` runs one.
+Each figure is kept as soon as it is measured (experiments/e3/results), and is not measured again while its settings and
+the code that measures it stay the same: a run that was cut off goes on. `python -m experiments.bench e3 only=fig07`
+runs one. Two figures are measured at once, each on a core.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from cluster.simulator.sustained import sustained
-from experiments.e3.page import write
-from experiments.e3.suite import BACKENDS, EARLY, FIGURES, FULL, OURS, E3Figure, E3Setting
-from experiments.shared.version import code_of
-from optimizer.objective import Objective
-from optimizer.pipelines import baselines
-from optimizer.pipelines.oracle import oracle_per_s
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.plan import Plan
-from optimizer.problem import Problem
+from experiments.e3.measuring import MEASURES, OURS
+from experiments.e3.page import ratio, write
+from experiments.e3.suite import BACKENDS, FIGURES, E3Figure
+from experiments.shared.version import code_behind
+from profiles.errors import UserError
 
 RESULTS = Path(__file__).with_name("results")
-NAMES = {EARLY: baselines.EARLY_EXIT, FULL: baselines.NO_EXITS}
-INPUTS, GAP = 6_000, 0.01
+MEASURING = "experiments/e3/measuring.py"
+CORES, KEPT = 2, "kept"
 console = Console(stderr=True)
 Rows = list[dict[str, Any]]
 
 
-def measure(only: str = "") -> dict[str, float]:
-    mark = sha256(json.dumps(code_of("e3")).encode()).hexdigest()[:12]
-    found = {figure.name: _kept_or_measured(figure, mark) for figure in FIGURES if only in ("", figure.name)}
-    write({figure: found[figure.name] for figure in FIGURES if figure.name in found}, whole=not only)
-    return {name: value for figure in FIGURES if figure.name in found for name, value in _gains(figure, found)}
+def measure(only: str = "", cores: int = CORES) -> dict[str, float]:
+    """`only`: one figure, or "kept" for those that are there, of whatever code: nothing is measured then."""
+    code = sha256(json.dumps(code_behind(MEASURING)).encode()).hexdigest()
+    if only == KEPT:
+        found = {figure: rows for figure in FIGURES if (rows := _kept(figure))}
+        write(found, [figure for figure in found if not _kept(figure, code)], whole=True)
+    else:
+        with ProcessPoolExecutor(cores) as pool:
+            found = dict(_all_of([figure for figure in FIGURES if only in ("", figure.name)], code, pool))
+        write(found, (), whole=not only)
+    return {name: value for figure, rows in found.items() for name, value in _gains(figure, rows)}
 
 
-def _gains(figure: E3Figure, found: dict[str, Rows]) -> Iterator[tuple[str, float]]:
+def _all_of(figures: Sequence[E3Figure], code: str, pool: Executor) -> Iterator[tuple[E3Figure, Rows]]:
+    asked: dict[E3Figure, Rows | list[Future[Rows]]] = {}
+    for figure in figures:
+        kept = _kept(figure, code)
+        asked[figure] = kept or [pool.submit(measured, figure, backend) for backend in BACKENDS]
+    for figure, rows in asked.items():
+        if isinstance(rows[0], Future):
+            try:
+                rows = [row for each in rows for row in each.result()]
+            except UserError as error:  # public data that is not here
+                console.print(f"{figure.name} is left out: {error}", style="bold red", soft_wrap=True)
+                continue
+            _keep(figure, code, rows)
+            console.print(f"{figure.name}: {figure.title}")
+        yield figure, rows
+
+
+def measured(figure: E3Figure, backend: str) -> Rows:
+    """The rows of one backend. `share`: of what no system can exceed, where that is known."""
+    return [_row(figure, x, setting, backend, system) for x, setting in figure.settings for system in setting.systems]
+
+
+def _row(figure: E3Figure, x: str, setting: Any, backend: str, system: str) -> dict[str, Any]:
+    found = MEASURES[figure.unit](setting, backend, system)
+    share = None if found.share is None else float(f"{found.share:.3g}")
+    return {"x": x, "backend": backend, "system": system, "value": float(f"{found.value:.4g}"), "share": share}
+
+
+def _mark(figure: E3Figure, code: str) -> str:
+    return sha256(f"{code} {figure.unit} {figure.settings!r}".encode()).hexdigest()[:12]
+
+
+def _kept(figure: E3Figure, code: str | None = None) -> Rows | None:
+    """What is there of a figure; with `code`, if it was measured with these settings by this code."""
+    path = RESULTS / f"{figure.name}.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    fits = code is None or kept.get("mark") == _mark(figure, code)
+    return list(kept["rows"]) if kept and fits else None
+
+
+def _keep(figure: E3Figure, code: str, rows: Rows) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{figure.name}.json"
+    path.write_text(json.dumps({"mark": _mark(figure, code), "rows": rows}, indent=1) + "\n")
+
+
+def _gains(figure: E3Figure, rows: Rows) -> Iterator[tuple[str, float]]:
     """The largest gain over each system at any point of the axis, and the best share of the bound."""
     for backend in BACKENDS:
-        rows = [row for row in found[figure.name] if row["backend"] == backend]
-        ours = {row["x"]: row["goodput_per_s"] for row in rows if row["system"] == OURS}
-        for system in dict.fromkeys(row["system"] for row in rows if row["system"] != OURS):
-            ratios = [
-                ours[row["x"]] / row["goodput_per_s"]
-                for row in rows
-                if row["system"] == system and row["goodput_per_s"]
-            ]
-            yield f"{figure.name}_{backend}_over_{system.replace(' ', '_')}", max(ratios, default=0.0)
-        yield f"{figure.name}_{backend}_share_of_bound", max(row["share"] for row in rows if row["system"] == OURS)
-
-
-def _kept_or_measured(figure: E3Figure, mark: str) -> Rows:
-    path = RESULTS / f"{figure.name}.json"
-    if path.exists() and (kept := json.loads(path.read_text()))["code"] == mark:
-        return list(kept["rows"])
-    rows = [
-        _row(x, setting, backend, system)
-        for backend in BACKENDS
-        for x, setting in figure.settings
-        for system in setting.systems
-    ]
-    RESULTS.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"code": mark, "rows": rows}, indent=1) + "\n")
-    console.print(f"{figure.name}: {figure.title}")
-    return rows
-
-
-def _row(x: str, setting: E3Setting, backend: str, system: str) -> dict[str, Any]:
-    facts = setting.network.facts(setting.devices, setting.dtype, backend)
-    plan = _plan(setting, facts, system)
-    goodput = sustained(plan, facts, setting.slo_s, INPUTS).goodput_per_s if plan else 0.0
-    share = goodput / oracle_per_s(facts, setting.slo_s, setting.batch)
-    return {
-        "x": x,
-        "backend": backend,
-        "system": system,
-        "goodput_per_s": float(f"{goodput:.4g}"),
-        "share": float(f"{share:.3g}"),
-    }
-
-
-def _plan(setting: E3Setting, facts: Problem, system: str) -> Plan | None:
-    fixed = setting.batch if setting.fixed else None
-    objective = Objective(slo_s=setting.slo_s, max_batch=setting.batch, fixed_batch=fixed)
-    if system == OURS:
-        return side_by_side(facts, objective, GAP)
-    return baselines.baseline(NAMES[system], facts, objective).plan
+        here = [row for row in rows if row["backend"] == backend]
+        for system in dict.fromkeys(row["system"] for row in here if row["system"] != OURS):
+            gains = [gain for row in here if row["system"] == system and (gain := ratio(figure, here, row)) is not None]
+            yield f"{figure.name}_{backend}_over_{system.replace(' ', '_')}", max(gains, default=0.0)
+        if shares := [row["share"] for row in here if row["system"] == OURS and row["share"] is not None]:
+            yield f"{figure.name}_{backend}_share_of_bound", max(shares)

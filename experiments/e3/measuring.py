@@ -1,0 +1,159 @@
+"""Measures one system at one point of a figure's axis: a plan as the planner or a baseline makes it, then simulated.
+
+What is measured follows from this file and the settings alone, so that sentences may change without a new measurement.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from cluster.load.traces import trace
+from cluster.load.workloads import exit_blocks
+from cluster.simulator.report import Report
+from cluster.simulator.simulation import World, simulate
+from cluster.simulator.sustained import kept_run, run, sustained
+from deployments.dispatch.messages import Limits
+from experiments.planner.settings import Network
+from experiments.shared.public_data import data
+from optimizer.model.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.pipelines import baselines
+from optimizer.pipelines.oracle import oracle_per_s
+from optimizer.pipelines.side_by_side import side_by_side
+from optimizer.plan import Plan, Split
+from optimizer.problem import Problem
+
+OURS, EARLY, FULL = "isobatch", "early exit", "no exits"
+SERIAL, ALL_RAMPS = "one device at a time", "all ramps open"
+NAMES = {EARLY: baselines.EARLY_EXIT, FULL: baselines.NO_EXITS, SERIAL: baselines.SERIAL}
+INPUTS, GAP = 6_000, 0.01
+SLOS = 30  # that a run lasts: an overload that grows by the SLO within it, 3 %, is not seen, whosesoever it is
+STEADY_SHARE = 0.8  # of what the weakest system sustains: the load under which latencies are compared
+BURSTY_SHARE, BURSTY_S = 0.4, 300.0  # the mean of the trace, of what the network without exits sustains; how long
+TWEETS = "arrivals/twitter/twitter_2021-08_per_second.tbz2"
+MORE, TURNS = 1.05, 20  # a plan that does not sustain the asked rate in the simulator is asked for so much more
+
+
+@dataclass(frozen=True)
+class E3Setting:
+    """One point of an axis: who is compared, on what, with which batches, within how long."""
+
+    network: Network
+    devices: str
+    batch: int
+    slo_s: float = 0.1
+    fixed: bool = True  # every launch has exactly the batch, not at most
+    systems: tuple[str, ...] = (OURS, EARLY, FULL)
+    dtype: str = "float16"
+    expected: Network | None = None  # whose exits plans are made for, if not the network's own
+    asked_per_s: float = 0.0  # what the cheapest plan must sustain
+    quantile: float = 0.0  # of latencies
+
+    def facts(self, backend: str) -> Problem:
+        return self.network.facts(self.devices, self.dtype, backend)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A value, and of goodputs the share of what no system can exceed."""
+
+    value: float
+    share: float | None = None
+
+
+def goodput(setting: E3Setting, backend: str, system: str) -> Measured:
+    """The highest rate at which 99 % of Poisson arrivals are answered within the SLO."""
+    facts = setting.facts(backend)
+    plan = planned(setting, facts, backend, system)
+    found = 0.0
+    if plan:
+        found = sustained(plan, facts, setting.slo_s, INPUTS, slos=SLOS).goodput_per_s
+    return Measured(found, found / oracle_per_s(facts, setting.slo_s, setting.batch))
+
+
+def dollars(setting: E3Setting, backend: str, system: str) -> Measured:
+    """Dollars per hour of the cheapest plan that sustains what is asked; 0 where none does."""
+    facts, asked_per_s = setting.facts(backend), setting.asked_per_s
+    for _ in range(TURNS):
+        plan = planned(setting, facts, backend, system, asked_per_s)
+        if plan is None:
+            break
+        inputs = max(INPUTS, int(SLOS * setting.slo_s * setting.asked_per_s))
+        if kept_run(World(plan, facts, setting.slo_s, Limits()), setting.asked_per_s, inputs, seed=0):
+            return Measured(evaluate(plan, facts).cost_per_hour)
+        asked_per_s *= MORE
+    return Measured(0.0)
+
+
+def latency(setting: E3Setting, backend: str, system: str) -> Measured:
+    """Milliseconds, at one load for all systems that the weakest of them bears."""
+    return Measured(1e3 * _steady(replace(setting, quantile=0.0), backend, system).tally.quantile_s(setting.quantile))
+
+
+def under_tweets(setting: E3Setting, backend: str, system: str) -> Measured:
+    """Inputs in time per second, where they come as tweets did."""
+    facts = setting.facts(backend)
+    plan = planned(setting, facts, backend, system)
+    if plan is None:
+        return Measured(0.0)
+    world = World(plan, facts, setting.slo_s, Limits())
+    rate_per_s = BURSTY_SHARE * goodput(setting, backend, FULL).value
+    times_s = trace(data(TWEETS), rate_per_s, BURSTY_S)
+    depths = exit_blocks(setting.network.exits, len(times_s), np.random.default_rng(0))
+    return Measured(simulate(world, [(times_s, depths)], BURSTY_S).goodput_per_s)
+
+
+MEASURES: dict[str, Callable[[E3Setting, str, str], Measured]] = {
+    "inputs per second": goodput,
+    "dollars per hour": dollars,
+    "ms": latency,
+    "inputs in time per second": under_tweets,
+}
+
+
+@cache
+def _steady(setting: E3Setting, backend: str, system: str) -> Report:
+    facts = setting.facts(backend)
+    rate_per_s = STEADY_SHARE * min(_sustained(setting, backend, each) for each in setting.systems)
+    plan = planned(setting, facts, backend, system)
+    assert plan, f"{system} has no plan"
+    world = World(plan, facts, setting.slo_s, Limits())
+    return run(world, rate_per_s, max(INPUTS, int(SLOS * setting.slo_s * rate_per_s)), seed=0)
+
+
+@cache
+def _sustained(setting: E3Setting, backend: str, system: str) -> float:
+    return goodput(setting, backend, system).value
+
+
+def planned(setting: E3Setting, facts: Problem, backend: str, system: str, asked_per_s: float = 0.0) -> Plan | None:
+    """The plan of a system, made of what it expects."""
+    if setting.expected:
+        facts = setting.expected.facts(setting.devices, setting.dtype, backend)
+    objective = Objective(
+        goal="cost" if asked_per_s else "goodput",
+        slo_s=setting.slo_s,
+        goodput_per_s=asked_per_s,
+        max_batch=setting.batch,
+        fixed_batch=setting.batch if setting.fixed else None,
+    )
+    if system in NAMES:
+        return baselines.baseline(NAMES[system], facts, objective).plan
+    plan = side_by_side(facts, objective, GAP)
+    return _opened(plan, facts) if plan and system == ALL_RAMPS else plan
+
+
+def _opened(plan: Plan, facts: Problem) -> Plan:
+    """The same plan without control over ramps: whoever may leave anywhere leaves there."""
+    useful = {block for block in range(facts.num_blocks - 1) if facts.survival[block + 1] < facts.survival[block]}
+
+    def opened(split: Split) -> Split:
+        return replace(split, ramps=tuple(sorted(useful & set(range(split.start, split.stop)))))
+
+    def all_of(one: Plan) -> Plan:
+        placements = (replace(each, splits=tuple(map(opened, each.splits))) for each in one.placements)
+        return replace(one, placements=tuple(placements), beside=tuple(map(all_of, one.beside)))
+
+    return all_of(plan)
