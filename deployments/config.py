@@ -123,13 +123,13 @@ def _origin(told: str) -> str:
     return told.lower()
 
 
-Origin = Annotated[str, AfterValidator(_origin)]
+WebOrigin = Annotated[str, AfterValidator(_origin)]
 ALLOWED_ORIGINS = "Web pages of other servers that may ask from a browser, as in https://shop.example; none: no others."
 Ports = Annotated[str, AfterValidator(_port_range)]
 ImportPath = Annotated[str, AfterValidator(_well_formed)]
 LogFormat = Literal["text", "json"]
-Device = Annotated[str, AfterValidator(_known_device)]
-Devices = Annotated[dict[str, int] | str, AfterValidator(_counted)]
+DeviceName = Annotated[str, AfterValidator(_known_device)]
+DeclaredDevices = Annotated[dict[str, int] | str, AfterValidator(_counted)]
 
 
 class AppConfig(BaseModel):
@@ -149,7 +149,7 @@ class AppConfig(BaseModel):
         description="File of `isobatch plan`: its splits run on replicas of their own; none, and no devices: all "
         "in one process.",
     )
-    devices: Devices | None = Field(
+    devices: DeclaredDevices | None = Field(
         None,
         description="What plans may use, as KIND: COUNT, or auto: what Ray's nodes have. Without a plan's file, the "
         "best plan for them is made at the start, within slo_ms.",
@@ -183,7 +183,7 @@ class AppConfig(BaseModel):
         description="An answer's deadline, unless the request says otherwise (X-Deadline-Ms); not told: what the "
         "plan of a file was made for.",
     )
-    device: Device = Field("cpu", description="Where the network computes: cpu or cuda.")
+    device: DeviceName = Field("cpu", description="Where the network computes: cpu or cuda.")
     dtype: Literal["float32", "float16", "bfloat16", "int8"] = Field(
         "float32", description="Precision of the network; int8: of its dense layers, on CPUs, by ONNX Runtime."
     )
@@ -243,7 +243,7 @@ class AppConfig(BaseModel):
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
     )
-    allowed_origins: tuple[Origin, ...] = Field((), description=ALLOWED_ORIGINS)
+    allowed_origins: tuple[WebOrigin, ...] = Field((), description=ALLOWED_ORIGINS)
     grpc_port: int | None = Field(
         None, ge=1, le=65535, description="Port of the Open Inference Protocol over gRPC; none: only HTTP."
     )

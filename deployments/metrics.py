@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["Counter", "Gauge", "Histogram"]
+MetricKind = Literal["Counter", "Gauge", "Histogram"]
 LATENCY_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 OF_SERVE = ("application", "deployment", "replica")  # labels that Serve adds to each series
 
@@ -14,7 +14,7 @@ class MetricFamily:
     """One metric, with the labels that tell its series apart."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     about: str
     labels: tuple[str, ...] = ()
 

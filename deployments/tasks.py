@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.errors import UserError
-from profiles.model import Label, Score, Words
+from profiles.model import Label, Probability, Words
 
 ONE_LABEL = "single_label_classification"  # as Hugging Face calls it
 Outputs = dict[str, Any]
@@ -35,7 +35,7 @@ class TaskAnswer(Protocol):
     def label(self) -> Label: ...
 
     @property
-    def score(self) -> Score: ...
+    def score(self) -> Probability: ...
 
     @property
     def words(self) -> Words | None: ...
@@ -78,7 +78,7 @@ class Task(Protocol):
         """An answer as JSON."""
         ...
 
-    def heard(self, output: Outputs) -> tuple[Label, Any, Score]:
+    def heard(self, output: Outputs) -> tuple[Label, Any, Probability]:
         """The answer, its name and its score in what `output` gives."""
         ...
 
@@ -103,7 +103,7 @@ class Classification:
     def output(self, told: TaskAnswer, names: Sequence[str]) -> Outputs:
         return {"label": told.label, "name": self.named(told.label, names), "score": told.score}
 
-    def heard(self, output: Outputs) -> tuple[Label, Any, Score]:
+    def heard(self, output: Outputs) -> tuple[Label, Any, Probability]:
         return output["label"], output["name"], output["score"]
 
     def columns(self, told: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
@@ -138,7 +138,7 @@ class TokenClassification:
         tokens = tokens_of(told, names)
         return {"tokens": tokens, "entities": entities_of(tokens, _words_of(told).text)}
 
-    def heard(self, output: Outputs) -> tuple[Label, Any, Score]:
+    def heard(self, output: Outputs) -> tuple[Label, Any, Probability]:
         labels, names, scores = (tuple(each[part] for each in output["tokens"]) for part in ("label", "name", "score"))
         return labels, names, scores
 

@@ -23,7 +23,7 @@ TOGETHER = 50  # audits: blocks with fewer are counted with their neighbours, or
 LEAST = 100  # audits, before anything is said of a promise
 STEPS = 40
 
-Verdict = Literal["kept", "broken", "not watched"]
+PromiseState = Literal["kept", "broken", "not watched"]
 Floats = NDArray[np.float64]
 
 
@@ -36,7 +36,7 @@ class Agreement:
     high: float
     audits: int
 
-    def verdict(self, promised: float) -> Verdict:
+    def verdict(self, promised: float) -> PromiseState:
         """`kept`: nothing speaks against it.
 
         >>> Agreement(0.993, 0.989, 0.996, 2140).verdict(0.99), Agreement(0.97, 0.95, 0.98, 2140).verdict(0.99)
@@ -69,7 +69,7 @@ def said(agreement: Agreement | None, promised: float | None) -> str:
     return f"{seen}, promise {100 * promised:.4g} %: {verdict(agreement, promised)}"
 
 
-def verdict(agreement: Agreement | None, promised: float) -> Verdict:
+def verdict(agreement: Agreement | None, promised: float) -> PromiseState:
     """What is known of a promise, with audits or without any."""
     return agreement.verdict(promised) if agreement else "not watched"
 

@@ -8,6 +8,7 @@ lose is tried at TRIED places between the least and the greatest possible, not a
 """
 
 import math
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -29,10 +30,10 @@ def margin_of(count: int, max_loss: float, confidence: float, metric: Metric) ->
     >>> [round(margin_of(count, 0.01, 0.95, "accuracy"), 2) for count in (1000, 4000)]
     [2.05, 1.8]
     """
-    low, high = 0.0, WIDEST
+    outcomes, low, high = _outcomes(count, max_loss, metric), 0.0, WIDEST
     for _ in range(STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if chance(count, max_loss, middle, metric) <= 1 - confidence else (middle, high)
+        low, high = (low, middle) if outcomes.chance(middle) <= 1 - confidence else (middle, high)
     return high
 
 
@@ -51,7 +52,8 @@ def bound(lost: Loss, confidence: float, metric: Metric) -> float:
     for _ in range(STEPS):
         middle = (low + high) / 2
         margin = float((middle - lost.mean) / lost.error)
-        low, high = (low, middle) if chance(lost.counted, middle, margin, metric) <= 1 - confidence else (middle, high)
+        chance = _outcomes(lost.counted, middle, metric).chance(margin)
+        low, high = (low, middle) if chance <= 1 - confidence else (middle, high)
     return high
 
 
@@ -73,25 +75,46 @@ def least_promise(count: int, confidence: float) -> float:
     return float(1 - (1 - confidence) ** (1 / count))
 
 
-def chance(count: int, max_loss: float, margin: float, metric: Metric) -> float:
-    """How often so many inputs at most pass the test if the true loss is `max_loss`."""
-    if metric == "agreement":
-        return _passing(count, max_loss, margin, max_loss)
-    least = max(max_loss, 1 / count)
-    return max(_passing(count, max_loss, margin, float(share)) for share in np.geomspace(least, 1.0, TRIED))
+@dataclass(frozen=True)
+class _Outcomes:
+    """Every number of inputs that may win, for every share of inputs that wins or loses, if so much is lost on average.
+
+    One row for each: which share it belongs to, how many win, how likely that is, and how likely each of the others
+    loses.
+    """
+
+    count: int
+    max_loss: float
+    share: NDArray[np.int64]
+    won: NDArray[np.int64]
+    likely: NDArray[np.float64]
+    losing: NDArray[np.float64]
+
+    def chance(self, margin: float) -> float:
+        """How often these inputs at most pass the test, whichever the share."""
+        lost = _most_lost(self.won, self.count, self.max_loss, margin)
+        few_lost = np.zeros(len(lost))
+        some = lost >= 0
+        few_lost[some] = bdtr(lost[some], self.count - self.won[some], self.losing[some])
+        return float(np.bincount(self.share, self.likely * few_lost).max())
 
 
-def _passing(count: int, max_loss: float, margin: float, share: float) -> float:
-    """The same, if this share of all inputs wins or loses."""
-    losing, winning = (share + max_loss) / 2, max(share - max_loss, 0.0) / 2
-    fewest, most = bdtrik([NEGLIGIBLE, 1 - NEGLIGIBLE], count, winning) if winning else (0, 0)
-    won = np.arange(math.floor(fewest), math.ceil(most) + 1)
-    lost = _most_lost(won, count, max_loss, margin)
-    few_lost = bdtr(np.maximum(lost, 0), count - won, min(losing / (1 - winning), 1.0))
-    return float((_binomial(won, count, winning) * np.where(lost < 0, 0.0, few_lost)).sum())
+def _outcomes(count: int, max_loss: float, metric: Metric) -> _Outcomes:
+    """Numbers that are as good as impossible are left out."""
+    shares = np.array([max_loss]) if metric == "agreement" else np.geomspace(max(max_loss, 1 / count), 1.0, TRIED)
+    losing, winning = (shares + max_loss) / 2, np.maximum(shares - max_loss, 0.0) / 2
+    each = [_likely_numbers(count, float(chance)) for chance in winning]
+    share, won = np.repeat(np.arange(len(each)), [len(one) for one in each]), np.concatenate(each)
+    of_others = np.minimum(losing / (1 - winning), 1.0)
+    return _Outcomes(count, max_loss, share, won, _binomial(won, count, winning[share]), of_others[share])
 
 
-def _binomial(successes: NDArray[np.int64], count: int, chance: float) -> NDArray[np.float64]:
+def _likely_numbers(count: int, chance: float) -> NDArray[np.int64]:
+    fewest, most = bdtrik([NEGLIGIBLE, 1 - NEGLIGIBLE], count, chance) if chance else (0, 0)
+    return np.arange(math.floor(fewest), math.ceil(most) + 1)
+
+
+def _binomial(successes: NDArray[np.int64], count: int, chance: NDArray[np.float64]) -> NDArray[np.float64]:
     """How likely each number of successes is; `scipy.stats` knows too, but takes each process 0.4 s to import."""
     ways = gammaln(count + 1) - gammaln(successes + 1) - gammaln(count - successes + 1)
     likely: NDArray[np.float64] = np.exp(ways + xlogy(successes, chance) + xlog1py(count - successes, -chance))

@@ -16,7 +16,7 @@ from profiles.model import Batch, Launched, SplitModel
 from profiles.sweep import NOISY, NetworkFacts, Rounds, affordable, knee, next_size, tabulate
 
 Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # what a call returns, and the seconds it took
-Row = tuple[list[float], list[float], float]  # blocks, ramps, whole
+Timings = tuple[list[float], list[float], float]  # blocks, ramps, whole
 Progress = Callable[[float, str], None]  # the share that is done, and what is being done
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 25
@@ -124,7 +124,7 @@ class Sweep:
     def _visit(self, size: float) -> Rounds:
         """At least a few rounds; more, up to a point, while this visit's share of the budget lasts."""
         self._progress(1 - max(self._left_s, 0.0) / self._budget_s, f"batch {size:g}")
-        batch, rows = self._make_batch(size), list[Row]()
+        batch, rows = self._make_batch(size), list[Timings]()
         until = self._clock() + min(VISIT_SHARE * self._budget_s, self._left_s)
         while len(rows) < LEAST_ROUNDS or (len(rows) < MOST_ROUNDS and self._clock() < until):
             rows.append(one_round(self._model, batch, self._stopwatch))
@@ -148,7 +148,7 @@ class Sweep:
         return {int(size): rounds.median_s for size, rounds in self._rounds.items() if size >= 1}
 
 
-def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> Row:
+def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> Timings:
     """Every block alone, without and with its ramp, then all blocks at once. Rounds interleave, so noise hits all."""
     blocks, ramps, here = list[float](), list[float](), batch
     for block in range(model.num_blocks):

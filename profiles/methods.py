@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 T = TypeVar("T")
-Order = tuple[int, int, int]
+ArimaOrder = tuple[int, int, int]
 
 # All difference once: survival and load wander, and only orders of one differencing can be compared by AICc.
-ORDERS: tuple[Order, ...] = ((0, 1, 1), (1, 1, 1), (0, 1, 2), (2, 1, 1))
+ORDERS: tuple[ArimaOrder, ...] = ((0, 1, 1), (1, 1, 1), (0, 1, 2), (2, 1, 1))
 DEEPEST = 2  # how many rises and errors the deepest of them looks back on
 ENOUGH_FOR_ARIMA = 30
 UNSETTLED = 5  # of the first values, an ARIMA knows too little
@@ -192,7 +192,7 @@ def _varies(values: Floats) -> bool:
         return bool(np.ptp(values) > 1e-9 * max(1.0, float(np.abs(values).max())))
 
 
-def _arima(values: Floats, order: Order) -> Any:
+def _arima(values: Floats, order: ArimaOrder) -> Any:
     """Fitted by Hannan-Rissanen: a few regressions, five to ten times faster than maximum likelihood."""
     from statsmodels.tsa.arima.model import ARIMA  # half a second of imports that most commands do not need
 

@@ -16,7 +16,7 @@ Array = Any
 
 # What an input is answered, and how probable that is; where each word of a text is answered, one for each.
 Label = int | tuple[int, ...]
-Score = float | tuple[float, ...]
+Probability = float | tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Exits:
             counts = counts[places]
         return replace(self, rows=self.rows[places], blocks=self.blocks[places], logits=logits, counts=counts)
 
-    def said(self) -> list[tuple[Label, Score]]:
+    def said(self) -> list[tuple[Label, Probability]]:
         """What each is answered, and the probability of that."""
         labels, scores = self.labels.tolist(), self.probabilities.max(axis=1, initial=0.0).tolist()
         if self.counts is None:
@@ -129,7 +129,7 @@ class Launched:
 
 
 # The active ramps of a whole network, by the block they follow; a mapping gives thresholds, too (None: its own).
-Ramps = frozenset[int] | Mapping[int, float | None]
+OpenRamps = frozenset[int] | Mapping[int, float | None]
 NOBODY: NDArray[np.int64] = np.empty(0, np.int64)
 
 

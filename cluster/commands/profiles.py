@@ -28,7 +28,7 @@ Network = Annotated[
     str, typer.Option(help="bert-base, bert-large, bert-6l-768h, bert-4l-288h, vit-b, vit-l, resnet50.")
 ]
 Length = Annotated[int, typer.Option(min=1, help="Tokens of an input (images have one size).")]
-Backend = Annotated[str, typer.Option(help="torch, graphs, onnx, tensorrt; several: onnx,torch.")]
+Backends = Annotated[str, typer.Option(help="torch, graphs, onnx, tensorrt; several: onnx,torch.")]
 Dtype = Annotated[str, typer.Option(help="float16 or float32.")]
 Picture = Annotated[Path | None, typer.Option(help="Draw it into this file.")]
 
@@ -61,7 +61,7 @@ def show(
     kinds: Kinds,
     network: Network = "bert-base",
     length: Length = 128,
-    backend: Backend = "onnx",
+    backend: Backends = "onnx",
     dtype: Dtype = "float16",
     picture: Picture = None,
 ) -> None:
@@ -87,7 +87,7 @@ def show(
 def compare(
     profile: Annotated[Path, typer.Argument(help="A file of 'isobatch profile' with measured tables.")],
     network: Network = "bert-base",
-    backend: Backend = "",
+    backend: Backends = "",
     dtype: Dtype = "",
     picture: Picture = None,
 ) -> None:

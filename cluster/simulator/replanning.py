@@ -14,7 +14,7 @@ from cluster.controller.question import Question
 from cluster.controller.record import Event, Events
 from cluster.simulator.devices import TableDevices
 from cluster.simulator.report import Report
-from cluster.simulator.simulation import Inputs, Simulation, World
+from cluster.simulator.simulation import Chunks, Simulation, World
 from deployments.front.observed import Observed
 from optimizer.plan import Plan
 from profiles.windows import History
@@ -58,7 +58,7 @@ class Replanned:
 
 
 def replan(
-    world: World, asked: Question, inputs: Inputs, seconds: float, *, seed: int = 0, patience: Patience = PATIENCE,
+    world: World, asked: Question, inputs: Chunks, seconds: float, *, seed: int = 0, patience: Patience = PATIENCE,
     progress: Callable[[float], None] = lambda at_s: None, keeper: Keeper | None = None,
     devices: Callable[..., TableDevices] = TableDevices,
 ) -> Replanned:  # fmt: skip

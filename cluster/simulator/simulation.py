@@ -25,7 +25,7 @@ from profiles.lengths import Lengths
 # Arrivals in seconds, and the block after which each is sure; texts of many lengths also have tokens, others as many as
 # plans are made of. A long run comes in many chunks.
 Chunk = tuple[Floats, Ints] | tuple[Floats, Ints, Ints]
-Inputs = Iterable[Chunk]
+Chunks = Iterable[Chunk]
 CHUNK = 1 << 16
 NO_INPUTS = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
 # The random streams of troubles, lengths and audits, as inputs are drawn from the seed too.
@@ -47,7 +47,7 @@ class World:
 
 
 def simulate(
-    world: World, inputs: Inputs, seconds: float, seed: int = 0, progress: Callable[[float], None] = lambda at_s: None
+    world: World, inputs: Chunks, seconds: float, seed: int = 0, progress: Callable[[float], None] = lambda at_s: None
 ) -> Report:
     """Run until every input has ended; `progress` is called with the simulated time now and then."""
     simulation = Simulation(world, inputs, seconds, seed)
@@ -66,7 +66,7 @@ class Simulation:
     def __init__(
         self,
         world: World,
-        inputs: Inputs,
+        inputs: Chunks,
         seconds: float,
         seed: int = 0,
         devices: Callable[..., TableDevices] = TableDevices,
@@ -161,7 +161,7 @@ class Simulation:
         return route_of(self.plan, running, group_names(self.plan, running))
 
 
-def _chunks(inputs: Inputs) -> Iterator[tuple[Any, ...]]:
+def _chunks(inputs: Chunks) -> Iterator[tuple[Any, ...]]:
     for arrays in inputs:
         for start in range(0, len(arrays[0]), CHUNK):
             yield tuple(array[start : start + CHUNK] for array in arrays)

@@ -20,7 +20,7 @@ from deployments.decoding.front import DecoderFront
 from deployments.decoding.replies import (
     CHAT_SHAPE,
     COMPLETION_SHAPE,
-    Reply,
+    TextReply,
     after,
     choice_of,
     pieces_of,
@@ -131,7 +131,7 @@ class _Writers:
             raise RefusedError(400, f"prompt has {len(prompts)} texts: 1 to {front.config.max_prompts} are allowed")
         tokens = [front.texts.prompt(one) if isinstance(one, str) else one for one in prompts]
         wanted = [front.wanted(one, asked.max_tokens, asked.sampling) for one in tokens]
-        return await self._answer(request, Reply(COMPLETION_SHAPE, front.name, wanted, asked.stops, begun_s), asked)
+        return await self._answer(request, TextReply(COMPLETION_SHAPE, front.name, wanted, asked.stops, begun_s), asked)
 
     async def chat(self, request: Request) -> Response:
         """Answer the last message of a conversation."""
@@ -141,13 +141,13 @@ class _Writers:
         prompt = front.texts.chat([{"role": each.role, "content": each.text} for each in asked.messages])
         most = asked.max_completion_tokens or asked.max_tokens
         wanted = [front.wanted(prompt, most, asked.sampling)]
-        return await self._answer(request, Reply(CHAT_SHAPE, front.name, wanted, asked.stops, begun_s), asked)
+        return await self._answer(request, TextReply(CHAT_SHAPE, front.name, wanted, asked.stops, begun_s), asked)
 
     async def _body(self, request: Request) -> object:
         headers = dict(request.headers.raw)
         return json_in(await body_of(headers, request.receive, self._front.config.max_body_bytes))
 
-    async def _answer(self, request: Request, reply: Reply, asked: CompletionRequest | ChatRequest) -> Response:
+    async def _answer(self, request: Request, reply: TextReply, asked: CompletionRequest | ChatRequest) -> Response:
         if asked.stream:
             pieces = pieces_of(self._front, reply, asked.counted)
             first = await anext(pieces)  # a refusal comes before the status is sent

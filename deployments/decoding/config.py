@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.config import ALLOWED_ORIGINS, Device, LogFormat, Origin
+from deployments.config import ALLOWED_ORIGINS, DeviceName, LogFormat, WebOrigin
 from deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
 from deployments.decoding.sequences import Splits
 from optimizer.plan import Plan, read_plan
@@ -29,7 +29,7 @@ class DecoderConfig(BaseModel):
     )
     replicas: int = Field(1, ge=1, description="Replicas that hold the network, each with KV memory of its own.")
     cpus_per_replica: float = Field(1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for.")
-    device: Device = Field("cpu", description="Where the network computes: cpu or cuda.")
+    device: DeviceName = Field("cpu", description="Where the network computes: cpu or cuda.")
     dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")
     plan: str | None = Field(
         None,
@@ -74,7 +74,7 @@ class DecoderConfig(BaseModel):
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
     )
-    allowed_origins: tuple[Origin, ...] = Field((), description=ALLOWED_ORIGINS)
+    allowed_origins: tuple[WebOrigin, ...] = Field((), description=ALLOWED_ORIGINS)
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for what was let in.")
     log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
 

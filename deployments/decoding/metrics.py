@@ -5,7 +5,7 @@ from typing import Literal
 
 from deployments.metrics import MetricSeries
 
-Outcome = Literal["answered", "refused", "cancelled", "failed"]
+RequestEnd = Literal["answered", "refused", "cancelled", "failed"]
 _METRICS_SAY = {"cancelled": "abandoned"}  # what `isobatch_requests` calls it, here as for other networks
 
 
@@ -13,10 +13,10 @@ class ClientMeter:
     """Counts one front's requests, and times the tokens of each sequence."""
 
     def __init__(self, series: MetricSeries, clock: Callable[[], float]) -> None:
-        self.requests: dict[Outcome, int] = dict.fromkeys(("answered", "refused", "cancelled", "failed"), 0)
+        self.requests: dict[RequestEnd, int] = dict.fromkeys(("answered", "refused", "cancelled", "failed"), 0)
         self.clock, self._series = clock, series
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RequestEnd) -> None:
         self.requests[outcome] += 1
         self._series.more("isobatch_requests", 1, outcome=_METRICS_SAY.get(outcome, outcome))
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from deployments.decoding.front import DecoderFront, TextPiece
-from deployments.decoding.metrics import Outcome
+from deployments.decoding.metrics import RequestEnd
 from deployments.decoding.sequences import Finish, Wanted
 from deployments.front.answers import RefusedError
 
@@ -52,7 +52,7 @@ CHAT_SHAPE = ReplyShape(
 
 
 @dataclass
-class Reply:
+class TextReply:
     """An answer to one request, which may have several choices."""
 
     shape: ReplyShape
@@ -87,9 +87,9 @@ async def whole_of(front: DecoderFront, wanted: Wanted, stops: Sequence[str]) ->
     return text, depths, finish
 
 
-async def pieces_of(front: DecoderFront, reply: Reply, usage: bool) -> AsyncGenerator[bytes, None]:
+async def pieces_of(front: DecoderFront, reply: TextReply, usage: bool) -> AsyncGenerator[bytes, None]:
     """The events of a stream; those of several prompts come as they are written."""
-    outcome: Outcome | None = "cancelled"  # None: whoever answers in place of the stream counts it
+    outcome: RequestEnd | None = "cancelled"  # None: whoever answers in place of the stream counts it
     opening = reply.shape.opening
     try:
         async with aclosing(_together(front, reply)) as written:
@@ -120,7 +120,7 @@ async def pieces_of(front: DecoderFront, reply: Reply, usage: bool) -> AsyncGene
             front.meter.ended(outcome)
 
 
-async def _together(front: DecoderFront, reply: Reply) -> AsyncGenerator[tuple[int, TextPiece], None]:
+async def _together(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple[int, TextPiece], None]:
     """What all choices write, with the number of the choice."""
     news: asyncio.Queue[tuple[int, TextPiece | BaseException | None]] = asyncio.Queue()
 

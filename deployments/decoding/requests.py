@@ -9,7 +9,7 @@ from deployments.decoding.sequences import Sampling
 from deployments.front.answers import RefusedError, shown
 from profiles.errors import first_wrong
 
-Token = Annotated[int, Field(ge=0)]
+TokenNumber = Annotated[int, Field(ge=0)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _NEUTRAL = "what clients may send although it asks for nothing"
 
@@ -56,7 +56,7 @@ class _Generation(BaseModel):
 class CompletionRequest(_Generation):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[Token] | list[list[Token]] = Field(description="TextTokens, or tokens.")
+    prompt: str | list[str] | list[TokenNumber] | list[list[TokenNumber]] = Field(description="TextTokens, or tokens.")
     max_tokens: int | None = Field(16, ge=1, description="The most tokens that are written.")
     best_of: Literal[1, None] = Field(None, description=_NEUTRAL)
     echo: Literal[False, None] = Field(None, description=_NEUTRAL)

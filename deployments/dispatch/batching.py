@@ -22,12 +22,12 @@ from deployments.dispatch.queues import Queue, StageQueues, Ticket
 # spare will go into waiting for those.
 URGENT = 1.5
 
-Choice = tuple[tuple[bool, float], int, Queue, Replica]  # its rank, and a number that decides between equal ranks
+Ranked = tuple[tuple[bool, float], int, Queue, Replica]  # its rank, and a number that decides between equal ranks
 
 
 def choose(lane: Lane, group: Group, stages: Sequence[StageQueues], now_s: float) -> tuple[Queue, Replica] | None:
     """A queue that a replica should take a batch from. Most often there is none: that must cost little."""
-    choices: list[Choice] = []
+    choices: list[Ranked] = []
     for stage in stages:
         if stage.waiting:
             for queue in stage.shared.values():
@@ -57,7 +57,7 @@ def _replica_for(queue: Queue, group: Group, stages: Sequence[StageQueues], now_
     return soon if soon and sum(stage.waiting for stage in stages) < queue.stage.room else None
 
 
-def _add_kept(choices: list[Choice], lane: Lane, group: Group, now_s: float) -> None:
+def _add_kept(choices: list[Ranked], lane: Lane, group: Group, now_s: float) -> None:
     """Add the queues of inputs that a replica keeps, which only that replica can run, benched or not."""
     still = set()
     for replica in group.may_run_kept:

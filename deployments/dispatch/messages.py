@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
-from profiles.model import Ramps
+from profiles.model import OpenRamps
 
 # Where orders cross sockets, it takes about this long until we hear that a replica is free and it has its next order.
 EARLY_S = 0.0015
@@ -119,7 +119,7 @@ class Launch(NamedTuple):
     replica: str
     cursor: int
     stop: int
-    ramps: Ramps
+    ramps: OpenRamps
     tickets: tuple[int, ...]
     places: tuple[Place, ...]
     keep: bool = False

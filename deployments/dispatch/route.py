@@ -8,7 +8,7 @@ from functools import cached_property
 from optimizer.model.works import work
 from optimizer.plan import Placement, Plan, Split, Thresholds
 from optimizer.problem import Problem
-from profiles.model import Ramps
+from profiles.model import OpenRamps
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Route:
         return self.stages[0].length
 
     @cached_property
-    def ramps(self) -> Ramps:
+    def ramps(self) -> OpenRamps:
         """The active ramps of the whole network, with their thresholds where these are not the network's own."""
         active = frozenset[int]().union(*(stage.ramps for stage in self.stages))
         told = dict(self.thresholds)

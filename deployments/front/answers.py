@@ -3,7 +3,7 @@
 import reprlib
 from dataclasses import dataclass
 
-from profiles.model import Label, Score, Words
+from profiles.model import Label, Probability, Words
 
 LONGEST_SENTENCE = 480  # bytes, which JSON makes twice as many at most: an error stays below 1 KiB
 _CUT = " ... "
@@ -24,7 +24,7 @@ class Answer:
     """One input's label, and what happened to it on the way; or the labels of its words."""
 
     label: Label
-    score: Score  # the probability of `label`, after calibration
+    score: Probability  # the probability of `label`, after calibration
     exit_block: int  # the block it left after
     steps: tuple[Step, ...]
     truncated: bool = False  # the input was longer than the network reads: its end was cut off

@@ -10,12 +10,12 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 PATH = "deployments.front.router:NamedReplicaRouter"
 
-Listener = Callable[[frozenset[str]], None]
+ReplicaListener = Callable[[frozenset[str]], None]
 
-listeners: dict[str, Listener] = {}
+listeners: dict[str, ReplicaListener] = {}
 
 
-def watch(application: str, listener: Listener) -> None:
+def watch(application: str, listener: ReplicaListener) -> None:
     """Call `listener` with the names of an application's replicas, now and whenever they change, in this process."""
     listeners[application] = listener
 

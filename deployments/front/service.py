@@ -41,7 +41,7 @@ _TYPICAL_S = 0.0002  # what a request costs, before any has shown it
 _LONG_WAIT_S, _LONG_SHARE = 0.05, 0.2
 _LOOKS_AT_ONE_OF = 8  # requests, to learn what they cost
 _NO_HEADERS: Mapping[bytes, bytes] = {}
-Written = TypeVar("Written")
+Format = TypeVar("Format")
 
 
 class Visit(NamedTuple):
@@ -59,11 +59,11 @@ class Visit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Content(Generic[Written]):
+class Content(Generic[Format]):
     """What a request says, once it is read; and what is made of the answers to its inputs."""
 
     inputs: Packed
-    write: Callable[[list[Answer]], Written]
+    write: Callable[[list[Answer]], Format]
     within_s: float | None = None  # how long its client waits, if only the body says so
 
 
@@ -181,7 +181,7 @@ class Service:
         full = wants_full(headers.get(FULL))
         return Visit(kind, size, arrived_s, within_s, until_s, work_s, deadline_s - rest_s, long_s, full)
 
-    async def answer(self, visit: Visit, read: Callable[[], Content[Written]]) -> Written:
+    async def answer(self, visit: Visit, read: Callable[[], Content[Format]]) -> Format:
         """What is written of the answers to the inputs that `read` finds in the request, if there is time for all."""
         self._inside += 1
         try:
@@ -189,7 +189,7 @@ class Service:
         finally:
             self._inside -= 1
 
-    async def _answer(self, visit: Visit, read: Callable[[], Content[Written]]) -> Written:
+    async def _answer(self, visit: Visit, read: Callable[[], Content[Format]]) -> Format:
         experience = self._experience(visit.kind)
         await self._turnstile.turn(visit.work_s, visit.latest_s)
         self._strained += self._clock() - visit.arrived_s > visit.long_s

@@ -11,7 +11,7 @@ from deployments.dispatch.route import stops
 from deployments.models.seam import ServedModel
 from deployments.tasks import task_of
 from profiles.errors import UserError
-from profiles.model import Batch, Exits, Label, Score, Words
+from profiles.model import Batch, Exits, Label, Probability, Words
 
 AT_ONCE = 32
 
@@ -22,7 +22,7 @@ class Predicted:
 
     label: Label
     name: str | tuple[str, ...]
-    score: Score  # the probability of `label`, after calibration
+    score: Probability  # the probability of `label`, after calibration
     exit_block: int
     words: Words | None = None  # of a text whose words are answered
 

@@ -9,7 +9,7 @@ import numpy as np
 from deployments.transport.frames import ArrayForm, Message, PackedForm, buffers, bytes_of
 from deployments.transport.holdings import Held, LostError, Share
 from deployments.transport.packed import Integers, Packed
-from profiles.model import Exits, Ramps
+from profiles.model import Exits, OpenRamps
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Order:
     """
 
     stop: int
-    ramps: Ramps
+    ramps: OpenRamps
     parts: tuple[Packed | Share, ...]
     keep: bool = False
     by_value_bytes: int = sys.maxsize

@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Labels:
+class LabelSet:
     """Arrays of one entry per partial plan; `parent`, `option` and `column` say how it was made."""
 
     loads: Floats
@@ -42,16 +42,16 @@ class Labels:
     def __len__(self) -> int:
         return len(self.work)
 
-    def pick(self, rows: NDArray[np.bool_] | Ints) -> "Labels":
-        return Labels(**{name: array[rows] for name, array in vars(self).items()})
+    def pick(self, rows: NDArray[np.bool_] | Ints) -> "LabelSet":
+        return LabelSet(**{name: array[rows] for name, array in vars(self).items()})
 
     @classmethod
-    def join(cls, parts: Sequence["Labels"]) -> "Labels":
+    def join(cls, parts: Sequence["LabelSet"]) -> "LabelSet":
         names = cls.__dataclass_fields__
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     @classmethod
-    def nothing(cls, columns: int, kinds: int) -> "Labels":
+    def nothing(cls, columns: int, kinds: int) -> "LabelSet":
         zeros, none = np.zeros(1), np.full(1, -1)
         empty = np.zeros((1, columns))
         return cls(empty, empty, zeros, zeros, np.full(1, kinds), none, none, none, none)
@@ -88,15 +88,15 @@ class LabelSweep:
     width: int  # the most labels that are kept before a block
     proof: bool  # a proof ends as soon as it would have to drop a label, since it then proves nothing
     effort: Effort = EFFORT
-    by_block: list[Labels] = field(default_factory=list)
+    by_block: list[LabelSet] = field(default_factory=list)
     dropped: float = np.inf  # the least bound of any label that was dropped because there were too many
 
-    def run(self) -> Labels:
+    def run(self) -> LabelSet:
         """Sweep over all blocks; returns the labels of whole plans."""
         kinds = len(self.counts)
-        waiting: list[list[Labels]] = [[] for _ in range(len(self.options) + 1)]
-        waiting[0].append(Labels.nothing(len(self.columns.kind), kinds))
-        nothing = Labels.nothing(len(self.columns.kind), kinds).pick(np.zeros(0, int))
+        waiting: list[list[LabelSet]] = [[] for _ in range(len(self.options) + 1)]
+        waiting[0].append(LabelSet.nothing(len(self.columns.kind), kinds))
+        nothing = LabelSet.nothing(len(self.columns.kind), kinds).pick(np.zeros(0, int))
         for block, here in enumerate(self.options):
             if self.effort.out_of_time():  # what was not looked at is bounded by the cuts alone
                 self.dropped = -np.inf
@@ -108,15 +108,15 @@ class LabelSweep:
                 for part in self._extend(labels, here):
                     for stop in np.unique(here.stop[part.option]):
                         waiting[stop].append(part.pick(here.stop[part.option] == stop))
-        return Labels.join(waiting[-1]) if waiting[-1] else nothing
+        return LabelSet.join(waiting[-1]) if waiting[-1] else nothing
 
-    def _settle(self, parts: list[Labels], block: int) -> Labels:
+    def _settle(self, parts: list[LabelSet], block: int) -> LabelSet:
         if not parts:
-            return Labels.nothing(len(self.columns.kind), len(self.counts)).pick(np.zeros(0, int))
-        labels = self._narrow(Labels.join(parts), block, self.effort.crowd * self.width)
+            return LabelSet.nothing(len(self.columns.kind), len(self.counts)).pick(np.zeros(0, int))
+        labels = self._narrow(LabelSet.join(parts), block, self.effort.crowd * self.width)
         return self._narrow(labels.pick(undominated(self._measures(labels), labels.kind)), block, self.width)
 
-    def _narrow(self, labels: Labels, block: int, width: int) -> Labels:
+    def _narrow(self, labels: LabelSet, block: int, width: int) -> LabelSet:
         """The labels of the least bounds, if there are too many; none of them when this sweep is a proof."""
         if len(labels) <= width:
             return labels
@@ -126,7 +126,7 @@ class LabelSweep:
         self.dropped = min(self.dropped, float(bounds[order[width:]].min()))
         return labels.pick(np.sort(order[:width]))
 
-    def bounds(self, labels: Labels, block: int = -1) -> Floats:
+    def bounds(self, labels: LabelSet, block: int = -1) -> Floats:
         """The tightest bound of each label, as a value of the goal; the last cut is latency and no bound."""
         spent = [each.spent(self._kinds(labels.loads), labels.work, labels.arrivals) for each in self.cuts]
         goal = [paid + each.togo[block, labels.kind] - each.offset for paid, each in zip(spent, self.cuts, strict=True)]
@@ -135,12 +135,12 @@ class LabelSweep:
     def _kinds(self, loads: Floats) -> Floats:
         return self.columns.by_kind(loads, len(self.counts))
 
-    def _measures(self, labels: Labels) -> Floats:
+    def _measures(self, labels: LabelSet) -> Floats:
         late = [(labels.work + labels.arrivals * each)[:, None] for each in self.spacings_s]
         memory = labels.memory[:, np.isfinite(self.columns.capacity)]
         return np.concatenate([labels.loads, memory, *late], axis=1)
 
-    def _extend(self, labels: Labels, here: Options) -> list[Labels]:
+    def _extend(self, labels: LabelSet, here: Options) -> list[LabelSet]:
         """Every label with every option, as far as the cuts allow."""
         classes = here.class_of[labels.kind]
         found = []
@@ -151,7 +151,7 @@ class LabelSweep:
                 found += self._pairs(labels, members[at : at + step], here, row)
         return found
 
-    def _pairs(self, labels: Labels, rows: Ints, here: Options, source: int) -> list[Labels]:
+    def _pairs(self, labels: LabelSet, rows: Ints, here: Options, source: int) -> list[LabelSet]:
         spent = [
             each.spent(self._kinds(labels.loads[rows]), labels.work[rows], labels.arrivals[rows]) for each in self.cuts
         ]
@@ -176,7 +176,7 @@ class LabelSweep:
             label, option = label[keep], option[keep]
         return self._place(labels, rows[label], here, option, source)
 
-    def _place(self, labels: Labels, label: Ints, here: Options, option: Ints, source: int) -> list[Labels]:
+    def _place(self, labels: LabelSet, label: Ints, here: Options, option: Ints, source: int) -> list[LabelSet]:
         """Place each pair on every column of its kind that may take it: those in use, and the first unused one."""
         columns = self.columns.of(len(self.counts))
         result = []
@@ -190,11 +190,11 @@ class LabelSweep:
                 result.append(self._grown(labels, label[keep], here, option[keep], source, target[keep]))
         return [part for part in result if len(part)]
 
-    def _grown(self, labels: Labels, label: Ints, here: Options, option: Ints, source: int, column: Ints) -> Labels:
+    def _grown(self, labels: LabelSet, label: Ints, here: Options, option: Ints, source: int, column: Ints) -> LabelSet:
         loads, memory, row = labels.loads[label], labels.memory[label], np.arange(len(label))
         loads[row, column] += here.load_s[source, option]
         memory[row, column] += here.memory[option]
-        grown = Labels(
+        grown = LabelSet(
             loads, memory, labels.work[label] + here.work_s[source, option],
             labels.arrivals[label] + here.arrivals[option], here.kind[option], np.full(len(label), here.start), label,
             option, column,

@@ -12,7 +12,7 @@ from optimizer.objective import Objective
 from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import Problem, split_with_ramps
 from optimizer.search.bounds import Path, fixed
-from optimizer.search.labels import Labels, LabelSweep, PlacementColumns
+from optimizer.search.labels import LabelSet, LabelSweep, PlacementColumns
 from optimizer.search.local import Chain, Floats, LocalSearch
 from optimizer.search.multipliers import Relaxation
 from optimizer.search.options import Builder, Options
@@ -170,7 +170,7 @@ class Search:
         found = self._pick(sweep, sweep.run(), limit)
         return found, min(sweep.dropped, found.value if found else limit)
 
-    def _pick(self, sweep: LabelSweep, labels: Labels, limit: float) -> Found | None:
+    def _pick(self, sweep: LabelSweep, labels: LabelSet, limit: float) -> Found | None:
         """The best finished label."""
         best: Staffing | None = None
         chosen = -1
@@ -183,7 +183,7 @@ class Search:
                 best, chosen = staffing, int(row)
         return Found(best.value, self._plan(sweep, labels, chosen, best)) if best else None
 
-    def _staffed(self, labels: Labels, row: int, best: float) -> Staffing | None:
+    def _staffed(self, labels: LabelSet, row: int, best: float) -> Staffing | None:
         times = (float(labels.work[row]), float(labels.arrivals[row]))
         return self.valuation.staffed(labels.loads[row], *times, best)
 
@@ -194,7 +194,7 @@ class Search:
         staffing = self.valuation.staffed(path.loads, path.work, path.arrivals)
         return staffing.value if staffing else np.inf
 
-    def _plan(self, sweep: LabelSweep, labels: Labels, row: int, staffing: Staffing) -> Plan:
+    def _plan(self, sweep: LabelSweep, labels: LabelSet, row: int, staffing: Staffing) -> Plan:
         """The plan of a finished label, read back from it to the first block."""
         splits: dict[int, list[Split]] = {}
         while labels.origin[row] >= 0:

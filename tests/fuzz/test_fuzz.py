@@ -25,8 +25,6 @@ from tests.fuzz.clients import HOST, Grpc, Honest, judged, judged_raw, post, raw
 from tests.fuzz.live import Live
 from tests.fuzz.served import Served
 
-pytestmark = pytest.mark.xdist_group("fuzz")  # one server for all
-
 ROOT = Path(__file__).parents[2]
 Act = Callable[[Any], Coroutine[Any, Any, str]]
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = {"experiments/results/NAME.json", "experiments/NAME/run.py"}
-PACKAGES = ("profiles", "optimizer", "deployments", "cluster", "experiments")
+PRODUCT = ("profiles", "optimizer", "deployments", "cluster")
+PACKAGES = (*PRODUCT, "experiments")
 
 
-def public_classes() -> dict[str, list[str]]:
+def public_classes(packages: tuple[str, ...] = PACKAGES) -> dict[str, list[str]]:
     """Where each name is, of all classes at the top of a module."""
     found = defaultdict(list)
-    for package in PACKAGES:
+    for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -21,8 +22,26 @@ def public_classes() -> dict[str, list[str]]:
     return found
 
 
+def aliases() -> dict[str, list[str]]:
+    """Where each name is that stands for a type, at the top of a module of the product."""
+    found = defaultdict(list)
+    for package in PRODUCT:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.parse(path.read_text()).body:
+                targets = node.targets if isinstance(node, ast.Assign) else []
+                for name in (each.id for each in targets if isinstance(each, ast.Name)):
+                    if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name):
+                        found[name].append(str(path.relative_to(ROOT)))
+    return found
+
+
 def test_no_two_public_classes_have_the_same_name() -> None:
     assert not {name: files for name, files in public_classes().items() if len(files) > 1}
+
+
+def test_no_name_of_a_type_is_that_of_a_class_too() -> None:
+    classes = public_classes(PRODUCT)
+    assert not {name: [*files, *classes[name]] for name, files in aliases().items() if name in classes}
 
 
 def test_no_test_module_imports_another() -> None:
@@ -44,7 +63,8 @@ def test_the_pages_name_only_files_that_there_are() -> None:
 
 def test_modules_that_are_named_in_pages_and_sources_exist() -> None:
     """In pages by their last part, too (`driver.py`), as in tables on one folder."""
-    modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("*/**/*.py") if ".venv" not in path.parts}
+    folders = (*PACKAGES, "tests")
+    modules = {str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.py")}
     ends = {end for module in modules for end in (module, module.rpartition("/")[2])}
     whole, last = re.compile(rf"\b((?:{'|'.join(PACKAGES)}|tests)/[\w/]+\.py)\b"), re.compile(r"`(\w+\.py)`")
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]

@@ -13,7 +13,7 @@ from deployments.front.open_inference import protocol
 from deployments.front.open_inference.protocol import check
 from deployments.front.open_inference.requests import BYTES, InputTensor, checked, dtype_of
 from deployments.front.open_inference.tensors import check_outputs, described, from_bytes, rows, timeout_s, to_bytes
-from deployments.front.service import Content, Service, Written
+from deployments.front.service import Content, Format, Service
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Call:
     left_s: float | None  # how long its client will wait
 
 
-Method = Callable[[Service, Any, Call], Awaitable[dict[str, Any]]]
+Answering = Callable[[Service, Any, Call], Awaitable[dict[str, Any]]]
 
 
 async def _live(service: Service, request: Any, call: Call) -> dict[str, Any]:
@@ -66,13 +66,13 @@ async def _statistics(service: Service, request: Any, call: Call) -> dict[str, A
     return await protocol.statistics(service)
 
 
-def content(service: Service, request: Any, response: Callable[..., Written]) -> Content[Written]:
+def content(service: Service, request: Any, response: Callable[..., Format]) -> Content[Format]:
     """What the request says; `response` makes a message of the fields of its answer."""
     check(service, request.model_name, request.model_version)
     if len(request.id) > LONGEST_NAME or len(request.outputs) > MOST_NAMED:
         raise RefusedError(400, f"an id has {LONGEST_NAME} characters at most, and a request {MOST_NAMED} outputs")
 
-    def written(answers: list[Answer]) -> Written:
+    def written(answers: list[Answer]) -> Format:
         outputs = protocol.columns(service, answers)
         wanted = [each.name for each in request.outputs] or list(outputs)
         check_outputs(wanted, outputs)
@@ -117,7 +117,7 @@ def _contents(contents: Any, kind: str, count: int) -> NDArray[Any]:
     return np.array(values, dtype=dtype_of(kind))
 
 
-METHODS: dict[str, Method] = {
+METHODS: dict[str, Answering] = {
     "ServerLive": _live,
     "ServerReady": _ready,
     "ServerMetadata": _server,

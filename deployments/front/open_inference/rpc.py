@@ -32,7 +32,7 @@ from deployments.front.headers import (
     waited_s_by,
 )
 from deployments.front.open_inference.messages import SERVICE, has_few_fields, message
-from deployments.front.open_inference.methods import METHODS, Call, Method, content
+from deployments.front.open_inference.methods import METHODS, Answering, Call, content
 from deployments.front.open_inference.tensors import MOST_TEXTS
 from deployments.front.proxy import REQUEST_S
 from deployments.front.service import Service, Visit
@@ -178,7 +178,7 @@ def _decoded(name: str, sent: bytes, most_fields: int) -> Any:
         raise RefusedError(400, f"this is no {name}: {error}") from error
 
 
-def _unary(service: Service, name: str, answer: Method) -> grpc.RpcMethodHandler:
+def _unary(service: Service, name: str, answer: Answering) -> grpc.RpcMethodHandler:
     response, most_fields = message(f"{name}Response"), _most_fields(service)
 
     async def handle(sent: bytes, context: Any) -> Any:

@@ -9,7 +9,7 @@ from deployments.models.anatomy import Anatomy, Family
 from deployments.models.spans import Spans
 
 Size = tuple[int, int]
-Block = Callable[[Tensor, Spans | None], Tensor]
+SwinBlock = Callable[[Tensor, Spans | None], Tensor]
 
 
 def dissect(model: Any) -> Anatomy:
@@ -24,7 +24,7 @@ def dissect(model: Any) -> Anatomy:
     )
 
 
-def _blocks(base: Any) -> Iterator[tuple[Block, int]]:
+def _blocks(base: Any) -> Iterator[tuple[SwinBlock, int]]:
     """Every layer of every stage, with the width of what it gives."""
     height, width = base.embeddings.patch_grid
     for number, stage in enumerate(base.encoder.layers):
@@ -35,7 +35,7 @@ def _blocks(base: Any) -> Iterator[tuple[Block, int]]:
         height, width = (height + 1) // 2, (width + 1) // 2
 
 
-def _block(layer: nn.Module, step: nn.Module | None, size: Size) -> Block:
+def _block(layer: nn.Module, step: nn.Module | None, size: Size) -> SwinBlock:
     def run(hidden: Tensor, spans: Spans | None) -> Tensor:
         after: Tensor = layer(hidden, size)[0]
         return after if step is None else step(after, size)
