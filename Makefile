@@ -31,9 +31,9 @@ llm-demo: setup  ## train the built-in decoder anew (it is shipped: nothing need
 # Hundreds of processes start in turn: what the first compiles serves all, also where Python is told to keep nothing.
 test test-cluster fuzz: export PYTHONDONTWRITEBYTECODE =
 
-# One of three processes runs the tests on Ray, in the order in which they were collected: first, as they take longest.
+# One of two processes begins with the tests on Ray, which often wait for what Ray starts; the other has the others.
 test: setup  ## run all tests on two cores
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m "not cluster"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not cluster"
 	@echo "all tests passed: unit, integration, perf, fuzz"
 
 test-cluster: setup  ## run the tests of several nodes on this machine, which make test leaves out: they take minutes

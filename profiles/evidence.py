@@ -5,7 +5,7 @@ choices may be weighed on the one table (`shape`); the other (`test`) then says 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import get_args
 from zipfile import BadZipFile
@@ -18,6 +18,7 @@ from profiles.exit_table import ExitTable, highest, ladder, outcome
 from profiles.losses import OF_ALL, Floats, Indices, Loss, Metric
 
 EVIDENCE = "exit_table.npz"
+KEPT = 8  # ladders
 _ARRAYS = tuple(field.name for field in fields(ExitTable) if field.name not in ("reference", "agreed"))
 
 
@@ -30,6 +31,7 @@ class Evidence:
     metric: Metric
     max_loss: float
     confidence: float
+    _ladders: dict[object, list[Indices]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def about(self, metric: Metric | None) -> "Evidence":
         """The same rows for a promise in another metric; none: the same metric."""
@@ -60,9 +62,18 @@ class Evidence:
     def _climbed(self, judge: ExitTable, ramps: Sequence[int], costs: Floats) -> Indices:
         chosen, rows = self.shape.strictest, list(ramps)
         if rows:
-            rungs = ladder(self.shape.only(rows, costs), self.metric)
+            rungs = self._ladder(rows, costs, self.metric)
             chosen[rows] = highest(rungs, judge.only(rows, costs), self.metric, self.shows)
         return chosen
+
+    def _ladder(self, ramps: list[int], costs: Floats, metric: Metric) -> list[Indices]:
+        """It is kept, as a controller asks every few minutes, mostly for the same; but only the last few are."""
+        key = (tuple(ramps), costs.tobytes(), metric)
+        if key not in self._ladders:
+            if len(self._ladders) >= KEPT:
+                self._ladders.clear()
+            self._ladders[key] = ladder(self.shape.only(ramps, costs), metric)
+        return self._ladders[key]
 
     def agreeing(self, ramps: Sequence[int], costs: Floats, most: float) -> Indices:
         """The candidates with which, by the test table, no more than this share of answers is not the full network's.
@@ -71,8 +82,7 @@ class Evidence:
         """
         chosen, rows = self.shape.strictest, list(ramps)
         if rows:
-            rungs = ladder(self.shape.only(rows, costs), "agreement")
-            test = self.test.only(rows, costs)
+            rungs, test = self._ladder(rows, costs, "agreement"), self.test.only(rows, costs)
             chosen[rows] = highest(rungs, test, "agreement", lambda lost: bool(lost.mean <= most))
         return chosen
 

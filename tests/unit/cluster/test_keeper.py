@@ -1,6 +1,7 @@
 """A promise that breaks is noticed and mended; one that holds is left alone."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,6 +23,16 @@ FACTS = ASKED.facts(MEDIUM, Corrections())
 NOW = exit_table(2, count=20_000)
 
 
+@cache
+def leaving(chosen: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Where the inputs leave with these candidates, and whether they then get another answer than the full network's.
+
+    It is remembered, as it is asked look by look.
+    """
+    places = NOW.places(np.array(chosen))
+    return places, NOW.answers(places) != NOW.said[-1]
+
+
 class Served:
     """Inputs drawn from a table, `misfits` of which are such as leave too early with the checkpoint's thresholds."""
 
@@ -32,19 +43,15 @@ class Served:
         self.served = 1.0  # the share that is answered in time
         self.share = SHARE
         self._random, self._changed_s, self._window = np.random.default_rng(seed), 0.0, list[Observed]()
-        places = NOW.places(EVIDENCE.prepared)
-        self._misfits, self._others = (np.flatnonzero(of) for of in (self._off(places), ~self._off(places)))
+        _, off = leaving(tuple(EVIDENCE.prepared))
+        self._misfits, self._others = np.flatnonzero(off), np.flatnonzero(~off)
         self.usual = len(self._misfits) / NOW.num_inputs
 
-    def _off(self, places: np.ndarray) -> np.ndarray:
-        return NOW.answers(places) != NOW.said[-1]
-
-    @property
-    def chosen(self) -> np.ndarray:
-        return EVIDENCE.nearest(PREPARED | dict(self.plan.thresholds))
+    def _leaving(self) -> tuple[np.ndarray, np.ndarray]:
+        return leaving(tuple(EVIDENCE.nearest(PREPARED | dict(self.plan.thresholds))))
 
     def disagreement(self, misfits: float) -> float:
-        off = self._off(NOW.places(self.chosen))
+        _, off = self._leaving()
         return float(misfits * off[self._misfits].mean() + (1 - misfits) * off[self._others].mean())
 
     def run(self, seconds: float, misfits: float | None = None) -> list[Retuning]:
@@ -71,12 +78,9 @@ class Served:
         count = int(self.rate_per_s * LOOK_S)
         is_misfit = self._random.uniform(size=count) < misfits
         rows = np.where(is_misfit, self._random.choice(self._misfits, count), self._random.choice(self._others, count))
-        places = NOW.places(self.chosen)
+        places, off = self._leaving()
         audited = (self._random.uniform(size=count) < self.share) & (places[rows] < 3)
-        counts = [
-            np.bincount(places[some], minlength=4)
-            for some in (rows, rows[audited], rows[audited & self._off(places)[rows]])
-        ]
+        counts = [np.bincount(places[some], minlength=4) for some in (rows, rows[audited], rows[audited & off[rows]])]
         exits, of_audited, missed = (tuple(each.tolist()) for each in counts)
         in_time = round(self.served * count)
         return Observed(self.now_s - LOOK_S, LOOK_S, count, in_time, exits, audited=of_audited, missed=missed)
