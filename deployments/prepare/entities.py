@@ -12,17 +12,17 @@ import numpy as np
 from deployments.tasks import NOWHERE, OUTSIDE, Tag
 from profiles.losses import EntityF1, Floats, Indices, Interval, Labels, Loss
 
-Entity = tuple[int, int, str]  # the first of its words, the last, and its kind
+LabelledWords = tuple[int, int, str]  # the first of its words, the last, and its kind
 
 
-def entities(labels: Labels, counts: Indices, names: Sequence[str]) -> frozenset[Entity]:
+def entities(labels: Labels, counts: Indices, names: Sequence[str]) -> frozenset[LabelledWords]:
     """Those of all texts, which have so many words each.
 
     >>> names = ("O", "B-PER", "I-PER")
     >>> sorted(entities(np.array([1, 2, 0, 2, 2]), np.array([4, 1]), names))
     [(0, 1, 'PER'), (3, 3, 'PER'), (4, 4, 'PER')]
     """
-    found, before = list[Entity](), NOWHERE
+    found, before = list[LabelledWords](), NOWHERE
     tags, firsts = [Tag.of(name) for name in names], set((np.cumsum(counts) - counts).tolist())
     for word, label in enumerate(labels.tolist()):
         tag = tags[label]
@@ -42,10 +42,10 @@ class EntityScore:
     both: Floats
 
     @classmethod
-    def of(cls, truth: frozenset[Entity], said: frozenset[Entity], counts: Indices) -> "EntityScore":
+    def of(cls, truth: frozenset[LabelledWords], said: frozenset[LabelledWords], counts: Indices) -> "EntityScore":
         text = np.repeat(np.arange(len(counts)), counts)
 
-        def per_text(some: frozenset[Entity]) -> Floats:
+        def per_text(some: frozenset[LabelledWords]) -> Floats:
             firsts = np.array([first for first, *_ in some], np.int64)
             return np.bincount(text[firsts], minlength=len(counts)).astype(np.float64)
 
