@@ -56,24 +56,24 @@ class E3Setting:
 
 
 @dataclass(frozen=True)
-class Measured:
+class BarValue:
     """A value, and of goodputs the share of what no system can exceed."""
 
     value: float
     share: float | None = None
 
 
-def goodput(setting: E3Setting, backend: str, system: str) -> Measured:
+def goodput(setting: E3Setting, backend: str, system: str) -> BarValue:
     """The highest rate at which 99 % of Poisson arrivals are answered within the SLO."""
     facts = setting.facts(backend)
     plan = planned(setting, facts, backend, system)
     found = 0.0
     if plan:
         found = sustained(plan, facts, setting.slo_s, INPUTS, slos=SLOS).goodput_per_s
-    return Measured(found, found / oracle_per_s(facts, setting.slo_s, setting.batch))
+    return BarValue(found, found / oracle_per_s(facts, setting.slo_s, setting.batch))
 
 
-def dollars(setting: E3Setting, backend: str, system: str) -> Measured:
+def dollars(setting: E3Setting, backend: str, system: str) -> BarValue:
     """Dollars per hour of the cheapest plan that sustains what is asked; 0 where none does."""
     facts, asked_per_s = setting.facts(backend), setting.asked_per_s
     for _ in range(TURNS):
@@ -82,30 +82,30 @@ def dollars(setting: E3Setting, backend: str, system: str) -> Measured:
             break
         inputs = max(INPUTS, int(SLOS * setting.slo_s * setting.asked_per_s))
         if kept_run(World(plan, facts, setting.slo_s, Limits()), setting.asked_per_s, inputs, seed=0):
-            return Measured(evaluate(plan, facts).cost_per_hour)
+            return BarValue(evaluate(plan, facts).cost_per_hour)
         asked_per_s *= MORE
-    return Measured(0.0)
+    return BarValue(0.0)
 
 
-def latency(setting: E3Setting, backend: str, system: str) -> Measured:
+def latency(setting: E3Setting, backend: str, system: str) -> BarValue:
     """Milliseconds, at one load for all systems that the weakest of them bears."""
-    return Measured(1e3 * _steady(replace(setting, quantile=0.0), backend, system).tally.quantile_s(setting.quantile))
+    return BarValue(1e3 * _steady(replace(setting, quantile=0.0), backend, system).tally.quantile_s(setting.quantile))
 
 
-def under_tweets(setting: E3Setting, backend: str, system: str) -> Measured:
+def under_tweets(setting: E3Setting, backend: str, system: str) -> BarValue:
     """Inputs in time per second, where they come as tweets did."""
     facts = setting.facts(backend)
     plan = planned(setting, facts, backend, system)
     if plan is None:
-        return Measured(0.0)
+        return BarValue(0.0)
     world = World(plan, facts, setting.slo_s, Limits())
     rate_per_s = BURSTY_SHARE * goodput(setting, backend, FULL).value
     times_s = trace(data(TWEETS), rate_per_s, BURSTY_S)
     depths = exit_blocks(setting.network.exits, len(times_s), np.random.default_rng(0))
-    return Measured(simulate(world, [(times_s, depths)], BURSTY_S).goodput_per_s)
+    return BarValue(simulate(world, [(times_s, depths)], BURSTY_S).goodput_per_s)
 
 
-MEASURES: dict[str, Callable[[E3Setting, str, str], Measured]] = {
+MEASURES: dict[str, Callable[[E3Setting, str, str], BarValue]] = {
     "inputs per second": goodput,
     "dollars per hour": dollars,
     "ms": latency,
