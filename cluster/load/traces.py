@@ -101,9 +101,12 @@ def _text(path: Path) -> str:
         return file.read().decode("utf-8-sig") if file else ""
 
 
+LONGEST_HEAD = 100_000  # characters
+
+
 def _parsed(text: str) -> RecordedTimes | CountedArrivals:
     first, _, rest = text.partition("\n")
-    head = next(csv.reader([first]), [])
+    head = next(csv.reader([first[:LONGEST_HEAD]]), [])  # counts in one line may be longer than csv reads
     if "TIMESTAMP" in head:
         return _times(head.index("TIMESTAMP"), rest)
     if any(name.startswith("minute_") for name in head):

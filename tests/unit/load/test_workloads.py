@@ -153,3 +153,9 @@ def test_a_mix_that_switches_gets_harder_at_once() -> None:
     hard = mix.exit_blocks(times, np.random.default_rng(0))
     assert hard[:2000].mean() == pytest.approx(0.2, abs=0.04)
     assert hard[2000:].mean() == pytest.approx(0.8, abs=0.04)
+
+
+def test_counts_in_one_long_line_are_read(tmp_path: Path) -> None:
+    """As tweets are published: millions of seconds in a line that is longer than csv reads."""
+    (tmp_path / "tweets.txt").write_text("5 " * 100_000)
+    assert len(trace(tmp_path / "tweets.txt", 10.0, 5.0)) > 0
