@@ -29,6 +29,7 @@ from profiles.errors import UserError
 
 MAX_CONNECTIONS = 4096  # of all clients; HAProxy needs twice as many file handles
 MAX_OF_ONE_ADDRESS = MAX_CONNECTIONS // 2  # so that no single client locks out the others
+MOST_BYTES = 16 * 2**20  # a body that is said to be longer is not waited for: the front refuses it by that alone
 ORDER_S = 2.0  # an order to HAProxy may take so long
 SILENT_S = 60  # how long a client may neither send nor take anything while it should
 
@@ -75,7 +76,7 @@ s#(return status 50. content-type) text/plain string "([^"]*)"#\1 application/js
     http-request set-header X-Request-Start t=%[date(0,us)]\
     http-request set-priority-offset sc0_http_req_rate,mul(100)\
     http-request set-priority-offset sc0_http_req_rate,mul(100),sub({health_ms}) if METH_GET {{ path_end {health} }}\
-    http-request wait-for-body time {request_s}s\
+    http-request wait-for-body time {request_s}s if !{{ req.hdr_val(content-length) gt {most_bytes} }}\
     acl says_when res.hdr(retry-after) -m found\
     http-after-response set-header Retry-After %[rand({retry_s}),add(1)] if {{ status 503 }} !says_when
 s/^ *use_backend ([^ ]+) if is_\1$/    use_backend \1{questions} if is_\1 METH_GET !{{ req.body_len gt 0 }}\
@@ -143,6 +144,7 @@ def guarded(folder: Path, ports: Collection[str]) -> str:
         refuse=refuse,
         errorfiles="\\\n".join(f"    errorfile {status} {folder}/{status}.http" for status in _ERRORS),
         request_s=REQUEST_S,
+        most_bytes=MOST_BYTES,
         silent_s=SILENT_S,
         of_one=MAX_OF_ONE_ADDRESS,
         queued_ms=QUEUED_MS,

@@ -140,6 +140,7 @@ def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
             (400, b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n"),
             (408, b"GET / HTTP/1.1\r\nX-Slow: "),
             (408, b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"),
+            (503, b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{"),  # at once
         ):
             began_s = time.monotonic()
             found, headers, body = asked(port, said=said)
