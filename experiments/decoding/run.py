@@ -1,13 +1,15 @@
 """Claim: decoding with exits at full batches beats decoding without exits, and exits that run as they come.
 
-The demo's decoder on sums that no part of it was made from, really computed on one thread of this machine, all with as
-many residents and as much memory. Ways are measured in turns, and tokens counted per second of processor time, so that
-a busy machine does not tip the ratios. The baseline is the continuous batching of transformers.
+The demo's decoder, and a T5 that learns the same, on sums that no part of them was made from, really computed on one
+thread of this machine, all with as many residents and as much memory. Ways are measured in turns, and tokens counted
+per second of processor time, so that a busy machine does not tip the ratios. The baseline is the continuous batching of
+transformers, which has none for T5. What other devices would make of exits is played (on_paper.py).
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,10 +18,14 @@ from rich.console import Console
 
 from deployments.decoding.checkpoint import DecoderRules, rules_of
 from deployments.decoding.config import DecoderConfig
-from deployments.decoding.loading import engine_of, load_decoder, load_tokenizer, stop_tokens
+from deployments.decoding.loading import decoder_shape, engine_of, load_decoder, load_tokenizer, stop_tokens
 from deployments.decoding.sequences import Wanted
 from deployments.demo import llm_demo_directory
 from deployments.demo.sums import answer_to, prompt_of, sums
+from deployments.folders import cache_directory, whole
+from deployments.prepare.llm_demo import add_ramps
+from deployments.prepare.t5_sums import save, train
+from experiments.decoding.on_paper import measure_on_paper
 
 MAX_TOKENS = 24
 RESIDENTS = 32
@@ -41,11 +47,19 @@ class WrittenWay:
 
 def measure(rounds: int = 5, texts: int = 320) -> dict[str, float]:
     torch.set_num_threads(1)
-    folder = llm_demo_directory()
+    llama = measured(llm_demo_directory(), rounds, texts, [WrittenWay("generate_batch", _generate_batch())])
+    t5 = measured(t5_directory(), rounds, texts, [])
+    figures = llama | {f"t5_{name}": value for name, value in t5.items()}
+    figures["t5_points_lost_by_recompute"] = 100 * (t5["exact_match_full"] - t5["exact_match_recompute"])
+    return figures | measure_on_paper(console.print)
+
+
+def measured(folder: Path, rounds: int, texts: int, others: list[WrittenWay]) -> dict[str, float]:
+    """Figures of one network, beside other ways to have the same written."""
     words, rules = load_tokenizer(folder), rules_of(folder, num_blocks=1_000)
-    pairs = sums(held_out=True)[:texts]
-    wanted = [Wanted(tuple(words(prompt_of(*pair))["input_ids"]), MAX_TOKENS, stop_tokens(folder)) for pair in pairs]
-    ways = _ways(rules)
+    shape, stop, pairs = decoder_shape(folder), stop_tokens(folder), sums(held_out=True)[:texts]
+    wanted = [shape.wanted(words(prompt_of(*pair))["input_ids"], MAX_TOKENS, stop) for pair in pairs]
+    ways = [*_ways(folder, rules), *others]
     written = {way.name: way.write(_some(wanted, way)) for way in ways}  # warms up, too
     speeds: dict[str, list[float]] = {way.name: [] for way in ways}
     for number in range(rounds):
@@ -56,23 +70,35 @@ def measure(rounds: int = 5, texts: int = 320) -> dict[str, float]:
     return _figures(speeds, written, right, rules)
 
 
-def _ways(rules: DecoderRules) -> list[WrittenWay]:
+def t5_directory() -> Path:
+    """A T5 that says sums, made once on a machine."""
+    target = cache_directory() / "t5-sums"
+    if not target.exists():
+        with whole(target) as folder:
+            save(train(), folder)
+            add_ramps(folder)
+    return target
+
+
+def _ways(folder: Path, rules: DecoderRules) -> list[WrittenWay]:
+    def ours(**told: Any) -> Callable[[Sequence[Wanted]], Texts]:
+        return _ours(folder, rules, **told)
+
     return [
-        WrittenWay("full", _ours(rules, exits="off")),
-        WrittenWay("recompute", _ours(rules, exits="recompute")),
-        WrittenWay("verified", _ours(rules, exits="verified")),
-        WrittenWay("exits_at_once", _ours(rules, exits="recompute", deep_share=AT_ONCE)),
-        WrittenWay("exits_batch_of_one", _ours(rules, exits="recompute", max_residents=1), share=0.1),
-        WrittenWay("generate_batch", _generate_batch()),
+        WrittenWay("full", ours(exits="off")),
+        WrittenWay("recompute", ours(exits="recompute")),
+        WrittenWay("verified", ours(exits="verified")),
+        WrittenWay("exits_at_once", ours(exits="recompute", deep_share=AT_ONCE)),
+        WrittenWay("exits_batch_of_one", ours(exits="recompute", max_residents=1), share=0.1),
     ]
 
 
-def _ours(rules: DecoderRules, **told: Any) -> Callable[[Sequence[Wanted]], Texts]:
+def _ours(folder: Path, rules: DecoderRules, **told: Any) -> Callable[[Sequence[Wanted]], Texts]:
     """An engine as a replica has it, without its thread."""
     base = {"model": "", "max_residents": RESIDENTS, "max_waiting": 10**6, "ttft_ms": 1e12, "tpot_ms": 1e12}
     base["kv_megabytes"] = KV_MEGABYTES
     config = DecoderConfig.model_validate(base | told)
-    return engine_of(load_decoder(llm_demo_directory()), rules, config).write_all
+    return engine_of(load_decoder(folder), rules, config).write_all
 
 
 def _generate_batch() -> Callable[[Sequence[Wanted]], Texts]:
@@ -119,8 +145,9 @@ def _figures(
     figures["verified_over_full"] = over("verified", "full")
     figures["over_exits_at_once"] = over("recompute", "exits_at_once")
     figures["over_exits_batch_of_one"] = over("recompute", "exits_batch_of_one")
-    figures["full_over_generate_batch"] = over("full", "generate_batch")
-    for name in ("full", "recompute", "verified", "generate_batch"):
+    if "generate_batch" in speeds:
+        figures["full_over_generate_batch"] = over("full", "generate_batch")
+    for name in sorted(speeds.keys() - {"exits_at_once", "exits_batch_of_one"}):
         figures[f"exact_match_{name}"] = _same(written[name], right)
     figures["texts_changed_by_recompute"] = 1.0 - _same(written["recompute"], written["full"])
     figures["texts_changed_by_verified"] = 1.0 - _same(written["verified"], written["full"])

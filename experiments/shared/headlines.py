@@ -274,7 +274,7 @@ HEADLINES = {
         Headline("tokens", "goodput_per_s_overloaded_ratio", "the same at 1.5 times the promise"),
         Headline("tokens", "goodput_per_s_over_padded", "through HTTP, launches of so many tokens over padded texts"),
     ),
-    "Decoding: the demo's Llama with real compute, one core, 32 residents": (
+    "Decoding, 32 residents: the demo's Llama and a T5 really computed on one core, others on virtual devices": (
         Headline("decoding", "recompute_over_full", "tokens a second, exits over no exits", 1.1),
         Headline("decoding", "verified_over_full", "the same, checked by the full network", 1.1),
         Headline("decoding", "over_exits_at_once", "exits over exits that run deep at once", 1.15),
@@ -283,6 +283,19 @@ HEADLINES = {
         Headline("decoding", "exact_match_full", "sums that are right, no exits"),
         Headline("decoding", "exact_match_recompute", "sums that are right, exits"),
         Headline("decoding", "texts_changed_by_verified", "texts that verified exits change", 0, at_most=True),
+        Headline("decoding", "t5_recompute_over_full", "a T5, exits over no exits", 1.1),
+        Headline("decoding", "t5_verified_over_full", "the same, checked by the full network", 1.1),
+        Headline("decoding", "t5_over_exits_at_once", "the same, exits over exits that run deep at once", 1.15),
+        Headline("decoding", "t5_points_lost_by_recompute", "points of accuracy that its exits lose", 1, at_most=True),
+        Headline("decoding", "weights_bind_over_full", "virtual, where weights bind: exits over no exits", 1.35),
+        Headline("decoding", "kv_binds_over_full", "virtual, where KV binds: exits over no exits", 1.9),
+        Headline("decoding", "drex_over_full", "virtual, DREX's setting: exits over no exits", paper=1.12),
+        Headline("decoding", "e3_t5_wmt_over_full", "virtual, E3's T5 on WMT: exits over no exits", paper=2.84),
+        Headline("decoding", "e3_t5_samsum_over_full", "virtual, E3's T5 on SAMSum: exits over no exits", paper=3.8),
+        Headline("decoding", "e3_llama_over_full", "virtual, E3's Llama: exits over no exits", paper=1.48),
+        Headline("decoding", "streamed_over_promised", "virtual: tokens written over promised, worst of three", 0.9),
+        Headline("decoding", "ttft_kept", "the same: texts that begin in time", 0.99),
+        Headline("decoding", "tpot_kept", "the same: texts whose tokens follow in time", 0.99),
     ),
     "Cascades": (
         Headline(

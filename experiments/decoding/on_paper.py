@@ -1,0 +1,147 @@
+"""Decoders on virtual devices: what plans bring where something else binds, and whether they keep what they promise.
+
+The engine and the scheduler are those that serve; launches take what a table says. Settings are the corners of the
+arithmetic (docs/decoding.md), and E3's and DREX's, on tables that are estimated from datasheets and configs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cluster.profiling.decoding_datasheets import estimated_table
+from cluster.simulator.decoding_choice import chosen, played, saturated
+from optimizer.decoding import RHYTHMS, DecodingFacts, DecodingGoal, DecodingWay, expected, plan_of
+from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
+from profiles.devices import fleet
+
+RESIDENTS, PROMPT_ROWS = 32, 256
+WIDE = DecodingGoal(ttft_s=1e9, tpot_s=1e9)
+KIND = "a6000"  # E3's
+TEXTS, OTHERS = 200, 3  # texts of a run at least; runs with texts that no plan was chosen by
+SLOWER = 2.0  # TPOT, in that of a replica that is never idle; TTFT in launches is far more than that
+TTFT_S = 2.0
+SPREAD = (0.5, 0.7, 0.9, 1.1, 1.3, 1.5)  # lengths of outputs, in the mean
+
+
+@dataclass(frozen=True)
+class PaperSetting:
+    """A network on paper, cut where `p` of the tokens go on."""
+
+    name: str
+    profile: DecoderProfile
+
+    @property
+    def facts(self) -> DecodingFacts:
+        return DecodingFacts(self.profile, fleet(f"{KIND}=1")[0])
+
+
+def settings() -> list[PaperSetting]:
+    """E3: 70 % of T5's tokens leave by block 2 of 8, half of Llama's by 25 of 32; WMT's and SAMSum's texts are taken to
+    have 30 and 150 tokens, and BoolQ's to have 150 and one to be written."""
+    t5, llama = _t5_small(), _llama_8b()
+    return [
+        PaperSetting("weights_bind", _corner(LaunchSize(blocks=1e-3), 8, 2, 0.3, 8, 48)),
+        PaperSetting("kv_binds", _corner(LaunchSize(read=1e-6), 8, 2, 0.3, 400, 48)),
+        PaperSetting("drex", _corner(LaunchSize(blocks=1e-3), 8, 4, 0.8, 8, 48)),
+        PaperSetting("e3_t5_wmt", _published(t5, 8, 2, 0.3, 30, 30)),
+        PaperSetting("e3_t5_samsum", _published(t5, 8, 2, 0.3, 150, 30)),
+        PaperSetting("e3_llama", _published(llama, 32, 25, 0.5, 150, 1)),
+    ]
+
+
+def measure_on_paper(tell: Callable[[str], None]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for setting in settings():
+        figures |= {f"{setting.name}_{name}": value for name, value in gains(setting).items()}
+        tell(f"{setting.name}: {figures[f'{setting.name}_over_full']:.3f}")
+    kept = [promises(setting) for setting in settings() if setting.name in ("weights_bind", "kv_binds", "e3_t5_wmt")]
+    for name in kept[0]:
+        figures[name] = min(each[name] for each in kept)
+        tell(f"{name}: {figures[name]:.4f}")
+    return figures
+
+
+def gains(setting: PaperSetting) -> dict[str, float]:
+    """Tokens per second of a replica that is never idle, with exits over without; both have as many residents."""
+    facts, num_blocks = setting.facts, setting.profile.num_blocks
+    cut = setting.profile.workload.survival[0][0] + 1
+    way = max((_way(cut, k) for k in RHYTHMS), key=lambda each: expected(facts, each).tokens_per_s)
+    at_once, full = _way(cut, 1), _way(num_blocks, 1)
+    found = {each: saturated(plan_of(each, facts, WIDE, 1), setting.profile, TEXTS) for each in {way, at_once, full}}
+    most = expected(facts, way).tokens_per_s / expected(facts, full).tokens_per_s
+    return {
+        "over_full": found[way] / found[full],
+        "over_exits_at_once": found[way] / found[at_once],
+        "by_arithmetic": most,
+    }
+
+
+def _way(cut: int, launches: int) -> DecodingWay:
+    return DecodingWay(cut, launches, RESIDENTS, PROMPT_ROWS)
+
+
+def promises(setting: PaperSetting) -> dict[str, float]:
+    """What a plan keeps of its promise, for texts that it was not chosen by."""
+    facts = setting.facts
+    cut = setting.profile.workload.survival[0][0] + 1
+    tpot_s = SLOWER * expected(facts, _way(cut, 2)).tpot_s
+    goal = replace(WIDE, ttft_s=TTFT_S, tpot_s=tpot_s, kv_megabytes=_room(setting), texts=TEXTS)
+    found = chosen(setting.profile, [facts.device], goal)
+    promise, terms = found.plan.promise, found.plan.decoding
+    assert promise, "This is a bug: what is chosen makes a promise."
+    assert terms, "This is a bug: what is chosen decodes."
+    runs = [
+        played(found.plan, setting.profile, promise.goodput_per_s, TEXTS, 10 + seed, times=3).run
+        for seed in range(OTHERS)
+    ]
+    return {
+        "streamed_over_promised": sum(run.tokens_per_s for run in runs) / OTHERS / terms.tokens_per_s,
+        "ttft_kept": sum(run.ttft_kept for run in runs) / OTHERS,
+        "tpot_kept": sum(run.tpot_kept for run in runs) / OTHERS,
+    }
+
+
+def _room(setting: PaperSetting) -> int:
+    """Megabytes for the KV of as many texts as are resident in all settings, so that runs are short."""
+    workload = setting.profile.workload
+    return max(1, int(1.1 * RESIDENTS * (workload.prompt + workload.output) * setting.facts.position_bytes / 2**20))
+
+
+def _corner(
+    price_s: LaunchSize, num_blocks: int, cut: int, survival: float, prompt: int, output: int
+) -> DecoderProfile:
+    table = DecodingTable(KIND, price_s, "a corner of the arithmetic", 4096, 10**9)
+    return DecoderProfile("paper", num_blocks, 1024, (table,), _workload(cut, survival, prompt, output))
+
+
+def _published(config: Any, num_blocks: int, cut: int, survival: float, prompt: int, output: int) -> DecoderProfile:
+    table, workload = estimated_table(config, KIND), _workload(cut, survival, prompt, output)
+    return DecoderProfile(
+        config.model_type, num_blocks, 1024, (table,), workload, has_encoder=bool(config.is_encoder_decoder)
+    )
+
+
+def _workload(cut: int, survival: float, prompt: int, output: int) -> DecodingWorkload:
+    """Texts of many lengths, as texts of one length would begin and end together where nobody exits."""
+    outputs = tuple(max(1, round(share * output)) for share in SPREAD)
+    return DecodingWorkload(((cut - 1, survival),), (prompt,) * len(outputs), outputs)
+
+
+def _t5_small() -> Any:
+    """T5 v1.1 small, which CALM began with: 8 blocks."""
+    from transformers import T5Config
+
+    return T5Config(
+        d_model=512, d_kv=64, d_ff=1024, num_heads=6, num_layers=8, num_decoder_layers=8, vocab_size=32128,
+        feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+    )  # fmt: skip
+
+
+def _llama_8b() -> Any:
+    """Llama 3.1 8B."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+        vocab_size=128256, max_position_embeddings=131072,
+    )  # fmt: skip
