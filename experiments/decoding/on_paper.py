@@ -24,7 +24,7 @@ SPREAD = (0.5, 0.7, 0.9, 1.1, 1.3, 1.5)  # lengths of outputs, in the mean
 
 
 @dataclass(frozen=True)
-class PaperSetting:
+class DecoderSetting:
     """A network on paper, cut where `p` of the tokens go on."""
 
     name: str
@@ -35,17 +35,17 @@ class PaperSetting:
         return DecodingFacts(self.profile, fleet(f"{KIND}=1")[0])
 
 
-def settings() -> list[PaperSetting]:
+def settings() -> list[DecoderSetting]:
     """E3: 70 % of T5's tokens leave by block 2 of 8, half of Llama's by 25 of 32; WMT's and SAMSum's texts are taken to
     have 30 and 150 tokens, and BoolQ's to have 150 and one to be written."""
     t5, llama = _t5_small(), _llama_8b()
     return [
-        PaperSetting("weights_bind", _corner(LaunchSize(blocks=1e-3), 8, 2, 0.3, 8, 48)),
-        PaperSetting("kv_binds", _corner(LaunchSize(read=1e-6), 8, 2, 0.3, 400, 48)),
-        PaperSetting("drex", _corner(LaunchSize(blocks=1e-3), 8, 4, 0.8, 8, 48)),
-        PaperSetting("e3_t5_wmt", _published(t5, 8, 2, 0.3, 30, 30)),
-        PaperSetting("e3_t5_samsum", _published(t5, 8, 2, 0.3, 150, 30)),
-        PaperSetting("e3_llama", _published(llama, 32, 25, 0.5, 150, 1)),
+        DecoderSetting("weights_bind", _corner(LaunchSize(blocks=1e-3), 8, 2, 0.3, 8, 48)),
+        DecoderSetting("kv_binds", _corner(LaunchSize(read=1e-6), 8, 2, 0.3, 400, 48)),
+        DecoderSetting("drex", _corner(LaunchSize(blocks=1e-3), 8, 4, 0.8, 8, 48)),
+        DecoderSetting("e3_t5_wmt", _published(t5, 8, 2, 0.3, 30, 30)),
+        DecoderSetting("e3_t5_samsum", _published(t5, 8, 2, 0.3, 150, 30)),
+        DecoderSetting("e3_llama", _published(llama, 32, 25, 0.5, 150, 1)),
     ]
 
 
@@ -61,7 +61,7 @@ def measure_on_paper(tell: Callable[[str], None]) -> dict[str, float]:
     return figures
 
 
-def gains(setting: PaperSetting) -> dict[str, float]:
+def gains(setting: DecoderSetting) -> dict[str, float]:
     """Tokens per second of a replica that is never idle, with exits over without; both have as many residents."""
     facts, num_blocks = setting.facts, setting.profile.num_blocks
     cut = setting.profile.workload.survival[0][0] + 1
@@ -80,7 +80,7 @@ def _way(cut: int, launches: int) -> DecodingWay:
     return DecodingWay(cut, launches, RESIDENTS, PROMPT_ROWS)
 
 
-def promises(setting: PaperSetting) -> dict[str, float]:
+def promises(setting: DecoderSetting) -> dict[str, float]:
     """What a plan keeps of its promise, for texts that it was not chosen by."""
     facts = setting.facts
     cut = setting.profile.workload.survival[0][0] + 1
@@ -101,7 +101,7 @@ def promises(setting: PaperSetting) -> dict[str, float]:
     }
 
 
-def _room(setting: PaperSetting) -> int:
+def _room(setting: DecoderSetting) -> int:
     """Megabytes for the KV of as many texts as are resident in all settings, so that runs are short."""
     workload = setting.profile.workload
     return max(1, int(1.1 * RESIDENTS * (workload.prompt + workload.output) * setting.facts.position_bytes / 2**20))
