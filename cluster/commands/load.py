@@ -121,9 +121,9 @@ def load(
 ) -> None:
     """Ask at a given rate, whatever the server does, and count latency from when each request was due.
 
-    Without --data or --bodies, the server is asked what its network takes, and sent made-up sentences or the demo's
-    digits. The exit code is 1 if nothing was answered, or anything otherwise than by an answer, a refusal (503) or an
-    expired deadline (504).
+    Without --data or --bodies, the server is asked what its network takes, and sent made-up sentences, images of noise
+    of its size, or the demo's digits. The exit code is 1 if nothing was answered, or anything otherwise than by an
+    answer, a refusal (503) or an expired deadline (504).
 
     With --prompts, a decoder is asked at /v1/completions: times to the first token and between tokens, tokens a second.
 
@@ -207,16 +207,17 @@ def _bodies(
     bodies: Path | None,
     console: Console,
 ) -> list[bytes]:
-    from cluster.load.bodies import bodies_in, bodies_of, made_up, reads_texts
+    from cluster.load.bodies import bodies_in, bodies_of, made_up, taken_at
 
     if bodies:
         return bodies_in(bodies)
-    texts = reads_texts(url, key)
+    takes = taken_at(url, key)
+    texts = takes.texts
     if data is None:
-        sent = made_up(texts)
-        what = "made-up sentences" if texts else "the demo's digits"
+        what, sent = made_up(takes)
         console.print(
-            f"{url} takes {'texts' if texts else 'images'}: sending {len(sent)} {what}; --data sends your own"
+            f"{url} takes {'texts' if texts else 'images'}: sending {len(sent)} {what}; --data sends your own",
+            highlight=False,
         )
         return sent
     from deployments.prepare.data import rows, taken

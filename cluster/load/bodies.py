@@ -4,14 +4,20 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from profiles.errors import UserError
 
-MADE_UP = 256
+MADE_UP = 256  # images, of which larger ones are fewer: together they have at most so many values
+MOST_VALUES = 500_000
 PATIENCE_S = 10.0
+DIGIT = (8, 8)
 UNAUTHORIZED, UNAVAILABLE = 401, 503
 BYTES = "BYTES"  # as the Open Inference Protocol calls texts
 SENTENCES = (
@@ -52,12 +58,25 @@ def bodies_in(path: Path) -> list[bytes]:
     return lines
 
 
-def reads_texts(url: str, headers: Mapping[str, str]) -> bool:
-    """Whether the network behind this URL takes texts, by what its server says of it."""
+@dataclass(frozen=True)
+class Takes:
+    """What a network takes, by what its server says of it."""
+
+    texts: bool
+    shape: tuple[int, ...] = ()  # of an image; -1 is a size that is not said
+
+    @property
+    def said(self) -> bool:
+        return min(self.shape, default=0) > 0
+
+
+def taken_at(url: str, headers: Mapping[str, str]) -> Takes:
+    """What the network behind this URL takes."""
     base = url.rpartition("/")[0]
     try:
         name = _asked(f"{base}/readyz", headers)["model"]
-        return bool(_asked(f"{base}/v2/models/{name}", headers)["inputs"][0]["datatype"] == BYTES)
+        told = _asked(f"{base}/v2/models/{name}", headers)["inputs"][0]
+        return Takes(told["datatype"] == BYTES, tuple(map(int, told["shape"][1:])))
     except (OSError, ValueError, LookupError, TypeError) as error:
         if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
             raise UserError(f"nobody answers at {base}: {error.reason}") from error
@@ -90,13 +109,21 @@ def promised_ms(url: str, headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def made_up(texts: bool) -> list[bytes]:
-    """Sentences, or the demo's digits."""
-    if texts:
-        return bodies_of(SENTENCES)
-    from deployments.demo.digits import demo_inputs
+def made_up(takes: Takes) -> tuple[str, list[bytes]]:
+    """What these are, and a request with each: sentences, the demo's digits, or noise of the shape that is asked for.
 
-    return bodies_of(digit.round(1) for digit in demo_inputs(MADE_UP))
+    Noise is of whole numbers from 0 to 255, which any preprocessor reads. Where exits matter, --data must say more.
+    """
+    if takes.texts:
+        return "made-up sentences", bodies_of(SENTENCES)
+    if takes.shape == DIGIT or not takes.said:
+        from deployments.demo.digits import demo_inputs
+
+        unsaid = "" if takes.said else " (how large images must be is not said)"
+        return f"of the demo's digits{unsaid}", bodies_of(digit.round(1) for digit in demo_inputs(MADE_UP))
+    count = min(MADE_UP, -(-MOST_VALUES // prod(takes.shape)))
+    images = np.random.default_rng(0).integers(0, 256, (count, *takes.shape))
+    return f"made-up ones of {' x '.join(map(str, takes.shape))}", bodies_of(images)
 
 
 def _asked(url: str, headers: Mapping[str, str]) -> Any:

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from cluster.load.connection import BROKEN
 from cluster.load.generator import Floats
-from profiles.errors import UserError
+from profiles.errors import UserError, read_text
 
 PATH = "/v1/completions"
 PATIENCE_S = 60.0  # after the last request was due; then what is not there is lost
@@ -141,7 +141,10 @@ def _request(host: str, prompt: str, max_tokens: int | None, headers: Mapping[st
 
 def prompts_in(path: Path) -> list[str]:
     """One prompt a line."""
-    found = [line for line in path.read_text().splitlines() if line]
+    try:
+        found = [line for line in read_text(path).splitlines() if line]
+    except UserError as error:
+        raise UserError(f"{error}: --prompts is a file of texts, a prompt a line") from error
     if not found:
         raise UserError(f"{path} has no prompt: one a line is needed")
     return found

@@ -22,7 +22,7 @@ def server() -> dict[str, Any]:
 
 def metadata(service: Service) -> dict[str, Any]:
     """One tensor goes in, whose first dimension counts the inputs; what comes out has a row for each."""
-    kind, shape = (BYTES, [-1, 1]) if service.reads_text else ("FP32", [-1, -1, -1])
+    kind, shape = (BYTES, [1]) if service.reads_text else ("FP32", service.image_shape or [-1, -1])
     outputs = [
         {"name": output, "datatype": kind, "shape": [-1, *sizes]} for output, (kind, sizes) in _outputs(service).items()
     ]
@@ -30,7 +30,7 @@ def metadata(service: Service) -> dict[str, Any]:
         "name": service.name,
         "versions": [VERSION],
         "platform": "isobatch",
-        "inputs": [{"name": "inputs", "datatype": kind, "shape": shape}],
+        "inputs": [{"name": "inputs", "datatype": kind, "shape": [-1, *shape]}],
         "outputs": outputs,
     }
 

@@ -4,6 +4,7 @@ import json
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,19 +16,21 @@ from hypothesis import strategies as st
 from deployments.config import AppConfig
 from deployments.front.answers import RefusedError
 from deployments.front.bodies import Sizes
+from deployments.front.examples import example_of
 from deployments.front.http import create_api
+from deployments.front.open_inference.protocol import metadata
 from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, Asked, read, write
 from deployments.front.service import Service
 from tests.helpers.documented import DocumentedClient
 
 INFER = "/v2/models/toy/infer"
 SIZES = Sizes(max_inputs=256, max_bytes=2**24)
+TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
-    with DocumentedClient(create_api(Service(config, time.perf_counter))) as client:
+    with DocumentedClient(create_api(Service(TOY, time.perf_counter))) as client:
         yield client
 
 
@@ -124,3 +127,33 @@ def test_a_text_that_was_cut_is_told_in_an_output_of_its_own() -> None:
         asked = {"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["0 3", "0 4 and more"]}
         answer = client.post(INFER, json={"inputs": [asked]}).json()["outputs"][-1]
         assert answer == {"name": "truncated", "shape": [2], "datatype": "BOOL", "data": [False, True]}
+
+
+@pytest.mark.parametrize(
+    ("files", "shape"),
+    [
+        ({}, [-1, -1, -1]),
+        ({"config.json": {"num_channels": 3, "image_size": 32}}, [-1, 32, 32, 3]),
+        ({"config.json": {"num_channels": 1, "image_size": [16, 24]}}, [-1, 16, 24]),
+        ({"config.json": {"num_channels": 3}}, [-1, 224, 224, 3]),
+        (
+            {"config.json": {"num_channels": 3}, "preprocessor_config.json": {"size": {"shortest_edge": 48}}},
+            [-1, 48, 48, 3],
+        ),
+        (
+            {
+                "cascade.json": {"levels": [{"folder": f"level-{n}", "blocks": 2} for n in (0, 1)]},
+                "level-0/config.json": {"num_channels": 3, "image_size": 40},
+            },
+            [-1, 40, 40, 3],
+        ),
+    ],
+)
+def test_how_large_images_must_be_is_told(tmp_path: Path, files: dict[str, Any], shape: list[int]) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    told = metadata(Service(TOY.model_copy(update={"model": str(tmp_path)}), time.perf_counter))
+    assert told["inputs"] == [{"name": "inputs", "datatype": "FP32", "shape": shape}]
+    example = example_of(tmp_path)
+    assert example is None or np.shape(example) == tuple(shape[1:])

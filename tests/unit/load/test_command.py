@@ -20,7 +20,7 @@ from cluster.load.report import _kinds, summary
 class Served:
     """A server that takes inputs of one kind and remembers them."""
 
-    def __init__(self, datatype: str, key: str | None = None) -> None:
+    def __init__(self, datatype: str, key: str | None = None, shape: tuple[int, ...] = ()) -> None:
         self.seen: list[Any] = []
         self.ready, self.decodes = True, False
         self.slo_ms: float | None = None
@@ -31,7 +31,7 @@ class Served:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                metadata = {"inputs": [{"name": "inputs", "datatype": datatype}]}
+                metadata = {"inputs": [{"name": "inputs", "datatype": datatype, "shape": [-1, *shape]}]}
                 known: dict[str, Any] = {"/stats": {"slo_ms": served.slo_ms}} if served.slo_ms else {}
                 known |= {"/readyz": {"status": "ready", "model": "m"}, "/v2/models/m": metadata}
                 if served.decodes:
@@ -44,6 +44,7 @@ class Served:
                 served.seen.append(one)
                 served.deadlines.add(self.headers["X-Deadline-Ms"])
                 right = self.path == "/predict" and isinstance(one, str) == (datatype == "BYTES")
+                right = right and (min(shape, default=0) < 1 or np.shape(one) == shape)
                 self._reply(200 if right else 422, {"outputs": []})
 
             def _reply(self, status: int, content: Any) -> None:
@@ -67,8 +68,8 @@ class Served:
 def serve() -> Iterator[Callable[[str], Served]]:
     running: list[Served] = []
 
-    def start(datatype: str, key: str | None = None) -> Served:
-        running.append(Served(datatype, key))
+    def start(datatype: str, key: str | None = None, shape: tuple[int, ...] = ()) -> Served:
+        running.append(Served(datatype, key, shape))
         return running[-1]
 
     yield start
@@ -101,6 +102,30 @@ def test_a_server_is_sent_what_it_says_it_takes(
     assert served.seen
     assert {type(each) for each in served.seen} == {kind}
     assert f"takes {'texts' if kind is str else 'images'}: sending" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("shape", "what"),
+    [
+        ((8, 8), "sending 256 of the demo's digits;"),
+        ((-1, -1), "sending 256 of the demo's digits (how large images must be is not said);"),
+        ((32, 32, 3), "sending 163 made-up ones of 32 x 32 x 3;"),
+        ((224, 224, 3), "sending 4 made-up ones of 224 x 224 x 3;"),
+    ],
+)
+def test_images_are_made_up_as_large_as_the_server_says(
+    serve: Serve, load: Load, capsys: pytest.CaptureFixture[str], shape: tuple[int, ...], what: str
+) -> None:
+    served = serve("FP32", shape=shape)
+    assert load(served.url) == 0
+    assert what in capsys.readouterr().out.replace("\n", " ")
+    assert {np.shape(each) for each in served.seen} == {(8, 8) if -1 in shape else shape}
+
+
+def test_prompts_that_are_not_there_are_named(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    assert load("http://127.0.0.1:1", "--prompts", "missing.txt") == 2
+    said = "cannot read missing.txt: No such file or directory: --prompts is a file of texts, a prompt a line"
+    assert said in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_inputs_of_ones_own_are_sent(
