@@ -97,8 +97,8 @@ def cuts_of(profile: DecoderProfile, goal: DecodingGoal) -> list[int]:
 
 
 def ways(facts: DecodingFacts, goal: DecodingGoal) -> Iterator[DecodingWay]:
-    """All that may be chosen."""
-    most = facts.texts_held(goal)
+    """All that may be chosen: no more residents than memory holds, and than launches were timed with."""
+    most = min(facts.texts_held(goal), facts.table.residents or RESIDENTS[-1])
     residents = [each for each in RESIDENTS if each <= max(most, 1)]
     for cut, launches, count, rows in product(cuts_of(facts.profile, goal), RHYTHMS, residents, PROMPT_ROWS):
         if launches == 1 or cut < facts.profile.num_blocks:
@@ -182,7 +182,7 @@ def _speed(each: ExpectedPace) -> float:
 
 
 def ceiling(facts: DecodingFacts, goal: DecodingGoal) -> float:
-    """Tokens per second of a replica that is never idle and keeps no limit: what no way exceeds, by arithmetic."""
+    """Tokens per second of a replica that is never idle and keeps no limit: the most of all ways, by arithmetic."""
     return max(expected(facts, way).tokens_per_s for way in ways(facts, goal))
 
 
@@ -201,7 +201,7 @@ def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas
         kv_megabytes=ceil(kv_bytes / MEGABYTE),
         ttft_s=goal.ttft_s,
         tpot_s=goal.tpot_s,
-        max_context=None if whole else max(2, int(kv_bytes // (facts.position_bytes * (1 + profile.has_encoder)))),
+        max_context=None if whole else _context(kv_bytes, facts),
     )
     table = facts.table
     return Plan(
@@ -224,15 +224,26 @@ def _kv_bytes(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal) -> tup
     return min(wanted, room), room >= (one + PAGE) * facts.position_bytes
 
 
+def _context(kv_bytes: int, facts: DecodingFacts) -> int:
+    """The longest text whose KV has so much room, in whole pages; with an encoder, of its source or of itself."""
+    positions = kv_bytes // (facts.position_bytes * (1 + facts.profile.has_encoder))
+    return max(2, positions // PAGE * PAGE)
+
+
 def fits(facts: DecodingFacts, goal: DecodingGoal) -> str | None:
-    """Why not even one text has room on this device; None where it has."""
+    """Why texts have no room on this device, or in what the network reads; None where they have."""
     workload, device = facts.profile.workload, facts.device
+    if (shortest := min(workload.prompts) + (0 if facts.profile.has_encoder else 1)) > facts.profile.reads:
+        return f"the shortest text has {shortest} tokens, and the network reads {facts.profile.reads}"
     needed = facts.table.weights_bytes
     if needed > USED * device.memory_bytes:
         return (
             f"the weights need {needed / 1e9:.3g} GB, and {device.kind} has {USED * device.memory_bytes / 1e9:.3g} GB"
         )
     positions = sum(workload.longest) + PAGE
+    if facts.profile.has_encoder:  # it may read as much as is written at most
+        prompt, output = workload.longest
+        positions = 2 * (max(prompt, output + 1) + PAGE)
     if positions * facts.position_bytes > (room := facts.kv_bytes(goal)):
         megabytes = ceil(positions * facts.position_bytes / MEGABYTE)
         return f"the longest text needs {megabytes} MB for KV, and {device.kind} has {room / MEGABYTE:.0f} MB left"

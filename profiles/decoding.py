@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -53,7 +54,8 @@ class DecodingTable:
 
     `overlaps`: what is read and what is computed hide each other, as on a GPU by its datasheet; else all parts add up.
     `error`: of launches that no price was fitted to, the median share by which they took more or less, and `bias` that
-    of all of them together; None: it is estimated, not measured.
+    of all of them together; None: it is estimated, not measured. `residents`: launches that were timed had no more
+    sequences, so a plan has no more; None: nothing was timed.
     """
 
     kind: str
@@ -65,8 +67,18 @@ class DecodingTable:
     overlaps: bool = False
     error: float | None = None
     bias: float = 0.0
+    residents: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        prices = [getattr(self.price_s, name) for name in PARTS]
+        if not all(0 <= price < inf for price in prices):
+            raise ValueError(f"{self.kind}: prices must be finite, 0 or more")
+        if not any(prices):
+            raise ValueError(f"{self.kind}: some part of a launch must take time")
+        if min(self.kv_bytes, self.weights_bytes) < 1 or (self.residents is not None and self.residents < 1):
+            raise ValueError(f"{self.kind}: kv_bytes, weights_bytes and residents must be above 0")
 
     @property
     def estimated(self) -> bool:
@@ -105,6 +117,8 @@ class DecodingWorkload:
             raise ValueError(f"{len(self.prompts)} prompts and {len(self.outputs)} outputs: as many of each are needed")
         if min(*self.prompts, *self.outputs) < 1:
             raise ValueError("a prompt and an output have 1 token at least")
+        if not all(0 <= share <= 1 for share in (self.agreement, *dict(self.survival).values())):
+            raise ValueError("survival and agreement are shares: from 0 to 1")
 
     @property
     def prompt(self) -> float:
@@ -139,6 +153,12 @@ class DecoderProfile:
     weights: str = ""  # a hash of the network's weights; "": not known
 
     __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < 1:
+            raise ValueError(f"num_blocks = {self.num_blocks} must be above 0")
+        if wrong := [block for block, _ in self.workload.survival if not 0 <= block < self.num_blocks - 1]:
+            raise ValueError(f"no ramp can stand after block {wrong[0]} of {self.num_blocks} blocks")
 
     def table(self, kind: str) -> DecodingTable:
         found = next((table for table in self.tables if table.kind == kind), None)

@@ -1,6 +1,7 @@
 """One file per command of `isobatch`. Heavy imports stay inside the functions, so that --help is instant."""
 
 import os
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Literal
@@ -43,8 +44,8 @@ def above_0(option: str, value: float | None) -> None:
 
     >>> above_0("--slo-ms", 5.0)
     """
-    if value is not None and not value > 0:
-        raise UserError(f"{option} {value:g} must be above 0")
+    if value is not None and not 0 < value < inf:
+        raise UserError(f"{option} {value:g} must be above 0" + (", and finite" if value == inf else ""))
 
 
 def check_writable(out: Path) -> None:

@@ -138,7 +138,7 @@ def plan(
             "--surprises": (surprises, False),
             "--picture": (picture, None),
         }
-        goal = goal_of(rate, in_time, ttft_ms, tpot_ms, exits, kv_megabytes)
+        goal = goal_of(rate, min_cost, in_time, ttft_ms, tpot_ms, exits, kv_megabytes)
         DecoderPlanning(model, profile, devices, goal, out, as_json, for_classifiers).run()
         return
     profile, devices = _given(profile, devices, of_decoders)

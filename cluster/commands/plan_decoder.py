@@ -68,12 +68,15 @@ class DecoderPlanning:
 def profile_for(source: Path, told: Path | None) -> "DecoderProfile":
     """The profile of this name, or that which is kept of a checkpoint."""
     from cluster.commands.profile_decoder import cached_profile
+    from deployments.decoding.checkpoint import is_decoder
     from deployments.folders import weights_of
     from profiles.decoding import load_decoder_profile
     from profiles.files import differ
 
+    if not is_decoder(source):
+        raise UserError(f"{source} is no directory of a decoder; other networks are planned by --profile alone")
     path = told or cached_profile(source)
-    if not path.exists():
+    if told is None and not path.exists():
         raise UserError(f"{source} was not measured here yet: isobatch profile {source}")
     known = load_decoder_profile(path)
     if differ(known.weights, weights_of(source)):
@@ -104,18 +107,22 @@ def told(found: "DecodingChoice", known: "DecoderProfile") -> Table:
         shown.add_row("deep part", f"runs when {splits[1].batch_size} of {splits[0].batch_size} residents wait for it")
     else:
         shown.add_row("cut", "nowhere: every token runs through the whole network")
-    shown.add_row("residents", f"{splits[0].batch_size} a replica, {terms.kv_megabytes} MB for their KV")
+    timed = known.table(placement.kind).residents
+    limit = f" (no launch of more than {timed} was timed)" if timed else ""
+    shown.add_row("residents", f"{splits[0].batch_size} a replica{limit}, {terms.kv_megabytes} MB for their KV")
     shown.add_row("prompts", f"{terms.prompt_rows} tokens of them in one launch")
     shown.add_row("promise", f"{terms.tokens_per_s:,.0f} tokens/s, {promise.goodput_per_s:,.4g} texts/s")
     limits = f"TTFT {1e3 * terms.ttft_s:g} ms for {found.run.ttft_kept:.1%}, "
     shown.add_row("in time, played", limits + f"TPOT {1e3 * terms.tpot_s:g} ms for {found.run.tpot_kept:.1%}")
-    most = f"{found.ceiling_per_s:,.0f} tokens/s: never idle, no limits, by arithmetic over {found.looked_at:,} ways"
+    arithmetic = f"by arithmetic over {found.looked_at:,} ways, or played"
+    most = f"{found.ceiling_per_s:,.0f} tokens/s: never idle, no limits, {arithmetic}"
     shown.add_row("ceiling", f"{most}; the promise is {promise.gap:.0%} below")
     return shown
 
 
 def goal_of(
     rate: float | None,
+    min_cost: bool,
     in_time: float,
     ttft_ms: float | None,
     tpot_ms: float | None,
@@ -125,6 +132,8 @@ def goal_of(
     """What is wanted; what is not said is as isobatch serve has it."""
     from optimizer.decoding import DecodingGoal
 
+    if min_cost and rate is None:
+        raise UserError("--min-cost needs --rate: the least cost of how many texts per second?")
     if exits not in (None, "recompute", "verified", "off"):
         raise UserError(f"--exits {exits!r} must be recompute, verified or off")
     if not 0 < in_time < 1:

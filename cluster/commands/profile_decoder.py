@@ -78,7 +78,15 @@ class DecoderProfiling:
         source = f"{source_of(called, 'torch', self.dtype, self.threads)}; {prices}"
         size = weights_bytes(model)
         return DecodingTable(
-            kind, prices.price_s, source, kv_bytes(anatomy), size, self.dtype, error=prices.error, bias=prices.bias
+            kind,
+            prices.price_s,
+            source,
+            kv_bytes(anatomy),
+            size,
+            self.dtype,
+            error=prices.error,
+            bias=prices.bias,
+            residents=prices.sequences,
         )
 
     def _estimated(self, config: Any) -> "list[DecodingTable]":
@@ -97,7 +105,10 @@ def workload_of(rules: "DecoderRules", source: Path) -> "DecodingWorkload":
         )
     survival = tuple((ramp.block, ramp.survival) for ramp in rules.all_ramps if ramp.survival is not None)
     agreement = min((ramp.exit_agreement for ramp in rules.ramps if ramp.exit_agreement is not None), default=1.0)
-    return DecodingWorkload(survival, rules.lengths.prompts, rules.lengths.outputs, agreement)
+    try:
+        return DecodingWorkload(survival, rules.lengths.prompts, rules.lengths.outputs, agreement)
+    except ValueError as error:
+        raise UserError(f"{source}: the lengths in exits.json: {error}") from None
 
 
 def cached_profile(source: Path) -> Path:

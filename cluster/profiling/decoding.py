@@ -21,6 +21,7 @@ from deployments.decoding.scheduler import DecodingLaunch
 from deployments.decoding.sequences import Opinion, Splits, Wanted
 from deployments.decoding.virtual import size_of
 from profiles.decoding import PARTS, DecodingWorkload, LaunchSize
+from profiles.errors import UserError
 
 Floats = NDArray[np.float64]
 RESIDENTS = (1, 8, 32, 128)
@@ -44,17 +45,18 @@ class TimedLaunch:
 @dataclass(frozen=True)
 class FittedPrices:
     """Prices, and how far they are from launches that they were not fitted to: half are nearer than `error`. `bias` is
-    by how much all of these together took more or less than their prices say."""
+    by how much all of these together took more or less than their prices say. No launch had more `sequences`."""
 
     price_s: LaunchSize
     launches: int
     error: float
     bias: float
+    sequences: int
 
     def __str__(self) -> str:
         return (
             f"prices fitted to {self.launches} launches; of others, half took within {self.error:.1%} of what the "
-            f"prices say, and all together {self.bias:+.1%}"
+            f"prices say, and all together {self.bias:+.1%}; {self.sequences} sequences at most"
         )
 
 
@@ -67,12 +69,14 @@ def measured(
 ) -> FittedPrices:
     """Time launches for about so long, and so many at least, of texts like those of the workload."""
     weights = anatomy_of(model).weights
-    clock = clock or (time.process_time if weights.device.type == "cpu" else partial(_synchronized, weights.device))
+    clock = clock or _clock_for(weights.device)
     found: list[TimedLaunch] = []
     until_s = clock() + seconds
     for number, (residents, depth) in enumerate(_turns()):
         if clock() > until_s and len(found) >= least:
             break
+        if not found and number == len(RESIDENTS) * len(DEPTHS):
+            raise UserError("texts are too short to time their launches: prepare with longer ones (--max-tokens)")
         texts = _texts(model, workload, residents, number)
         found += _launches(model, texts, residents, depth, clock, until_s, number)
     return fitted(found)
@@ -82,6 +86,13 @@ def _turns() -> Iterator[tuple[int, float]]:
     """Settings again and again, so that what disturbs the machine for a while disturbs all of them."""
     while True:
         yield from product(RESIDENTS, DEPTHS)
+
+
+def _clock_for(device: torch.device) -> Callable[[], float]:
+    """Processor time, which no other program lengthens, where one thread computes; several count it several times."""
+    if device.type != "cpu":
+        return partial(_synchronized, device)
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def _synchronized(device: torch.device) -> float:
@@ -166,7 +177,8 @@ def fitted(found: Sequence[TimedLaunch]) -> FittedPrices:
     told = sizes[~kept] @ prices
     error = float(np.median(np.abs(told / seconds[~kept] - 1)))
     bias = float(seconds[~kept].sum() / told.sum() - 1)
-    return FittedPrices(LaunchSize(*(float(f"{price:.4g}") for price in prices)), int(kept.sum()), error, bias)
+    price_s = LaunchSize(*(float(f"{price:.4g}") for price in prices))
+    return FittedPrices(price_s, int(kept.sum()), error, bias, int(max(each.size.pieces for each in found)))
 
 
 def _prices(sizes: Floats, seconds: Floats) -> Floats:

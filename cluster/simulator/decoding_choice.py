@@ -56,7 +56,8 @@ class DecodingTrial:
 
 @dataclass(frozen=True)
 class DecodingChoice:
-    """A plan, the run that its promise is of, and the tokens per second that no way exceeds by arithmetic."""
+    """A plan, the run that its promise is of, and tokens per second of replicas that are never idle: the most by
+    arithmetic, or in a run, if that is more."""
 
     plan: Plan
     run: DecodingRun
@@ -80,12 +81,15 @@ class _OfKind:
 def chosen(profile: DecoderProfile, fleet: Sequence[Device], goal: DecodingGoal) -> DecodingChoice:
     """The best plan; raise UserError with what binds where there is none."""
     facts = [DecodingFacts(profile, device) for device in fleet if device.count]
+    if not facts:
+        raise UserError("there are no devices to plan for: a fleet needs at least one")
     found = [best for each in facts if (best := _best(each, goal))]
     if not found:
         raise UserError(_binds(facts, goal))
     best, plan, played_at = _with_rate(found, goal) if goal.texts_per_s else _with_all(found, goal)
     replicas, tokens = plan.placements[0].replicas, played_at.texts_per_s * profile.workload.output
-    most = replicas * ceiling(best.facts, goal)
+    # Arithmetic has every token seen by the deep part; of short texts the last ones are not, so a run may have more.
+    most = replicas * max(ceiling(best.facts, goal), best.most_per_s / BUSY * profile.workload.output)
     cost = replicas * best.facts.device.price_per_hour
     promise = Promise(played_at.texts_per_s, goal.ttft_s, cost, max(0.0, 1 - tokens / most))
     plan = replace(plan, promise=promise, decoding=replace(terms_of(plan), tokens_per_s=tokens))
@@ -117,7 +121,7 @@ def saturated(plan: Plan, profile: DecoderProfile, texts: int) -> float:
     config = DecoderConfig(model="", max_waiting=count)
     wide = replace(plan, decoding=replace(terms_of(plan), ttft_s=FOR_EVER_S, tpot_s=FOR_EVER_S))
     run = play(wide, profile, asked_texts(profile.workload, np.zeros(count), seed=0), config=config)
-    ended_s = sorted(text.last_s for text in run.texts)[: rounds * resident]
+    ended_s = sorted(text.last_s for text in run.answered)[: rounds * resident]
     return len(ended_s) / ended_s[-1]
 
 

@@ -33,7 +33,7 @@ class DecoderConfig(BaseModel):
     dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")
     plan: str | None = Field(
         None,
-        description="File of `isobatch plan`: it says exits, cuts, replicas, memory and all limits.",
+        description="File of `isobatch plan`: it says exits, cuts, replicas, precision, memory and all limits.",
     )
     profile: str | None = Field(
         None, description="File of `isobatch profile` that a simulation plays by; none: what is kept of the checkpoint."
@@ -100,6 +100,8 @@ class DecoderConfig(BaseModel):
             "tpot_ms": terms.tpot_s * 1e3,
             "max_context": terms.max_context,
         }
+        if plan.dtype:  # memory and promise are those of this precision
+            told["dtype"] = plan.dtype
         if twice := sorted(self.model_fields_set & told.keys() - {"plan"}):
             raise UserError(f"{twice[0]} cannot be set beside a plan, which says it")
         return self.model_copy(update=told)

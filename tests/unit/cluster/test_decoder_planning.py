@@ -9,13 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from cluster.commands.profile_decoder import workload_of
 from cluster.serving.serve_file import serve_file
+from deployments.decoding.checkpoint import DecoderRules, TextLengths
 from deployments.decoding.config import DecoderConfig
 from deployments.demo import llm_demo_directory
 from deployments.folders import weights_of
 from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, plan_of
 from optimizer.plan import read_plan
-from profiles.decoding import save_decoder_profile
+from profiles.decoding import load_decoder_profile, save_decoder_profile
 from profiles.errors import UserError
 from tests.helpers.paper_decoders import CPU, paper_decoder
 
@@ -61,6 +63,22 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     config = DecoderConfig.model_validate(served["args"]).planned()
     split = read_plan(plan).splits[0]
     assert (config.cuts, config.max_residents, config.tpot_ms) == ((2,), split.batch_size, 20.0)
+    prompts.unlink()
+    assert "cannot read" in call(*rehearsal, "--prompts", prompts)
+
+
+def test_a_plan_is_served_in_the_precision_that_it_was_made_for() -> None:
+    profile = paper_decoder()
+    half = replace(profile, tables=(replace(profile.tables[0], dtype="float16"),))
+    plan = plan_of(DecodingWay(2, 2, 4, 64), DecodingFacts(half, CPU), DecodingGoal(), 1)
+    assert DecoderConfig(model="").following(plan).dtype == "float16"
+    with pytest.raises(UserError, match="dtype cannot be set beside a plan"):
+        DecoderConfig(model="", dtype="float32").following(plan)
+
+
+def test_lengths_that_make_no_sense_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="1 token at least"):
+        workload_of(DecoderRules(lengths=TextLengths(prompts=(1,), outputs=(0,))), tmp_path)
 
 
 def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
@@ -84,6 +102,10 @@ def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
         (("plan", DEMO), "was not measured here yet: isobatch profile"),
         (("plan", DEMO, "--slo-ms", "3"), "--slo-ms is for classifiers"),
         (("plan", DEMO, "--exits", "some"), "must be recompute, verified or off"),
+        (("plan", DEMO, "--min-cost"), "--min-cost needs --rate"),
+        (("plan", DEMO, "--rate", "inf"), "--rate inf must be above 0, and finite"),
+        (("plan", "nowhere"), "nowhere is no directory of a decoder"),
+        (("plan", DEMO, "--profile", "nowhere.json"), "cannot read nowhere.json"),
         (("plan", "--tpot-ms", "3"), "--tpot-ms is for decoders"),
         (("plan",), "--profile and --devices are needed"),
         (("profile", DEMO, "--largest", "3"), "--largest is for classifiers"),
@@ -100,4 +122,6 @@ def test_a_measured_decoder_is_planned_without_saying_more(call: Called, tmp_pat
     assert "and kept for isobatch plan" in call("profile", DEMO, "--budget", "0.1", "--devices", "h100", "--out", out)
     assert "even alone, tokens of a text take" in (said := call("plan", DEMO, "--tpot-ms", "1e-6"))
     assert "on cpu" in said
+    (timed,) = (table for table in load_decoder_profile(out).tables if not table.estimated)
+    assert timed.residents
     assert "on h100" in call("plan", DEMO, "--tpot-ms", "1e-6", "--devices", "h100=2")

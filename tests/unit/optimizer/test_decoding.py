@@ -1,8 +1,12 @@
 """What is expected of ways to decode, beside other arithmetic and beside all of the small space."""
 
+from dataclasses import replace
+
 import pytest
 
 from deployments.decoding.arithmetic import rhythm
+from deployments.decoding.config import DecoderConfig
+from deployments.decoding.pages import pages_for
 from optimizer.decoding import (
     NEARLY,
     RHYTHMS,
@@ -68,6 +72,29 @@ def test_no_more_are_resident_than_memory_holds() -> None:
         assert terms.max_context is None
 
 
+def test_no_more_are_resident_than_were_timed() -> None:
+    profile = paper_decoder()
+    timed = replace(profile, tables=(replace(profile.tables[0], residents=10),))
+    assert max(way.residents for way in ways(DecodingFacts(timed, CPU), DecodingGoal())) == 8
+
+
+@pytest.mark.parametrize("has_encoder", [False, True])
+@pytest.mark.parametrize("megabytes", [2, 5, 7])
+def test_a_context_that_is_cut_has_room_in_whole_pages(megabytes: int, has_encoder: bool) -> None:
+    profile = paper_decoder(reads=100_000, has_encoder=has_encoder)
+    table = replace(profile.tables[0], kv_bytes=1000)
+    plan = plan_of(
+        DecodingWay(8, 1, 1, 64),
+        DecodingFacts(replace(profile, tables=(table,)), CPU),
+        DecodingGoal(kv_megabytes=megabytes),
+        1,
+    )
+    config = DecoderConfig(model="").following(plan)
+    assert config.max_context
+    needed = 8 * pages_for(config.max_context, config.page_tokens) * (1 + has_encoder)
+    assert needed <= config.pages(table.kv_bytes)
+
+
 def test_a_context_that_memory_does_not_hold_is_cut() -> None:
     facts = DecodingFacts(paper_decoder(reads=100_000), CPU)
     terms = plan_of(DecodingWay(8, 1, 1, 64), facts, DecodingGoal(kv_megabytes=8), 1).decoding
@@ -81,6 +108,9 @@ def test_what_has_no_room_is_said() -> None:
     assert "the weights need 0.001 GB" in str(fits(DecodingFacts(profile, Device("cpu", 1, 10**6, 1.0)), WIDE))
     assert "the longest text needs 1 MB" in str(fits(DecodingFacts(profile, Device("cpu", 1, 1_300_000, 1.0)), WIDE))
     assert fits(DecodingFacts(profile, CPU), WIDE) is None
+    assert "the shortest text has 17 tokens" in str(fits(DecodingFacts(paper_decoder(reads=16), CPU), WIDE))
+    read_long = paper_decoder(prompt=90, output=2, has_encoder=True)
+    assert "the longest text needs 3 MB" in str(fits(DecodingFacts(read_long, CPU), DecodingGoal(kv_megabytes=2)))
 
 
 def test_a_plan_is_read_as_it_was_written() -> None:

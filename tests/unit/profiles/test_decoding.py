@@ -1,5 +1,6 @@
 """Profiles of decoders: what a launch costs, and files."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,32 @@ def test_a_wrong_file_is_one_sentence(text: str, said: str, tmp_path: Path) -> N
     (tmp_path / "profile.json").write_text(text)
     with pytest.raises(UserError, match=said):
         load_decoder_profile(tmp_path / "profile.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("num_blocks",), 0, "num_blocks = 0 must be above 0"),
+        (("tables", 0, "kv_bytes"), 0, "must be above 0"),
+        (("tables", 0, "price_s", "rows"), float("nan"), "prices must be finite"),
+        (("tables", 0, "price_s"), {}, "must take time"),
+        (("workload", "survival"), [[1, 1.5]], "from 0 to 1"),
+        (("workload", "survival"), [[7, 0.5]], "no ramp can stand after block 7 of 8 blocks"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_one_sentence(
+    place: tuple[str | int, ...], value: object, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.json"
+    save_decoder_profile(paper_decoder(), path)
+    content = json.loads(path.read_text())
+    at = content
+    for name in place[:-1]:
+        at = at[name]
+    at[place[-1]] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=said):
+        load_decoder_profile(path)
 
 
 def test_an_estimate_replaces_no_measurement() -> None:

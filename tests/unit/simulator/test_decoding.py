@@ -40,7 +40,7 @@ def test_a_promise_is_kept_for_other_texts() -> None:
     # Of 200 texts or more, 1 % may be late; chance adds 3 standard deviations.
     assert min(run.run.ttft_kept, run.run.tpot_kept) >= 0.99 - 3 * (0.01 / 200) ** 0.5
     assert run.run.tokens_per_s >= 0.9 * found.plan.decoding.tokens_per_s
-    assert found.plan.decoding.tokens_per_s <= 1.05 * found.ceiling_per_s
+    assert found.plan.decoding.tokens_per_s <= found.ceiling_per_s
 
 
 def test_no_way_that_is_played_keeps_much_more_than_the_one_that_is_chosen() -> None:
@@ -81,6 +81,8 @@ def test_a_rate_is_sustained_at_the_least_cost() -> None:
     ],
 )
 def test_what_binds_is_named(goal: DecodingGoal, said: str) -> None:
+    with pytest.raises(UserError, match="there are no devices to plan for"):
+        chosen(paper_decoder(), fleet("cpu=0"), goal)
     with pytest.raises(UserError) as told:
         chosen(paper_decoder(), [CPU], goal)
     assert said in str(told.value)
