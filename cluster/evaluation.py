@@ -80,9 +80,8 @@ def evaluated(
     classes = by_class(truth, said, early)
     scores: dict[Metric, ScoreFigures] = {metric: _scored(metric, truth, said, early) for metric in ("macro-f1", "mcc")}
     scores["worst-class"] = _worst(truth, said, early)
-    return Evaluation(
-        len(exits), agreement, _mean(depth), _share(said == truth), _share(early == truth), _mean(lost), scores, classes
-    )
+    in_full, with_exits = _share(said == truth), _share(early == truth)
+    return Evaluation(len(exits), agreement, _mean(depth), in_full, with_exits, _of_losses(lost), scores, classes)
 
 
 def evaluated_words(
@@ -122,7 +121,7 @@ def _labels(answer: Predicted) -> Labels:
 
 
 def _of_losses(shares: NDArray[np.float64]) -> Interval:
-    """As of losses in prepare: one text more than was seen is assumed to lose."""
+    """As of losses in prepare: one input more than was seen is assumed to lose."""
     return Interval.of(float(shares.mean()), mean_loss(shares).error)
 
 

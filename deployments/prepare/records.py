@@ -62,6 +62,8 @@ def check_format(path: Path, layout: Layout = Layout()) -> None:
     ):
         if told and suffix not in of:
             raise UserError(f"{path}: {option} is only for {', '.join(of)}")
+    if suffix not in FORMATS and not path.exists():
+        raise UserError(f"{path}: cannot be read: No such file or directory")
     if suffix not in FORMATS and not path.is_dir():
         raise UserError(f"{path}: cannot read {path.suffix or 'a file without a suffix'}; use {', '.join(FORMATS)}")
 

@@ -152,6 +152,13 @@ def test_what_exits_cost_is_known_better_than_either_accuracy() -> None:
     assert evaluated(_said(full), _said(early), None, 4).accuracy is None
 
 
+def test_that_a_hundred_inputs_lost_nothing_is_no_proof_that_none_does() -> None:
+    alike = np.arange(100) % 2
+    lost = evaluated(_said(alike), _said(alike), alike, 4).lost
+    assert lost is not None
+    assert (lost.mean, 0.01 <= lost.within <= 0.03) == (0.0, True)
+
+
 def test_inputs_that_lose_more_than_was_promised_are_told_of() -> None:
     promise = ExitPromise(metric="macro-f1", max_loss=0.01, confidence=0.95, rows=4000, lost=0.004, bound=0.009)
     random = np.random.default_rng(0)

@@ -196,8 +196,9 @@ def test_what_cannot_be_read_is_said_in_one_line(
 
 
 def test_a_missing_file_and_one_that_is_no_text(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="No such file"):
-        read(tmp_path / "none.csv")
+    for name in ("none.csv", "directory_of_datasets"):
+        with pytest.raises(UserError, match=f"{name}: cannot be read: No such file or directory"):
+            read(tmp_path / name)
     (tmp_path / "binary.csv").write_bytes(b"text,label\n\xff\xfe\x00,1\n")
     with pytest.raises(UserError, match="not UTF-8"):
         read(tmp_path / "binary.csv")
