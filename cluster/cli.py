@@ -92,16 +92,19 @@ def main() -> None:
 
 def _told(error: Exception) -> str:
     """
+    >>> _told(OSError(2, "No such file or directory", "weights", None, "copy"))
+    'copy: No such file or directory'
     >>> _told(OSError(27, "File too large", "weights", None, "copy"))
-    'copy: File too large'
+    'copy: File too large: raise the limit on the sizes of files (ulimit -f)'
     >>> _told(OSError(27, "File too large"))
     'File too large: what was being written has no room there; raise the limit on the sizes of files (ulimit -f)'
     """
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
+    remedy = _NO_ROOM.get(error.errno or 0)
     if place := error.filename2 or error.filename:
-        return f"{place}: {error.strerror}"
-    if remedy := _NO_ROOM.get(error.errno or 0):  # the system does not say where
+        return f"{place}: {error.strerror}" + (f": {remedy}" if remedy else "")
+    if remedy:  # the system does not say where
         return f"{error.strerror}: what was being written has no room there; {remedy}"
     return str(error)
 
