@@ -167,12 +167,16 @@ class DecoderProfile:
             raise UserError(f"{self.model}: nothing is known of it on {kind}, only on {kinds}: see isobatch profile")
         return found
 
+    def check_same(self, model: str, num_blocks: int, weights: str) -> None:
+        """Raise UserError unless it is of this network."""
+        if (self.model, self.num_blocks) != (model, num_blocks):
+            raise UserError(f"cannot add a profile of {model} to one of {self.model}: write it to another file")
+        if self.weights and weights and self.weights != weights:
+            raise UserError(f"cannot add to the profile of another {self.model}: write it to another file")
+
     def joined_by(self, other: "DecoderProfile") -> "DecoderProfile":
         """Both as one: a later table replaces that of the same kind, but an estimate no measurement."""
-        if (self.model, self.num_blocks) != (other.model, other.num_blocks):
-            raise UserError(f"cannot add a profile of {other.model} to one of {self.model}: write it to another file")
-        if self.weights and other.weights and self.weights != other.weights:
-            raise UserError(f"cannot add to the profile of another {self.model}: write it to another file")
+        self.check_same(other.model, other.num_blocks, other.weights)
         tables = {table.kind: table for table in self.tables}
         for table in other.tables:
             known = tables.get(table.kind)

@@ -46,14 +46,17 @@ class DecoderProfiling:
         weights, cached = weights_of(self.source), cached_profile(self.source)
         loaded = load_decoder(self.source, self.device, self.dtype)
         anatomy = anatomy_of(loaded)
+        known = {path: load_decoder_profile(path) if path.exists() else None for path in (self.out, cached)}
+        for each in filter(None, known.values()):  # before anything is timed
+            each.check_same(Path(model).name, anatomy.shape.num_blocks, weights)
         workload = workload_of(rules_of(self.source, anatomy.shape.num_blocks), self.source)
         tables = (self._table(console, loaded, anatomy, workload), *self._estimated(loaded.config))
         shape = anatomy.shape
         notes = tuple(f"{table.kind}: {table.source}" for table in tables)
         encoder = shape.start is not None
         new = DecoderProfile(Path(model).name, shape.num_blocks, shape.reads, tables, workload, encoder, notes, weights)
-        for path in (self.out, cached):
-            save_decoder_profile(load_decoder_profile(path).joined_by(new) if path.exists() else new, path)
+        for path, before in known.items():
+            save_decoder_profile(before.joined_by(new) if before else new, path)
         console.print(summary(new), highlight=False)
         console.print(f"written to {self.out}, and kept for isobatch plan {model}")
 

@@ -44,6 +44,8 @@ class DecoderRehearsal:
         source = Path(config.model)
         profile = profile_for(source, Path(config.profile) if config.profile else None)
         texts = asked_texts(profile.workload, self.load.times_s(), self.load.seed)
+        if not texts:
+            raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")
         texts = self._prompted(texts, source) if self.prompts else texts
         with Console(stderr=True).status("playing"):
             run = play(read_plan(Path(config.plan)), profile, texts, self.load.seed, config)

@@ -66,7 +66,7 @@ def decoder(stats: Stats) -> Table:
     )
     table.add_row("pages", f"{pages['free']:,} of {pages['of']:,} free")
     table.add_row("launches", "\n".join(launches) or "none yet")
-    table.add_row("controller", "none: a decoder has no plan that could change")
+    table.add_row("controller", "none: decoders are not re-planned")
     return table
 
 

@@ -85,6 +85,7 @@ def _done(parts: list[Part]) -> dict[Part, Any]:
     """What each part found, now or before."""
     kept, found = cache_directory() / "bench-promise" / "parts.json", dict[Part, Any]()
     kept.parent.mkdir(parents=True, exist_ok=True)
+    beside = kept.with_suffix(".part")
     if kept.exists():
         before = {(tuple(part), code): result for part, code, result in json.loads(kept.read_text())}
         found = {part: before[part, _code(part[0])] for part in parts if (part, _code(part[0])) in before}
@@ -97,7 +98,8 @@ def _done(parts: list[Part]) -> dict[Part, Any]:
                 failed.append(error)
                 continue
             found[futures[future]] = future.result()
-            kept.write_text(json.dumps([(part, _code(part[0]), result) for part, result in found.items()]))
+            beside.write_text(json.dumps([(part, _code(part[0]), result) for part, result in found.items()]))
+            beside.replace(kept)  # whole, whenever the run is broken off
     if failed:
         raise failed[0]
     kept.unlink(missing_ok=True)

@@ -63,6 +63,7 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     config = DecoderConfig.model_validate(served["args"]).planned()
     split = read_plan(plan).splits[0]
     assert (config.cuts, config.max_residents, config.tpot_ms) == ((2,), split.batch_size, 20.0)
+    assert "no text comes in so short a time" in call(*rehearsal[:-1], 1e-9)
     prompts.unlink()
     assert "cannot read" in call(*rehearsal, "--prompts", prompts)
 
@@ -74,6 +75,13 @@ def test_a_plan_is_served_in_the_precision_that_it_was_made_for() -> None:
     assert DecoderConfig(model="").following(plan).dtype == "float16"
     with pytest.raises(UserError, match="dtype cannot be set beside a plan"):
         DecoderConfig(model="", dtype="float32").following(plan)
+
+
+def test_a_profile_of_another_network_is_refused_before_anything_is_timed(
+    call: Called, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.profiling.decoding.measured", lambda *_: pytest.fail("something was timed"))
+    assert "cannot add a profile of demo-llama to one of paper" in call("profile", DEMO, "--out", profile)
 
 
 def test_lengths_that_make_no_sense_are_one_sentence(tmp_path: Path) -> None:
