@@ -70,7 +70,7 @@ class DecoderRules(BaseModel):
         if missing := sorted(set(cuts) - known.keys()):
             there = ", ".join(map(str, known)) or "no block"
             raise UserError(f"no ramp is known before block {missing[0]}: exits.json has some before {there}")
-        return self.model_copy(update={"ramps": tuple(known[cut] for cut in sorted(cuts))})
+        return self.model_copy(update={"ramps": tuple(known[cut] for cut in sorted(set(cuts)))})
 
 
 def read_decoder_rules(path: Path) -> DecoderRules:

@@ -56,7 +56,7 @@ class _Generation(BaseModel):
 class CompletionRequest(_Generation):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[TokenNumber] | list[list[TokenNumber]] = Field(description="TextTokens, or tokens.")
+    prompt: str | list[str] | list[TokenNumber] | list[list[TokenNumber]] = Field(description="Texts, or their tokens.")
     max_tokens: int | None = Field(16, ge=1, description="The most tokens that are written.")
     best_of: Literal[1, None] = Field(None, description=_NEUTRAL)
     echo: Literal[False, None] = Field(None, description=_NEUTRAL)

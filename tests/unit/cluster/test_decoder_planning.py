@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from cluster.commands.profile_decoder import workload_of
 from cluster.serving.serve_file import serve_file
-from deployments.decoding.checkpoint import DecoderRules, TextLengths
+from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, TextLengths
 from deployments.decoding.config import DecoderConfig
 from deployments.demo import llm_demo_directory
 from deployments.folders import weights_of
@@ -82,6 +82,11 @@ def test_a_profile_of_another_network_is_refused_before_anything_is_timed(
 ) -> None:
     monkeypatch.setattr("cluster.profiling.decoding.measured", lambda *_: pytest.fail("something was timed"))
     assert "cannot add a profile of demo-llama to one of paper" in call("profile", DEMO, "--out", profile)
+
+
+def test_a_cut_that_is_named_twice_is_one() -> None:
+    rules = DecoderRules(ramps=(DecoderRamp(block=1, threshold=0.5),), others=(DecoderRamp(block=0, threshold=0.5),))
+    assert [ramp.block for ramp in rules.at((2, 1, 2)).ramps] == [0, 1]
 
 
 def test_lengths_that_make_no_sense_are_one_sentence(tmp_path: Path) -> None:

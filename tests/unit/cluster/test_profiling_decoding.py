@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig, T5Config
 
-from cluster.profiling.decoding import TimedLaunch, fitted, measured, weights_bytes
+from cluster.profiling.decoding import RESIDENTS, TimedLaunch, fitted, measured, weights_bytes
 from cluster.profiling.decoding_datasheets import estimated_table
 from profiles.decoding import PARTS, DecodingWorkload, LaunchSize
+from profiles.errors import UserError
 from tests.helpers.tiny_decoders import decoder, t5
 
 WORKLOAD = DecodingWorkload(((1, 0.5),), (6, 3), (5, 8))
@@ -33,8 +34,15 @@ def test_the_real_engine_is_timed(kind: object) -> None:
     ticks = count()
     found = measured(kind(), WORKLOAD, seconds=0.0, clock=lambda: next(ticks) * 1e-3, least=40)  # type: ignore[operator]
     assert found.launches >= 30
+    assert 1 <= found.sequences <= max(RESIDENTS)
     assert found.error == pytest.approx(0.0, abs=0.05)  # by this clock all launches take as long
     assert found.price_s.launches > 0
+
+
+def test_texts_too_short_to_be_timed_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.profiling.decoding.WARM", 10**9)
+    with pytest.raises(UserError, match="too short to time"):
+        measured(decoder(), DecodingWorkload((), (1,), (1,)), seconds=0.0)
 
 
 def test_what_is_estimated_says_so_and_weighs_what_the_network_does() -> None:
