@@ -1,4 +1,4 @@
-"""Every test is marked by its folder; those that need Ray share one, in one process; unit tests may not start it."""
+"""Every test is marked by its folder; unit tests may not start Ray."""
 
 import os
 import sys
@@ -22,25 +22,19 @@ settings.load_profile("isobatch")
 # Before torch is imported: threads that wait for each other make tiny networks ten times slower on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-KINDS = ("integration", "unit", "perf", "fuzz")
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Those on Ray stay together in one process, as do those of a file, which share fixtures (--dist loadgroup)."""
-    item.add_marker(pytest.mark.xdist_group("ray" if needs_ray(item) else item.nodeid.partition("::")[0]))
+KINDS = (
+    "integration",
+    "unit",
+    "perf",
+    "fuzz",
+)  # in this order: Ray reads its settings when it is imported, by whichever test
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those on Ray come first: they take longest, and Ray reads its settings when it is imported, by whichever test."""
     for item in items:
         if (kind := _kind(item)) in KINDS:
             item.add_marker(getattr(pytest.mark, kind))
-    items.sort(key=lambda item: not needs_ray(item))
-
-
-def needs_ray(item: pytest.Item) -> bool:
-    """Whether it asks for the Ray of tests/integration/conftest.py, itself or by another fixture."""
-    return "local" in getattr(item, "fixturenames", ())
+    items.sort(key=lambda item: (*KINDS, _kind(item)).index(_kind(item)))
 
 
 def _kind(item: pytest.Item) -> str:

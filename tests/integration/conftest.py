@@ -1,4 +1,4 @@
-"""One local Ray for all tests that need one, started and stopped as `isobatch serve` does it.
+"""One local Ray for each process that tests, started and stopped as `isobatch serve` does it.
 
 To start an application takes seconds, so tests share what they can, and those that share run one after the other:
 deployed again, the same file changes nothing and takes no time. Whoever leaves an application broken comes last in its
@@ -9,7 +9,6 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,17 @@ from cluster.serving.deploy import deploy
 from cluster.serving.local import LocalRay, free_port, local_ray
 from deployments.replica.virtual import FAULTS
 from optimizer.plan import Plan
-from tests.conftest import needs_ray
 from tests.helpers.toy_graph import application, cut_at
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Put = Callable[..., str]
 SHARED = ("graph", "steered", "unplanned", "several", "leisurely", "real", "shown")  # applications, in turn
-SETTINGS = {
-    "RAY_metrics_report_interval_ms": "1000",  # not ten seconds, so that tests need not wait for them
-    "REPORTER_UPDATE_INTERVAL_MS": "600000",  # nobody looks at what each process of Ray takes
-    "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # what does not start in tests is not meant to
-}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Those that share an application, or else a file, stay together in one process (--dist loadgroup)."""
+    together = item.name if "test_serve_command" in item.nodeid else _shared(item) or item.path.stem
+    item.add_marker(pytest.mark.xdist_group(together))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,32 +40,17 @@ def _shared(item: pytest.Item) -> str | None:
     """The application that a test shares: the fixture that it asks for, or what it is marked with."""
     if marker := item.get_closest_marker("beside"):
         return str(marker.args[0])
-    fixtures = item.fixturenames if isinstance(item, pytest.Function) and needs_ray(item) else []
+    fixtures = item.fixturenames if isinstance(item, pytest.Function) else []
     return next((name for name in SHARED if name in fixtures), None)
-
-
-_ray = ExitStack()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Ray ends with the last test that needs it, as the others of its process need all of the processor."""
-    if nextitem and not needs_ray(nextitem):
-        _ray.close()
 
 
 @pytest.fixture(scope="session")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRay, str]]:
     """The Ray and the address of its HTTP front; nothing is deployed yet."""
-    with _ray:
-        yield _ray.enter_context(_started(tmp_path_factory.mktemp("faults")))
-
-
-@contextmanager
-def _started(faults: Path) -> Iterator[tuple[LocalRay, str]]:
     before = dict(os.environ)
     os.environ.pop("RAY_ADDRESS", None)
-    os.environ |= SETTINGS | {FAULTS: str(faults)}  # read by virtual devices that play broken ones
+    os.environ[FAULTS] = str(tmp_path_factory.mktemp("faults"))  # read by virtual devices that play broken ones
+    os.environ["RAY_metrics_report_interval_ms"] = "1000"  # noqa: SIM112 (Ray spells it so; ten seconds otherwise)
     port = free_port(0)
     with local_ray({"host": "127.0.0.1", "port": port, "location": "HeadOnly"}) as ray:
         yield ray, f"http://127.0.0.1:{port}"

@@ -117,7 +117,8 @@ class Answers(BaseHTTPRequestHandler):
 def address() -> Iterator[str]:
     asked = question(MEDIUM)
     loop = control_loop(Fluid(asked, first_plan(asked)))
-    network = {"model": "toy", "inputs": [{"name": "inputs", "datatype": "BYTES"}]}  # as `isobatch load` asks for it
+    texts = {"name": "inputs", "datatype": "BYTES", "shape": [-1, 1]}  # as `isobatch load` asks for it
+    network = {"model": "toy", "inputs": [texts]}
     Answers.status = json.dumps({"application": "toy", **status_of(loop, 0.0), "promise": "none", **network}).encode()
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -165,7 +165,10 @@ def test_calls_of_one_connection_that_are_worked_on_are_limited(way: str, monkey
     monkeypatch.setattr(Service, "answer", counted)
 
     async def scene(client: Client) -> None:
-        await client.ask("ServerLive")  # by then the client knows the limit
+        end.set()
+        await client.ask("ModelInfer", **pairs())  # by then who asks on this connection knows the limit
+        end.clear()
+        seen.clear()
         calls = [asyncio.create_task(client.ask("ModelInfer", **pairs())) for _ in range(5)]
         while len(seen) < 2:
             await asyncio.sleep(0.01)
