@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter, ValidationError
 
 from profiles.errors import UserError, first_wrong, read_text
+from profiles.files import write_whole
 
 SCHEMA_VERSION = 1
 KIND = "decoder"  # what its file calls itself, as its exits.json does
@@ -188,9 +189,7 @@ class DecoderProfile:
 def save_decoder_profile(profile: DecoderProfile, path: Path) -> None:
     """Write all or nothing: a crash leaves the file that was there."""
     content = {"schema_version": SCHEMA_VERSION, "profile_of": KIND, **asdict(profile)}
-    beside = path.with_suffix(path.suffix + ".part")
-    beside.write_text(json.dumps(content, indent=2) + "\n")
-    beside.replace(path)
+    write_whole(path, json.dumps(content, indent=2))
 
 
 def load_decoder_profile(path: Path) -> DecoderProfile:

@@ -184,6 +184,11 @@ def save(profile: Profile, path: Path) -> None:
     """Write all or nothing: a crash leaves the file that was there."""
     text = json.dumps({"schema_version": SCHEMA_VERSION, **asdict(profile)}, indent=2)
     text = re.sub(r"\[([^\[\]{}]*)\]", lambda found: f"[{' '.join(found[1].split())}]", text)  # a row, a line
+    write_whole(path, text)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write all of a text or nothing: a crash leaves the file that was there."""
     beside = path.with_suffix(path.suffix + ".part")
     beside.write_text(text + "\n")
     beside.replace(path)

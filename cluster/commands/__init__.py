@@ -1,6 +1,7 @@
 """One file per command of `isobatch`. Heavy imports stay inside the functions, so that --help is instant."""
 
 import os
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -46,6 +47,16 @@ def above_0(option: str, value: float | None) -> None:
     """
     if value is not None and not 0 < value < inf:
         raise UserError(f"{option} {value:g} must be above 0" + (", and finite" if value == inf else ""))
+
+
+def check_not_given(given: Mapping[str, tuple[object, object]], instead: str) -> None:
+    """Raise UserError if an option for classifiers, by name (value, default), was given for a decoder.
+
+    >>> check_not_given({"--mix": (None, None)}, "it plays no decoder")
+    """
+    for name, (value, default) in given.items():
+        if value != default:
+            raise UserError(f"{name} is for classifiers: {instead}")
 
 
 def check_writable(out: Path) -> None:

@@ -32,12 +32,10 @@ class DecoderPlanning:
 
     def run(self) -> None:
         """Find the plan, write it, and say what it promises."""
-        from cluster.commands import check_writable
+        from cluster.commands import check_not_given, check_writable
         from cluster.simulator.decoding_choice import chosen
 
-        for name, (value, default) in self.given.items():
-            if value != default:
-                raise UserError(f"{name} is for classifiers: a decoder is planned by --ttft-ms, --tpot-ms and --rate")
+        check_not_given(self.given, "a decoder is planned by --ttft-ms, --tpot-ms and --rate")
         if self.out:
             check_writable(self.out)
         known = profile_for(self.source, self.profile)

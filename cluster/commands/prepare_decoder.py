@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from profiles.errors import UserError
-
 if TYPE_CHECKING:
     from deployments.prepare.data import Columns
     from deployments.prepare.decoder import DecoderReport
@@ -64,9 +62,9 @@ class DecoderCommand:
         return ramps_for(model, fits, stop_tokens(self.source), DecoderOptions(self.allowed_loss, most))
 
     def _refuse(self) -> None:
-        for name, (value, default) in self.given.items():
-            if value != default:
-                raise UserError(f"{name} is for classifiers: a decoder's ramp is its own head, read early")
+        from cluster.commands import check_not_given
+
+        check_not_given(self.given, "a decoder's ramp is its own head, read early")
 
 
 def told(report: "DecoderReport") -> str:

@@ -31,17 +31,14 @@ class DecoderProfiling:
 
     def run(self, console: Console, model: str) -> None:
         """Write `out`, and keep the same where `isobatch plan` looks for it."""
+        from cluster.commands import check_not_given
         from deployments.decoding.anatomy import anatomy_of
         from deployments.decoding.checkpoint import check_decoder, rules_of
         from deployments.decoding.loading import load_decoder
         from deployments.folders import weights_of
         from profiles.decoding import DecoderProfile, load_decoder_profile, save_decoder_profile
 
-        for name, (value, default) in self.given.items():
-            if value != default:
-                raise UserError(
-                    f"{name} is for classifiers: a decoder's workload is what isobatch prepare has measured"
-                )
+        check_not_given(self.given, "a decoder's workload is what isobatch prepare has measured")
         check_decoder(self.source)
         weights, cached = weights_of(self.source), cached_profile(self.source)
         loaded = load_decoder(self.source, self.device, self.dtype)

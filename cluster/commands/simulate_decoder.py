@@ -26,6 +26,7 @@ class DecoderRehearsal:
 
     def run(self) -> None:
         """Play the plan, and say what came of it."""
+        from cluster.commands import check_not_given
         from cluster.commands.plan_decoder import profile_for
         from cluster.load.prompts import summed, table
         from cluster.simulator.decoding import asked_texts, play
@@ -33,9 +34,7 @@ class DecoderRehearsal:
         from deployments.decoding.config import DecoderConfig
         from optimizer.plan import read_plan
 
-        for name, (value, default) in self.given.items():
-            if value != default:
-                raise UserError(f"{name} is for classifiers: it plays no decoder")
+        check_not_given(self.given, "it plays no decoder")
         if len(self.applications) != 1:
             raise UserError(f"{len(self.applications)} decoders are in the file: a simulation needs exactly one")
         config = checked(DecoderConfig, self.applications[0]["args"])
