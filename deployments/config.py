@@ -26,7 +26,9 @@ INSIDE_A_FRONT = 4096  # inputs, unless the user says otherwise
 AUTO = "auto"
 VIRTUAL = "virtual"
 DEMO = "deployments.demo:demo_directory"
-DEMO_NAME = "demo"  # what it is called where a directory or a hub id is expected
+# What built-in networks are called where a directory or a hub id is expected.
+DEMO_NAME, LLM_DEMO_NAME = "demo", "llm-demo"
+_BUILT_IN = {DEMO_NAME: DEMO, LLM_DEMO_NAME: "deployments.demo:llm_demo_directory"}
 LOADER = "deployments.models:load_served"
 
 
@@ -43,6 +45,12 @@ def function_at(path: str) -> Callable[..., Any]:
     if not callable(found):
         raise UserError(f"{path!r} must name a function as 'module:function'")
     return found  # type: ignore[no-any-return]
+
+
+def built_in(name: str | Path) -> Path | None:
+    """The directory of a built-in network, by its name, unless a directory is called so."""
+    path = _BUILT_IN.get(str(name))
+    return function_at(path)() if path and not Path(name).is_dir() else None
 
 
 def _well_formed(path: str) -> str:

@@ -22,6 +22,7 @@ from deployments.transport.wire import ANY_PORT, Certificates, Wire, contexts
 
 _NAMESPACE = "isobatch"
 _ANSWER_WITHIN_S = 120.0  # a node, which may have to start a process for it
+_REPLICA_ANSWERS_WITHIN_S = 10.0
 _FLEET = re.compile(r"(?P<front>.+)\.[0-9a-f]{6}\.[^.]+")  # the name of an application of replicas
 
 # Its nodes
@@ -250,6 +251,20 @@ def scale(application: str, deployment: str, replicas: int) -> None:
 
     controller = serve_client()._controller
     ray.get(controller.update_deployment_replicas.remote(DeploymentID(deployment, application), replicas))
+
+
+async def ask_all(handle: Any, method: str) -> list[Any]:
+    """What every replica of a deployment answers, of those that answer: one that just ends does not. Serve calls its
+    way to ask all of them alpha."""
+    from ray.serve.exceptions import DeploymentUnavailableError
+
+    try:
+        answers = await handle.broadcast(method).results_async(
+            timeout_s=_REPLICA_ANSWERS_WITHIN_S, return_exceptions=True
+        )
+    except DeploymentUnavailableError:  # there is none at this moment
+        return []
+    return [each for each in answers if not isinstance(each, BaseException)]
 
 
 def delete_soon(application: str) -> None:

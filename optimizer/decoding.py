@@ -5,7 +5,7 @@ many sequences are resident, and how much of prompts runs in one launch. All of 
 makes of the best is what is promised (cluster/simulator/decoding_choice.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
@@ -109,7 +109,7 @@ def expected(facts: DecodingFacts, way: DecodingWay) -> ExpectedPace:
     """What one cycle brings and takes: so many launches of the first part, and one of the deep part.
 
     A token goes on after the cut with the probability p, so 1 - (1 - p)^k of the residents wait for the deep part at
-    the end. It takes all rows along that it has not seen, prompts among them.
+    the end. It takes all rows along that it has not seen, prompts among them, but for those with which texts end.
     """
     workload, num_blocks = facts.profile.workload, facts.profile.num_blocks
     p = workload.after(way.cut - 1) if way.cut < num_blocks else 1.0
@@ -119,10 +119,20 @@ def expected(facts: DecodingFacts, way: DecodingWay) -> ExpectedPace:
     first = _launch(facts.profile, way.cut, tokens / way.launches, prompts / way.launches, tokens / way.launches)
     seconds = [facts.table.seconds(first)] * way.launches
     if way.cut < num_blocks:
-        deep = _launch(facts.profile, num_blocks - way.cut, max(waiting, 1.0), prompts, tokens)
+        rows = max(waiting, tokens * (1.0 - _unseen(p, workload.output)))
+        deep = _launch(facts.profile, num_blocks - way.cut, max(waiting, 1.0), prompts, rows)
         seconds.append(facts.table.seconds(deep))
     tokens_per_s = tokens / sum(seconds)
     return ExpectedPace(way, tokens_per_s, _begins_s(facts, way, max(seconds)), way.residents / tokens_per_s)
+
+
+def _unseen(p: float, output: float) -> float:
+    """The share of a text's tokens that leave after the last one that goes deep: the deep part never sees them.
+
+    >>> _unseen(1.0, 10), round(_unseen(0.5, 10), 2), _unseen(0.0, 10)
+    (0.0, 0.1, 1.0)
+    """
+    return (1.0 - p) * (1.0 - (1.0 - p) ** output) / (p * output) if p else 1.0
 
 
 def _launch(profile: DecoderProfile, blocks: int, sequences: float, prompts: float, rows: float) -> LaunchSize:
@@ -157,18 +167,22 @@ def _begins_s(facts: DecodingFacts, way: DecodingWay, launch_s: float) -> float:
     return whole * (launch_s + facts.table.seconds(chunk))
 
 
-def screened(facts: DecodingFacts, goal: DecodingGoal, count: int) -> list[ExpectedPace]:
+def paces(facts: DecodingFacts, goal: DecodingGoal) -> list[ExpectedPace]:
+    """What is expected of all that may be chosen."""
+    return [expected(facts, way) for way in ways(facts, goal)]
+
+
+def screened(found: Iterable[ExpectedPace], goal: DecodingGoal, count: int) -> list[ExpectedPace]:
     """The ways that are worth to be played, those that promise most first: of each cut and rhythm one.
 
     A way whose mean is above a limit cannot keep it for nearly all texts. Of those that write nearly the same, the one
     with the fewest residents is taken: each waits less.
     """
-    found: dict[tuple[int, int], list[ExpectedPace]] = {}
-    for way in ways(facts, goal):
-        each = expected(facts, way)
+    alike: dict[tuple[int, int], list[ExpectedPace]] = {}
+    for each in found:
         if each.tpot_s <= goal.tpot_s and each.ttft_s <= goal.ttft_s:
-            found.setdefault((way.cut, way.launches), []).append(each)
-    leanest = [_leanest(each) for each in found.values()]
+            alike.setdefault((each.way.cut, each.way.launches), []).append(each)
+    leanest = [_leanest(each) for each in alike.values()]
     return sorted(leanest, key=_speed, reverse=True)[:count]
 
 
@@ -179,11 +193,6 @@ def _leanest(alike: list[ExpectedPace]) -> ExpectedPace:
 
 def _speed(each: ExpectedPace) -> float:
     return each.tokens_per_s
-
-
-def ceiling(facts: DecodingFacts, goal: DecodingGoal) -> float:
-    """Tokens per second of a replica that is never idle and keeps no limit: the most of all ways, by arithmetic."""
-    return max(expected(facts, way).tokens_per_s for way in ways(facts, goal))
 
 
 def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas: int) -> Plan:

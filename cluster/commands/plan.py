@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def plan(
     model: Annotated[
-        Path | None, typer.Argument(help="The directory of a decoder; of other networks --profile tells enough.")
+        Path | None,
+        typer.Argument(help="The directory of a decoder, or llm-demo; of other networks --profile tells enough."),
     ] = None,
     profile: Annotated[
         Path | None,

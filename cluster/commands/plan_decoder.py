@@ -34,11 +34,12 @@ class DecoderPlanning:
         """Find the plan, write it, and say what it promises."""
         from cluster.commands import check_not_given, check_writable
         from cluster.simulator.decoding_choice import chosen
+        from deployments.config import built_in
 
         check_not_given(self.given, "a decoder is planned by --ttft-ms, --tpot-ms and --rate")
         if self.out:
             check_writable(self.out)
-        known = profile_for(self.source, self.profile)
+        known = profile_for(built_in(self.source) or self.source, self.profile)
         with Console(stderr=True).status("planning"):
             found = chosen(known, self._fleet(known), self.goal)
         if self.out:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 def profile(
     model: Annotated[
-        str, typer.Argument(help="Directory or hub id of a checkpoint, prepared or not; demo: the built-in one.")
+        str,
+        typer.Argument(help="Directory or hub id of a checkpoint, prepared or not; demo, llm-demo: the built-in ones."),
     ],
     out: Annotated[Path, typer.Option(help="File to write, or to add this device to.")] = Path("profile.json"),
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",

@@ -32,6 +32,7 @@ class DecoderProfiling:
     def run(self, console: Console, model: str) -> None:
         """Write `out`, and keep the same where `isobatch plan` looks for it."""
         from cluster.commands import check_not_given
+        from deployments.config import built_in
         from deployments.decoding.anatomy import anatomy_of
         from deployments.decoding.checkpoint import check_decoder, rules_of
         from deployments.decoding.loading import load_decoder
@@ -41,17 +42,18 @@ class DecoderProfiling:
         check_not_given(self.given, "a decoder's workload is what isobatch prepare has measured")
         check_decoder(self.source)
         weights, cached = weights_of(self.source), cached_profile(self.source)
+        name = self.source.name if built_in(model) else Path(model).name
         loaded = load_decoder(self.source, self.device, self.dtype)
         anatomy = anatomy_of(loaded)
         known = {path: load_decoder_profile(path) if path.exists() else None for path in (self.out, cached)}
         for each in filter(None, known.values()):  # before anything is timed
-            each.check_same(Path(model).name, anatomy.shape.num_blocks, weights)
+            each.check_same(name, anatomy.shape.num_blocks, weights)
         workload = workload_of(rules_of(self.source, anatomy.shape.num_blocks), self.source)
         tables = (self._table(console, loaded, anatomy, workload), *self._estimated(loaded.config))
         shape = anatomy.shape
         notes = tuple(f"{table.kind}: {table.source}" for table in tables)
         encoder = shape.start is not None
-        new = DecoderProfile(Path(model).name, shape.num_blocks, shape.reads, tables, workload, encoder, notes, weights)
+        new = DecoderProfile(name, shape.num_blocks, shape.reads, tables, workload, encoder, notes, weights)
         for path, before in known.items():
             save_decoder_profile(before.joined_by(new) if before else new, path)
         console.print(summary(new), highlight=False)

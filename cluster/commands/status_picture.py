@@ -60,6 +60,7 @@ def decoder(stats: Stats) -> Table:
     pages = stats["pages"]
     launches = [f"split {each['split']} {bar(each['fill'])} {each['fill']:.0%}" for each in stats["splits"]]
     table.add_row("requests", ", ".join(f"{count:,} {outcome}" for outcome, count in stats["requests"].items()))
+    table.add_row("replicas", f"{stats['replicas']:,}")
     table.add_row("tokens", f"{written:,}, {depth:.1f} of {len(tokens)} blocks each, {stats['tokens_per_s']:,.0f}/s")
     table.add_row(
         "sequences", f"{stats['residents']:,} resident, {stats['waiting']:,} wait, {stats['preempted']:,} preempted"

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.controller.config import ControllerConfig
-from deployments.config import DEMO, DEMO_NAME, LOADER, checked, function_at, parse
+from deployments.config import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, checked, function_at, parse
 from deployments.decoding.checkpoint import check_decoder, is_decoder
 from deployments.decoding.config import DecoderConfig
-from deployments.demo import llm_demo_directory
 from deployments.folders import weights_of
 from deployments.front.headers import key_in
 from deployments.graph import check_weights, read_graph
@@ -25,7 +24,6 @@ APPLICATION = "deployments.app:build"
 CONTROLLER = "cluster.controller.app:build"
 REACHED = ("front", "deployer")  # the deployments that Serve knows of; those of replicas are started by the deployer
 DECODER = "deployments.decoding.app:build"
-LLM_DEMO = "llm-demo"
 HTTP = {"host": "127.0.0.1", "port": 8000}
 GRPC_PORT = 8001
 LONGEST = 64_000  # characters of a file: PyYAML takes 4 us for each, and its parser in C fails on deep nesting
@@ -62,8 +60,8 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
 
 
 def _built_in(name: Path, overrides: dict[str, Any]) -> tuple[Path | None, dict[str, Any]]:
-    if name == Path(LLM_DEMO):
-        return llm_demo_directory(), {"name": LLM_DEMO} | overrides
+    if name == Path(LLM_DEMO_NAME):
+        return built_in(name), {"name": LLM_DEMO_NAME} | overrides
     return None if name == Path(DEMO_NAME) else name, overrides
 
 

@@ -18,12 +18,11 @@ from optimizer.decoding import (
     DecodingFacts,
     DecodingGoal,
     DecodingWay,
-    ceiling,
     cuts_of,
     fits,
+    paces,
     plan_of,
     screened,
-    ways,
 )
 from optimizer.plan import DecodingTerms, Plan, Promise
 from profiles.decoding import DecoderProfile
@@ -67,12 +66,17 @@ class DecodingChoice:
 
 @dataclass(frozen=True)
 class _OfKind:
-    """The best way on one kind of device, and texts per second: that one replica keeps, and cannot exceed."""
+    """The best way on one kind of device, and texts per second: that one replica keeps, and cannot exceed.
+
+    `ceiling_per_s`: tokens of a replica that is never idle and keeps no limit, the most of all `ways` by arithmetic.
+    """
 
     facts: DecodingFacts
     way: DecodingWay
     texts_per_s: float
     most_per_s: float
+    ceiling_per_s: float
+    ways: int
 
     def hoped(self, replicas: int) -> float:
         return replicas * self.texts_per_s
@@ -88,13 +92,12 @@ def chosen(profile: DecoderProfile, fleet: Sequence[Device], goal: DecodingGoal)
         raise UserError(_binds(facts, goal))
     best, plan, played_at = _with_rate(found, goal) if goal.texts_per_s else _with_all(found, goal)
     replicas, tokens = plan.placements[0].replicas, played_at.texts_per_s * profile.workload.output
-    # Arithmetic has every token seen by the deep part; of short texts the last ones are not, so a run may have more.
-    most = replicas * max(ceiling(best.facts, goal), best.most_per_s / BUSY * profile.workload.output)
+    # Arithmetic takes all launches of a part as alike, so a run may have more.
+    most = replicas * max(best.ceiling_per_s, best.most_per_s / BUSY * profile.workload.output)
     cost = replicas * best.facts.device.price_per_hour
     promise = Promise(played_at.texts_per_s, goal.ttft_s, cost, max(0.0, 1 - tokens / most))
     plan = replace(plan, promise=promise, decoding=replace(terms_of(plan), tokens_per_s=tokens))
-    looked_at = sum(1 for each in facts for _ in ways(each, goal))
-    return DecodingChoice(plan, played_at.run, most, looked_at)
+    return DecodingChoice(plan, played_at.run, most, sum(each.ways for each in found))
 
 
 def _best(facts: DecodingFacts, goal: DecodingGoal) -> _OfKind | None:
@@ -102,13 +105,15 @@ def _best(facts: DecodingFacts, goal: DecodingGoal) -> _OfKind | None:
     if fits(facts, goal):
         return None
     best: _OfKind | None = None
-    for each in screened(facts, goal, PLAYED):
+    all_ways = paces(facts, goal)
+    most_of_all = max(each.tokens_per_s for each in all_ways)
+    for each in screened(all_ways, goal, PLAYED):
         plan, least = plan_of(each.way, facts, goal, 1), BETTER * best.texts_per_s if best else 0.0
         most = BUSY * saturated(plan, facts.profile, goal.texts // 2)
         if most <= least or (best and not played(plan, facts.profile, least, goal.texts).keeps(goal)):
             continue
         if found := _most(plan, facts, goal, least, most):
-            best = _OfKind(facts, each.way, found.texts_per_s, most)
+            best = _OfKind(facts, each.way, found.texts_per_s, most, most_of_all, len(all_ways))
     return best
 
 

@@ -26,6 +26,7 @@ from deployments.decoding.texts import TextTokens
 from deployments.front.headers import key_in
 from deployments.logs import join_serves_log, logging_config
 from deployments.metrics import DECODER_FRONT, MetricSeries
+from deployments.ray_facts import ask_all
 from deployments.tracing import current, tracing_here
 
 
@@ -50,8 +51,9 @@ class DecoderIngress:
         return _until_left(self._replicas.options(stream=True).write.remote(wanted, trace))
 
     async def _stats(self) -> dict[str, Any]:
-        state: ReplicaState = await self._replicas.state.remote()
-        return summed([state], self._shape.num_blocks, self._config.max_residents)
+        """The sum over all replicas that answer; while there is none, of the first that does."""
+        states: list[ReplicaState] = await ask_all(self._replicas, "state") or [await self._replicas.state.remote()]
+        return summed(states, self._shape.num_blocks, self._config.max_residents)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_decoder_api(self._front, self._key, self._stats, self._tracing)

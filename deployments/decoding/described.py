@@ -105,6 +105,7 @@ class DecoderStats(Described):
     schema_version: Literal[1]
     model: str
     requests: DecoderRequests
+    replicas: int = Field(description="Those that answered; all that follows is the sum over them.")
     exits: dict[str, int] = Field(description="Tokens by the block after which they were known.")
     residents: int
     waiting: int

@@ -131,6 +131,7 @@ def summed(states: Sequence[ReplicaState], num_blocks: int, residents: int) -> d
         for split in splits
     }
     return {
+        "replicas": len(states),
         "exits": depths,
         "residents": sum(state.residents for state in states),
         "waiting": sum(state.waiting for state in states),

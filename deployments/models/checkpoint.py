@@ -5,7 +5,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from deployments.config import DEMO, DEMO_NAME, function_at
+from deployments.config import built_in
 from deployments.models.families import family_of
 from deployments.models.levels import is_cascade, last_of
 from deployments.models.ramps import WEIGHTS
@@ -21,10 +21,10 @@ KEPT = (".json", ".txt", ".safetensors", ".model", ".jinja")
 
 
 def locate(checkpoint: str | Path) -> Path:
-    """The directory of a checkpoint, or of the built-in `demo`; a hub's is downloaded by its id, without pickles."""
-    folder = Path(checkpoint)
+    """The directory of a checkpoint, or of a built-in one; a hub's is downloaded by its id, without pickles."""
+    folder = built_in(checkpoint) or Path(checkpoint)
     if not folder.is_dir():
-        folder = function_at(DEMO)() if str(checkpoint) == DEMO_NAME else _download(str(checkpoint))
+        folder = _download(str(checkpoint))
     if is_cascade(folder):
         return folder
     if not (folder / "config.json").is_file():

@@ -38,7 +38,8 @@ def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def decoder(local: Any, deployed: Any, t5_folder: Path) -> str:
-    told = {"model": str(llm_demo_directory()), "name": "llm-demo", "cpus_per_replica": 0.5, "max_prompts": 64}
+    told = {"model": str(llm_demo_directory()), "name": "llm-demo", "cpus_per_replica": 0.25, "max_prompts": 64}
+    told |= {"replicas": 2}
     planned = {"model": str(t5_folder), "plan": str(t5_folder / "plan.json"), "cpus_per_replica": 0.25}
     path = "deployments.decoding.app:build"
     address: str = deployed(
@@ -68,6 +69,13 @@ def test_openais_client_gets_sums_in_words(client: Any, written: list[str]) -> N
     assert reply.usage.completion_tokens == len(written[0]) + 1
     assert len(reply.choices[0].exit_blocks) == reply.usage.completion_tokens
     assert reply.choices[0].finish_reason == "stop"
+
+
+def test_stats_are_the_sum_over_all_replicas(written: list[str], decoder: str) -> None:
+    """Prompts of one request go to both."""
+    told = ask(decoder, "GET", "/stats")[1]
+    assert told["replicas"] == 2
+    assert sum(told["exits"].values()) >= sum(len(text) + 1 for text in written)
 
 
 def test_openais_client_streams_chats(client: Any, written: list[str]) -> None:

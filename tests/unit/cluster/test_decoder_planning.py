@@ -132,7 +132,9 @@ def test_what_is_missing_or_wrong_is_one_sentence(call: Called, options: tuple[o
 
 def test_a_measured_decoder_is_planned_without_saying_more(call: Called, tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
-    assert "and kept for isobatch plan" in call("profile", DEMO, "--budget", "0.1", "--devices", "h100", "--out", out)
+    told = call("profile", "llm-demo", "--budget", "0.1", "--devices", "h100", "--out", out)
+    assert "and kept for isobatch plan llm-demo" in told
+    assert "even alone, tokens of a text take" in call("plan", "llm-demo", "--tpot-ms", "1e-6")
     assert "even alone, tokens of a text take" in (said := call("plan", DEMO, "--tpot-ms", "1e-6"))
     assert "on cpu" in said
     (timed,) = (table for table in load_decoder_profile(out).tables if not table.estimated)

@@ -13,9 +13,9 @@ from optimizer.decoding import (
     DecodingFacts,
     DecodingGoal,
     DecodingWay,
-    ceiling,
     expected,
     fits,
+    paces,
     plan_of,
     screened,
     ways,
@@ -49,14 +49,26 @@ def test_where_rows_bind_recompute_gains_nothing_and_where_kv_binds_all() -> Non
 
 def test_the_best_of_all_ways_within_the_limits_comes_first() -> None:
     facts, goal = DecodingFacts(paper_decoder(survival=((1, 0.3), (3, 0.2), (5, 0.1))), CPU), DecodingGoal(1.0, 0.02)
-    within = [each for way in ways(facts, goal) if (each := expected(facts, way)).tpot_s <= 0.02 and each.ttft_s <= 1]
-    found = screened(facts, goal, 5)
+    looked_at = paces(facts, goal)
+    within = [each for each in looked_at if each.tpot_s <= 0.02 and each.ttft_s <= 1]
+    found = screened(looked_at, goal, 5)
     best = max(within, key=lambda each: each.tokens_per_s)
     assert found[0].tokens_per_s >= NEARLY * best.tokens_per_s
     assert found[0].way.residents <= best.way.residents
     assert len({(each.way.cut, each.way.launches) for each in found}) == 5
-    assert found[0].tokens_per_s <= ceiling(facts, goal)
-    assert not screened(facts, DecodingGoal(1.0, 1e-6), 5)
+    assert not screened(looked_at, DecodingGoal(1.0, 1e-6), 5)
+
+
+def test_texts_end_with_tokens_that_the_deep_part_never_sees() -> None:
+    """A long text has nearly all seen; of a short one, what is left out is what arithmetic said too much before."""
+    gains = []
+    for output in (2000, 8):
+        facts = DecodingFacts(paper_decoder(LaunchSize(rows=1e-3), survival=((1, 0.3),), prompt=1, output=output), CPU)
+        cut, full = (expected(facts, DecodingWay(at, 1, 32, 256)).tokens_per_s for at in (2, 8))
+        gains.append(cut / full)
+    unseen = (0.7 - 0.7**11) / 0.3 / 10  # tokens of a text's mean of 10, after the last that goes deep
+    assert gains[0] == pytest.approx(1.0, abs=0.01)
+    assert gains[1] == pytest.approx(1.1 / (1.1 - 0.75 * unseen), rel=0.01)
 
 
 def test_no_more_are_resident_than_memory_holds() -> None:
