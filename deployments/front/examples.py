@@ -9,6 +9,7 @@ from typing import Any
 
 from deployments.config import AppConfig
 from deployments.demo import A_DIGIT
+from deployments.models.levels import is_cascade, read_levels
 
 USUAL = 224  # pixels of an image's side, where a checkpoint does not say
 
@@ -46,8 +47,6 @@ def shape_of(directory: Path) -> tuple[int, ...] | None:
 
 def _checkpoint(directory: Path) -> Path:
     """This one; or of a cascade the one that is asked first."""
-    from deployments.models.levels import is_cascade, read_levels  # this brings torch, which a front may do without
-
     return directory / read_levels(directory).levels[0].folder if is_cascade(directory) else directory
 
 

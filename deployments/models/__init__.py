@@ -1,8 +1,21 @@
 """Networks that can be cut between any two blocks and left at any ramp."""
 
-from deployments.models.cascade import Cascade
-from deployments.models.cascade_loading import load_served
-from deployments.models.loading import load
-from deployments.models.torch_model import TorchModel
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deployments.models.cascade import Cascade
+    from deployments.models.cascade_loading import load_served
+    from deployments.models.loading import load
+    from deployments.models.torch_model import TorchModel
 
 __all__ = ["Cascade", "TorchModel", "load", "load_served"]
+
+_MODULES = {"Cascade": "cascade", "TorchModel": "torch_model", "load": "loading", "load_served": "cascade_loading"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import it when it is asked for: these bring torch, and a network of a user's own may need none."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

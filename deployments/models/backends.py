@@ -1,24 +1,27 @@
-"""Puts a network on the backend that was asked for (`auto`: the fastest), and prepares it for its plan."""
+"""Puts a network on the backend that was asked for (`auto`: the fastest), and prepares it for its plan.
+
+What brings torch is imported inside the functions, as a network of a user's own may need none.
+"""
+
+from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import overload
-
-import torch
+from typing import TYPE_CHECKING, overload
 
 from deployments.config import AUTO, BACKENDS
 from deployments.dispatch.route import stops
-from deployments.models.cascade import Cascade
 from deployments.models.seam import BackedModel, Fingerprint, ServedModel, Stretch, backend_named
-from deployments.models.streams import beside_others
-from deployments.models.torch_model import TorchModel
 from optimizer.plan import Plan
 from profiles.errors import UserError
 from profiles.latency import LatencyTable
 from profiles.model import SplitModel
+
+if TYPE_CHECKING:
+    from deployments.models.torch_model import TorchModel
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +42,11 @@ def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: 
 
 def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: bool = False) -> SplitModel:
     """The network as the backend runs it. `directory` is where it was loaded from."""
-    if isinstance(model, Cascade):
-        return model.on_backend(backend, lambda level, folder: on_backend(level, folder, backend, int8=int8))
+    if isinstance(model, ServedModel):
+        from deployments.models.cascade import Cascade
+
+        if isinstance(model, Cascade):
+            return model.on_backend(backend, lambda level, folder: on_backend(level, folder, backend, int8=int8))
     _warn_of_ramps(model, directory, INT8 if int8 else "float32")
     if int8 and backend not in ("onnx", AUTO):
         raise UserError("dtype int8 runs on ONNX Runtime only: use backend: onnx or auto")
@@ -102,6 +108,10 @@ def for_threads(model: SplitModel, count: int) -> tuple[list[SplitModel], Callab
         if count > 1:
             raise UserError(f"a {type(model).__name__} computes one launch at a time: leave out streams")
         return [model], nullcontext
+    import torch
+
+    from deployments.models.streams import beside_others
+
     own = partial(beside_others, model.device, torch.get_num_threads())
     alone_on_cuda = count == 1 and model.device.type == "cuda"  # where it is in order with everything else
     within = nullcontext if alone_on_cuda else own

@@ -2,22 +2,27 @@
 
 An application chooses a backend by its name or its import path (`backend:`). To add one, write a file with an object
 that is a `Backend`; a line in `deployments.config.BACKENDS` gives it a short name.
+
+Nothing is imported here that brings torch: a replica asks whether a network is a `ServedModel`, which one of a user's
+own, in numpy for instance, is not.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
-
 from deployments.config import backend_path
-from deployments.models.ramps import Ramps
 from profiles.errors import UserError
 from profiles.model import Batch, SplitModel
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from deployments.models.ramps import Ramps
     from deployments.models.torch_model import TorchModel
 
 
@@ -32,7 +37,7 @@ class Stretch:
     def __str__(self) -> str:
         return f"{self.start}-{self.stop}" + "".join(f"r{ramp}" for ramp in self.ramps)
 
-    def covers(self, wanted: "Stretch") -> bool:
+    def covers(self, wanted: Stretch) -> bool:
         """Whether running this gives all that is wanted between its own ends.
 
         >>> Stretch(2, 4, (2, 3)).covers(Stretch(0, 6, (3,))), Stretch(2, 4).covers(Stretch(0, 6, (3,)))
@@ -88,7 +93,7 @@ class ServedModel(SplitModel, Protocol):
         """The network on torch, whose modules hold the weights."""
         ...
 
-    def twin(self) -> "ServedModel":
+    def twin(self) -> ServedModel:
         """The same network, same weights, for another thread that computes at the same time. Nothing else is shared."""
         ...
 
@@ -102,11 +107,11 @@ class BackedModel(ServedModel, Protocol):
     """One network that torch has loaded, whatever computes it now."""
 
     @property
-    def exact(self) -> "TorchModel":
+    def exact(self) -> TorchModel:
         """The network on torch, whose modules hold the weights."""
         ...
 
-    def twin(self) -> "BackedModel": ...
+    def twin(self) -> BackedModel: ...
 
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         """What ramps are made from: what one after each block but the last reads, and the network's own logits."""
@@ -124,11 +129,11 @@ class Backend(Protocol):
         """Whether `backend: auto` measures it against torch."""
         ...
 
-    def obstacle(self, model: "TorchModel", int8: bool) -> str | None:
+    def obstacle(self, model: TorchModel, int8: bool) -> str | None:
         """One line on why it cannot run this network, and what can; None if it can."""
         ...
 
-    def serve(self, model: "TorchModel", fingerprint: Fingerprint, int8: bool) -> BackedModel:
+    def serve(self, model: TorchModel, fingerprint: Fingerprint, int8: bool) -> BackedModel:
         """The same network with the same answers, computed by this backend."""
         ...
 

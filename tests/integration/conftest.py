@@ -24,6 +24,11 @@ from tests.helpers.toy_graph import application, cut_at
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Put = Callable[..., str]
 SHARED = ("graph", "steered", "unplanned", "several", "leisurely", "real", "shown")  # applications, in turn
+SETTINGS = {
+    "RAY_metrics_report_interval_ms": "3000",  # not ten seconds: tests wait for them
+    "REPORTER_UPDATE_INTERVAL_MS": "600000",  # nobody looks at what each process of Ray takes
+    "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # what does not start in tests is not meant to
+}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -50,7 +55,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRay, 
     before = dict(os.environ)
     os.environ.pop("RAY_ADDRESS", None)
     os.environ[FAULTS] = str(tmp_path_factory.mktemp("faults"))  # read by virtual devices that play broken ones
-    os.environ["RAY_metrics_report_interval_ms"] = "1000"  # noqa: SIM112 (Ray spells it so; ten seconds otherwise)
+    os.environ |= SETTINGS
     port = free_port(0)
     with local_ray({"host": "127.0.0.1", "port": port, "location": "HeadOnly"}) as ray:
         yield ray, f"http://127.0.0.1:{port}"

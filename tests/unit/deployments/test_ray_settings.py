@@ -1,12 +1,14 @@
 """Each of our settings is still read by the Ray that is installed."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 from deployments import ray_settings
+from tests.helpers.toy_graph import application, cut_at
 
 RAY = Path(importlib.util.find_spec("ray").origin).parent  # type: ignore[union-attr, arg-type]  # imported in tests only
 ROOT = Path(__file__).parents[3]
@@ -23,20 +25,29 @@ def test_every_setting_is_still_read() -> None:
     assert not unread, f"Ray reads no {', '.join(sorted(unread))} any more: mend ray_settings.SETTINGS"
 
 
-def test_the_processes_of_an_application_import_nothing_heavy_and_may_import_it_later() -> None:
+def test_the_processes_of_an_application_import_nothing_heavy_and_may_import_it_later(tmp_path: Path) -> None:
     script = """
-import sys
+import json, sys
 from deployments.ray_settings import SETTINGS
 module, _, name = SETTINGS["__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"].rpartition(".")
 getattr(sys.modules[module], name)()
 import ray.serve
 import deployments.app, deployments.replica.serve_replica, deployments.replica.virtual  # a front, a deployer, a replica
+from deployments.config import AppConfig
+from deployments.front.examples import example_input
+from deployments.replica import loading
+config = AppConfig.model_validate(json.loads(sys.argv[1]))
+print(example_input(config) or "")
+for load in (loading.load_front_model, lambda config, at: loading.load_model(config, "cpu", at)):
+    load(config, config.model).run  # a network of a user's own, which needs numpy only
 print(*[name for name in ("pandas", "torch", "transformers", "scipy") if name in sys.modules])
 import cluster.controller.app
 print(*[name for name in ("torch", "transformers", "statsmodels", "sklearn") if name in sys.modules])
 import pandas
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    arguments = json.dumps(application(tmp_path, cut_at(2), model=str(tmp_path))["args"])
+    command = [sys.executable, "-c", script, arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
 
