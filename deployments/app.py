@@ -24,7 +24,7 @@ from deployments.front.http import create_api
 from deployments.front.in_process import in_process
 from deployments.front.messages import FrontState
 from deployments.front.metrics import export
-from deployments.front.open_inference.rpc import check_port
+from deployments.front.open_inference.calls import check_port
 from deployments.front.proxy import ProxyLimit, servers_at
 from deployments.front.service import Service, directory_of
 from deployments.graph import check_depth, check_weights

@@ -101,7 +101,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
             places = {named(one): f"{base}{prefix_of(one)}" for one in (*ours(complete), *decoders(complete))}
             for place in places.values() or [base]:
                 console.print(f"[bold green]ready[/] at {place}  (open it in a browser; explained at {place}/docs)")
-            if ours(complete):  # decoders speak HTTP only
+            if places:
                 console.print(f"gRPC: {_grpc(complete)}")
             if metrics_port:
                 console.print(f"metrics: http://127.0.0.1:{metrics_port}/metrics")

@@ -105,7 +105,7 @@ def _check_apart(content: ServeFile) -> None:
 
 
 def _grpc_ports(content: ServeFile) -> list[int]:
-    return [port for one in ours(content) if (port := one["args"].get("grpc_port"))]
+    return [port for _, port in grpc_addresses(content)]
 
 
 def _no_two(field: str, told: list[Any]) -> None:
@@ -151,10 +151,10 @@ def with_grpc(content: ServeFile, host: str | None, port: int | None, is_free: C
     A port that the user names is never replaced: `check_port` raises later if it is taken. `port` 0 means no gRPC.
     """
     complete = content | {"applications": [dict(application) for application in content["applications"]]}
-    for application in ours(complete)[:1]:
+    for application in [*ours(complete), *decoders(complete)][:1]:
         arguments = application["args"] | ({"grpc_host": host} if host else {})
         if port is None and "grpc_port" not in arguments:
-            taken = GRPC_PORT in _grpc_ports(complete) or not is_free(parse(arguments).grpc_host, GRPC_PORT)
+            taken = GRPC_PORT in _grpc_ports(complete) or not is_free(_grpc_host(arguments), GRPC_PORT)
             port = 0 if taken else GRPC_PORT
         told = {"grpc_port": port or None} if port is not None else {}
         application["args"] = {name: value for name, value in (arguments | told).items() if value is not None}
@@ -180,8 +180,12 @@ def beside(content: ServeFile, running: list[dict[str, Any]], others: str | None
 
 def grpc_addresses(content: ServeFile) -> list[tuple[str, int]]:
     """Host and port of each isobatch application that serves gRPC."""
-    configs = [parse(application["args"]) for application in ours(content)]
-    return [(config.grpc_host, config.grpc_port) for config in configs if config.grpc_port]
+    told = [application["args"] for application in (*ours(content), *decoders(content))]
+    return [(_grpc_host(each), each["grpc_port"]) for each in told if each.get("grpc_port")]
+
+
+def _grpc_host(arguments: dict[str, Any]) -> str:
+    return str(arguments.get("grpc_host", HTTP["host"]))
 
 
 def _read(path: Path) -> ServeFile:

@@ -6,7 +6,7 @@ An extension says after which block each token was known: `exit_blocks`, in ever
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from math import ceil
 from typing import Any, TypeVar
 
@@ -78,12 +78,19 @@ def _telling(span: Span, send: Send) -> Send:
     return tell
 
 
-def create_decoder_api(front: DecoderFront, key: bytes | None, stats: Stats, tracing: Tracing | None = None) -> FastAPI:
-    """The application that answers for a decoder."""
+def create_decoder_api(
+    front: DecoderFront,
+    key: bytes | None,
+    stats: Stats,
+    tracing: Tracing | None = None,
+    beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+) -> FastAPI:
+    """The application that answers for a decoder. `beside` is served as long as it is."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        yield
+        async with beside():
+            yield
         if tracing:
             await asyncio.to_thread(tracing.close)
 

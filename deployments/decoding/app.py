@@ -7,6 +7,7 @@ DecoderConfig.
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from deployments.decoding.front import DecoderFront, summed
 from deployments.decoding.loading import decoder_shape, load_tokenizer, stop_tokens
 from deployments.decoding.metrics import ClientMeter
 from deployments.decoding.replica import DECODER, DecoderReplica, ReplicaState
+from deployments.decoding.rpc import serving
 from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Wanted
 from deployments.decoding.texts import TextTokens
 from deployments.front.headers import key_in
+from deployments.front.open_inference.calls import check_port
 from deployments.logs import join_serves_log, logging_config
 from deployments.metrics import DECODER_FRONT, MetricSeries
 from deployments.ray_facts import ask_all
@@ -38,6 +41,8 @@ class DecoderIngress:
         folder = Path(config.model)
         self._config, self._shape = config, decoder_shape(folder)
         self._key = key_in(config.api_key_variable)
+        if config.grpc_port:
+            check_port(config.grpc_host, config.grpc_port)
         self._replicas = replicas
         self._tracing = tracing_here(time.perf_counter)
         meter = ClientMeter(MetricSeries(DECODER_FRONT, serve.metrics), time.perf_counter)
@@ -56,7 +61,8 @@ class DecoderIngress:
         return summed(states, self._shape.num_blocks, self._config.max_residents)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_decoder_api(self._front, self._key, self._stats, self._tracing)
+        over_grpc = partial(serving, self._front, self._key, self._stats, self._tracing)
+        return create_decoder_api(self._front, self._key, self._stats, self._tracing, over_grpc)
 
 
 async def _until_left(groups: Any) -> AsyncGenerator[Written | Full, None]:
@@ -84,7 +90,7 @@ def build(config: DecoderConfig) -> Application:
     )(DecoderReplica)
     front = serve.deployment(
         name="front",
-        max_ongoing_requests=4 * config.replicas * (config.max_residents + config.max_waiting),
+        max_ongoing_requests=config.most_asked,
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=1.0,
         graceful_shutdown_timeout_s=config.drain_s,

@@ -74,6 +74,10 @@ class DecoderConfig(BaseModel):
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
     )
+    grpc_port: int | None = Field(
+        None, ge=1, le=65535, description="Port of the Open Inference Protocol over gRPC; none: only HTTP."
+    )
+    grpc_host: str = Field("127.0.0.1", description="Address that gRPC listens on, on the node of the front.")
     allowed_origins: tuple[WebOrigin, ...] = Field((), description=ALLOWED_ORIGINS)
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for what was let in.")
     log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
@@ -114,6 +118,11 @@ class DecoderConfig(BaseModel):
     def pages(self, kv_bytes: int) -> int:
         """How many pages there are, where one position has so many bytes in a block."""
         return self.kv_megabytes * 2**20 // (kv_bytes * self.page_tokens)
+
+    @property
+    def most_asked(self) -> int:
+        """Requests at once, beyond what all replicas refuse with a reason."""
+        return 4 * self.replicas * (self.max_residents + self.max_waiting)
 
     def replica_options(self) -> dict[str, float]:
         """What a replica asks Ray for, in the words of `ray_actor_options`."""

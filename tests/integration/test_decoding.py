@@ -4,8 +4,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from cluster.serving.local import free_port
 from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, rules_of
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.loading import decoder_shape, engine_of, load_decoder, load_tokenizer, stop_tokens
@@ -37,9 +39,14 @@ def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def decoder(local: Any, deployed: Any, t5_folder: Path) -> str:
+def grpc_port() -> int:
+    return free_port(0)
+
+
+@pytest.fixture(scope="module")
+def decoder(local: Any, deployed: Any, t5_folder: Path, grpc_port: int) -> str:
     told = {"model": str(llm_demo_directory()), "name": "llm-demo", "cpus_per_replica": 0.25, "max_prompts": 64}
-    told |= {"replicas": 2}
+    told |= {"replicas": 2, "grpc_port": grpc_port}
     planned = {"model": str(t5_folder), "plan": str(t5_folder / "plan.json"), "cpus_per_replica": 0.25}
     path = "deployments.decoding.app:build"
     address: str = deployed(
@@ -76,6 +83,15 @@ def test_stats_are_the_sum_over_all_replicas(written: list[str], decoder: str) -
     told = ask(decoder, "GET", "/stats")[1]
     assert told["replicas"] == 2
     assert sum(told["exits"].values()) >= sum(len(text) + 1 for text in written)
+
+
+def test_tritons_client_gets_the_same_text(written: list[str], grpc_port: int) -> None:
+    triton = pytest.importorskip("tritonclient.grpc")
+    asked = triton.InferInput("text_input", [1], "BYTES")
+    asked.set_data_from_numpy(np.array([PROMPTS[0]], dtype=object))
+    with triton.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
+        found = client.infer("llm-demo", [asked], parameters={"max_tokens": 24})
+    assert found.as_numpy("text_output")[0].decode() == written[0]
 
 
 def test_openais_client_streams_chats(client: Any, written: list[str]) -> None:

@@ -44,7 +44,8 @@ _MESSAGES = {
     "ModelConfigRequest": "1 name string, 2 version string",
     "ModelConfigResponse": "1 config ModelConfig",
     "ModelConfig": "1 name string, 2 platform string, 4 max_batch_size int32, 5 input ConfiguredTensor*, "
-    "6 output ConfiguredTensor*, 14 parameters NamedParameter*",
+    "6 output ConfiguredTensor*, 14 parameters NamedParameter*, 19 model_transaction_policy ModelTransactionPolicy",
+    "ModelTransactionPolicy": "1 decoupled bool",
     "NamedParameter": "1 key string, 2 value ModelParameter",
     "ModelParameter": "1 string_value string",
     "ConfiguredTensor": "1 name string",

@@ -3,67 +3,17 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
-from deployments.decoding.anatomy import shape_of
-from deployments.decoding.api import create_decoder_api
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.front import DecoderFront, summed
-from deployments.decoding.loop import EngineLoop, FullError
-from deployments.decoding.metrics import ClientMeter
-from deployments.decoding.replica import ReplicaState
-from deployments.decoding.scheduler import Full, Written
+from deployments.decoding.loop import FullError
 from deployments.decoding.sequences import Finish, Wanted
-from deployments.decoding.texts import TextTokens
-from deployments.metrics import DECODER_FRONT, MetricSeries
 from deployments.prepare.llm_demo import characters, tokenizer
-from tests.helpers.documented import DocumentedClient, ask_examples, check_document
-from tests.helpers.noted_metrics import NotedMetrics
-from tests.helpers.tiny_decoders import decoder, engine, plainly, t5
-
-CONFIG = DecoderConfig(model="/models/tiny", max_tokens=40, max_prompts=3, max_body_bytes=500)
-RAMPS = {0: 0.3, 2: 0.3}
-
-
-class World:
-    """A front beside one engine; `failing` replicas write one group and end."""
-
-    def __init__(self, model: Any, words: Any) -> None:
-        self.model = model
-        self.engine = engine(model, RAMPS, pages=4 * 32)
-        self.loop = EngineLoop(self.engine)
-        self.failing, self.full, self.asked = 0, False, 0
-        self.texts = TextTokens(words, 64)
-        self.metrics, self.now_s = NotedMetrics(), 0.0
-        meter = ClientMeter(MetricSeries(DECODER_FRONT, self.metrics), lambda: self.now_s)
-        self.front = DecoderFront(CONFIG, "tiny", shape_of(model.config), self.texts, frozenset([0]), self.ask, meter)
-
-    async def ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
-        self.asked += 1
-        if self.full:
-            yield Full(2.5)
-            return
-        async for group in self.loop.write(wanted):
-            yield group
-            if self.failing:
-                self.failing -= 1
-                raise ConnectionError
-
-    async def stats(self) -> dict[str, Any]:
-        return summed([ReplicaState(0, 0, 8, 8, 0, 0.0, {}, {0: (2, 4)})], 4, 8)
-
-    def client(self, key: bytes | None = None) -> TestClient:
-        return DocumentedClient(create_decoder_api(self.front, key, self.stats), raise_server_exceptions=False)
-
-    def plain(self, prompt: str, max_tokens: int) -> tuple[str, list[int], int]:
-        """Text, depths and tokens of the plain decoder."""
-        asked = shape_of(self.model.config).wanted(self.texts.prompt(prompt), max_tokens, frozenset([0]))
-        tokens, depths = plainly(self.model, asked, RAMPS)
-        return tokenizer().decode(tokens, skip_special_tokens=True), depths, len(tokens)
+from tests.helpers.decoder_world import CONFIG, World
+from tests.helpers.documented import ask_examples, check_document
+from tests.helpers.tiny_decoders import decoder, t5
 
 
 @pytest.fixture

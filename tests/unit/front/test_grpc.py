@@ -13,9 +13,9 @@ import pytest
 
 from deployments.front import grpc_proxy
 from deployments.front.open_inference import rpc
+from deployments.front.open_inference.calls import check_port
 from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.open_inference.methods import METHODS
-from deployments.front.open_inference.rpc import check_port
 from deployments.front.service import Service
 from profiles.errors import UserError
 from tests.helpers.grpc_client import Client, play
@@ -123,8 +123,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def limited(monkeypatch: pytest.MonkeyPatch, limit: int, name: str, ours: str) -> None:
     """The limit, as gRPC calls it, and as we do."""
-    assert name in dict(rpc._OF_CONNECTIONS), "it has a limit already"
-    monkeypatch.setattr(rpc, "_OF_CONNECTIONS", list((dict(rpc._OF_CONNECTIONS) | {name: limit}).items()))
+    assert name in dict(rpc.OF_CONNECTIONS), "it has a limit already"
+    monkeypatch.setattr(rpc, "OF_CONNECTIONS", list((dict(rpc.OF_CONNECTIONS) | {name: limit}).items()))
     monkeypatch.setattr(grpc_proxy, ours, limit)
 
 
@@ -297,7 +297,7 @@ def test_a_model_that_is_not_there_is_not_ready() -> None:
 
 def test_without_the_key_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_KEY", "open sesame")
-    monkeypatch.setattr(rpc, "_decoded", lambda *_: pytest.fail("it was decoded"))
+    monkeypatch.setattr(rpc, "decoded", lambda *_: pytest.fail("it was decoded"))
 
     async def scene(client: Client) -> None:
         for refused in (client.say("ModelInfer", GARBAGE), client.stream(GARBAGE)):

@@ -20,7 +20,7 @@ from deployments.config import AppConfig
 from deployments.front import grpc_proxy
 from deployments.front.grpc_proxy import GrpcProxy
 from deployments.front.headers import STARTED, TIMEOUT, waited_s_by
-from deployments.front.open_inference import rpc
+from deployments.front.open_inference import calls, rpc
 from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.open_inference.rpc import serving
 from deployments.front.proxy import MOST, RETRY_S, Burden, ProxyLimit, said
@@ -211,7 +211,7 @@ def test_a_call_whose_message_does_not_come_gives_its_place_back(
     one_place: None, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
     """It has a place in the front as soon as more of it is here than HAProxy can hold."""
-    monkeypatch.setattr(rpc, "READ_WITHIN_S", 0.3)
+    monkeypatch.setattr(calls, "READ_WITHIN_S", 0.3)
     never = bytes([0]) + (10**6).to_bytes(4, "big") + bytes(100_000)
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:

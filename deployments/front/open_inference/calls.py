@@ -1,0 +1,134 @@
+"""What every service of the Open Inference Protocol over gRPC shares: the key, the limits, and how errors are told."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from deployments.front import grpc_proxy
+from deployments.front.answers import RefusedError
+from deployments.front.bodies import READ_WITHIN_S
+from deployments.front.headers import FULL, NO_KEY, STARTED, is_shown
+from deployments.front.open_inference.messages import SERVICE, has_few_fields, message
+from deployments.front.proxy import REQUEST_S
+from deployments.tracing import PARENT
+from profiles.errors import UserError
+
+log = logging.getLogger(__name__)
+
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.UNAVAILABLE,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_OPEN = ("ServerLive", "ServerReady")  # for load balancers, as over HTTP
+# Limits of a call, and limits of clients' connections, which HAProxy keeps where one stands before the server.
+OF_CALLS = [
+    ("grpc.absolute_max_metadata_size", 16_384),  # bytes, of one call
+    # gRPC would also count calls that are answered and not yet forgotten, and refuse one in forty of a client that
+    # keeps to the limit below.
+    ("grpc.http.overload_protection", 0),
+]
+OF_CONNECTIONS = [
+    ("grpc.so_reuseport", 1),  # the replicas of a front share the port
+    ("grpc.max_allowed_incoming_connections", grpc_proxy.CONNECTIONS),
+    ("grpc.max_concurrent_streams", grpc_proxy.CALLS),
+    ("grpc.server_handshake_timeout_ms", 1000 * REQUEST_S),  # a connection that says nothing
+    ("grpc.max_connection_idle_ms", 1000 * grpc_proxy.IDLE_S),
+    ("grpc.keepalive_time_ms", 60_000),  # is anybody still there?
+]
+
+
+def check_port(host: str, port: int) -> None:
+    """One sentence where nothing can listen there. Other replicas of this front may: they share the port."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        reason = f"port {port} of {host} cannot be used ({error.strerror})"
+        raise UserError(f"grpc_port: {reason}: stop what listens there, or choose another") from error
+
+
+class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
+    """Finds the method of a call by its name. A caller without the key is refused before its message is read."""
+
+    def __init__(self, key: bytes | None, methods: Mapping[str, Any]) -> None:
+        self._key = key
+        self._methods = {f"/{SERVICE}/{name}": method for name, method in methods.items()}
+        self._open = {f"/{SERVICE}/{name}" for name in _OPEN}
+
+    def service(self, asked: Any) -> grpc.RpcMethodHandler | None:
+        if self._key and asked.method not in self._open and not _is_shown(self._key, asked.invocation_metadata):
+            return _REFUSED
+        return self._methods.get(asked.method)
+
+
+def _is_shown(key: bytes, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+    return is_shown(key, [(name.encode(), value.encode()) for name, value in metadata if isinstance(value, str)])
+
+
+async def _refuse(requests: Any, context: Any) -> None:
+    await abort(context, RefusedError(401, NO_KEY))
+
+
+_REFUSED = grpc.stream_unary_rpc_method_handler(_refuse)
+
+
+_KNOWN = (STARTED, FULL, PARENT.encode())
+
+
+def as_headers(metadata: Mapping[str, Any]) -> dict[bytes, bytes]:
+    """What a request would say of itself over HTTP."""
+    return {name: told.encode() for name in _KNOWN if (told := metadata.get(name.decode()))}
+
+
+def decoded(name: str, sent: bytes, most_fields: int) -> Any:
+    """Decode a message; refuse one that has so many fields that making them would take much memory and time."""
+    if not has_few_fields(sent, most_fields):
+        raise RefusedError(400, f"this is no {name}, or one of more than {most_fields} fields")
+    try:
+        return message(name).FromString(sent)
+    except (DecodeError, ValueError) as error:
+        raise RefusedError(400, f"this is no {name}: {error}") from error
+
+
+@asynccontextmanager
+async def told_to(context: Any, name: str) -> AsyncIterator[None]:
+    """Whatever goes wrong inside is told to the client, as gRPC says it."""
+    try:
+        yield
+    except RefusedError as refused:
+        await abort(context, refused)
+    except Exception as error:
+        log.exception("%s could not be answered", name)
+        await abort(context, RefusedError(500, f"{name} failed: {type(error).__name__}"))
+
+
+async def first(requests: AsyncIterator[bytes]) -> bytes:
+    """The message of a call, which has a place in the proxy while it comes: not for longer than over HTTP."""
+    try:
+        async with asyncio.timeout(READ_WITHIN_S):
+            async for sent in requests:
+                return sent
+    except TimeoutError:
+        raise RefusedError(408, f"the request was not here after {READ_WITHIN_S:g} s") from None
+    raise RefusedError(400, "the call holds no request")
+
+
+async def abort(context: Any, refused: RefusedError) -> None:
+    """gRPC's own word for Retry-After is a push-back, which clients with a retry policy obey."""
+    after_s = refused.retry_after_s
+    metadata = (("grpc-retry-pushback-ms", str(round(1000 * after_s))),) if after_s else ()
+    await context.abort(CODES.get(refused.status, grpc.StatusCode.INTERNAL), refused.sentence, metadata)

@@ -1,0 +1,188 @@
+"""Texts over gRPC: Triton's own client gets what HTTP gives, piece by piece or whole, and the same sentences."""
+
+import asyncio
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.serving.local import free_port
+from deployments.decoding.rpc import serving
+from deployments.prepare.llm_demo import tokenizer
+from tests.helpers.decoder_world import CONFIG, World
+from tests.helpers.tiny_decoders import decoder
+
+triton = pytest.importorskip("tritonclient.grpc")
+NINE = {"max_tokens": 9}
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World(decoder(), tokenizer())
+    made.front.config = CONFIG.model_copy(update={"grpc_port": free_port(0)})
+    yield made
+    made.loop.end()
+
+
+def play(world: World, scene: Callable[[Any], Any], key: bytes | None = None) -> Any:
+    """What a client gets that asks while the front serves."""
+
+    def ask() -> Any:
+        with triton.InferenceServerClient(f"127.0.0.1:{world.front.config.grpc_port}") as client:
+            return scene(client)
+
+    async def act() -> Any:
+        async with serving(world.front, key, world.stats):
+            return await asyncio.wait_for(asyncio.to_thread(ask), 60)
+
+    return asyncio.run(act())
+
+
+def text(value: Any, name: str = "text_input", kind: str = "BYTES") -> Any:
+    tensor = triton.InferInput(name, [1], kind)
+    tensor.set_data_from_numpy(np.array([value], dtype=object if kind == "BYTES" else bool))
+    return tensor
+
+
+def said(result: Any) -> str:
+    return str(result.as_numpy("text_output")[0].decode())
+
+
+def streamed(client: Any, *requests: dict[str, Any]) -> dict[str, list[Any]]:
+    """Responses, or what went wrong, by the id of their request, up to the last of each."""
+    news: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: news.put(error or result))
+    for number, told in enumerate(requests):
+        client.async_stream_infer(**({"model_name": "tiny", "request_id": str(number)} | told))
+    found: dict[str, list[Any]] = {}
+    ended = 0
+    while ended < len(requests):
+        one = news.get(timeout=30)
+        if not hasattr(one, "get_response"):
+            found.setdefault("", []).append(one)
+            ended += 1
+            continue
+        reply = one.get_response()
+        found.setdefault(reply.id, []).append(one)
+        ended += reply.parameters["triton_final_response"].bool_param
+    client.stop_stream()
+    return found
+
+
+def test_a_whole_text_is_what_http_gives(world: World) -> None:
+    found = play(world, lambda client: client.infer("tiny", [text("47+85=")], request_id="7", parameters=NINE))
+    plain, depths, _ = world.plain("47+85=", 9)
+    assert (said(found), found.as_numpy("exit_block").tolist()) == (plain, depths)
+    assert found.as_numpy("finish_reason")[0].decode() in ("stop", "length")
+    assert found.get_response().id == "7"
+    assert world.front.meter.requests["answered"] == 1
+
+
+def test_a_stream_has_the_tokens_as_they_come_of_all_its_requests_together(world: World) -> None:
+    prompts = ["1+1=", "2+2=", "3+9="]
+    requests = [{"inputs": [text(prompt)], "parameters": NINE} for prompt in prompts]
+    found = play(world, lambda client: streamed(client, *requests))
+    for number, prompt in enumerate(prompts):
+        pieces = found[str(number)]
+        plain, depths, _ = world.plain(prompt, 9)
+        assert "".join(map(said, pieces)) == plain
+        assert np.concatenate([piece.as_numpy("exit_block") for piece in pieces]).tolist() == depths
+        assert len(pieces) > 1
+
+
+def test_what_triton_says_of_sampling_is_understood_and_a_text_may_come_as_one(world: World) -> None:
+    told = text('{"max_tokens": 9, "temperature": 0}', "sampling_parameters")
+    inputs = [text("47+85="), told, text(False, "stream", "BOOL")]
+    (one,) = play(world, lambda client: streamed(client, {"inputs": inputs}))["0"]
+    assert said(one) == world.plain("47+85=", 9)[0]
+
+
+WRONG = (
+    ({"model_name": "other"}, "model = 'other': this server has tiny"),
+    ({"model_version": "2"}, "tiny has no version '2': this is 1"),
+    ({"parameters": {"max_tokens": 41}}, "max_tokens = 41: 40 are allowed"),
+    ({"parameters": {"max_tokens": -1}}, "max_tokens = -1:"),
+    ({"parameters": {"best": 1}}, "best is not served here; there are:"),
+    ({"inputs": [text("1+1="), text('{"temperature": 3.5}', "sampling_parameters")]}, "temperature = 3.5:"),
+    ({"inputs": [text("", "prompt")]}, "there is no input 'prompt'; there are: text_input"),
+    ({"inputs": [text("{}", "sampling_parameters")]}, "the tensor text_input is missing"),
+    ({"inputs": [text("1+1="), text("[", "sampling_parameters")]}, "sampling_parameters is not JSON"),
+    ({"inputs": [text(True, "text_input", "BOOL")]}, "tensor text_input is BYTES of shape [1], got 'BOOL'"),
+    ({"inputs": [text("")]}, "the prompt is empty"),
+    ({"outputs": [triton.InferRequestedOutput("label")]}, "there is no output 'label'"),
+)
+
+
+def test_what_is_wrong_is_one_sentence_and_the_stream_goes_on(world: World) -> None:
+    right = {"inputs": [text("1+1=")], "parameters": NINE}
+
+    def scene(client: Any) -> Any:
+        found = streamed(client, *({"inputs": [text("1+1=")]} | told for told, _ in WRONG), right)
+        whole = []
+        for told, _ in WRONG:
+            with pytest.raises(triton.InferenceServerException) as error:
+                client.infer(**({"model_name": "tiny", "inputs": [text("1+1=")]} | told))
+            whole.append(error.value)
+        return found, whole
+
+    found, whole = play(world, scene)
+    for told, one, (_, sentence) in zip(found[""], whole, WRONG, strict=True):
+        assert sentence in str(told)
+        assert sentence in one.message()
+        assert one.status() in ("StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")
+    assert "".join(map(said, found[str(len(WRONG))])) == world.plain("1+1=", 9)[0]
+    assert world.front.meter.requests["refused"] == 2 * len(WRONG)
+
+
+def test_who_is_not_let_in_is_told_when_to_come_again(world: World) -> None:
+    world.full = True
+
+    def scene(client: Any) -> Any:
+        with pytest.raises(triton.InferenceServerException, match="too many sequences wait") as error:
+            client.infer("tiny", [text("1+1=")])
+        return error.value.status()
+
+    assert play(world, scene) == "StatusCode.UNAVAILABLE"
+
+
+def test_a_key_is_asked_for_but_where_health_is_told(world: World) -> None:
+    def scene(client: Any) -> None:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        with pytest.raises(triton.InferenceServerException, match="asks for a key"):
+            client.infer("tiny", [text("1+1=")])
+        assert client.infer("tiny", [text("1+1=")], headers={"x-api-key": "secret"})
+
+    play(world, scene, key=b"secret")
+
+
+def test_what_clients_ask_about_the_model(world: World) -> None:
+    def scene(client: Any) -> None:
+        assert client.is_model_ready("tiny")
+        assert not client.is_model_ready("other")
+        assert client.get_model_metadata("tiny").inputs[0].name == "text_input"
+        assert client.get_model_config("tiny").config.model_transaction_policy.decoupled
+        assert client.get_server_metadata().name == "isobatch"
+
+    play(world, scene)
+
+
+def test_a_client_that_goes_away_frees_its_pages(world: World) -> None:
+    def scene(client: Any) -> None:
+        news: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: news.put(error or result))
+        client.async_stream_infer("tiny", [text("1+1=")], parameters={"max_tokens": 40})
+        news.get(timeout=30)
+        client.stop_stream(cancel_requests=True)
+
+    async def freed() -> bool:
+        for _ in range(200):
+            if await world.loop.call(lambda engine: not engine.scheduler.residents):
+                return True
+            await asyncio.sleep(0.01)
+        return False
+
+    play(world, scene)
+    assert asyncio.run(freed())
