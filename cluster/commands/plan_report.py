@@ -5,17 +5,22 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from cluster.commands.plan_result import PlanResult
-from optimizer import Placement, Score
+from optimizer import Objective, Placement, Score
 from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable, mixed
 
 
-def tables(result: PlanResult) -> Iterator[Table | str]:
+def tables(result: PlanResult, asked: Objective, surprises: bool, losses: bool) -> Iterator[Table | str]:
+    """`surprises`, `losses`: whether these are told too."""
     yield _splits(result)
     yield _promise(result)
     yield _baselines(result)
     yield from _estimated(result)
     for line in result.score.broken:
         yield f"[bold red]broken:[/] {line}"
+    if surprises:
+        yield _surprises(result)
+    if losses:
+        yield _losses(result, asked)
 
 
 def _estimated(result: PlanResult) -> Iterator[str]:
@@ -122,7 +127,7 @@ def _gain(result: PlanResult, other: Score) -> str:
     return gain
 
 
-def surprises(result: PlanResult) -> Table:
+def _surprises(result: PlanResult) -> Table:
     from optimizer.sensitivity import sensitivity
 
     table = Table("leavers", "goodput", "best possible", "lost", "latency", title="if the forecast is wrong")
@@ -131,4 +136,16 @@ def surprises(result: PlanResult) -> Table:
         latency = f"{row.latency_s * 1e3:.1f} ms" + ("" if row.within_slo else " (late)")
         lost = f"{max(row.lost, 0.0):.1%}"
         table.add_row(said, f"{row.goodput_per_s:,.0f}", f"{row.best_per_s:,.0f}", lost, latency)
+    return table
+
+
+def _losses(result: PlanResult, asked: Objective) -> Table:
+    from optimizer.pipelines import losses
+
+    known = result.played.after_per_s if result.played else None
+    found = losses.losses(result.plan, result.facts, asked, known)
+    table = Table("", "of the bound", title="what keeps it from the goodput that no system exceeds")
+    table.add_row("the plan keeps", f"{1 - sum(each.share for each in found):.1%}")
+    for each in found:
+        table.add_row(each.why, f"{each.share:.1%}")
     return table

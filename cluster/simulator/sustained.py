@@ -18,11 +18,13 @@ from profiles.exits import ExitProfile
 
 IN_TIME_SHARE = 0.99  # of all inputs must be answered in time, or a rate is not sustained
 Run = TypeVar("Run")
-STEPS = 7  # halvings of the interval below the promise: known to within 1 %
+STEPS = 7  # halvings of an interval
 # An overload shows only once the queue that it builds up is as long as the SLO, so that a run of n SLOs lets a rate
 # pass that is up to 1 / n too high. Short runs find where to look, long ones decide.
 SLOS, SHORT_SLOS = 100, 10
-LAST_STEPS = 4  # halvings of what short runs leave open: known to within 0.7 %
+ABOVE = 1.1  # no plan sustains more than so many times what its devices compute, as the planner counts it
+# The first step away from a guess; how near a rate is found; and the lowest that is looked for: as shares of rates.
+STEP, NEAR, LOWEST = 0.02, 0.01, 0.01
 # Where the rate is looked for, times what is guessed, and how often a guess may be mended. How many times more or less
 # lost inputs still count; and by how many times as much, in logarithms, the lost ones grow as those that come.
 AROUND, TURNS, FAR, SLOPES = (0.94, 0.98, 1.02, 1.06), 8, 8.0, (8.0, 80.0)
@@ -42,26 +44,47 @@ def sustained(
     plan: Plan, facts: Problem, slo_s: float, inputs: int = 15_000, seed: int = 0, limits: Limits | None = None,
     slos: float = SLOS, in_time: float = IN_TIME_SHARE,
 ) -> Sustained:  # fmt: skip
-    """Bisect for the sustained rate, up to a tenth more than the devices compute, with Poisson arrivals.
+    """Look for the sustained rate, up to a tenth more than the devices compute, with Poisson arrivals.
 
-    Runs last `slos` times the SLO and have at least so many inputs, of which chance keeps 1 % to within 0.1 %.
+    Runs last `slos` times the SLO and have at least so many inputs, of which chance keeps 1 % to within 0.1 %. What is
+    answered of far too many in a short run is about what is sustained, so the search begins near there.
     """
     world = World(plan, facts, slo_s, limits or Limits())
     promised = evaluate(plan, facts).goodput_per_s
+    most = ABOVE * promised
+    overload = run(world, most, max(inputs, int(min(slos, SHORT_SLOS) * slo_s * most)), seed)
+    answered_per_s = overload.good / (overload.tally.seconds + slo_s)
 
-    def best(low: float, high: float, steps: int, slos: float) -> Report | None:
-        def run_at(rate: float) -> Report | None:
-            return kept_run(world, rate, max(inputs, int(slos * slo_s * rate)), seed, in_time)
+    def run_at(rate: float) -> Report | None:
+        return kept_run(world, rate, max(inputs, int(slos * slo_s * rate)), seed, in_time)
 
-        return highest(run_at, lambda report: report is not None, low, high, steps)
-
-    short = min(slos, SHORT_SLOS)
-    found = best(0.0, 1.1 * promised, STEPS, short)
-    if found and slos > short:
-        rate = found.arrived / found.tally.seconds
-        low = rate * (1 - 1 / short)
-        found = best(low, rate, LAST_STEPS, slos) or best(0.0, low, STEPS, slos)
+    found = near(run_at, answered_per_s / in_time * (1 + 1 / slos), most)
     return Sustained(promised, found.goodput_per_s if found else 0.0, found)
+
+
+def near(run_at: Callable[[float], Run | None], guess: float, most: float) -> Run | None:
+    """What is found at the highest rate at which anything is: steps from the guess double, then intervals are halved.
+
+    >>> [round(near(lambda rate: rate if rate < 70 else None, guess, most=110), 1) for guess in (100, 71, 50)]
+    [69.8, 69.9, 69.8]
+    >>> near(lambda rate: rate, 100, most=110)
+    110
+    """
+    best, low, high, step = None, 0.0, inf, STEP
+    rate = min(max(guess, LOWEST * most), most)
+    while True:
+        found = run_at(rate)
+        if found is None:
+            high = rate
+        else:
+            best, low = found, rate
+        if low >= (1 - NEAR) * min(high, most) or high <= LOWEST * most:
+            return best
+        if low and high < inf:
+            rate = (low + high) / 2
+        else:
+            rate = min(low * (1 + step), most) if low else high * (1 - step)
+            step = min(2 * step, 0.5)
 
 
 def highest(

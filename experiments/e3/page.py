@@ -3,23 +3,40 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.e3.measuring import ALL_RAMPS, OURS, SERIAL
+from experiments.e3.measuring import ALL_RAMPS, OURS, SERIAL, E3Setting, planned
 from experiments.e3.suite import BACKENDS, FIGURES, E3Figure
 from experiments.shared import gains
 from experiments.shared.gains import DOCS
+from optimizer.objective import Objective
+from optimizer.pipelines import losses
 
 PAGE = DOCS / "e3.md"
 COLOURS = {**gains.COLOURS, SERIAL: gains.COLOURS["serial"], ALL_RAMPS: "#7fb3d5"}
 Row = Mapping[str, Any]
+LOST = {  # in a word or two
+    losses.WAITING: "waiting",
+    losses.FEW: "few devices",
+    losses.LAUNCHES: "launches",
+    losses.RAMPS: "ramps",
+    losses.LATENCY: "SLO",
+    losses.APART: "kinds",
+}
+ENOUGH, LEAST = 0.95, 0.005  # of the bound: where nothing is told of what is lost; the smallest part that is told
 HEAD = """# E3's figures, on published curves
 
 Written by `make experiments` (`make bench-e3`) from `experiments/e3/results`. Goodput is the highest rate at which 99 %
-of Poisson arrivals are answered within the SLO, found by bisection in the simulator (runs of 30 SLOs, in which up to
-3 % too much passes, for all systems alike), with the product's own dispatcher; plans are the planner's, baselines too;
+of Poisson arrivals are answered within the SLO, found to 1 % in the simulator (runs of 30 SLOs, in which up to 3 % too
+much passes, for all systems alike), with the product's own dispatcher; plans are the planner's, baselines too;
 devices take the times of curves fitted to published ones
 ([docs/profiles.md](profiles.md#devices-that-nobody-measured-here)), in half precision. The bound is what no system can
 exceed by the same times. In the tables "over" is how many times better isobatch is: more inputs, less time, fewer
 dollars.
+
+Where isobatch keeps less than 95 % of the bound, "lost" says to what, in shares of the bound that add up. The planner
+is asked again with one restriction after the other lifted (`isobatch plan --losses` does so for any plan): *waiting*
+is what the simulator sustains less than the plan's devices compute, as inputs come in bursts; *few devices*, what a
+hundred times as many could do better each; *launches*, what a launch and a hand-over cost; *ramps*, what open ones take
+and who runs on behind closed ones; *SLO*, what no limit of time would add; *kinds*, what several kinds could share.
 
 Not here: figures 10 to 12 (decoders, [docs/decoding.md](decoding.md)), 20 (how long planning takes,
 [docs/planner.md](planner.md)) and 21 (the forecast, [docs/profiles.md](profiles.md#forecasting)), which are measured on
@@ -67,7 +84,7 @@ def _table(figure: E3Figure, rows: Sequence[Row]) -> Iterator[str]:
     systems = list(dict.fromkeys(row["system"] for row in rows))
     bounded = any(row["share"] is not None for row in rows)
     over = [f"over {system}" for system in systems if system != OURS]
-    head = ["backend", figure.axis, *systems, *over, *(["share of the bound"] if bounded else [])]
+    head = ["backend", figure.axis, *systems, *over, *(["share of the bound", "lost"] if bounded else [])]
     yield f"{figure.unit[0].upper()}{figure.unit[1:]}:\n\n| {' | '.join(head)} |"
     yield "|---" * len(head) + "|"
     for backend in BACKENDS:
@@ -78,8 +95,22 @@ def _table(figure: E3Figure, rows: Sequence[Row]) -> Iterator[str]:
                 *(_number(row["value"]) for row in here),
                 *("-" if each is None else f"{each:.2f}" for each in better),
             ]
-            share = [f"{row['share']:.0%}" for row in here if row["system"] == OURS and bounded]
-            yield f"| {' | '.join([backend, x, *cells, *share])} |"
+            ours = [row for row in here if row["system"] == OURS and bounded]
+            bound = [each for row in ours for each in (f"{row['share']:.0%}", _lost(figure, row))]
+            yield f"| {' | '.join([backend, x, *cells, *bound])} |"
+
+
+def _lost(figure: E3Figure, row: Row) -> str:
+    """To what goodput is lost; nothing is said of plans that are made for other inputs than come."""
+    setting: E3Setting = dict(figure.settings)[row["x"]]
+    if row["share"] >= ENOUGH or setting.expected:
+        return ""
+    facts = setting.facts(row["backend"])
+    plan = planned(setting, facts, row["backend"], OURS)
+    fixed = setting.batch if setting.fixed else None
+    asked = Objective(slo_s=setting.slo_s, max_batch=setting.batch, fixed_batch=fixed)
+    found = losses.losses(plan, facts, asked, row["value"]) if plan else ()
+    return ", ".join(f"{LOST[each.why]} {each.share:.0%}" for each in found if each.share >= LEAST)
 
 
 def _number(value: float) -> str:

@@ -2,13 +2,15 @@
 
 Each figure is kept as soon as it is measured (experiments/e3/results), and is not measured again while its settings and
 the code that measures it stay the same: a run that was cut off goes on. `python -m experiments.bench e3 only=fig07`
-runs one. Two figures are measured at once, each on a core.
+runs one. Each process measures with one backend, so that what several figures share is measured once.
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import ExitStack
 from hashlib import sha256
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +24,32 @@ from profiles.errors import UserError
 
 RESULTS = Path(__file__).with_name("results")
 MEASURING = "experiments/e3/measuring.py"
-CORES, KEPT = 2, "kept"
+KEPT = "kept"
 console = Console(stderr=True)
 Rows = list[dict[str, Any]]
 
 
-def measure(only: str = "", cores: int = CORES) -> dict[str, float]:
+def measure(only: str = "", cores: int = len(BACKENDS)) -> dict[str, float]:
     """`only`: one figure, or "kept" for those that are there, of whatever code: nothing is measured then."""
     code = sha256(json.dumps(code_behind(MEASURING)).encode()).hexdigest()
     if only == KEPT:
         found = {figure: rows for figure in FIGURES if (rows := _kept(figure))}
         write(found, [figure for figure in found if not _kept(figure, code)], whole=True)
     else:
-        with ProcessPoolExecutor(cores) as pool:
-            found = dict(_all_of([figure for figure in FIGURES if only in ("", figure.name)], code, pool))
+        with ExitStack() as stack:
+            pools = [stack.enter_context(ProcessPoolExecutor(1)) for _ in range(min(cores, len(BACKENDS)))]
+            found = dict(_all_of([figure for figure in FIGURES if only in ("", figure.name)], code, pools))
         write(found, (), whole=not only)
     return {name: value for figure, rows in found.items() for name, value in _gains(figure, rows)}
 
 
-def _all_of(figures: Sequence[E3Figure], code: str, pool: Executor) -> Iterator[tuple[E3Figure, Rows]]:
+def _all_of(figures: Sequence[E3Figure], code: str, pools: Sequence[Executor]) -> Iterator[tuple[E3Figure, Rows]]:
     asked: dict[E3Figure, Rows | list[Future[Rows]]] = {}
     for figure in figures:
         kept = _kept(figure, code)
-        asked[figure] = kept or [pool.submit(measured, figure, backend) for backend in BACKENDS]
+        asked[figure] = kept or [
+            pool.submit(measured, figure, backend) for backend, pool in zip(BACKENDS, cycle(pools), strict=False)
+        ]
     for figure, rows in asked.items():
         if isinstance(rows[0], Future):
             try:

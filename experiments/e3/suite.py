@@ -57,8 +57,10 @@ def _mixed(easy: float) -> Network:
     return replace(BERT_BASE, name=f"{easy:.0%} easy", survivors=survivors)
 
 
-def _misjudged(error: float) -> Network:
-    """BERT-base with so many fewer leavers than there are."""
+def _misjudged(error: float) -> Network | None:
+    """BERT-base with so many fewer leavers than there are; None where they are as many."""
+    if not error:
+        return None
     survivors: Survivors = tuple((depth, 1 - (1 - share) * (1 - error)) for depth, share in BERT_BASE.survivors)
     return replace(BERT_BASE, name=f"wrong by {error:.0%}", survivors=survivors)
 

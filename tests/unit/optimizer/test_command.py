@@ -44,8 +44,17 @@ def run_played(profile: Path, *options: str) -> str:
 
 
 def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
-    said = run(profile, "--out", str(tmp_path / "plan.json"), "--picture", str(tmp_path / "plan.png"), "--surprises")
-    for word in ("splits", "goodput", "travelling", "no exits", "proved", "if the forecast is wrong", "estimated"):
+    said = run(
+        profile,
+        "--out",
+        str(tmp_path / "plan.json"),
+        "--picture",
+        str(tmp_path / "plan.png"),
+        "--surprises",
+        "--losses",
+    )
+    words = ("splits", "goodput", "travelling", "no exits", "proved", "if the forecast is wrong", "estimated")
+    for word in (*words, "launches and hand-overs"):
         assert word in said
     plan = read_plan(tmp_path / "plan.json")
     assert (plan.num_blocks, plan.model, plan.weights, plan.slo_s) == (6, "distilbert", "a1b2", 0.1)

@@ -163,7 +163,7 @@ def test_the_oracle_is_what_can_be_worked_out_by_hand() -> None:
 
 
 def test_what_the_planner_promises_is_sustained() -> None:
-    found = sustained(baseline_plan(NO_EXITS, FAST, Objective(fixed_batch=8)), FAST, SLO_S, inputs=4000, slos=5)
+    found = sustained(baseline_plan(NO_EXITS, FAST, Objective(fixed_batch=8)), FAST, SLO_S, inputs=4000, slos=50)
     assert found.goodput_per_s == pytest.approx(found.promised_per_s, rel=0.1)
 
 

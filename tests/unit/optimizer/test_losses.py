@@ -1,0 +1,67 @@
+"""What keeps a plan from the goodput that nothing exceeds: each restriction is charged its part, and all add up."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.bound.problems import playable
+from optimizer.objective import Objective
+from optimizer.pipelines.losses import APART, FEW, LATENCY, LAUNCHES, RAMPS, WAITING, losses
+from optimizer.pipelines.side_by_side import side_by_side
+from optimizer.problem import Problem
+from profiles.devices import Device, Link
+from profiles.latency import LatencyTable
+
+BATCH = Objective(max_batch=8)
+
+
+def network(launch_s: float = 0.0, ramp_s: float = 0.0, eight_s: float = 1.0, devices: int = 1) -> Problem:
+    """Two blocks that take a second for one input, and so long for eight; half of the inputs leave between them."""
+    table = LatencyTable(
+        "a",
+        (1, 8),
+        ((1.0, 1.0), (eight_s, eight_s)),
+        ((ramp_s, 0.0), (ramp_s, 0.0)),
+        launch_s,
+        (8, 8),
+        (1, 1),
+        "measured",
+    )
+    return Problem((1.0, 0.5), (table,), (Device("a", devices, 10**9, 1.0),), {("a", "a"): Link("a", "a", 1e18, 0.0)})
+
+
+def found(facts: Problem, objective: Objective = BATCH, sustained_per_s: float | None = None) -> dict[str, float]:
+    plan = side_by_side(facts, objective)
+    assert plan is not None
+    return {each.why: each.share for each in losses(plan, facts, objective, sustained_per_s)}
+
+
+def test_a_network_that_no_restriction_touches_loses_nothing() -> None:
+    assert list(found(network()).values()) == pytest.approx([0.0] * 6)
+
+
+def test_each_restriction_is_charged_what_it_costs() -> None:
+    bound = 8 / 1.5  # a second for each input, and another one for every second input, in batches of eight
+    assert found(network(launch_s=0.5))[LAUNCHES] == pytest.approx(1 - 8 / 2.25 / bound)
+    assert found(network(ramp_s=0.1))[RAMPS] == pytest.approx(1 - 8 / 1.6 / bound)
+    assert found(network(), sustained_per_s=4.0)[WAITING] == pytest.approx(1 - 4 / bound)
+    hurried = found(network(), replace(BATCH, slo_s=5.0, slack=0.0))
+    assert hurried[FEW] > 0.1, "few arrive at one device, so that batches take long to fill"
+    both = found(network(eight_s=2.0, devices=100), replace(BATCH, slo_s=3.2, slack=0.0))
+    assert both[LATENCY] > 0.1, "either block has the time for eight, but not both"
+
+
+@pytest.mark.parametrize("seed", range(1, 3))
+def test_the_parts_and_what_is_kept_add_up(seed: int) -> None:
+    problem = playable(seed)
+    assert problem is not None
+    facts, objective = problem
+    plan = side_by_side(facts, objective, 0.01)
+    if plan is None:
+        return
+    shares = {each.why: each.share for each in losses(plan, facts, objective)}
+    assert all(share >= 0 for share in shares.values())
+    assert 0 < sum(shares.values()) < 1
+    assert shares[WAITING] == 0
+    if len(facts.devices) == 1:
+        assert shares[APART] < 0.02, "one kind shares all blocks with itself"
