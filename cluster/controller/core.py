@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from cluster.controller.beliefs import Beliefs, Peek, PeekSchedule, with_all_ramps
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.decide import Trial, Verdict, is_swamped, lacking, moving, same
+from cluster.controller.decide import Trial, Verdict, is_idle, is_swamped, lacking, moving, same
 from cluster.controller.inventory import Present
 from cluster.controller.moment import Moment
 from cluster.controller.promise import Keeper, Retuning
@@ -256,10 +256,10 @@ class Controller:
             better, asked = moment.better()
         except UserError as error:
             return NextStep(None, replace(event, why=f"{because}there is no plan: {error}"))
-        self._had_room = asked is not None
+        self._had_room = asked is not None or is_idle(seen)
         better, verdict = moment.weighed(better, asked, forced)
         event = replace(event, why=because + verdict.why, gain_promised=verdict.gain)
-        if self._should_peek(verdict, facts, now_s):
+        if not is_idle(seen) and self._should_peek(verdict, facts, now_s):
             why = "closed ramps are opened for a moment, to see who leaves there"
             return NextStep(
                 with_all_ramps(self.running, facts.ramp_blocks), replace(event, what="looking", why=because + why)

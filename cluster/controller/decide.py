@@ -15,6 +15,7 @@ from optimizer.answers import answered_s
 from profiles.forecast import Forecast
 
 CONTENT = 0.98  # of the inputs answered in time: the rest are bursts
+UNDER_WAY = 1  # input that may lack its answer when the window ends, so that it counts against no plan
 HEADROOM = 3  # times as much is asked where more goodput would not be used; a third where some is missed, for a message
 FREE_CHANGES = 2  # recent changes that make the next one no harder
 LEAST_PER_S = 1e-9
@@ -131,8 +132,13 @@ def asked_of(least_gain: float, changes: int) -> float:
 
 
 def is_content(seen: Observed) -> bool:
-    """Whether nearly all inputs are answered in time."""
-    return seen.arrivals > 0 and seen.in_time >= CONTENT * seen.arrivals
+    """Whether nearly all inputs are answered in time, as where none came: more goodput would serve nobody."""
+    return seen.arrivals - seen.in_time <= max(UNDER_WAY, (1 - CONTENT) * seen.arrivals)
+
+
+def is_idle(seen: Observed) -> bool:
+    """Whether nobody asked, for as long as was looked."""
+    return seen.seconds > 0 and not seen.arrivals
 
 
 def same(one: Plan, other: Plan) -> bool:

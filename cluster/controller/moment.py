@@ -15,6 +15,7 @@ from cluster.controller.decide import (
     expected_best,
     has_room,
     is_content,
+    is_idle,
     lacking,
     same,
     weigh,
@@ -74,7 +75,9 @@ class Moment:
 
     def _verdict(self, better: Expectation, asked: Demand | None, forced: bool) -> Verdict:
         record, running, changes = self.record, self.running, self.record.changes(self.now_s)
-        if self.question.answers_early and not lacking(self.plan, self.counts):
+        if is_idle(self.seen) and not (forced or self.question.cheapest or lacking(self.plan, self.counts)):
+            verdict = Verdict(False, "no input came: there is nothing to gain from a change")
+        elif self.question.answers_early and not lacking(self.plan, self.counts):
             leaving = self.facts.surviving(self.beliefs.survival)
             verdict = weigh_answers(self.plan, better.plan, leaving, self.patience.least_gain, changes)
         elif asked and not lacking(self.plan, self.counts):

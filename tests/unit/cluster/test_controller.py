@@ -11,6 +11,7 @@ from cluster.controller.beliefs import PEEKS_PER_HOLD
 from cluster.controller.config import Patience
 from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
+from cluster.controller.decide import is_content
 from cluster.controller.record import Events
 from deployments.front.observed import Observed
 from optimizer import Objective, evaluate
@@ -180,6 +181,58 @@ def test_with_room_a_plan_becomes_quicker_and_with_a_rush_the_one_of_most_goodpu
     run(app, loop, 1200)
     assert app.sustained_per_s(app.running) > 0.7 * rush
     assert len(moves(loop.controller.record.events.all)) <= 4
+
+
+@settings(deadline=None, max_examples=4)
+@given(st.lists(st.floats(0.0, 900.0), min_size=1, max_size=2), st.sampled_from([EASY, MEDIUM, HARD]), st.booleans())
+def test_while_nobody_asks_nothing_changes_whatever_was_before(rates, survival, quick):
+    """Neither the plan nor its ramps; `dry-run` and the events say why."""
+    asked = question(MEDIUM)
+    first = asked.carrying(16.0, MEDIUM, Corrections(), {}) if quick else first_plan(asked)
+    app = Fluid(asked, first)
+    app.truth = lambda at_s: survival
+    app.rate = lambda at_s: rates[int(at_s // 300)] if at_s <= 300 * len(rates) - 30 else 0.0
+    loop = control_loop(app)
+    run(app, loop, 300 * len(rates) + 150)  # a window that is busy in part, and a trial, may still tell something
+    before = len(app.rolled)
+    events = run(app, loop, 2400, look_s=60)
+    assert len(app.rolled) == before
+    assert {event.what for event in events} == {"stayed"}
+    assert all("no input came" in event.why for event in events)
+
+
+def test_a_quick_plan_outlives_a_pause_and_a_rush_after_it_is_answered_at_once():
+    asked = question(MEDIUM)
+    app = Fluid(asked, quick := asked.carrying(16.0, MEDIUM, Corrections(), {}))
+    most = app.sustained_per_s(first_plan(asked))
+    assert app.sustained_per_s(quick) < 0.9 * most
+    app.rate = lambda at_s: 8.0 if at_s < 600 else 0.0
+    loop = control_loop(app)
+    assert not moves(run(app, loop, 1200))
+    assert app.running == quick
+    app.rate = lambda at_s: 0.95 * most
+    run(app, loop, 60)
+    assert app.sustained_per_s(app.running) > 0.95 * most
+
+
+def test_what_is_asked_by_hand_is_done_though_nobody_asks():
+    asked = question(MEDIUM)
+    app = Fluid(asked, few := batches(first_plan(asked), 4))
+    app.rate = lambda at_s: 0.0
+    loop = control_loop(app)
+    run(app, loop, 600)
+    assert app.running == few
+    asyncio.run(loop.force())
+    assert app.running != few
+    assert "no input came" not in loop.controller.record.events.last.why
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000))
+def test_more_goodput_is_needed_only_where_more_is_late_than_what_is_under_way(arrivals, late):
+    late = min(late, arrivals)
+    content = is_content(Observed(0.0, 120.0, arrivals, arrivals - late, ()))
+    assert content or late > 1
+    assert content == (late <= max(1, 0.02 * arrivals)) or late == pytest.approx(0.02 * arrivals)
 
 
 def test_where_dollars_count_no_more_devices_are_kept_than_the_arrivals_need():
