@@ -1,6 +1,5 @@
 """The `isobatch` command. Each command is one file in `cluster/commands`."""
 
-import errno
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +25,7 @@ from cluster.commands.serve import serve
 from cluster.commands.simulate import simulate
 from cluster.commands.status import status
 from cluster.commands.tune import tune
-from profiles.errors import UserError
+from profiles.errors import NO_ROOM, UserError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,13 +69,6 @@ app.command("status")(status)
 app.command("tune")(tune)
 
 
-_NO_ROOM = {
-    errno.EFBIG: "raise the limit on the sizes of files (ulimit -f)",
-    errno.ENOSPC: "free some of the disk, or write to another",
-    errno.EDQUOT: "free some of your share of the disk, or write to another",
-}
-
-
 def main() -> None:
     """Run a command; what the user can mend, a full disk among it, is one line and exit code 2.
 
@@ -101,7 +93,7 @@ def _told(error: Exception) -> str:
     """
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
-    remedy = _NO_ROOM.get(error.errno or 0)
+    remedy = NO_ROOM.get(error.errno or 0)
     if place := error.filename2 or error.filename:
         return f"{place}: {error.strerror}" + (f": {remedy}" if remedy else "")
     if remedy:  # the system does not say where

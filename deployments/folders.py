@@ -1,5 +1,6 @@
-"""Directories that are either complete or absent, and the cache that holds them."""
+"""Directories that are either complete or absent, the cache that holds them, and what a checkpoint's files say."""
 
+import json
 import shutil
 import tempfile
 import time
@@ -7,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from profiles.errors import UserError
+from profiles.errors import UserError, named, read_text
 
 STALE_S = 24 * 3600.0  # a draft older than this belongs to no process that still writes it
 
@@ -41,7 +43,8 @@ def whole(target: Path) -> Iterator[Path]:
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     draft.chmod(0o755)
     try:
-        yield draft
+        with named(draft, target):
+            yield draft
         old = draft.with_name(draft.name + ".old")
         if target.exists():
             target.rename(old)
@@ -79,6 +82,21 @@ def _hash_of(files: Sequence[Path]) -> str:
             while part := file.read(1 << 20):
                 digest.update(part)
     return digest.hexdigest()[:16] if files else ""
+
+
+def told_in(folder: Path, name: str = "config.json") -> dict[str, Any]:
+    """What a checkpoint's file says, before anything is loaded; nothing where there is no such file."""
+    path = folder / name
+    if not path.exists():
+        return {}
+    text = read_text(path)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must be a JSON object, got {type(content).__name__}")
+    return content
 
 
 def size_bytes(folder: Path) -> int:

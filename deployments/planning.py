@@ -59,7 +59,7 @@ def summary(plan: Plan) -> str:
     """
     placements = [placement for pipeline in plan.pipelines for placement in pipeline.placements]
     parts = [
-        ", ".join(f"{split.start}-{split.stop - 1} at {split.batch_size}" for split in placement.splits)
+        ", ".join(f"{split.told} at {split.batch_size}" for split in placement.splits)
         + f" on {placement.replicas} {placement.kind}"
         for placement in placements
     ]

@@ -39,6 +39,20 @@ class Split:
         if list(self.ramps) != sorted({ramp for ramp in self.ramps if self.start <= ramp < self.stop}):
             raise ValueError(f"split {self.start}..{self.stop}: ramps {self.ramps} must ascend and lie inside it")
 
+    @property
+    def told(self) -> str:
+        """Its blocks as people read them."""
+        return blocks_told(self.start, self.stop - 1)
+
+
+def blocks_told(first: int, last: int) -> str:
+    """Blocks in a row, the last one included: the one form that commands, pictures and logs print.
+
+    >>> blocks_told(0, 5), blocks_told(6, 6)
+    ('0-5', '6')
+    """
+    return f"{first}-{last}" if last > first else str(first)
+
 
 @dataclass(frozen=True)
 class Placement:

@@ -1,11 +1,22 @@
-"""The one kind of error that the user can mend."""
+"""The one kind of error that the user can mend, and errors of files, which name what the user asked for."""
 
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+
+NO_ROOM = {  # what mends it
+    errno.EFBIG: "raise the limit on the sizes of files (ulimit -f)",
+    errno.ENOSPC: "free some of the disk, or write to another",
+    errno.EDQUOT: "free some of your share of the disk, or write to another",
+}
 
 
 class UserError(ValueError):
@@ -23,6 +34,19 @@ def read_text(path: Path) -> str:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file (UTF-8)") from None
+
+
+@contextmanager
+def named(draft: Path, target: Path) -> Iterator[None]:
+    """While a draft is written that is to become `target`, errors name the target, also where there is no room."""
+    try:
+        yield
+    except OSError as error:
+        told = error.filename2 or error.filename
+        place = draft if told is None and error.errno in NO_ROOM else Path(os.fsdecode(told or ""))
+        if not place.is_relative_to(draft):
+            raise
+        raise OSError(error.errno, error.strerror, str(target / place.relative_to(draft))) from error
 
 
 @dataclass(frozen=True)

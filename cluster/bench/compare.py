@@ -118,6 +118,14 @@ class Bench:
             for system, each in runs.items():
                 yield self._row(system, slo_ms, each, facts, bound, score)
 
+    def about_s(self, slos_ms: Sequence[float], seconds: float, rounds: int) -> float:
+        """How long `compare` computes, at most, if launches take what the profile says: a queue may outlast a trial."""
+        facts, longest_s = alone(self.profile, self.kind), 0.0
+        for slo_s in (slo_ms / 1e3 for slo_ms in slos_ms):
+            for plan in chain(*plans(self.profile, self.kind, slo_s, self.max_batch).values()):
+                longest_s += max(seconds, self.least / evaluate(plan, facts).goodput_per_s) + slo_s
+        return rounds * STEPS * longest_s
+
     def _best(self, ways: Sequence[Plan], facts: Problem, slo_s: float, seconds: float, seed: int) -> BestPlan:
         best = BestPlan(None, DeviceTrial(seconds, slo_s))
         for plan in ways:
@@ -153,7 +161,7 @@ class Bench:
             trial.latency_ms(0.5),
             trial.latency_ms(0.99),
             *score(plan.ramps),
-            ", ".join(f"{split.start}..{split.stop - 1} @ {split.batch_size}" for split in plan.splits),
+            ", ".join(f"{split.told} @ {split.batch_size}" for split in plan.splits),
         )
 
 

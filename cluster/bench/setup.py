@@ -122,7 +122,7 @@ def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:
         return RecordedInputs(list(images), labels)
     if request.data is None:
         return None
-    found = sampled(rows(request.data, request.columns, images=checkpoint.reads_images(folder)), request.max_rows)
+    found = sampled(rows(request.data, request.columns, channels=checkpoint.channels_of(folder)), request.max_rows)
     if not found:
         raise UserError(f"{request.data} holds no inputs")
     names = LabelNames(checkpoint.label_names(folder), request.labels)
@@ -130,7 +130,7 @@ def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:
 
 
 def _read_from(request: BenchRequest, folder: Path) -> tuple[str, ...]:
-    return (taken(request.data, request.columns, images=checkpoint.reads_images(folder)),) if request.data else ()
+    return (taken(request.data, request.columns, channels=checkpoint.channels_of(folder)),) if request.data else ()
 
 
 def _invented(model: BackedModel, folder: Path, length: int) -> SampleInputs:

@@ -98,6 +98,10 @@ def bench(
             ),
             status.update,
         )
+        about_s = made.bench.about_s(slos, seconds, rounds)
+        console.print(
+            f"comparing computes for up to {about_s:,.0f} s: fewer SLOs (--slo-ms) take less", highlight=False
+        )
         several = _several(made.bench, slos, streams, seconds, status.update)
         rows = list(made.bench.compare(slos, seconds, rounds, status.update))
     title = f"{made.bench.profile.model}: {made.table.source}"

@@ -135,10 +135,10 @@ def _sample(
     from deployments.prepare.sample import draw
     from deployments.progress import show
 
-    images = checkpoint.reads_images(last)
-    console.print(taken(data, wanted, images=images), highlight=False, markup=False)
+    channels = checkpoint.channels_of(last)
+    console.print(taken(data, wanted, channels=channels), highlight=False, markup=False)
     names = label_names(checkpoint.label_names(last), labels)
-    return draw(show(rows(data, wanted, images=images), f"reading {data.name}"), data, names, max_rows, seed)
+    return draw(show(rows(data, wanted, channels=channels), f"reading {data.name}"), data, names, max_rows, seed)
 
 
 def _without_labels(console: "Console", data: Path, metric: Metric) -> Metric:

@@ -64,10 +64,10 @@ def evaluate(
         raise UserError(f"{model} has no ramps: give it some with 'isobatch prepare'")
     names = label_names(network.labels, labels)
     wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
-    images = checkpoint.reads_images(checkpoint.locate(model))
+    channels = checkpoint.channels_of(checkpoint.locate(model))
     console = Console(soft_wrap=True, stderr=as_json)
-    console.print(taken(data, wanted, images=images), highlight=False, markup=False)
-    kept = sampled(rows(data, wanted, images=images), max_rows, seed)
+    console.print(taken(data, wanted, channels=channels), highlight=False, markup=False)
+    kept = sampled(rows(data, wanted, channels=channels), max_rows, seed)
     task = task_of(network)
     truth, values = labels_of(kept, data, names, task), [row.value for row in kept]
     with console.status(f"answering {len(values)} inputs"):

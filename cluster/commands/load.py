@@ -223,5 +223,5 @@ def _bodies(
     from deployments.prepare.data import rows, taken
     from deployments.prepare.sample import sampled
 
-    console.print(taken(data, columns, images=not texts), highlight=False, markup=False)
-    return bodies_of(sampled((row.value for row in rows(data, columns, images=not texts)), max_rows))
+    console.print(taken(data, columns, channels=takes.channels), highlight=False, markup=False)
+    return bodies_of(sampled((row.value for row in rows(data, columns, channels=takes.channels)), max_rows))

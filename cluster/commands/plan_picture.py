@@ -123,7 +123,7 @@ def _write(
 
 def _label(part: SplitScore, plan: Plan, score: Score, turned: bool) -> str:
     split, placement = part.split, plan.placement_of(part.split)
-    blocks = f"blocks {split.start}-{split.stop - 1}" if split.stop - split.start > 1 else f"block {split.start}"
+    blocks = f"block{'s' if split.stop - split.start > 1 else ''} {split.told}"
     shared = len(placement.splits) > 1
     replicas = f"{_devices(part, plan, score):.1f} of {placement.replicas}" if shared else f"{placement.replicas}"
     if turned:

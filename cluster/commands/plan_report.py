@@ -6,6 +6,7 @@ from rich.table import Table
 
 from cluster.commands.plan_result import PlanResult
 from optimizer import Objective, Placement, Score
+from optimizer.plan import blocks_told
 from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable, mixed
 
 
@@ -52,7 +53,7 @@ def _splits(result: PlanResult) -> Table:
             replicas = "(the same)" if placement in seen else count
             seen.append(placement)
             table.add_row(
-                _run(split.start, split.stop - 1), placement.kind, replicas, str(split.batch_size), _ramps(split.ramps),
+                split.told, placement.kind, replicas, str(split.batch_size), _ramps(split.ramps),
                 f"{part.launch_s * 1e3:.2f}", f"{part.busy:.0%}", f"{part.survivors:.1%}",
             )  # fmt: skip
     return table
@@ -70,11 +71,7 @@ def _ramps(ramps: tuple[int, ...]) -> str:
             runs[-1].append(ramp)
         else:
             runs.append([ramp])
-    return ", ".join(_run(run[0], run[-1]) for run in runs) or "none"
-
-
-def _run(first: int, last: int) -> str:
-    return f"{first}-{last}" if last > first else str(first)
+    return ", ".join(blocks_told(run[0], run[-1]) for run in runs) or "none"
 
 
 def _promise(result: PlanResult) -> Table:

@@ -119,10 +119,10 @@ def prepare(
     task = checkpoint.task_at(source)
     if task.by_token:
         _check_for_words(metric, policy_at(path))
-    images, names = checkpoint.reads_images(source), label_names(checkpoint.label_names(source), labels)
+    channels, names = checkpoint.channels_of(source), label_names(checkpoint.label_names(source), labels)
     console = Console()
-    console.print(taken(data, wanted, images=images), highlight=False, markup=False, soft_wrap=True)
-    found = rows(data, wanted, images=images)
+    console.print(taken(data, wanted, channels=channels), highlight=False, markup=False, soft_wrap=True)
+    found = rows(data, wanted, channels=channels)
     sample = draw(show(found, f"reading {data.name}"), data, names, max_rows, seed, task)
     if sample.labels is None:
         if metric not in ("accuracy", "agreement"):

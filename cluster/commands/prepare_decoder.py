@@ -38,8 +38,8 @@ class DecoderCommand:
 
         self._refuse()
         check_decoder(self.source)
-        console.print(taken(self.data, self.columns, images=False), highlight=False, markup=False, soft_wrap=True)
-        prompts = sampled((row.value for row in rows(self.data, self.columns, images=False)), self.max_rows)
+        console.print(taken(self.data, self.columns), highlight=False, markup=False, soft_wrap=True)
+        prompts = sampled((row.value for row in rows(self.data, self.columns)), self.max_rows)
         report = self._report([str(prompt) for prompt in prompts])
         rules = report.rules.model_copy(update={"notes": {"checkpoint": Path(model).name, "data": self.data.name}})
         with whole(self.out) as draft:

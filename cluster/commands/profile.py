@@ -254,9 +254,9 @@ def _recorded(console: "Console", model: str, data: Path, columns: "Columns", ma
     from deployments.prepare.data import rows, taken
     from deployments.prepare.sample import sampled
 
-    images = checkpoint.reads_images(checkpoint.locate(model))
-    console.print(taken(data, columns, images=images), highlight=False, markup=False)
-    values = sampled((row.value for row in rows(data, columns, images=images)), max_rows)
+    channels = checkpoint.channels_of(checkpoint.locate(model))
+    console.print(taken(data, columns, channels=channels), highlight=False, markup=False)
+    values = sampled((row.value for row in rows(data, columns, channels=channels)), max_rows)
     if not values:
         raise UserError(f"{data} holds no inputs")
     return values

@@ -68,7 +68,7 @@ def serve(
 
 def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_port: int | None) -> None:
     """Start, serve until a signal, stop."""
-    from cluster.serving.capacity import check_capacity
+    from cluster.serving.capacity import check_capacity, check_processors
     from cluster.serving.deploy import deploy
     from cluster.serving.example import example
     from cluster.serving.local import check_place, check_port, local_ray
@@ -82,6 +82,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     base = url(http)
     _on_signals(_interrupt)
     more = local_nodes(content)
+    check_processors(content, (os.cpu_count() or 1) + sum(node.cpus for node in more))
     check_place(http["host"], http["port"])
     for grpc in grpc_addresses(content):
         check_port(*grpc, "--grpc-port")

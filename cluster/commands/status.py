@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from datetime import datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -196,23 +197,29 @@ def _survival(answer: dict[str, Any]) -> Table:
 
 
 def _events(events: list[dict[str, Any]]) -> Table:
+    """The latest first. What is decided again and again, as while nobody asks, is one row."""
     from rich.table import Table
 
     table = Table("", "", "why", "promised", "seen", title="last decisions", title_justify="left")
     if not events:
         table.add_row("", "none yet", "the first comes after a whole window")
-    for event in events[::-1]:
-        at = datetime.fromtimestamp(event["at_s"]).strftime("%H:%M:%S")
+    for _, run in groupby(events[::-1], key=lambda event: (event["what"], event["why"], event["before"])):
+        event, *before = run
         gains = (event["gain_promised"], event["gain_seen"])
         why = event["why"] + (f"\nfrom {event['before']}\nto {event['after']}" if event["after"] else "")
-        table.add_row(at, event["what"], why, *("" if gain is None else f"{gain:+.1%}" for gain in gains))
+        why += f"\n({len(before)} times more since {_at(before[-1])})" if before else ""
+        table.add_row(_at(event), event["what"], why, *("" if gain is None else f"{gain:+.1%}" for gain in gains))
     return table
+
+
+def _at(event: dict[str, Any]) -> str:
+    return datetime.fromtimestamp(event["at_s"]).strftime("%H:%M:%S")
 
 
 def _corrections(corrections: dict[str, dict[str, float]]) -> str:
     """
-    >>> _corrections({"v100": {"0..3": 1.12}}), _corrections({})
-    ('v100 blocks 0..3 x1.12', 'not at all')
+    >>> _corrections({"v100": {"0-3": 1.12}}), _corrections({})
+    ('v100 blocks 0-3 x1.12', 'not at all')
     """
     parts = [f"{kind} blocks {blocks} x{by:g}" for kind, each in corrections.items() for blocks, by in each.items()]
     return ", ".join(parts) or "not at all"

@@ -14,7 +14,7 @@ import numpy as np
 
 from deployments.front.observed import LaunchShape, Took
 from optimizer.model.works import work
-from optimizer.plan import Plan, Split
+from optimizer.plan import Plan, Split, blocks_told
 from optimizer.problem import Problem
 from profiles.files import Profile
 from profiles.latency import LatencyTable
@@ -28,7 +28,7 @@ class Corrections:
     """`factors[kind][k]`: how many times longer block k takes there than the table says.
 
     >>> Corrections({"v100": (1.0, 1.0, 1.25)}).told
-    {'v100': {'2..2': 1.25}}
+    {'v100': {'2': 1.25}}
     """
 
     factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Corrections:
             for factor, run in groupby(range(len(factors)), key=lambda k: round(factors[k], 2)):
                 blocks = list(run)
                 if factor != 1:
-                    told.setdefault(kind, {})[f"{blocks[0]}..{blocks[-1]}"] = factor
+                    told.setdefault(kind, {})[blocks_told(blocks[0], blocks[-1])] = factor
         return told
 
     def applied(self, profile: Profile) -> Profile:

@@ -69,6 +69,19 @@ class Takes:
     def said(self) -> bool:
         return min(self.shape, default=0) > 0
 
+    @property
+    def channels(self) -> int | None:
+        """Of an image, 0 where it is not said; None: it takes texts.
+
+        >>> Takes(True).channels, Takes(False, (8, 8)).channels, Takes(False, (8, 8, 3)).channels
+        (None, 1, 3)
+        >>> Takes(False, (-1, -1)).channels
+        0
+        """
+        if self.texts:
+            return None
+        return (1 if len(self.shape) == 2 else self.shape[2]) if self.said else 0
+
 
 def taken_at(url: str, headers: Mapping[str, str]) -> Takes:
     """What the network behind this URL takes."""

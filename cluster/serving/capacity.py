@@ -9,7 +9,7 @@ from deployments.config import AppConfig, checked, parse
 from deployments.decoding.config import DecoderConfig
 from deployments.graph import Graph, read_graph
 from deployments.resources import Resources, accelerators, asked_for, declared, devices_on, replica_needs, total
-from optimizer.plan import read_plan
+from optimizer.plan import Plan, read_plan
 from profiles.errors import UserError
 
 _REMEDIES = {
@@ -30,6 +30,15 @@ def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
     needs |= {named(one): _decoding(checked(DecoderConfig, one["args"]).planned()) for one in decoders(content)}
     if len(needs) > 1:
         _check_together(needs, has)
+
+
+def check_processors(content: ServeFile, cpus: float) -> None:
+    """Raise UserError about a plan's file that needs more CPUs than there can be, before any Ray is started."""
+    for config in (parse(application["args"]) for application in ours(content)):
+        if config.plan:
+            _check_enough(
+                config.plan, "CPU", _amounts(config, read_plan(Path(config.plan)))["CPU"], cpus, f"machine has {cpus:g}"
+            )
 
 
 def _budgets(planned: Mapping[str, AppConfig], content: ServeFile) -> dict[str, dict[str, int]]:
@@ -74,19 +83,28 @@ def _there(kind: str, config: AppConfig, nodes: Sequence[Resources]) -> float:
 def _needs(config: AppConfig, graph: Graph, has: Resources) -> dict[str, float]:
     """What an application needs by its plan; raise UserError if it is more than there is, whatever else runs."""
     plan = config.plan or "the plan"
-    needs = {"CPU": float(config.front_replicas), "GPU": 0.0}
-    for kind, count in graph.plan.devices().items():
-        asked = replica_needs(config, kind)
-        if not set(accelerators(asked)) <= set(accelerators(has)):
+    for kind in graph.plan.devices():
+        if not set(accelerators(replica_needs(config, kind))) <= set(accelerators(has)):
             raise UserError(f"{plan} runs on {kind}; this Ray has {_told(has)}: plan for what is there")
+    needs = _amounts(config, graph.plan)
+    for name, amount in needs.items():
+        _check_enough(plan, name, amount, has.get(name, 0), f"Ray has {_told(has)}")
+    return needs
+
+
+def _amounts(config: AppConfig, plan: Plan) -> dict[str, float]:
+    """What replicas and fronts ask for together."""
+    needs = {"CPU": float(config.front_replicas), "GPU": 0.0}
+    for kind, count in plan.devices().items():
+        asked = replica_needs(config, kind)
         for name in _COUNTED:
             needs[name] += asked[name] * count
-    for name, amount in needs.items():
-        if amount > has.get(name, 0) + 1e-6:
-            raise UserError(
-                f"{plan} needs {amount:g} {name}s with the front; this Ray has {_told(has)}: {_REMEDIES[name]}"
-            )
     return needs
+
+
+def _check_enough(plan: str, name: str, amount: float, there: float, what_has: str) -> None:
+    if amount > there + 1e-6:
+        raise UserError(f"{plan} needs {amount:g} {name}s with the front; this {what_has}: {_REMEDIES[name]}")
 
 
 def _alone(config: AppConfig) -> dict[str, float]:

@@ -3,9 +3,8 @@
 import json
 
 from cluster.serving.serve_file import ServeFile, decoders, ours, prefix_of
-from deployments.config import AppConfig
 from deployments.demo.sums import prompt_of
-from deployments.front.examples import example_input
+from deployments.front.examples import example_of
 
 
 def example(content: ServeFile) -> tuple[str, str] | None:
@@ -22,5 +21,5 @@ def example_body(content: ServeFile) -> str | None:
     application = next(iter(ours(content)), None)
     if application is None:
         return None
-    one = example_input(AppConfig(model=(application.get("args") or {}).get("model")))
+    one = example_of((application.get("args") or {}).get("model")).value
     return None if one is None else json.dumps({"inputs": [one]}, separators=(",", ":"))

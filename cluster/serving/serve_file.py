@@ -1,6 +1,5 @@
 """The standard Serve file, which says what is served: read from YAML, or made for a model's directory."""
 
-import json
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,7 +9,7 @@ from cluster.controller.config import ControllerConfig
 from deployments.config import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, checked, function_at, parse
 from deployments.decoding.checkpoint import check_decoder, is_decoder
 from deployments.decoding.config import DecoderConfig
-from deployments.folders import weights_of
+from deployments.folders import told_in, weights_of
 from deployments.front.headers import key_in
 from deployments.graph import check_weights, read_graph
 from deployments.surroundings import PATHS, check_http
@@ -224,21 +223,12 @@ def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     if config.model and not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
     if config.model and config.loader == LOADER:
-        check_one_label(Path(config.model), _problem_of(Path(config.model)))
+        check_one_label(Path(config.model), told_in(Path(config.model)).get("problem_type"))
     check_weights(config)
     key_in(config.api_key_variable)
     if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
         read_graph(config)  # raises if the plan or its profile is wrong, or if there is no plan
     return given
-
-
-def _problem_of(folder: Path) -> str | None:
-    """What kind of labels a checkpoint's head says that it gives; None where it says nothing."""
-    try:
-        content = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return content.get("problem_type") if isinstance(content, dict) else None
 
 
 def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def _fills(report: Report) -> Table:
             placement, fill = pipeline.placement_of(split), fills[split.start]
             busy = fill.busy_s / (report.tally.seconds * placement.replicas)
             table.add_row(
-                f"{split.start}..{split.stop - 1}", f"{placement.replicas} {placement.kind}", f"{fill.launches:,}",
+                split.told, f"{placement.replicas} {placement.kind}", f"{fill.launches:,}",
                 str(split.batch_size), f"{fill.share:.0%}", f"{busy:.0%}",
             )  # fmt: skip
     return table

@@ -1,12 +1,12 @@
 """What a decoder's directory says before anything is loaded: its config.json, and the rules of its ramps."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from deployments.folders import told_in
 from profiles.errors import UserError, first_wrong, read_text
 from profiles.promise import RULES
 
@@ -83,12 +83,12 @@ def read_decoder_rules(path: Path) -> DecoderRules:
 
 def is_decoder(folder: Path) -> bool:
     """Whether a directory holds a network that writes token by token."""
-    return any(str(name).endswith(WRITES) for name in _config(folder).get("architectures") or ())
+    return any(str(name).endswith(WRITES) for name in told_in(folder).get("architectures") or ())
 
 
 def check_decoder(folder: Path, cuts: Sequence[int] | None = None) -> None:
     """Raise UserError about a model that cannot be decoded here, or not with these cuts, before anything starts."""
-    config = _config(folder)
+    config = told_in(folder)
     if (kind := config.get("model_type")) not in FAMILIES:
         raise UserError(f"{folder}: model_type is {kind}: of decoders, {', '.join(FAMILIES)} are served")
     slides = config.get("sliding_window") and config.get("use_sliding_window", True)
@@ -108,11 +108,3 @@ def rules_of(folder: Path, num_blocks: int) -> DecoderRules:
         if ramp.block >= num_blocks - 1:
             raise UserError(f"{path}: no ramp can stand after block {ramp.block} of {num_blocks} blocks")
     return rules
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        content = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -2,45 +2,46 @@
 one, and `isobatch load` makes up such inputs.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deployments.config import AppConfig
 from deployments.demo import A_DIGIT
+from deployments.folders import told_in
 from deployments.models.levels import is_cascade, read_levels
 
 USUAL = 224  # pixels of an image's side, where a checkpoint does not say
 
 
-def example_input(config: AppConfig) -> Any:
-    """None for a network of which too little is known."""
-    return list(map(list, A_DIGIT)) if config.model is None else example_of(Path(config.model))
+@dataclass(frozen=True)
+class Example:
+    """An input: None for a network of which too little is known. `shape`: an image's height, width and, where it is
+    coloured, channels.
+    """
+
+    value: Any = None
+    shape: tuple[int, ...] | None = None
 
 
-def example_of(directory: Path) -> Any:
-    """A text for a network with a vocabulary, a grey square for one with channels."""
-    config = _read(_checkpoint(directory) / "config.json")
+def example_of(model: str | Path | None) -> Example:
+    """Of a checkpoint a text where it has a vocabulary, a grey square where it has channels; of the demo a digit."""
+    if model is None:
+        return Example(list(map(list, A_DIGIT)), (len(A_DIGIT), len(A_DIGIT[0])))
+    folder = _checkpoint(Path(model))
+    config = told_in(folder)
     if "vocab_size" in config:
         labels_words = any("TokenClassification" in name for name in config.get("architectures") or ())
-        return "a text whose words are to be labelled" if labels_words else "a text to be classified"
-    shape = shape_of(directory)
-    return _grey(shape) if shape else None
-
-
-def image_shape(config: AppConfig) -> tuple[int, ...] | None:
-    """Height, width and, of coloured images, channels of what the network takes. None: texts, or it is not known."""
-    return (len(A_DIGIT), len(A_DIGIT[0])) if config.model is None else shape_of(Path(config.model))
-
-
-def shape_of(directory: Path) -> tuple[int, ...] | None:
-    """The same of a checkpoint: what its network was built for, or what its preprocessor makes of an image."""
-    directory = _checkpoint(directory)
-    config = _read(directory / "config.json")
+        return Example("a text whose words are to be labelled" if labels_words else "a text to be classified")
     if "num_channels" not in config:
-        return None
-    height, width = _sides(config.get("image_size")) or _made(_read(directory / "preprocessor_config.json"))
+        return Example()
+    shape = _shape(config, told_in(folder, "preprocessor_config.json"))
+    return Example(_grey(shape), shape)
+
+
+def _shape(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> tuple[int, ...]:
+    """What the network was built for, or what its preprocessor makes of an image."""
+    height, width = _sides(config.get("image_size")) or _made(preprocessor)
     channels = config["num_channels"]
     return (height, width) if channels == 1 else (height, width, channels)
 
@@ -50,7 +51,7 @@ def _checkpoint(directory: Path) -> Path:
     return directory / read_levels(directory).levels[0].folder if is_cascade(directory) else directory
 
 
-def _made(preprocessor: dict[str, Any]) -> tuple[int, int]:
+def _made(preprocessor: Mapping[str, Any]) -> tuple[int, int]:
     cut = preprocessor.get("crop_size") if preprocessor.get("do_center_crop") else None
     return _sides(cut) or _sides(preprocessor.get("size")) or (USUAL, USUAL)
 
@@ -73,11 +74,3 @@ def _grey(shape: Sequence[int]) -> Any:
     for size in reversed(shape):
         image = [image] * size
     return image
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

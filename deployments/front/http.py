@@ -25,7 +25,6 @@ from deployments.front.described import (
     predict_body,
     told,
 )
-from deployments.front.examples import example_input
 from deployments.front.headers import (
     DEADLINE_HEADER,
     NO_KEY,
@@ -123,7 +122,7 @@ def create_api(service: Service) -> Api:
     api.add_exception_handler(Exception, lambda _, error: _failed(error))
     api.predict = Predict(service)
 
-    asked = WITH_INPUTS | predict_body(example_input(service.config))
+    asked = WITH_INPUTS | predict_body(service.example.value)
 
     @api.post("/predict", **told(PREDICTIONS[service.task.name], *READING), openapi_extra=asked)
     async def predict() -> NoReturn:

@@ -19,7 +19,7 @@ from deployments.front.bodies import Sizes
 from deployments.front.counts import together
 from deployments.front.described import STATS_VERSION
 from deployments.front.driver import Driver
-from deployments.front.examples import image_shape
+from deployments.front.examples import example_of
 from deployments.front.headers import FULL, STARTED, key_in, waited_s_by, wants_full
 from deployments.front.in_process import in_process
 from deployments.front.learned import Crowd, Peak, Trend
@@ -120,7 +120,7 @@ class Service:
         self.sizes = Sizes(config.max_inputs, config.max_body_bytes)
         self._model = load_front_model(config, directory)
         self.labels, self.task = label_names(self._model), task_of(self._model)
-        self.image_shape = image_shape(config)
+        self.example = example_of(config.model)
         promising = config.promising
         self.promised = str((promising and promise_in(promising)) or NOTHING)
         self._agreement = config.agreement or (agreement_in(promising) if promising else None)

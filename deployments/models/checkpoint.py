@@ -87,6 +87,11 @@ def reads_images(folder: Path) -> bool:
     return family_of(read_config(last_of(folder)).model_type).reads == "image"
 
 
+def channels_of(folder: Path) -> int | None:
+    """Channels of the images that the network in this directory takes; None: it takes texts."""
+    return image_size(folder)[1] if reads_images(folder) else None
+
+
 def image_size(folder: Path) -> tuple[int, int]:
     """Side and channels of square images that the network in this directory takes."""
     config = read_config(last_of(folder))

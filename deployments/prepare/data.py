@@ -28,6 +28,7 @@ TEXT_NAMES = ("sentence", "text", "sentence1", "question", "premise", "review", 
 PAIRS = (("question", "sentence"), ("question1", "question2"), ("query", "passage"))  # QNLI, QQP, rankers
 PAIR_NAMES = ("sentence2", "text_pair", "hypothesis", "context")
 LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
+ANY = 0  # number of channels, where it is not known
 IMAGE_NAMES = ("image", "images", "img", "pixels", "image_path", "path")
 
 
@@ -55,53 +56,58 @@ class Row:
     label: Any
 
 
-def rows(path: Path, columns: Columns = Columns(), *, images: bool = False) -> Iterator[Row]:
-    """Every row in order, holding one at a time. Row numbers start at 1 and do not count a header."""
-    _check(path, columns, images)
+def rows(path: Path, columns: Columns = Columns(), *, channels: int | None = None) -> Iterator[Row]:
+    """Every row in order, holding one at a time. Row numbers start at 1 and do not count a header.
+
+    `channels` are those of the images that the network takes (`ANY`: it is not known); None: it takes texts.
+    """
+    _check(path, columns, channels)
     with one_line_errors(path, columns.layout):
         if suffix_of(path) == ".npz":
-            yield from _arrays(path)
+            yield from _arrays(path, channels)
         else:
-            yield from _picked(path, columns, images)
+            yield from _picked(path, columns, channels)
 
 
-def taken(path: Path, columns: Columns = Columns(), *, images: bool = False) -> str:
+def taken(path: Path, columns: Columns = Columns(), *, channels: int | None = None) -> str:
     """A sentence that says which columns of a file are read, as its first row decides it."""
-    _check(path, columns, images)
+    _check(path, columns, channels)
     if suffix_of(path) == ".npz":
         return f"{path.name}: reading the arrays 'images' and, if it is there, 'labels'"
     with one_line_errors(path, columns.layout):
         first = next(iter(records(path, columns.layout)), None)
         if first is None:
             raise UserError(f"{path} holds no inputs")
-        chosen = _choose(path, first, columns, images)
+        chosen = _choose(path, first, columns, channels is not None)
     named = {name: getattr(chosen, name) for name in ("text", "pair", "image", "words", "label")}
     read = ", ".join(f"{name} from {column!r}" for name, column in named.items() if column)
     others = ", ".join(repr(name) for name in first if name not in named.values())
     return f"{path.name}: {read}" + (f"; not read: {others}" if others else "")
 
 
-def _picked(path: Path, columns: Columns, images: bool) -> Iterator[Row]:
+def _picked(path: Path, columns: Columns, channels: int | None) -> Iterator[Row]:
     chosen: Columns | None = None
     for number, record in enumerate(records(path, columns.layout), start=1):
-        chosen = chosen or _choose(path, record, columns, images)
+        chosen = chosen or _choose(path, record, columns, channels is not None)
         _check_row(path, number, record, chosen)
         if chosen.words:
             yield _of_words(path, number, record, chosen.words, chosen.label)
             continue
         yield Row(
             number,
-            _image(path, number, record, chosen.image) if chosen.image else _text(path, number, record, chosen),
+            _image(path, number, record, chosen.image, channels)
+            if chosen.image
+            else _text(path, number, record, chosen),
             _cell(path, number, record, chosen.label) if chosen.label else None,
         )
 
 
-def _check(path: Path, columns: Columns, images: bool) -> None:
+def _check(path: Path, columns: Columns, channels: int | None) -> None:
     """Refuse a file, or columns, that cannot be of the kind that the network reads."""
     check_format(path, columns.layout)
-    if images and (columns.text or columns.pair):
+    if channels is not None and (columns.text or columns.pair):
         raise UserError(f"{path}: the network reads images, which --image-column names, no column of texts")
-    if not images and (columns.image or suffix_of(path) == ".npz"):
+    if channels is None and (columns.image or suffix_of(path) == ".npz"):
         raise UserError(f"{path}: the network reads texts, no images")
 
 
@@ -205,9 +211,15 @@ def _text(path: Path, number: int, record: Mapping[str, Any], chosen: Columns) -
     return cells[0] if len(cells) == 1 else tuple(cells)
 
 
-def _image(path: Path, number: int, record: Mapping[str, Any], name: str) -> NDArray[Any]:
+def _image(path: Path, number: int, record: Mapping[str, Any], name: str, channels: int | None) -> NDArray[Any]:
     """A nested array, as JSON or already parsed, or the path of a picture, relative to the file that names it."""
     where, cell = f"{path}: row {number}", _cell(path, number, record, name)
+    pixels = _pixels(path, where, name, cell)
+    _check_channels(f"{where}: {name!r}", pixels.shape, channels)
+    return pixels
+
+
+def _pixels(path: Path, where: str, name: str, cell: Any) -> NDArray[Any]:
     if isinstance(cell, dict) and cell.get("bytes"):  # as `datasets` keeps pictures
         return _picture(where, BytesIO(cell["bytes"]), "in it")
     if isinstance(cell, str) and not cell.lstrip().startswith("["):
@@ -222,6 +234,12 @@ def _image(path: Path, number: int, record: Mapping[str, Any], name: str) -> NDA
     return pixels
 
 
+def _check_channels(where: str, shape: Sequence[int], channels: int | None) -> None:
+    """Grey images have none; they fit any network."""
+    if channels and len(shape) == 3 and shape[2] != channels:
+        raise UserError(f"{where} must be height x width or height x width x {channels}, got {tuple(shape)}")
+
+
 def _picture(where: str, source: Path | BytesIO, named: str) -> NDArray[np.uint8]:
     from PIL import Image, UnidentifiedImageError
 
@@ -232,7 +250,7 @@ def _picture(where: str, source: Path | BytesIO, named: str) -> NDArray[np.uint8
         raise UserError(f"{where}: the picture {named} cannot be read: {error}") from error
 
 
-def _arrays(path: Path) -> Iterator[Row]:
+def _arrays(path: Path, channels: int | None) -> Iterator[Row]:
     with np.load(path, allow_pickle=False) as file:
         if "images" not in file:
             raise _no_column(path, "no array 'images'", file.files)
@@ -241,6 +259,7 @@ def _arrays(path: Path) -> Iterator[Row]:
     if images.ndim not in (3, 4) or images.dtype.kind not in "buif":
         there = f"{images.dtype} {images.shape}"
         raise UserError(f"{path}: 'images' must be numbers, count x height x width (x channels), got {there}")
+    _check_channels(f"{path}: each of 'images'", images.shape[1:], channels)
     if (
         images.dtype.kind == "f"
         and (wrong := np.flatnonzero(~np.isfinite(images.reshape(len(images), -1)).all(1))).size

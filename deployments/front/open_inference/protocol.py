@@ -22,7 +22,7 @@ def server() -> dict[str, Any]:
 
 def metadata(service: Service) -> dict[str, Any]:
     """One tensor goes in, whose first dimension counts the inputs; what comes out has a row for each."""
-    kind, shape = (BYTES, [1]) if service.reads_text else ("FP32", service.image_shape or [-1, -1])
+    kind, shape = (BYTES, [1]) if service.reads_text else ("FP32", service.example.shape or [-1, -1])
     outputs = [
         {"name": output, "datatype": kind, "shape": [-1, *sizes]} for output, (kind, sizes) in _outputs(service).items()
     ]

@@ -9,7 +9,6 @@ from fastapi.responses import Response
 from deployments.front.answers import Answer
 from deployments.front.bodies import size_of
 from deployments.front.described import READING, WITH_INPUTS, problems, told
-from deployments.front.examples import example_input
 from deployments.front.open_inference import protocol
 from deployments.front.open_inference.described import (
     AS_BYTES,
@@ -85,7 +84,7 @@ def routes(
 
     described = told(InferResponse, *READING, 404)
     described["responses"][200] |= AS_BYTES
-    described["openapi_extra"] = WITH_INPUTS | infer_body(example_input(service.config))
+    described["openapi_extra"] = WITH_INPUTS | infer_body(service.example.value)
 
     @router.post("/models/{name}/infer", **described)
     @router.post("/models/{name}/versions/{version}/infer", **described)

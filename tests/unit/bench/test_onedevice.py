@@ -36,10 +36,11 @@ SIZES = (1, FLOOR, 32, 64)
 class Timed(Toy):
     """A block takes a millisecond for up to 16 inputs, and in proportion beyond; every call has its own cost."""
 
-    took_s = 0.0
+    took_s = computed_s = 0.0
 
     def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
         self.took_s = LAUNCH_S + (stop - batch.cursor) * BLOCK_S * max(1.0, len(batch) / FLOOR)
+        self.computed_s += self.took_s
         return super().run(batch, stop, ramps)
 
     def stopwatch(self, call: Callable[[], Launched]) -> tuple[Launched, float]:
@@ -93,6 +94,22 @@ def test_systems_are_scored_on_the_same_inputs_whatever_their_load(profile: Prof
     half = Source(all_right.inputs, np.where(np.arange(70) < 35, all_right.labels, 99))
     rows = list(Bench(toy, profile, "cpu", half, toy.stopwatch).compare([60.0], seconds=0.1, rounds=1))
     assert {row.accuracy for row in rows} == {0.5}
+
+
+def test_a_rate_that_is_lost_already_is_not_computed_to_the_end(profile: Profile) -> None:
+    toy = Timed()
+    route, due_s = route_of(TURNS, alone(profile, "cpu"), [GROUP]), arrivals("poisson", 20_000.0, 1.0, 0)
+    record = tried(route, toy, toy.stopwatch, source(toy), 0.05, due_s)
+    assert (record.kept, record.offered) == (False, len(due_s))
+    assert sum(toy.sizes) < 0.2 * len(due_s)
+
+
+def test_how_long_a_comparison_takes_is_said_before(profile: Profile) -> None:
+    toy = Timed()
+    bench = Bench(toy, profile, "cpu", source(toy), toy.stopwatch, max_batch=FLOOR)
+    about_s = bench.about_s([60.0, 120.0], seconds=0.3, rounds=2)
+    list(bench.compare([60.0, 120.0], seconds=0.3, rounds=2))
+    assert 0.2 * about_s < toy.computed_s < about_s
 
 
 def test_a_launch_begins_when_the_one_before_it_has_ended(profile: Profile) -> None:
@@ -172,9 +189,9 @@ def test_inputs_leave_where_they_are_told_to_on_real_ramps() -> None:
 
 def test_the_table_fits_a_terminal_and_plans_are_told_once() -> None:
     systems = {
-        STOCK: (14_230.0, "0..7 @ 64"),
-        NAIVE: (12_035.0, "0..7 @ 64"),
-        CONSTANT: (20_492.0, "0..3 @ 64, 4..7 @ 64"),
+        STOCK: (14_230.0, "0-7 @ 64"),
+        NAIVE: (12_035.0, "0-7 @ 64"),
+        CONSTANT: (20_492.0, "0-3 @ 64, 4-7 @ 64"),
     }
     rows = [
         ComparedSystem(system, slo_ms, per_s, per_s, 25_000.0, 5.1, 99.9, 0.958, 0.41, plan)
@@ -186,7 +203,7 @@ def test_the_table_fits_a_terminal_and_plans_are_told_once() -> None:
     text = console.export_text()
     for part in ("SLO ms", "constant batch", "20,492", "1.44", "82%", "99.9", "95.8%", "41%"):
         assert part in text
-    assert list(plan_lines(rows))[-1] == "constant batch, 25, 100 ms: blocks @ batch 0..3 @ 64, 4..7 @ 64"
+    assert list(plan_lines(rows))[-1] == "constant batch, 25, 100 ms: blocks @ batch 0-3 @ 64, 4-7 @ 64"
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cluster.serving.capacity import check_capacity
+from cluster.serving.capacity import check_capacity, check_processors
 from cluster.serving.serve_file import APPLICATION, CONTROLLER
 from optimizer.plan import Placement, Plan, Split
 from profiles.errors import UserError
@@ -47,6 +47,14 @@ def test_enough_is_enough(tmp_path: Path) -> None:
 def test_what_is_short_is_named(tmp_path: Path, kind: str, has: dict[str, float], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         check_capacity(content(tmp_path, kind, 3), [has])
+
+
+def test_a_plan_for_more_processors_than_there_are_needs_no_ray_to_be_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="needs 4 CPUs with the front; this machine has 3: plan for fewer devices, or"):
+        check_processors(content(tmp_path, "cpu", 3), 3)
+    check_processors(content(tmp_path, "cpu", 3), 4)
+    check_processors(content(tmp_path, "cpu", 3, cpus_per_replica=0), 1)
+    check_processors(content(tmp_path, "a100", 64, backend="virtual"), 2)
 
 
 # Several applications

@@ -42,8 +42,16 @@ def test_a_head_of_several_labels_is_refused_before_anything_starts(tmp_path: Pa
     with pytest.raises(UserError, match="only heads that give one label an input are served"):
         serve_file(tmp_path, {})
     serve_file(tmp_path, {"loader": "tests.helpers.toy_model:load"})  # whose loader knows better
-    (tmp_path / "config.json").write_text("[]")
-    serve_file(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [("[]", "must be a JSON object, got list"), ('{"a": ', "cannot be read as JSON: Expecting value")],
+)
+def test_a_broken_config_is_refused_before_anything_starts(tmp_path: Path, broken: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(broken)
+    with pytest.raises(UserError, match=rf"config.json {said}"):
+        serve_file(tmp_path, {})
 
 
 def test_nothing_is_the_demo_in_two_splits_from_wherever_it_is_asked_for(

@@ -107,6 +107,14 @@ def test_it_shows_plan_forecast_and_decisions(toy: Toy, url: str) -> None:
         assert word in text
 
 
+def test_a_decision_that_is_made_again_and_again_is_one_row(toy: Toy, url: str) -> None:
+    toy.app.rate = lambda at_s: 0.0
+    run(toy.app, toy.loop, 620)
+    text = " ".join(asked(url).replace("│", " ").split())
+    assert text.count("no input came") == 1
+    assert "times more since" in text
+
+
 def test_the_interface_is_described_and_all_of_it_is_answered(toy: Toy) -> None:
     client = DocumentedClient(create_api(toy), base_url="http://127.0.0.1:8000")
     check_document(client.app.openapi())

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.config import AppConfig
+from deployments.folders import told_in
+from deployments.front import examples
 from deployments.front.answers import RefusedError
 from deployments.front.bodies import Sizes
 from deployments.front.examples import example_of
@@ -155,5 +157,15 @@ def test_how_large_images_must_be_is_told(tmp_path: Path, files: dict[str, Any],
         (tmp_path / name).write_text(json.dumps(content))
     told = metadata(Service(TOY.model_copy(update={"model": str(tmp_path)}), time.perf_counter))
     assert told["inputs"] == [{"name": "inputs", "datatype": "FP32", "shape": shape}]
-    example = example_of(tmp_path)
+    example = example_of(tmp_path).value
     assert example is None or np.shape(example) == tuple(shape[1:])
+
+
+def test_a_front_that_starts_reads_a_checkpoints_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text('{"num_channels": 3}')
+    read = []
+    monkeypatch.setattr(
+        examples, "told_in", lambda folder, name="config.json": read.append(name) or told_in(folder, name)
+    )
+    create_api(Service(TOY.model_copy(update={"model": str(tmp_path)}), time.perf_counter))
+    assert read == ["config.json", "preprocessor_config.json"]

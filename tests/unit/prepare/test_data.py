@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deployments.prepare.data import Columns, rows, taken
+from deployments.prepare.data import ANY, Columns, rows, taken
 from deployments.prepare.records import Layout
 from profiles.errors import UserError
 
@@ -21,8 +21,8 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 def read(path: Path, columns: Columns | None = None) -> list[tuple[object, object]]:
     asked = columns or Columns()
-    images = path.suffix == ".npz" or asked.image is not None
-    return [(row.value, row.label) for row in rows(path, asked, images=images)]
+    channels = ANY if path.suffix == ".npz" or asked.image is not None else None
+    return [(row.value, row.label) for row in rows(path, asked, channels=channels)]
 
 
 def test_csv_with_quotes_newlines_and_odd_line_separators(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_pictures_inside_a_table_are_read(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(tmp_path / "p.png")
     cell = {"bytes": (tmp_path / "p.png").read_bytes(), "path": "p.png"}
     parquet.write_table(arrow.table({"image": [cell], "label": [3]}), tmp_path / "a.parquet")
-    (row,) = rows(tmp_path / "a.parquet", images=True)
+    (row,) = rows(tmp_path / "a.parquet", channels=ANY)
     np.testing.assert_array_equal(row.value, pixels)
 
 
@@ -126,9 +126,9 @@ def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(tmp_path / "p.png")
     table = f'image,label\np.png,1\n"{json.dumps(pixels.tolist())}",2\n'
     found = [
-        *rows(tmp_path / "a.npz", images=True),
-        *rows(written(tmp_path, "a.csv", table), images=True),
-        *rows(written(tmp_path, "a.jsonl", json.dumps({"image": pixels.tolist(), "label": 4})), images=True),
+        *rows(tmp_path / "a.npz", channels=ANY),
+        *rows(written(tmp_path, "a.csv", table), channels=ANY),
+        *rows(written(tmp_path, "a.jsonl", json.dumps({"image": pixels.tolist(), "label": 4})), channels=ANY),
     ]
     assert [row.label for row in found] == [3, "1", "2", 4]
     for row in found:
@@ -222,24 +222,36 @@ def test_arrays_that_are_no_images_or_labels(tmp_path: Path, images: Any, labels
 
 def test_arrays_may_have_no_labels(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4)))
-    assert [row.label for row in rows(tmp_path / "a.npz", images=True)] == [None, None]
+    assert [row.label for row in rows(tmp_path / "a.npz", channels=ANY)] == [None, None]
 
 
 @pytest.mark.parametrize(
-    ("name", "columns", "images", "said"),
+    ("name", "columns", "channels", "said"),
     [
-        ("a.npz", Columns(), False, "the network reads texts, no images"),
-        ("a.csv", Columns(image="image"), False, "the network reads texts, no images"),
-        ("a.csv", Columns(text="text"), True, "the network reads images, which --image-column names"),
+        ("a.npz", Columns(), None, "the network reads texts, no images"),
+        ("a.csv", Columns(image="image"), None, "the network reads texts, no images"),
+        ("a.csv", Columns(text="text"), ANY, "the network reads images, which --image-column names"),
     ],
 )
 def test_inputs_of_the_other_kind_are_refused(
-    tmp_path: Path, name: str, columns: Columns, images: bool, said: str
+    tmp_path: Path, name: str, columns: Columns, channels: int | None, said: str
 ) -> None:
     path = written(tmp_path, name, "text,image\na,[[1]]\n")
     for reading in (taken, lambda *told, **kind: next(rows(*told, **kind))):
         with pytest.raises(UserError, match=said):
-            reading(path, columns, images=images)
+            reading(path, columns, channels=channels)
+
+
+def test_images_of_another_number_of_channels_are_refused_by_file_and_row(tmp_path: Path) -> None:
+    grey, coloured = np.zeros((4, 4)).tolist(), np.zeros((4, 4, 2)).tolist()
+    lines = written(tmp_path, "a.jsonl", "\n".join(json.dumps({"image": image}) for image in (grey, coloured)))
+    assert len(list(rows(lines, channels=ANY))) == 2
+    with pytest.raises(UserError, match=r"a.jsonl: row 2: 'image' must be .* x 3, got \(4, 4, 2\)"):
+        list(rows(lines, channels=3))
+    np.savez(tmp_path / "a.npz", images=np.zeros((5, 4, 4, 2)))
+    with pytest.raises(UserError, match=r"a.npz: each of 'images' must be .* x 3, got \(4, 4, 2\)"):
+        next(rows(tmp_path / "a.npz", channels=3))
+    assert len(list(rows(tmp_path / "a.npz", channels=2))) == 5
 
 
 def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:

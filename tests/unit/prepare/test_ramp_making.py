@@ -1,5 +1,6 @@
 """Training, calibration and folders: the parts that ramps are made with."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -84,6 +85,29 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
             (draft / name).touch()
     assert [path.name for path in target.iterdir()] == ["second"]
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+@pytest.mark.parametrize("name", [None, "half"])
+def test_no_room_for_a_folder_names_what_was_asked_for_and_not_its_draft(tmp_path: Path, name: str | None) -> None:
+    def full() -> None:
+        with whole(tmp_path / "made") as draft:
+            raise OSError(errno.ENOSPC, "No space left on device", name and str(draft / name))
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        full()
+    assert caught.value.filename == str(tmp_path / "made" / (name or ""))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_errors_while_a_folder_is_made_are_what_they_were(tmp_path: Path) -> None:
+    def fails(error: OSError) -> None:
+        with whole(tmp_path / "made"):
+            raise error
+
+    for error in (OSError(errno.ENOENT, "No such file", "/elsewhere"), OSError(errno.EPIPE, "Broken pipe")):
+        with pytest.raises(OSError, match=error.strerror) as caught:
+            fails(error)
+        assert caught.value is error
 
 
 def test_a_full_cache_loses_what_was_used_longest_ago_and_stale_drafts(tmp_path: Path) -> None:
