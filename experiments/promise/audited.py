@@ -72,11 +72,11 @@ class RecordedDevices(TableDevices):
         return self._chosen[key]
 
 
-def watched(what: str) -> dict[str, float]:
+def watched(what: str, recording: str) -> dict[str, float]:
     """What audits cost, how soon a broken promise is mended, or what a controller that acts on them keeps of a day."""
     if what == "costs":
         return dict(audit_costs())
-    evidence, others = drawn("demo", "agreement")
+    evidence, others = drawn("demo", recording, "agreement")
     return dict(WATCHED[what](Setting.of(evidence, others.known)))
 
 

@@ -36,12 +36,9 @@ KIND, LAYERS = "k80", 2  # of BERT-base in a block
 TUNINGS = 100
 
 
-def early() -> dict[str, float]:
-    figures = dict[str, float]()
-    for name in ("sst2", "agnews"):
-        evidence, others = drawn(name, "agreement")
-        figures |= {f"{figure}_{name}": value for figure, value in answered_early(evidence, others.known)}
-    return figures
+def early(name: str, recording: str) -> dict[str, float]:
+    evidence, others = drawn(name, recording, "agreement")
+    return {f"{figure}_{name}": value for figure, value in answered_early(evidence, others.known)}
 
 
 def answered_early(evidence: Evidence, others: ExitTable) -> Iterator[tuple[str, float]]:

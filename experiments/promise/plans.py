@@ -9,7 +9,7 @@ from statistics import geometric_mean
 import numpy as np
 
 import cluster
-from experiments.promise.tables import Recorded
+from experiments.promise.recordings import Recorded
 from experiments.promise.tried import drawn
 from optimizer import Objective, Plan, Problem, evaluate, problem
 from optimizer.pipelines.side_by_side import side_by_side
@@ -45,8 +45,9 @@ def fleet_of(name: str) -> Served:
     return Served(Profile("distilbert", (datasheet_table(distilbert(), "v100"),)), "v100=4")
 
 
-def plans(name: str) -> dict[str, float]:
-    return {f"{figure}_{name}": value for figure, value in gained(name, *drawn(name, "accuracy"))}
+def plans(name: str, recording: str) -> dict[str, float]:
+    found = gained(name, *drawn(name, recording, "accuracy"))
+    return {f"{figure}_{name}": value for figure, value in found}
 
 
 def gained(name: str, evidence: Evidence, others: Recorded) -> Iterator[tuple[str, float]]:

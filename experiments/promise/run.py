@@ -3,20 +3,21 @@
 The rows of a file are drawn again and again, as `isobatch prepare` would get them. Thresholds are chosen on them, as
 now and as before, and tried on all other rows.
 
-And that it stays so while inputs drift: what audits cost, what a controller keeps that acts on them, and what early
-answers gain.
+And that it stays so while inputs drift: what audits cost, what a controller keeps that acts on them, in virtual time
+and live, and what early answers gain.
 
 It is measured in parts, on all cores. A run that was broken off goes on where it was: finished parts are kept until all
-are there, each as long as the code stays the same that it ran.
+are there, each as long as the code stays the same that it ran, and the recorded inputs that it read.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
 from hashlib import sha256
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
@@ -24,9 +25,11 @@ from deployments.folders import cache_directory
 from deployments.progress import show
 from experiments.promise.audited import watched
 from experiments.promise.early import early
+from experiments.promise.live import MINUTES, live
 from experiments.promise.plans import plans
-from experiments.promise.tables import SOURCES
-from experiments.promise.tried import ROWS, summed, tried
+from experiments.promise.recordings import ROWS
+from experiments.promise.tables import SOURCES, table
+from experiments.promise.tried import summed, tried
 from experiments.shared.public_data import data
 from experiments.shared.version import code_behind
 from profiles.losses import Metric
@@ -39,23 +42,31 @@ OF_CLASSES_IN = ("sst2", "agnews")
 
 Part = tuple[Any, ...]  # the name of a kind of work, and what it is done on
 WORK: Mapping[str, Callable[..., Any]] = {
+    "table": table,
     "plans": plans,
     "watched": watched,
     "early": early,
+    "live": live,
     "tried": tried,
 }
 
 
-def measure(splits: int = SPLITS) -> dict[str, float]:
+def measure(splits: int = SPLITS, minutes: int = MINUTES) -> dict[str, float]:
     for source in SOURCES.values():
         for file, *_ in source.files:
             data(file)  # says what is missing before anything is begun
-    tries = dict(_tries(splits))
-    parts = [part for some in tries.values() for part in some]
-    others: list[Part] = [("watched", what) for what in ("day", "costs", "mended")]
-    others += [("early",), *(("plans", name) for name in ROWS)]
-    found, figures = _done([*others, *parts]), dict[str, float]()
-    for part in others:
+    kept = Kept(cache_directory() / "bench-promise" / "parts.json")
+    made = kept.done([("table", name) for name in ROWS])
+    recordings = {name: made["table", name] for name in ROWS}
+    others: list[Part] = [("plans", name, recordings[name]) for name in ROWS]
+    others += [("watched", what, recordings["demo"]) for what in ("day", "costs", "mended")]
+    others += [("early", name, recordings[name]) for name in SOURCES]
+    tries = dict(_tries(splits, recordings))
+    alone: Part = ("live", minutes)
+    found = kept.done([alone]) | kept.done([*others, *(part for some in tries.values() for part in some)])
+    kept.forget(alone)  # another run would find something else: it depends on more than the code
+    figures = dict[str, float]()
+    for part in (*others, alone):
         figures |= found[part]
     figures["plan_thresholds_gain"] = geometric_mean([figures[f"plan_thresholds_gain_{name}"] for name in ROWS])
     for suffix, some in tries.items():
@@ -63,47 +74,61 @@ def measure(splits: int = SPLITS) -> dict[str, float]:
     return figures
 
 
-def _tries(splits: int) -> Iterator[tuple[str, list[Part]]]:
+def _tries(splits: int, recordings: Mapping[str, str]) -> Iterator[tuple[str, list[Part]]]:
     """What is tried, by the end of its figures' names, in parts."""
-    yield from ((name, _parts_of(name, "accuracy", splits)) for name in ROWS)
-    yield "demo_agreement", _parts_of("demo", "agreement", splits)
+
+    def parts(name: str, metric: Metric, splits: int) -> list[Part]:
+        starts = range(0, splits, TOGETHER)
+        return [("tried", name, recordings[name], metric, start, min(start + TOGETHER, splits)) for start in starts]
+
+    yield from ((name, parts(name, "accuracy", splits)) for name in ROWS)
+    yield "demo_agreement", parts("demo", "agreement", splits)
     for name in OF_CLASSES_IN:
         for metric in OF_CLASSES:
             fewer = max(1, round(OF_CLASSES_SHARE * splits))
-            yield f"{name}_{metric.replace('-', '_')}", _parts_of(name, metric, fewer)
+            yield f"{name}_{metric.replace('-', '_')}", parts(name, metric, fewer)
 
 
-def _parts_of(name: str, metric: Metric, splits: int) -> list[Part]:
-    starts = range(0, splits, TOGETHER)
-    return [("tried", name, metric, start, min(start + TOGETHER, splits)) for start in starts]
+class Kept:
+    """What parts have found, in a file that outlives the run."""
 
+    def __init__(self, path: Path) -> None:
+        self._path, self._before = path, list[tuple[Part, str, Any]]()
+        if path.exists():
+            self._before = [(tuple(part), code, found) for part, code, found in json.loads(path.read_text())]
 
-# Parts, and what was done before
-
-
-def _done(parts: list[Part]) -> dict[Part, Any]:
-    """What each part found, now or before."""
-    kept, found = cache_directory() / "bench-promise" / "parts.json", dict[Part, Any]()
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    beside = kept.with_suffix(".part")
-    if kept.exists():
-        before = {(tuple(part), code): result for part, code, result in json.loads(kept.read_text())}
+    def done(self, parts: Sequence[Part]) -> dict[Part, Any]:
+        """What each part found, now or before."""
+        before = {(part, code): found for part, code, found in self._before}
         found = {part: before[part, _code(part[0])] for part in parts if (part, _code(part[0])) in before}
-    missing, failed = [part for part in parts if part not in found], list[BaseException]()
-    workers = ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), _one_thread)
-    with workers:
-        futures = {workers.submit(_work, part): part for part in missing}
-        for future in show(as_completed(futures), f"parts ({len(found)} were done before)", len(missing)):
-            if error := future.exception():  # the others go on, and are kept
-                failed.append(error)
-                continue
-            found[futures[future]] = future.result()
-            beside.write_text(json.dumps([(part, _code(part[0]), result) for part, result in found.items()]))
-            beside.replace(kept)  # whole, whenever the run is broken off
-    if failed:
-        raise failed[0]
-    kept.unlink(missing_ok=True)
-    return found
+        missing, failed = [part for part in parts if part not in found], list[BaseException]()
+        with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), _one_thread) as workers:
+            futures = {workers.submit(_work, part): part for part in missing}
+            for future in show(as_completed(futures), f"parts ({len(found)} were done before)", len(missing)):
+                if error := future.exception():  # the others go on, and are kept
+                    failed.append(error)
+                    continue
+                part = futures[future]
+                found[part] = future.result()
+                self._keep(part, found[part])
+        if failed:
+            raise failed[0]
+        return found
+
+    def _keep(self, part: Part, found: Any) -> None:
+        """In place of what the same part has found with other code."""
+        self._before = [*(each for each in self._before if each[0] != part), (part, _code(part[0]), found)]
+        self._write()
+
+    def forget(self, part: Part) -> None:
+        self._before = [each for each in self._before if each[0] != part]
+        self._write()
+
+    def _write(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self._path.with_suffix(".part")
+        beside.write_text(json.dumps(self._before))
+        beside.replace(self._path)  # whole, whenever the run is broken off
 
 
 @cache

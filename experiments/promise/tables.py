@@ -23,8 +23,8 @@ from deployments.prepare.demo import seen
 from deployments.prepare.measuring import Seen
 from deployments.prepare.records import Layout
 from deployments.prepare.thresholds import replay
+from experiments.promise.recordings import Recorded, keep
 from experiments.shared.public_data import data
-from profiles.exit_table import ExitTable
 
 WORDS = (50, 200, 800, 3_000, 12_000, 48_000)  # that each block reads
 CALIBRATE = 2_000  # texts for the temperatures, used for nothing else
@@ -65,19 +65,9 @@ SOURCES = {
 }
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A table by the true labels, and the same by what `isobatch prepare` believes of them when it makes the ladder."""
-
-    known: ExitTable
-    believed: ExitTable
-
-    def of(self, chosen: Labels) -> "Recorded":
-        return Recorded(self.known.of(chosen), self.believed.of(chosen))
-
-
-def recorded(name: str) -> Recorded:
-    return of_demo() if name == "demo" else of_texts(SOURCES[name])
+def table(name: str) -> str:
+    """Record it, and return the name of the recording."""
+    return keep(of_demo() if name == "demo" else of_texts(SOURCES[name]))
 
 
 def of_texts(source: Texts) -> Recorded:

@@ -7,31 +7,24 @@ which is as tight as any that asks nothing of the losses but that they are bound
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
 
 import numpy as np
 
-from deployments.prepare.sample import TEST_SHARE
 from experiments.promise.before import searched
-from experiments.promise.tables import Recorded, recorded
+from experiments.promise.recordings import ROWS, Recorded, read
 from profiles.evidence import Evidence
 from profiles.exit_table import highest, ladder, outcome
 from profiles.losses import OF_ALL, Floats, Indices, Metric
 
 MAX_LOSS, CONFIDENCE = 0.01, 0.95
-ROWS = {"sst2": 10_000, "agnews": 5_000, "demo": 10_000}  # of a file; the demo's are digits, each distorted anew
+TEST_SHARE = 0.35  # of the rows: as `isobatch prepare` parts them
 BEFORE_SHARE = 0.2  # of the rows, on which thresholds were chosen before
 EXACT, BETTING, BEFORE = "", "betting_", "before_"  # as the names of the figures begin
 
 
-@cache
-def table_of(name: str) -> Recorded:
-    return recorded(name)
-
-
-def tried(name: str, metric: Metric, start: int, stop: int) -> dict[str, list[tuple[float, float]]]:
+def tried(name: str, recording: str, metric: Metric, start: int, stop: int) -> dict[str, list[tuple[float, float]]]:
     """What other rows lose, and how deep they go, for each method and draw."""
-    table, rows, seen = table_of(name), ROWS[name], defaultdict[str, list[tuple[float, float]]](list)
+    table, rows, seen = read(recording), ROWS[name], defaultdict[str, list[tuple[float, float]]](list)
     for seed in range(start, stop):
         order = np.random.default_rng(seed).permutation(table.known.num_inputs)
         others = table.known.of(order[rows:])
@@ -50,9 +43,9 @@ def summed(parts: list[dict[str, list[tuple[float, float]]]]) -> Iterator[tuple[
         yield f"{method}lost", float(lost.mean())
 
 
-def drawn(name: str, metric: Metric) -> tuple[Evidence, Recorded]:
+def drawn(name: str, recording: str, metric: Metric) -> tuple[Evidence, Recorded]:
     """What `isobatch prepare` gets in one draw, and all other rows."""
-    table, rows = table_of(name), ROWS[name]
+    table, rows = read(recording), ROWS[name]
     order = np.random.default_rng(0).permutation(table.known.num_inputs)
     some, (shape, test) = table.of(order[:rows]), _parts(rows)
     evidence = Evidence(some.believed.of(shape), some.known.of(test), metric, MAX_LOSS, CONFIDENCE)

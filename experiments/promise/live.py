@@ -1,0 +1,138 @@
+"""Live: the demo as `isobatch serve` runs it, its controller beside it, while digits get noisier, and stay so.
+
+Every answer is compared with the full network's, which is computed before, so what is counted needs no audits: those
+are for the controller. Beside it the answers that the demo's own thresholds would have given to the same digits.
+"""
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from cluster.controller.record import THRESHOLDS
+from cluster.load.generator import LoadGenerator
+from cluster.serving.local import ROOT
+from deployments.demo import demo_directory
+from deployments.demo.digits import NOISE, demo_inputs
+from deployments.models import load
+from deployments.models.predict import predict
+from deployments.models.seam import ServedModel
+from experiments.serve import servers
+from profiles.losses import Labels
+
+MINUTES = 10
+REQUESTS_PER_S, TOGETHER = 40, 8  # so many digits in a request
+NOISIEST = 0.6  # as shares of full ink: as far as the page's slider goes
+PROMISED = 0.99  # what the demo promises of agreement
+STEP_S, A_MINUTE, DISTINCT = 5.0, 12, 512  # noise is the same for so long, in which so many digits come in turns
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class NoisyDigits:
+    """Digits of one noise: requests, what the network answers in full, and how often its own thresholds disagree."""
+
+    bodies: list[bytes]
+    full: Labels
+    own_share: float
+
+    @classmethod
+    def of(cls, network: ServedModel, noise: float, seed: int) -> "NoisyDigits":
+        digits = demo_inputs(DISTINCT, noise, seed).round(1)
+        full, own = (
+            np.array([each.label for each in predict(network, list(digits), exits)]) for exits in (False, True)
+        )
+        several = digits.reshape(-1, TOGETHER, *digits.shape[1:])
+        bodies = [json.dumps({"inputs": each.tolist()}).encode() for each in several]
+        return cls(bodies, full.reshape(-1, TOGETHER), float((own != full).mean()))
+
+    def asked(self, base: str) -> float:
+        """The share of what a server answers that is not the full network's."""
+        missed = list[float]()
+
+        def compared(request: int, answer: bytes) -> bool:
+            said = [each["label"] for each in json.loads(answer)["outputs"]]
+            missed.append(float((said != self.full[request]).mean()))
+            return True
+
+        due_s = np.arange(0.0, STEP_S, 1 / REQUESTS_PER_S)
+        asyncio.run(LoadGenerator(f"{base}/predict", self.bodies, right=compared).at(due_s))
+        return float(np.mean(missed))
+
+
+def noises(steps: int) -> list[float]:
+    """As usual in the first fifth of the time, then ever more, and the most from half of it on.
+
+    >>> found = noises(11)
+    >>> found[1] == NOISE, [round(noise, 9) for noise in found[5:]] == [NOISIEST] * 6
+    (True, True)
+    """
+    grown = np.clip((np.linspace(0.0, 1.0, steps) - 0.2) / 0.3, 0.0, 1.0)
+    found: list[float] = (NOISE + (NOISIEST - NOISE) * grown).tolist()
+    return found
+
+
+def live(minutes: int) -> dict[str, float]:
+    """The share of minutes in which at least 99 % of the answers are the full network's."""
+    network = load(demo_directory())
+    steps = [NoisyDigits.of(network, noise, seed) for seed, noise in enumerate(noises(minutes * A_MINUTE))]
+    with demo() as base:
+        kept = [step.asked(base) for step in steps]
+        events = _told(f"{base}/controller/status")["events"]
+        stats = _told(f"{base}/stats")
+    for each in events:
+        console.print(f"{each['what']}: {each['why']}", markup=False, highlight=False)
+    own = [step.own_share for step in steps]
+    return {
+        "windows_kept_share_live": _kept_share(kept),
+        "windows_kept_share_live_fixed": _kept_share(own),
+        "worst_disagreement_live": max(_minutes(kept)),
+        "worst_disagreement_live_fixed": max(_minutes(own)),
+        "last_disagreement_live": _minutes(kept)[-1],
+        "threshold_changes_live": float(sum(each["what"] in THRESHOLDS for each in events)),
+        "audits_live": float(stats["audits"]["ended"]),
+    }
+
+
+def _minutes(shares: Sequence[float]) -> list[float]:
+    found: list[float] = np.reshape(shares, (-1, A_MINUTE)).mean(axis=1).tolist()
+    return found
+
+
+def _kept_share(shares: Sequence[float]) -> float:
+    return float(np.mean([each <= 1 - PROMISED for each in _minutes(shares)]))
+
+
+def _told(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=30) as reply:
+        return json.load(reply)
+
+
+@contextmanager
+def demo() -> Iterator[str]:
+    """The address of the demo, as it is shipped; the controller remembers nothing of other days."""
+    arguments: dict[str, object] = {"cpus_per_replica": 0, "replan": True}
+    arguments |= {name: str(ROOT / f"cluster/demo/{name}.json") for name in ("plan", "profile")}
+    with TemporaryDirectory() as folder:
+        steering = {"memory": folder, "slo_ms": 50, "max_batch": 32, "one_machine": True}
+        applications = [
+            {"name": "isobatch", "import_path": "deployments.app:build", "route_prefix": "/", "args": arguments},
+            {
+                "name": "controller",
+                "import_path": "cluster.controller.app:build",
+                "route_prefix": "/controller",
+                "args": steering,
+            },
+        ]
+        file = Path(folder) / "serve.yaml"
+        file.write_text(json.dumps({"applications": applications}))  # JSON is YAML
+        with servers.isobatch(file) as url:
+            yield url.removesuffix("/predict")

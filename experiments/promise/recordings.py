@@ -1,0 +1,58 @@
+"""Recorded inputs on disk, in files that are named by what they hold.
+
+So work on them is known by its own code and by what it read. The code that made them may change: as long as it makes
+the same, nothing that was found with them is old.
+"""
+
+from dataclasses import dataclass, fields
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from deployments.folders import cache_directory
+from profiles.exit_table import ExitTable
+from profiles.losses import Indices
+
+ROWS = {"sst2": 10_000, "agnews": 5_000, "demo": 10_000}  # of a file; the demo's are digits, each distorted anew
+_ARRAYS = [each.name for each in fields(ExitTable) if each.name not in ("reference", "agreed")]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A table by the true labels, and the same by what `isobatch prepare` believes of them when it makes the ladder."""
+
+    known: ExitTable
+    believed: ExitTable
+
+    def of(self, chosen: Indices) -> "Recorded":
+        return Recorded(self.known.of(chosen), self.believed.of(chosen))
+
+
+def keep(recorded: Recorded) -> str:
+    """Write it, and return the name by which it is read."""
+    arrays = {
+        f"{name}_{each}": np.ascontiguousarray(getattr(table, each))
+        for name, table in vars(recorded).items()
+        for each in _ARRAYS
+    }
+    name = sha256(b"".join(sha256(array.tobytes()).digest() for array in arrays.values())).hexdigest()[:16]
+    if not (path := _path(name)).exists():
+        beside = path.with_suffix(".part.npz")
+        np.savez(beside, **arrays)  # type: ignore[arg-type]
+        beside.replace(path)
+    return name
+
+
+@cache
+def read(name: str) -> Recorded:
+    with np.load(_path(name), allow_pickle=False) as kept:
+        known, believed = (ExitTable(*(kept[f"{each}_{field}"] for field in _ARRAYS)) for each in ("known", "believed"))
+    return Recorded(known, believed)
+
+
+def _path(name: str) -> Path:
+    folder = cache_directory() / "bench-promise"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}.npz"
