@@ -15,6 +15,7 @@ from deployments.folders import weights_of
 from deployments.planning import first_plan
 from optimizer.plan import Plan, read_plan
 from optimizer.problem import Problem, problem
+from optimizer.tuning import opened
 from profiles.devices import Device, links_between
 from profiles.errors import UserError
 from profiles.files import Profile, differ, load
@@ -169,4 +170,5 @@ def origin_of(config: AppConfig) -> str:
 def _facts(plan: Plan, profile: Profile) -> Problem:
     """The problem with just the plan's devices; their price and memory mattered only to the planner."""
     devices = [Device(kind, count, memory_bytes=1, price_per_hour=0.0) for kind, count in plan.devices().items()]
-    return problem(profile, devices, links_between(devices), length=plan.length)
+    survival = profile.exits_of(plan.length).seen_from(opened(plan))
+    return problem(profile, devices, links_between(devices), survival, length=plan.length)

@@ -17,6 +17,7 @@ The package, in the order in which a plan comes about:
     pipelines/                   several side by side, the baselines, the ceiling and the oracle that nothing exceeds
     plan, infeasible, sensitivity    the answer, why there is none, and what a wrong forecast costs (effort: tuning)
     answers                          the other way: answers leave early, inputs do not
+    tuning                           who leaves with a plan's own ramps, and thresholds for these
 
 >>> from profiles.devices import fleet, links_between
 >>> from profiles.datasheet import datasheet_table
@@ -43,8 +44,10 @@ from optimizer.pipelines.side_by_side import side_by_side as best_pipelines
 from optimizer.plan import Placement, Plan, Promise, Split, read_plan
 from optimizer.problem import Problem, problem
 from optimizer.search.exact import search
+from optimizer.tuning import settled
 from profiles.devices import Device, Link
 from profiles.errors import UserError
+from profiles.exits import ExitProfile
 from profiles.files import Profile
 
 __all__ = [
@@ -76,13 +79,27 @@ def optimize(
 ) -> Plan:
     """The best plan there is. When there is none, the error names what binds and the nearest value that would do.
 
-    `survival` replaces the profile's own, for a forecast. With `pessimistic`, the plan keeps its promise when that many
-    survive as well. `gap` lets the search stop when no plan can be better by more than this share. Kinds of devices may
-    serve in pipelines of their own (`Plan.beside`) where that is better, unless `side_by_side` is False. Where the
-    profile knows how long texts are, the plan counts tokens (`Plan.length`). Where the objective has a budget for
-    ramps, answers are early (optimizer/answers.py). `effort` says how hard the search tries, and when its time is over.
+    `survival` replaces the profile's own, for a forecast; without it, who leaves is counted as it is with the ramps
+    that the plan opens, as far as the profile knows (`ExitProfile.sure`). With `pessimistic`, the plan keeps its
+    promise when that many survive as well. `gap` lets the search stop when no plan can be better by more than this
+    share. Kinds of devices may serve in pipelines of their own (`Plan.beside`) where that is better, unless
+    `side_by_side` is False. Where the profile knows how long texts are, the plan counts tokens (`Plan.length`). Where
+    the objective has a budget for ramps, answers are early (optimizer/answers.py). `effort` says how hard the search
+    tries, and when its time is over.
     """
-    facts = problem(profile, devices, links, survival, pessimistic, profile.length)
+    known = profile.exits_of(profile.length) if survival is None else ExitProfile(tuple(survival))
+
+    def find(survival: tuple[float, ...]) -> Plan:
+        worse = None if pessimistic is None else tuple(map(max, pessimistic, survival))
+        facts = problem(profile, devices, links, survival, worse, profile.length)
+        return _best(facts, objective, gap, side_by_side, effort)
+
+    plan = settled(known, find, lambda plan: plan)
+    assert plan, "This is a bug: where there is no plan, an error says why."
+    return plan
+
+
+def _best(facts: Problem, objective: Objective, gap: float, side_by_side: bool, effort: Effort) -> Plan:
     if objective.ramp_budget is not None:
         return replace(facts.named(early_plan(facts, objective)), length=facts.length)
     plan = (

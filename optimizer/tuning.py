@@ -1,12 +1,18 @@
-"""Thresholds for a plan: the allowance that is spent at ramps which a plan closes goes to those that it opens.
+"""A plan, its ramps, and who leaves there.
+
+Who leaves at a ramp depends on which others are open: not everybody who would leave at a closed one leaves at the next.
+So a plan is sought for the survival as it looks from the ramps of the last one, until it opens these (`settled`).
+
+Thresholds for a plan: the allowance that is spent at ramps which a plan closes goes to those that it opens.
 
 Thresholds decide who survives, survival decides the plan, and the plan decides which ramps are open and what a block
 costs. From the ramps that a plan opens, one is added or taken away at a time while the plan gets better. All that is
 weighed on the table that may be asked again and again; the promise is tested once, for what was chosen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,19 +21,44 @@ from optimizer.objective import Objective
 from optimizer.plan import Plan
 from optimizer.problem import Problem
 from profiles.evidence import Evidence
+from profiles.exits import ExitProfile
 from profiles.losses import Floats, Indices
 
 Find = Callable[[Problem], Plan | None]  # the best plan for a problem
 TURNS = 3
 LEAST_GAIN = 1e-3
 
+Found = TypeVar("Found")
+
+
+def settled(
+    exits: ExitProfile, find: Callable[[tuple[float, ...]], Found | None], plan_of: Callable[[Found], Plan]
+) -> Found | None:
+    """What `find` finds for the survival that its plan has with the ramps that it opens.
+
+    From one plan to the next ramps may open and close. Where that does not come to rest, they only close from then on.
+    """
+    if not exits.sure:
+        return find(exits.survival)
+    ramps, seen = list(range(exits.num_blocks - 1)), set[tuple[int, ...]]()
+    opens: Callable[[Collection[int]], tuple[float, ...]] = exits.seen_from
+    while True:
+        survival = opens(ramps)
+        found = find(survival)
+        if found is None or survival == opens(after := opened(plan_of(found))):
+            return found
+        if tuple(after) in seen or len(seen) == TURNS:
+            opens = exits.behind
+        seen.add(tuple(after))
+        ramps = after
+
 
 @dataclass(frozen=True)
 class Tuned:
-    """The candidate of every ramp, who survives with them, the best plan then, and the best one before."""
+    """The candidate of every ramp, who leaves with them, the best plan then, and the best one before."""
 
     chosen: Indices
-    survival: tuple[float, ...]
+    exits: ExitProfile
     plan: Plan
     before: Plan
 
@@ -37,16 +68,19 @@ def tuned(facts: Problem, objective: Objective, evidence: Evidence, find: Find) 
 
     None: there are none. `find` gives the best plan for a problem.
     """
-    before = find(_surviving(facts, evidence, evidence.prepared))
+    before = _settled(facts, evidence, evidence.prepared, find)
     if before is None:
         return None
     best = _climbed(facts, objective, evidence, before, find)
     chosen = evidence.shown(opened(best), costs_of(best, facts))
-    survivors = _surviving(facts, evidence, chosen)
-    after = find(survivors)
+    after = _settled(facts, evidence, chosen, find)
     if after is None or opened(after) != opened(best) or _value(after, objective) >= _value(before, objective):
         return None
-    return Tuned(chosen, survivors.survival, after, before)
+    return Tuned(chosen, evidence.exits(chosen), after, before)
+
+
+def _settled(facts: Problem, evidence: Evidence, chosen: Indices, find: Find) -> Plan | None:
+    return settled(evidence.exits(chosen), lambda survival: find(facts.surviving(survival)), lambda plan: plan)
 
 
 def _climbed(facts: Problem, objective: Objective, evidence: Evidence, best: Plan, find: Find) -> Plan:

@@ -15,6 +15,7 @@ import numpy as np
 from profiles.confidence import shown
 from profiles.errors import UserError
 from profiles.exit_table import ExitTable, highest, ladder, outcome
+from profiles.exits import ExitProfile
 from profiles.losses import OF_ALL, Floats, Indices, Loss, Metric
 
 EVIDENCE = "exit_table.npz"
@@ -105,6 +106,13 @@ class Evidence:
         """The share of inputs that enter each block with these candidates: of those of the larger table."""
         places = self.shape.places(chosen)
         return tuple(float((places >= block).mean()) for block in range(self.shape.num_ramps + 1))
+
+    def exits(self, chosen: Indices) -> ExitProfile:
+        """The same, and at which ramps inputs would leave together, as far as these are open at all."""
+        sets, counts = np.unique(self.shape.first <= chosen[:, None], axis=1, return_counts=True)
+        shares = (counts / counts.sum()).tolist()
+        sure = (tuple(np.flatnonzero(column).tolist()) for column in sets.T)
+        return ExitProfile(self.survival(chosen), tuple(zip(sure, shares, strict=True)))
 
     def save(self, path: Path) -> None:
         tables = {"shape": self.shape, "test": self.test}

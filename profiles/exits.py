@@ -1,6 +1,6 @@
 """How many inputs are still inside: the exit profile of a network under a workload."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
@@ -10,11 +10,16 @@ from typing import ClassVar
 class ExitProfile:
     """`survival[k]` is the share of all inputs that enter block k: it starts at 1, never grows, and may reach 0.
 
+    That is so while every ramp is open. `sure` tells what happens when some are closed: the ramps at which inputs would
+    leave, and the share of the inputs that would leave at exactly these. Where nobody knows (no `sure`), it is assumed
+    that who would leave at a closed ramp leaves at the next open one.
+
     >>> ExitProfile((1.0, 0.5, 0.5, 0.1)).num_blocks
     4
     """
 
     survival: tuple[float, ...]
+    sure: tuple[tuple[tuple[int, ...], float], ...] = ()
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
 
@@ -24,6 +29,10 @@ class ExitProfile:
         for block, (before, after) in enumerate(zip(self.survival, self.survival[1:], strict=False), start=1):
             if not 0.0 <= after <= before:
                 raise ValueError(f"survival[{block}] = {after} must lie between 0 and survival[{block - 1}] = {before}")
+        if any(not 0 <= ramp < self.num_blocks - 1 for ramps, _ in self.sure for ramp in ramps):
+            raise ValueError(f"sure names ramps that are none of 0..{self.num_blocks - 2}")
+        if self.sure and abs(sum(share for _, share in self.sure) - 1) > 1e-6:
+            raise ValueError("the shares of sure must add up to 1")
 
     @classmethod
     def from_counts(cls, left: Sequence[int]) -> "ExitProfile":
@@ -40,3 +49,50 @@ class ExitProfile:
     @property
     def num_blocks(self) -> int:
         return len(self.survival)
+
+    def behind(self, ramps: Collection[int]) -> tuple[float, ...]:
+        """The share of inputs that enter each block if only these ramps are open.
+
+        >>> ExitProfile((1.0, 0.5, 0.25), sure=(((0,), 0.5), ((1,), 0.25), ((), 0.25))).behind({0})
+        (1.0, 0.5, 0.5)
+        >>> ExitProfile((1.0, 0.5, 0.2)).behind({1})
+        (1.0, 1.0, 0.2)
+        """
+        if self.sure:
+            now, then = self._told(range(self.num_blocks - 1)), self._told(ramps)
+            return survival_after(self.survival, now, then)
+        found = [1.0]
+        for block in range(1, self.num_blocks):
+            found.append(self.survival[block] if block - 1 in ramps else found[-1])
+        return tuple(found)
+
+    def seen_from(self, ramps: Collection[int]) -> tuple[float, ...]:
+        """The survival by which a plan is sought that opens these ramps, or others: exact for it.
+
+        At a ramp that is closed it tells who would leave there if it were open, too, as long as more stay than leave at
+        the ramps behind it.
+        """
+        found = [1.0] * self.num_blocks
+        for ramp in range(self.num_blocks - 1):
+            found[ramp + 1] = self.behind({*ramps, ramp})[ramp + 1]
+        return tuple(accumulate(reversed(found), max))[::-1]
+
+    def _told(self, ramps: Collection[int]) -> tuple[float, ...]:
+        """Who enters each block if these ramps are open, of the inputs of which `sure` tells."""
+        left = [0.0] * self.num_blocks
+        for sure_at, share in self.sure:
+            left[min((ramp for ramp in sure_at if ramp in ramps), default=self.num_blocks - 1)] += share
+        return (1.0, *(max(0.0, 1 - gone) for gone in accumulate(left[:-1])))
+
+
+def survival_after(seen: Sequence[float], now: Sequence[float], then: Sequence[float]) -> tuple[float, ...]:
+    """Who survives when things change, if these are the shares seen now, and what a table tells of now and then.
+
+    >>> survival_after((1.0, 0.5, 0.2), (1.0, 0.4, 0.2), (1.0, 0.8, 0.2))
+    (1.0, 1.0, 0.2)
+    """
+    shares = (
+        min(1.0, share * (after / before)) if before > 0 else after
+        for share, before, after in zip(seen, now, then, strict=True)
+    )
+    return tuple(accumulate(shares, min))

@@ -140,9 +140,13 @@ class Profile:
         return self.table(kind) if length is None else at_length(self._tables(kind), length)
 
     def survival(self, length: int | None) -> tuple[float, ...]:
-        """Who goes on behind each block, weighed by tokens where an input has a length; all, where nobody counted."""
+        """Who goes on behind each block while all ramps are open."""
+        return self.exits_of(length).survival
+
+    def exits_of(self, length: int | None) -> ExitProfile:
+        """Who leaves where, weighed by tokens where an input has a length; nobody does, where nobody counted."""
         counted = (self.token_exits if length else None) or self.exits
-        return counted.survival if counted else (1.0,) * self.num_blocks
+        return counted or ExitProfile((1.0,) * self.num_blocks)
 
     def _tables(self, kind: str) -> list[LatencyTable]:
         here = [table for table in self.tables if table.kind == kind]

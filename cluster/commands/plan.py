@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from cluster.simulator.playing import Find, Played
     from optimizer import Objective, Plan, Problem
     from optimizer.effort import Effort
+    from profiles.exits import ExitProfile
 
 
 def plan(
@@ -111,7 +113,7 @@ def plan(
 
     from cluster.commands import above_0, check_writable, plan_report
     from cluster.commands.plan_decoder import DecoderPlanning, goal_of
-    from cluster.commands.plan_result import plan_result
+    from cluster.commands.plan_result import plan_result, settled_result
     from profiles.files import load
 
     numbers = {"--slo-ms": slo_ms, "--rate": rate, "--budget": budget, "--max-batch": max_batch, "--seconds": seconds}
@@ -150,16 +152,16 @@ def plan(
     picture = (out or Path("plan.json")).with_suffix(".png") if picture is None else picture
     for written in filter(None, (out, picture if picture.name else None)):
         check_writable(written)
-    facts, objective = (
-        _question(profile, devices, one_machine, margin, evaluate, backend, dtype),
-        _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch, _cuts(cut, max_splits)),
-    )
+    who_leaves, facts_of = _question(profile, devices, one_machine, margin, evaluate, backend, dtype)
+    objective = _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch, _cuts(cut, max_splits))
     slow_or_given = bool(evaluate or max_splits or seconds or one_pipeline)
     play = _player(polish, in_time, not one_pipeline, believed, slow_or_given)
+    result = partial(
+        plan_result, objective=objective, alpha=alpha, gap=gap, apart=not one_pipeline, file=evaluate,
+        max_splits=max_splits,
+    )  # fmt: skip
     with Console(stderr=True).status("planning"):
-        found = plan_result(
-            facts, objective, alpha, gap, not one_pipeline, evaluate, max_splits, _effort(seconds), play
-        )
+        found = settled_result(who_leaves, facts_of, result, partial(_effort, seconds, who_leaves), play)
     if out:
         known = load(profile)
         named = replace(found.plan, model=known.model, weights=known.weights, slo_s=objective.slo_s)
@@ -191,7 +193,8 @@ def _given(profile: Path | None, devices: str | None, of_decoders: Mapping[str, 
 
 def _question(
     profile: Path, devices: str, one_machine: bool, margin: float, scored: Path | None, backend: str, dtype: str
-) -> "Problem":
+) -> "tuple[ExitProfile, Callable[[tuple[float, ...]], Problem]]":
+    """Who leaves where, and the facts for a survival."""
     from optimizer import problem, read_plan
     from optimizer.sensitivity import surprised
     from profiles.devices import fleet, links_between
@@ -206,9 +209,13 @@ def _question(
     if not 0 <= margin <= 1:
         raise UserError(f"--margin {margin} must be between 0 and 1: the share of leavers that may stay")
     length = made.length if made else known.length
-    worse = surprised(known.survival(length), margin) if known.exits and margin else None
     links = links_between(kinds, one_machine=one_machine)
-    return problem(known, kinds, links, pessimistic=worse, length=length)
+
+    def facts(survival: tuple[float, ...]) -> "Problem":
+        worse = surprised(survival, margin) if known.exits and margin else None
+        return problem(known, kinds, links, survival, worse, length)
+
+    return known.exits_of(length), facts
 
 
 def _objective(
@@ -235,10 +242,13 @@ def _objective(
         raise UserError(str(error)) from None
 
 
-def _effort(seconds: float | None) -> "Effort":
+def _effort(seconds: float | None, who_leaves: "ExitProfile") -> "Effort":
+    """Of one search; where who leaves depends on the plan, there are several."""
     from optimizer.effort import EFFORT
+    from optimizer.tuning import TURNS
 
-    return EFFORT if seconds is None else replace(EFFORT, out_of_time=_after(seconds))
+    searches = TURNS if who_leaves.sure else 1
+    return EFFORT if seconds is None else replace(EFFORT, out_of_time=_after(seconds / searches))
 
 
 def _player(polish: float | None, in_time: float, apart: bool, believed: bool, slow_or_given: bool) -> "Play | None":

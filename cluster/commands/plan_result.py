@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,9 @@ from optimizer.pipelines.baselines import Baseline, baselines, constrained
 from optimizer.pipelines.few_splits import few_splits
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.search.exact import search
+from optimizer.tuning import opened, settled
 from profiles.errors import UserError
+from profiles.exits import ExitProfile
 
 if TYPE_CHECKING:
     from cluster.simulator.playing import Find, Played
@@ -73,6 +76,25 @@ class PlanResult:
                 for each in self.baselines
             ],
         }
+
+
+def settled_result(
+    exits: ExitProfile,
+    facts_of: Callable[[tuple[float, ...]], Problem],
+    result: Callable[..., PlanResult],
+    effort: Callable[[], Effort],
+    play: Play | None,
+) -> PlanResult:
+    """The result for those who leave with the ramps that its plan opens; plans are played once this is known.
+
+    `facts_of` gives the facts for a survival, `result` what `plan_result` says of facts, for an effort and a play.
+    """
+    survival = exits.survival
+    if exits.sure:
+        with suppress(UserError):  # that no plan fits is said below
+            found = settled(exits, lambda each: result(facts_of(each), effort=effort()), lambda found: found.plan)
+            survival = exits.seen_from(opened(found.plan)) if found else survival
+    return result(facts_of(survival), effort=effort(), play=play)
 
 
 def plan_result(

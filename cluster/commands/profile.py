@@ -87,6 +87,7 @@ def profile(
         timed,
         timed_stretches,
         uncatalogued,
+        with_sure,
     )
     from deployments.decoding.checkpoint import is_decoder
     from deployments.folders import weights_of
@@ -142,6 +143,9 @@ def profile(
     if data and not interrupted:
         exits, by_tokens = count_exits_and_tokens(network, in_batches(network, recorded))
         told = (f"exits: counted over {len(recorded)} inputs of {data.name}", *_told(found, data))
+    exits, by_tokens = (
+        each and with_sure(each, checkpoint.locate(model), exact.ramps.rules) for each in (exits, by_tokens)
+    )
     notes = (*(str(each) for each in measured), *told)
     tables = (*(each.table for each in measured), *derived)
     new = Profile(Path(model).name, tables, exits, notes, weights, found, by_tokens, edges_of(network))

@@ -84,12 +84,11 @@ def _write(model: Path, out: Path, force: bool, known: "Profile", evidence: "Evi
     from dataclasses import replace
 
     from deployments.prepare import pipeline
-    from profiles.exits import ExitProfile
     from profiles.files import save
 
     pipeline.tune(model, out, evidence, found.chosen, force)
     # Nobody knows how long the texts are that leave now.
-    save(replace(known, exits=ExitProfile(found.survival), token_exits=None), out / PROFILE)
+    save(replace(known, exits=found.exits, token_exits=None), out / PROFILE)
     plan = replace(found.plan, model=known.model, weights=known.weights, length=known.length)
     (out / PLAN).write_text(plan.to_json() + "\n")
 

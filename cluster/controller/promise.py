@@ -12,8 +12,6 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from math import inf, log, log1p
 
-import numpy as np
-
 from cluster.controller.record import What
 from deployments.front.observed import Observed, merged
 from optimizer.answers import answered_s
@@ -23,6 +21,7 @@ from optimizer.problem import Problem
 from optimizer.tuning import costs_of, opened
 from profiles.agreement import LEAST, Agreement
 from profiles.evidence import Evidence
+from profiles.exits import survival_after
 from profiles.losses import Indices
 
 ALARM = log(1000.0)
@@ -238,13 +237,3 @@ class Keeper:
         """The disagreement that the exit table expects of a plan as it runs."""
         assert self.terms.evidence
         return self.terms.evidence.disagreement(self._chosen(plan))
-
-
-def survival_after(seen: tuple[float, ...], now: tuple[float, ...], then: tuple[float, ...]) -> tuple[float, ...]:
-    """Who survives with other thresholds, if these are the shares seen now, and the table's of now and then.
-
-    >>> survival_after((1.0, 0.5, 0.2), (1.0, 0.4, 0.2), (1.0, 0.8, 0.2))
-    (1.0, 1.0, 0.2)
-    """
-    factors = np.array(then) / np.maximum(now, 1e-9)
-    return tuple(np.minimum.accumulate(np.minimum(np.array(seen) * factors, 1.0)).tolist())

@@ -15,9 +15,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from deployments.models.backends import backend_of
+from deployments.models.ramps import ExitRules
 from deployments.models.seam import ServedModel, Stretch
 from profiles.devices import CATALOGUE, GB
 from profiles.errors import UserError
+from profiles.evidence import EVIDENCE, Evidence
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.lengths import WORD, Lengths
@@ -178,6 +180,18 @@ def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int)
         return ExitProfile(tuple(survival))
     except ValueError as error:
         raise UserError(f"exits.json of this checkpoint: {error}") from None
+
+
+def with_sure(exits: ExitProfile, folder: Path, rules: ExitRules) -> ExitProfile:
+    """The same, and at which ramps inputs would leave together, where an exit table beside the checkpoint tells."""
+    path = folder / EVIDENCE
+    if not path.is_file():
+        return exits
+    evidence = Evidence.read(path)
+    if evidence.shape.num_ramps != exits.num_blocks - 1:
+        return exits
+    chosen = evidence.nearest({rule.block: rule.threshold for rule in rules.ramps})
+    return replace(exits, sure=evidence.exits(chosen).sure)
 
 
 def timed_stretches(model: SplitModel) -> list[Stretch]:

@@ -23,6 +23,7 @@ from cluster.simulator.troubles import Troubles
 from deployments.config import AppConfig
 from deployments.dispatch.messages import EARLY_S
 from deployments.graph import profile_of, read_graph
+from optimizer.tuning import opened
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.lengths import read_lengths
@@ -60,7 +61,8 @@ def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = Non
     graph = read_graph(config)
     limits = replace(config.limits(share=1.0), early_s=EARLY_S if host else 0.0)
     profile, slo_s = profile_of(config), config.slo_ms / 1e3
-    facts = graph.facts.surviving(profile.survival(graph.facts.length))  # who is sure where, whether or not they leave
+    survival = profile.exits_of(graph.facts.length).seen_from(opened(graph.plan))
+    facts = graph.facts.surviving(survival)  # who is sure where, whether or not they leave
     return World(graph.plan, facts, slo_s, limits, troubles, host, config.front_replicas, profile.lengths)
 
 

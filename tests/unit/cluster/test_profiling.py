@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app, main
-from cluster.profiling.checkpoint import exits_from_rules, kind_of, report, texts, uncatalogued
+from cluster.profiling.checkpoint import exits_from_rules, kind_of, report, texts, uncatalogued, with_sure
+from deployments.demo import demo_directory
 from deployments.models import load
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from deployments.prepare.sample import sampled
@@ -113,6 +114,19 @@ def test_a_prepared_network_brings_its_exits_and_datasheets_fill_in(prepared: Pa
     assert profile.exits == ExitProfile((1.0, 0.75, 0.75, 0.25))
     assert "as 'isobatch prepare' measured them" in profile.notes[-1]
     assert [seconds > 0 for seconds in profile.table("k80").ramp_s[0]] == [True, False, True, False]
+
+
+def test_the_exit_table_beside_a_checkpoint_tells_at_which_ramps_inputs_leave_together(tmp_path: Path) -> None:
+    folder = demo_directory()
+    rules = load(folder).ramps.rules
+    counted = exits_from_rules([(rule.block, rule.survival) for rule in rules.ramps], 8)
+    assert counted is not None
+    told = with_sure(counted, folder, rules)
+    assert told.survival == counted.survival == told.behind(range(7))
+    assert told.behind({6})[7] > told.survival[7], "some would have left at a closed ramp only"
+    assert with_sure(counted, tmp_path, rules) == counted, "there is no table"
+    short = ExitProfile((1.0,) * 4)
+    assert with_sure(short, folder, rules) == short, "the table is of another network"
 
 
 def test_exits_that_cannot_be_are_refused_and_unknown_ones_are_none() -> None:

@@ -1,16 +1,19 @@
 """Thresholds for a plan: better within the promise, or left as they are."""
 
+from dataclasses import replace
 from functools import partial
+from itertools import chain, combinations
 
 import numpy as np
 import pytest
 
-from optimizer import Objective, Problem, evaluate, problem
+from optimizer import Objective, Plan, Problem, evaluate, optimize, problem
 from optimizer.search.exact import search
-from optimizer.tuning import costs_of, opened, tuned
+from optimizer.tuning import costs_of, opened, settled, tuned
 from profiles.devices import fleet, links_between
 from profiles.evidence import Evidence
 from profiles.exit_table import outcome
+from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.latency import LatencyTable
 from tests.helpers.exit_tables import exit_table
@@ -43,7 +46,7 @@ def test_a_tuned_plan_is_better_and_keeps_the_promise(seed: int) -> None:
     assert found.plan.promise is not None
     assert found.before.promise is not None
     assert found.plan.promise.goodput_per_s > found.before.promise.goodput_per_s
-    score = evaluate(found.plan, asked.surviving(found.survival), objective)
+    score = evaluate(found.plan, asked.surviving(found.exits.behind(opened(found.plan))), objective)
     assert score.goodput_per_s == pytest.approx(found.plan.promise.goodput_per_s)
     reached = outcome(kept.test, found.chosen, "accuracy")
     assert kept.shows(reached.lost)
@@ -70,3 +73,42 @@ def test_what_an_input_costs_grows_from_block_to_block_and_follows_prices() -> N
     costs = costs_of(plan, asked)
     assert costs[-1] == 1.0
     assert (np.diff(costs) > 0).all()
+
+
+def exits(seed: int) -> ExitProfile:
+    """Inputs that would leave at any ramps; nobody knows why."""
+    random = np.random.default_rng(seed)
+    sets = [tuple(ramp for ramp in range(3) if each >> ramp & 1) for each in range(8)]
+    shares = random.dirichlet([0.5] * 8)
+    known = ExitProfile((1.0,) * 4, tuple(zip(sets, (shares / shares.sum()).tolist(), strict=True)))
+    return replace(known, survival=known.behind(range(3)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_plan_counts_those_who_leave_with_its_own_ramps(seed: int) -> None:
+    asked, objective, known = facts("v100=4,k80=2"), Objective(max_batch=8, slo_s=0.5), exits(seed)
+
+    def told(survival: tuple[float, ...]) -> Plan | None:
+        return search(asked.surviving(survival), objective)
+
+    plan = settled(known, told, lambda plan: plan)
+    assert plan is not None
+    assert plan.promise is not None
+    truth = evaluate(plan, asked.surviving(known.behind(opened(plan))), objective)
+    assert plan.promise.goodput_per_s == pytest.approx(truth.goodput_per_s)
+    assert not truth.broken
+    best = 0.0
+    for ramps in chain.from_iterable(combinations(range(3), count) for count in range(4)):
+        other = told(known.behind(ramps))
+        if other and not (score := evaluate(other, asked.surviving(known.behind(opened(other))), objective)).broken:
+            best = max(best, score.goodput_per_s)
+    assert truth.goodput_per_s >= 0.9 * best
+
+
+def test_the_planner_settles_wherever_the_profile_knows_who_is_sure_where() -> None:
+    known = Profile("toy", (_table("v100", 1e-3),), exits(3))
+    devices = fleet("v100=2")
+    plan = optimize(known, devices, links_between(devices), Objective(max_batch=8))
+    assert plan.promise is not None
+    truth = problem(known, devices, links_between(devices), exits(3).behind(opened(plan)))
+    assert plan.promise.goodput_per_s == pytest.approx(evaluate(plan, truth).goodput_per_s)
