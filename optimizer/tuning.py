@@ -28,12 +28,12 @@ Find = Callable[[Problem], Plan | None]  # the best plan for a problem
 TURNS = 3
 LEAST_GAIN = 1e-3
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def settled(
-    exits: ExitProfile, find: Callable[[tuple[float, ...]], Found | None], plan_of: Callable[[Found], Plan]
-) -> Found | None:
+    exits: ExitProfile, find: Callable[[tuple[float, ...]], Result | None], plan_of: Callable[[Result], Plan]
+) -> Result | None:
     """What `find` finds for the survival that its plan has with the ramps that it opens.
 
     From one plan to the next ramps may open and close. Where that does not come to rest, they only close from then on.

@@ -52,6 +52,9 @@ def plan(
         str, typer.Option(help="Times of this backend, where the profile has several: onnx, torch, graphs, tensorrt.")
     ] = "",
     dtype: Annotated[str, typer.Option(help="Times in this precision, where it has several: float16, float32.")] = "",
+    no_later: Annotated[
+        bool, typer.Option("--no-later", help="No answer takes longer than without exits, whatever the SLO allows.")
+    ] = False,
     margin: Annotated[float, typer.Option(help="Hold also when this share fewer inputs leave than expected.")] = 0.0,
     max_batch: Annotated[int, typer.Option(help="No larger batches than this.")] = 64,
     cut: Annotated[str | None, typer.Option(help="Cut before exactly these blocks: 2,4. None: where it pays.")] = None,
@@ -130,6 +133,7 @@ def plan(
             "--slack": (slack, 0.2),
             "--backend": (backend, ""),
             "--dtype": (dtype, ""),
+            "--no-later": (no_later, False),
             "--margin": (margin, 0.0),
             "--max-batch": (max_batch, 64),
             "--cut": (cut, None),
@@ -156,10 +160,10 @@ def plan(
     objective = _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch, _cuts(cut, max_splits))
     slow_or_given = bool(evaluate or max_splits or seconds or one_pipeline)
     play = _player(polish, in_time, not one_pipeline, believed, slow_or_given)
+    within, apart = _in_time(objective, facts_of(who_leaves.survival), no_later), not one_pipeline
     result = partial(
-        plan_result, objective=objective, alpha=alpha, gap=gap, apart=not one_pipeline, file=evaluate,
-        max_splits=max_splits,
-    )  # fmt: skip
+        plan_result, objective=within, alpha=alpha, gap=gap, apart=apart, file=evaluate, max_splits=max_splits
+    )
     with Console(stderr=True).status("planning"):
         found = settled_result(who_leaves, facts_of, result, partial(_effort, seconds, who_leaves), play)
     if out:
@@ -240,6 +244,12 @@ def _objective(
         )
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def _in_time(objective: "Objective", facts: "Problem", no_later: bool) -> "Objective":
+    from optimizer.pipelines import baselines
+
+    return baselines.no_later(facts, objective) if no_later else objective
 
 
 def _effort(seconds: float | None, who_leaves: "ExitProfile") -> "Effort":

@@ -166,8 +166,8 @@ def uncatalogued(kind: str) -> str | None:
 def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int) -> ExitProfile | None:
     """The exit profile that 'isobatch prepare' measured: `ramps` are (block, share of inputs that go on after it).
 
-    >>> exits_from_rules([(0, 0.5), (2, 0.1)], num_blocks=4)
-    ExitProfile(survival=(1.0, 0.5, 0.5, 0.1))
+    >>> exits_from_rules([(0, 0.5), (2, 0.1)], num_blocks=4).survival
+    (1.0, 0.5, 0.5, 0.1)
     """
     survival = [1.0]
     going_on = dict(ramps)

@@ -29,7 +29,8 @@ from experiments.serve import servers
 from profiles.losses import Labels
 
 MINUTES = 10
-REQUESTS_PER_S, TOGETHER = 40, 8  # so many digits in a request
+REQUESTS_PER_S, TOGETHER = 25, 8  # so many digits in a request
+AUDITS = {"audit_share": 0.2, "audit_cost": 0.1}  # a fifth of so few inputs tells within a minute
 NOISIEST = 0.6  # as shares of full ink: as far as the page's slider goes
 PROMISED = 0.99  # what the demo promises of agreement
 STEP_S, A_MINUTE, DISTINCT = 5.0, 12, 512  # noise is the same for so long, in which so many digits come in turns
@@ -119,7 +120,7 @@ def _told(url: str) -> Any:
 @contextmanager
 def demo() -> Iterator[str]:
     """The address of the demo, as it is shipped; the controller remembers nothing of other days."""
-    arguments: dict[str, object] = {"cpus_per_replica": 0, "replan": True}
+    arguments: dict[str, object] = {"cpus_per_replica": 0, "replan": True, **AUDITS}
     arguments |= {name: str(ROOT / f"cluster/demo/{name}.json") for name in ("plan", "profile")}
     with TemporaryDirectory() as folder:
         steering = {"memory": folder, "slo_ms": 50, "max_batch": 32, "one_machine": True}

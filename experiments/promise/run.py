@@ -29,6 +29,7 @@ from experiments.promise.live import MINUTES, live
 from experiments.promise.plans import plans
 from experiments.promise.recordings import ROWS
 from experiments.promise.tables import SOURCES, table
+from experiments.promise.tail import tail
 from experiments.promise.tried import summed, tried
 from experiments.shared.public_data import data
 from experiments.shared.version import code_behind
@@ -46,6 +47,7 @@ WORK: Mapping[str, Callable[..., Any]] = {
     "plans": plans,
     "watched": watched,
     "early": early,
+    "tail": tail,
     "live": live,
     "tried": tried,
 }
@@ -61,6 +63,7 @@ def measure(splits: int = SPLITS, minutes: int = MINUTES) -> dict[str, float]:
     others: list[Part] = [("plans", name, recordings[name]) for name in ROWS]
     others += [("watched", what, recordings["demo"]) for what in ("day", "costs", "mended")]
     others += [("early", name, recordings[name]) for name in SOURCES]
+    others += [("tail", name, recordings[name]) for name in ROWS]
     tries = dict(_tries(splits, recordings))
     alone: Part = ("live", minutes)
     found = kept.done([*(part for some in tries.values() for part in some), *others]) | kept.done([alone])

@@ -209,6 +209,20 @@ HEADLINES = {
         Headline("promise", "windows_kept_share", "windows of a drifting day with 99 % agreement", 0.95),
         Headline("promise", "windows_kept_share_fixed", "the same with fixed thresholds"),
         Headline("promise", "windows_kept_share_apparate", "the same with Apparate's tuner, by 16 answers"),
+        Headline(
+            "promise", "windows_kept_share_live", "the demo live, ever noisier: minutes with 99 % agreement", 0.95
+        ),
+        Headline("promise", "windows_kept_share_live_fixed", "the same with fixed thresholds"),
+        *(
+            headline
+            for name, says in (("sst2", "SST-2"), ("agnews", "AG News"), ("demo", "the demo"))
+            for headline in (
+                Headline(
+                    "promise", f"tail_p99_ratio_at_0.9_{name}", f"--no-later, {says}: p99 over no exits", 1.0, True
+                ),
+                Headline("promise", f"tail_p99_ratio_at_0.7_{name}", "the same at 70 % load, not 90 %", 1.0, True),
+            )
+        ),
         *(
             headline
             for name, says in (("sst2", "SST-2"), ("agnews", "AG News"))

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from optimizer.effort import SAME
 from optimizer.model.evaluate import Score, evaluate
 from optimizer.model.valuation import Valuation
 from optimizer.objective import Objective
@@ -64,6 +65,16 @@ def constrained(objective: Objective, stock: Baseline, alpha: float) -> Objectiv
         ),
         cost_per_hour=dollars if objective.cost_per_hour is None else min(dollars, objective.cost_per_hour),
     )
+
+
+def no_later(facts: Problem, objective: Objective) -> Objective:
+    """The same with an SLO at which no answer takes longer than without exits: the tail never grows (PAME, 2024)."""
+    stock = baseline(NO_EXITS, facts, objective).score
+    if stock is None:
+        raise UserError("--no-later: without exits these devices cannot do what is asked, so there is no time to keep")
+    return replace(
+        objective, slo_s=stock.latency_s * (1 + SAME), slack=0.0
+    )  # within the SLO that was asked for, slack included
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,13 @@ def test_the_user_may_say_where_to_cut(profile: Path, options: tuple[str, ...], 
         assert sorted(split["start"] for split in splits) in starts
 
 
+def test_nobody_is_answered_later_than_without_exits_where_that_is_asked(profile: Path) -> None:
+    found = json.loads(run(profile, "--json", "--picture", "", "--believed", "--no-later"))
+    without = found["baselines"][0]
+    assert found["score"]["latency_s"] <= without["latency_s"] * (1 + 1e-9)
+    assert found["score"]["goodput_per_s"] >= without["goodput_per_s"] * (1 - 1e-9)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

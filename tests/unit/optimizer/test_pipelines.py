@@ -5,14 +5,14 @@ from itertools import combinations
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from experiments.planner.bruteforce import best_value
 from experiments.planner.random_problems import random_objective, random_problem
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
-from optimizer.pipelines.baselines import baselines
+from optimizer.pipelines.baselines import baselines, no_later
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.pipelines.spread import value
 from optimizer.search.exact import search
@@ -82,6 +82,22 @@ def test_never_worse_than_a_baseline_whatever_the_goal(seed: int) -> None:
     others = [value(each.plan, facts, objective) for each in baselines(facts, objective) if each.plan]
     plan = side_by_side(facts, objective)
     assert (value(plan, facts, objective) if plan else inf) <= min(others, default=inf) * (1 + 1e-8) + 1e-12
+
+
+@few
+@given(st.integers(0, 10**6))
+@example(26544)
+def test_no_tail_grows_and_the_network_without_exits_is_still_a_plan(seed: int) -> None:
+    facts = random_problem(seed)
+    objective = replace(random_objective(seed, facts), goal="goodput", goodput_per_s=0.0)
+    stock = baselines(facts, objective)[0].score
+    if stock is None:
+        return
+    plan = side_by_side(facts, no_later(facts, objective))
+    assert plan is not None
+    score = evaluate(plan, facts, objective)
+    assert score.latency_s <= stock.latency_s * (1 + 1e-9)
+    assert score.goodput_per_s >= stock.goodput_per_s * (1 - 1e-6)
 
 
 @few

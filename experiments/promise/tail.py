@@ -1,0 +1,56 @@
+"""Whether the tail grows where inputs leave early (PAME: it never should).
+
+Plans have no SLO here but the one that `isobatch plan --no-later` works out: the latency without exits, at full load.
+They are played beside the network without exits, at 70 and 90 % of what that sustains, by the real dispatcher in
+virtual time, with thresholds of `isobatch prepare`; and so are plans for the most goodput, whatever their latency.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from cluster.load.workloads import arrivals
+from cluster.simulator.simulation import Simulation, World
+from deployments.dispatch.messages import Limits
+from experiments.promise.audited import RecordedDevices
+from experiments.promise.plans import fleet_of
+from experiments.promise.tried import drawn
+from optimizer import Objective, Plan, Problem, evaluate
+from optimizer.pipelines.baselines import NO_EXITS, baseline_plan, no_later
+from optimizer.pipelines.side_by_side import side_by_side
+from optimizer.tuning import opened, settled
+
+MAX_BATCH, LOADS, INPUTS, SLO_S = 32, (0.7, 0.9), 12_000, 2.0
+
+
+def tail(name: str, recording: str) -> dict[str, float]:
+    """p99 and goodput with exits, over those without."""
+    evidence, others = drawn(name, recording, "agreement")
+    facts, exits, most = fleet_of(name).facts(), evidence.exits(evidence.prepared), Objective(max_batch=MAX_BATCH)
+
+    def planned(objective: Objective) -> tuple[Plan, Problem]:
+        plan = settled(exits, lambda survival: side_by_side(facts.surviving(survival), objective), lambda plan: plan)
+        assert plan, "This is a bug: the network without exits is a plan."
+        return plan, facts.surviving(exits.seen_from(opened(plan)))
+
+    stock = baseline_plan(NO_EXITS, facts, most), facts.without_exits
+    devices = partial(RecordedDevices, table=others.known, evidence=evidence, prepared=evidence.prepared)
+
+    def p99_s(plan: Plan, here: Problem, load: float) -> float:
+        rate = load * _goodput_per_s(*stock)
+        times_s = arrivals("poisson", rate, INPUTS / rate, 0)
+        rows = np.random.default_rng(0).integers(others.known.num_inputs, size=len(times_s))
+        world = World(plan, here, SLO_S, Limits())
+        return Simulation(world, [(times_s, rows)], INPUTS / rate, 0, devices).finish().tally.quantile_s(0.99)
+
+    limited, free = planned(no_later(facts, most)), planned(most)
+    found = {"tail_goodput_ratio": _goodput_per_s(*limited) / _goodput_per_s(*stock)}
+    for load in LOADS:
+        without_s, kept_s, free_s = (p99_s(*each, load) for each in (stock, limited, free))
+        found[f"tail_p99_ratio_at_{load}"] = kept_s / without_s
+        found[f"tail_p99_ratio_free_at_{load}"] = free_s / without_s
+    return {f"{figure}_{name}": value for figure, value in found.items()}
+
+
+def _goodput_per_s(plan: Plan, facts: Problem) -> float:
+    return evaluate(plan, facts).goodput_per_s
