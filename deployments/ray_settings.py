@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 _HAPROXY_SOCKET = "RAY_SERVE_HAPROXY_SOCKET_PATH"
 
@@ -73,6 +74,9 @@ def import_serve() -> None:
     gc.disable()
     try:
         importlib.import_module("ray.serve")
+        addons: Any = importlib.import_module("ray.util.serialization_addons")
+        # Ray would import pyarrow and pydantic's first version to send what they make: nothing of theirs is sent here.
+        addons.apply = addons.register_starlette_serializer
     finally:
         del sys.modules["pandas"]
         gc.freeze()

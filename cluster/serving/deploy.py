@@ -12,6 +12,7 @@ from deployments.ray_facts import serve_client
 from profiles.errors import UserError, first_wrong
 
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
+LOOK_EVERY_S = 0.25  # each look takes processor time of Serve, which is needed for what starts
 
 
 def deploy(ray: LocalRay, content: ServeFile, patience_s: float, tell: Callable[[str], None] = lambda _: None) -> None:
@@ -73,7 +74,7 @@ def _wait_until_running(
                 f"not ready after {patience_s:.0f} s ({waiting}): are there enough CPUs and GPUs for it, or must it "
                 "have more time (--patience-s)?"
             )
-        time.sleep(0.1)
+        time.sleep(LOOK_EVERY_S)
 
 
 def _wait_until_reachable(ray: LocalRay, client: Any, until_s: float, patience_s: float) -> None:

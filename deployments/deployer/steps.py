@@ -9,7 +9,7 @@ from typing import Protocol
 
 from optimizer.plan import Plan
 
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S = 0.25  # each look takes processor time of Serve, which is needed for what starts
 ReplicaCounts = Mapping[str, int]  # replicas by kind
 
 

@@ -92,6 +92,7 @@ def test_what_is_called_is_still_there(module: str, path: str, parameters: Seque
         ("_private/node.py", "self.start_monitor()", "ray_facts.spare_start"),
         ("_private/node.py", "self.start_log_monitor()", "ray_facts.spare_start"),
         ("_private/services.py", "process = ConsolePopen(", "ray_facts.spare_start"),
+        ("_private/serialization.py", "serialization_addons.apply(self)", "ray_settings.import_serve"),
         ("_common/utils.py", '"ray_current_cluster"', "ray_facts.address_file"),
     ],
 )

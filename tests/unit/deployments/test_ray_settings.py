@@ -32,6 +32,8 @@ from deployments.ray_settings import SETTINGS
 module, _, name = SETTINGS["__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"].rpartition(".")
 getattr(sys.modules[module], name)()
 import ray.serve
+from ray._private.serialization import SerializationContext, serialization_addons
+serialization_addons.apply(object.__new__(SerializationContext))  # as each process does that sends anything
 import deployments.app, deployments.replica.serve_replica, deployments.replica.virtual  # a front, a deployer, a replica
 from deployments.config import AppConfig
 from deployments.front.examples import example_input
@@ -40,7 +42,7 @@ config = AppConfig.model_validate(json.loads(sys.argv[1]))
 print(example_input(config) or "")
 for load in (loading.load_front_model, lambda config, at: loading.load_model(config, "cpu", at)):
     load(config, config.model).run  # a network of a user's own, which needs numpy only
-print(*[name for name in ("pandas", "torch", "transformers", "scipy") if name in sys.modules])
+print(*[name for name in ("pandas", "pyarrow", "pydantic.v1", "torch", "transformers", "scipy") if name in sys.modules])
 import cluster.controller.app
 print(*[name for name in ("torch", "transformers", "statsmodels", "sklearn") if name in sys.modules])
 import pandas

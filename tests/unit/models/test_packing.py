@@ -1,7 +1,8 @@
 """Packed, a text gets what it gets alone, whoever keeps it company; and so does one that is padded by Hugging Face."""
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import lru_cache, partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,13 +58,13 @@ def again(model: TorchModel, stretch: Stretch, buffers: "partial[Inputs]") -> Re
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def exported(cache: Path) -> Exported:
     """The network of a family, every block of which is exported when it is asked for first."""
 
-    @cache
+    @lru_cache
     def export(name: str) -> OnnxModel:
         exact = network(name, "entropy", [0.8])
-        made = OnnxModel(exact, name, cache=tmp_path_factory.mktemp("onnx"))
+        made = OnnxModel(exact, name, cache=cache)
         ramps = exact.ramp_blocks
         each = [Stretch(b, b + 1, tuple(r for r in ramps if r == b)) for b in range(exact.num_blocks)]
         with pytest.MonkeyPatch.context() as patch:

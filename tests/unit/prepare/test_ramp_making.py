@@ -11,7 +11,7 @@ import torch
 from deployments.folders import make_room, whole
 from deployments.models.ramps import RampKind
 from deployments.prepare.calibration import calibration_error, temperature
-from deployments.prepare.training import answers, train
+from deployments.prepare.training import answers, penalised_loss, train
 
 ROWS = np.arange(400)
 
@@ -36,6 +36,19 @@ def test_ramps_learn_whatever_the_scale_of_their_features(
     logits = answers(heads, pooled, ROWS[300:])
     right = (logits.argmax(dim=2).numpy() == targets[300:].argmax(axis=1)).mean(axis=1)
     assert (right > 0.95).all()
+
+
+def test_a_light_ramps_loss_and_slope_are_those_that_torch_finds() -> None:
+    random = np.random.default_rng(1)
+    features, targets = random.normal(size=(20, 4)).astype(np.float32), random.dirichlet(np.ones(3), 20)
+    weights = torch.tensor(random.normal(size=(3, 5)), requires_grad=True)
+    logits = torch.from_numpy(features).double() @ weights[:, :-1].T + weights[:, -1]
+    loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets))
+    (loss + 0.1 * weights[:, :-1].square().sum()).backward()  # type: ignore[no-untyped-call]
+    found, slope = penalised_loss(weights.detach().numpy().ravel(), features, targets.astype(np.float32), penalty=0.1)
+    assert found == pytest.approx(loss.item() + 0.1 * weights[:, :-1].square().sum().item(), rel=1e-5)
+    assert weights.grad is not None
+    np.testing.assert_allclose(slope, weights.grad.numpy().ravel(), atol=1e-5)
 
 
 def test_training_is_reproducible_and_leaves_the_callers_randomness_alone(
