@@ -228,7 +228,8 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
         ) from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        yield partial(_serving, folder=Path(tempfile.gettempdir()))
+        with tempfile.TemporaryDirectory() as folder:  # nothing of another's HAProxy is below it
+            yield partial(_serving, folder=Path(folder))
     finally:
         ray.shutdown()
 

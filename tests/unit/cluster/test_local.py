@@ -233,3 +233,18 @@ def test_a_stop_before_serve_runs_says_nothing(
     monkeypatch.setattr(local, "_listens", lambda address: True)
     local._stop()
     assert caplog.text == ""
+
+
+def test_a_deployment_onto_a_cluster_looks_at_nobody_elses_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HAProxy's files of this machine's other Rays are below the folder for temporary files."""
+    import ray
+
+    monkeypatch.setattr(ray, "init", lambda **told: None)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(local, "_serving", lambda http, folder: LocalRay("", folder, Future()))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with local.attached("auto") as serving:
+        folder = serving({}).folder
+        assert folder.is_dir()
+        assert list(folder.iterdir()) == []
+    assert not folder.exists()
