@@ -5,11 +5,12 @@ Ray has broken. Ray is imported inside the functions, as it reads the environmen
 command line must answer without it.
 """
 
+import json
 import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from deployments.transport.wire import ANY_PORT, Certificates, Wire, contexts
 _NAMESPACE = "isobatch"
 _ANSWER_WITHIN_S = 120.0  # a node, which may have to start a process for it
 _REPLICA_ANSWERS_WITHIN_S = 10.0
+_ASKED = "asked:"  # and the name of an application: the key of what it asked the autoscaler for
 _FLEET = re.compile(r"(?P<front>.+)\.[0-9a-f]{6}\.[^.]+")  # the name of an application of replicas
 
 # Its nodes
@@ -68,9 +70,13 @@ def labelled() -> bool:
 
 
 def _alive() -> list[dict[str, Any]]:
+    """Those that stay: a node that is being drained, as before a spot reclaim, is about to go."""
     import ray
+    from ray._private.state import state
 
-    return [node for node in ray.nodes() if node["Alive"]]
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    leaving = state.get_draining_nodes()
+    return [node for node in alive if node["NodeID"] not in leaving]
 
 
 def each_node(ask: Callable[[Any], Any], what: Any) -> list[tuple[str, Any]]:
@@ -274,6 +280,25 @@ def delete_soon(application: str) -> None:
     serve.delete(application, _blocking=False)
 
 
+# What Ray's autoscaler is asked
+
+
+def ask_autoscaler(application: str, rooms: Sequence[tuple[Resources, Mapping[str, str]]]) -> None:
+    """Have nodes with room for all of these, as resources and labels; nodes that nobody asks for go when they are idle.
+
+    Ray knows only one request, so this one has what other applications asked for beside it. It holds until the next.
+    """
+    from ray.autoscaler.sdk import request_resources
+    from ray.autoscaler.v2.utils import is_autoscaler_v2
+
+    if any(labels for _, labels in rooms) and not is_autoscaler_v2():
+        raise RuntimeError("Ray's autoscaler heeds no labels here: start Ray behind  export RAY_enable_autoscaler_v2=1")
+    key = f"{_ASKED}{application}"
+    remember(key, json.dumps(rooms)) if rooms else forget(key)
+    asked = [room for known in _keys(_ASKED) for room in json.loads(recall(known) or "[]")]
+    request_resources(bundles=[needs for needs, _ in asked], bundle_label_selectors=[labels for _, labels in asked])
+
+
 # What outlives a process: texts in the store where Serve keeps its own state
 
 
@@ -288,6 +313,12 @@ def recall(key: str) -> str | None:
 
     kept = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)
     return bytes(kept).decode() if kept else None
+
+
+def _keys(prefix: str) -> list[str]:
+    from ray.experimental import internal_kv
+
+    return [bytes(key).decode() for key in internal_kv._internal_kv_list(prefix, namespace=_NAMESPACE)]
 
 
 def forget(key: str) -> None:

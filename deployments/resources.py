@@ -101,6 +101,19 @@ def replica_needs(config: AppConfig, kind: str) -> dict[str, float]:
     return needs
 
 
+def room_for(config: AppConfig, kind: str) -> tuple[Resources, Mapping[str, str]]:
+    """What Ray's autoscaler must bring for one more replica on a device of this kind: resources, and a node's labels.
+
+    A virtual device belongs to a node that declares it, or it would be there without any node.
+
+    >>> room_for(AppConfig(), "a100-80g")
+    ({'CPU': 1.0, 'GPU': 1}, {'isobatch.io/kind': 'a100-80g'})
+    """
+    options = replica_options(config, kind, labelled=True)
+    needs = {**asked_for(options), **({kind: 1.0} if config.backend == VIRTUAL else {})}
+    return {name: amount for name, amount in needs.items() if amount}, options.get("label_selector", {})
+
+
 def asked_for(options: Mapping[str, Any]) -> Resources:
     """What Serve asks Ray for, for a replica with these options.
 

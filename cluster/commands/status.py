@@ -156,6 +156,8 @@ def _now(answer: dict[str, Any]) -> Table:
     table = Table("", "", title=answer["application"], show_header=False, title_justify="left")
     table.add_row("plan", plan["summary"])
     table.add_row("devices", ", ".join(f"{count} {kind}" for kind, count in answer["devices"].items()))
+    if answer.get("asked"):
+        table.add_row("to come", answer["asked"])
     table.add_row(
         "promised", f"{_number(plan['promised_per_s'])} in time per second, {_number(plan['promised_ms'])} ms"
     )

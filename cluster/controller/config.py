@@ -1,8 +1,8 @@
 """What a user may write under `args:` of the controller's application."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from deployments.config import LogFormat
 
@@ -32,6 +32,12 @@ class Patience(BaseModel):
     learn: float = Field(
         0.2, ge=0, le=1, description="How fast measured launches correct the tables: the share per window; 0: never."
     )
+    come_within_s: float = Field(
+        600.0,
+        gt=0,
+        description="A kind of which devices were asked for and none came in this time is not counted on for "
+        "hold_windows.",
+    )
 
 
 class ControllerConfig(Patience):
@@ -45,6 +51,11 @@ class ControllerConfig(Patience):
     )
     devices: dict[str, int] | None = Field(
         None, description="The most that plans may use, as KIND: COUNT; none: what the application began with."
+    )
+    grow_to: dict[str, PositiveInt] = Field(
+        {},
+        description="How many devices of each kind there may be, as KIND: COUNT, those that are there included: Ray's "
+        "autoscaler is asked for what the cheapest plan needs of them (goal: cost). None: nobody is asked.",
     )
     slo_ms: float | None = Field(None, gt=0, description="What plans must keep; none: the application's slo_ms.")
     slack: float = Field(0.2, ge=0, lt=1, description="The share of the SLO that plans keep for bursts.")
@@ -65,3 +76,9 @@ class ControllerConfig(Patience):
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
     )
+
+    @model_validator(mode="after")
+    def _grows_for_dollars(self) -> Self:
+        if self.grow_to and self.goal != "cost":
+            raise ValueError("grow_to needs goal: cost: the most goodput would always need all devices that may come")
+        return self

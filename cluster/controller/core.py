@@ -5,13 +5,14 @@ decision says, and tells how that went. Inside a window the controller looks for
 window's end, or at one of those, it decides whether another plan is worth it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from cluster.controller.beliefs import Beliefs, Peek, PeekSchedule, with_all_ramps
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import Trial, Verdict, is_idle, is_swamped, lacking, moving, same
+from cluster.controller.growth import Growth, beyond
 from cluster.controller.inventory import Present
 from cluster.controller.moment import Moment
 from cluster.controller.promise import Keeper, Retuning
@@ -52,8 +53,10 @@ class Controller:
         now_s: float,
         pinned: Plan | None = None,
         keeper: Keeper | None = None,
+        grow_to: Mapping[str, int] | None = None,
     ) -> None:
         self.pinned, self.keeper = pinned, keeper
+        self.growth = Growth(grow_to or {}, patience.come_within_s, patience.hold_windows * patience.replan_every_s)
         self.question = question = question.counted_as(running)
         self.patience, self.running = patience, running
         self.present = Present(question.fleet)
@@ -73,6 +76,7 @@ class Controller:
 
     def _go_on(self, last: Event, now_s: float) -> None:
         """After a restart, find out what became of the roll-out that was under way."""
+        self.growth.ask(last.asked, self.present.counts, now_s)
         if self.keeper:
             self.keeper.go_on(last.worse, self.running)
         if last.what == "looking" and not same(last.before, self.running):
@@ -90,6 +94,8 @@ class Controller:
         observed = self._note(observed)
         if self._peek:
             return self._peeked(self._peek, observed, now_s)
+        if late := self.growth.look(self.present.counts, now_s):
+            return self._close(now_s, f"{late}: ")
         if self.keeper and (change := self.keeper.look(observed, self.running, self.facts())):
             return self._adjusted(change, now_s)
         if self._trial and (step := self._judged(self._trial, now_s)):
@@ -211,6 +217,7 @@ class Controller:
         self._start_window(now_s)
         self._devices_changed = False
         step = self._decide(seen, now_s, because, forced)
+        self.growth.ask(step.event.asked, self.present.counts, now_s)
         self.record.add(step.event)
         return step
 
@@ -246,11 +253,31 @@ class Controller:
         self._looks, self.began_s = [], now_s
 
     def _decide(self, seen: Observed, now_s: float, because: str, forced: bool = False) -> NextStep:
+        """By what is there. Where devices that may come would be worth it, they are asked for, and nobody waits."""
+        here = self.present.counts
+        if self.record.paused:
+            return self._decide_with(here, seen, now_s, because, forced)
+        hoped = here if is_idle(seen) else self.growth.hoped(here, now_s)
+        wish = step = self._decide_with(hoped, seen, now_s, because, forced)
+        wanted = self.growth.of_those((wish.plan or self.running).devices())
+        if missing := beyond(wanted, here):
+            step = self._decide_with(here, seen, now_s, because, forced)
+            why = f"{step.event.why}; {missing} are asked for: {wish.event.why.removeprefix(because)}"
+            step = replace(step, event=replace(step.event, why=why))
+        if step.event.what == "looking":  # what is wished for is decided afterwards
+            return step
+        runs = self.growth.of_those((step.plan or self.running).devices())
+        asked = {kind: max(count, runs[kind]) for kind, count in wanted.items()}
+        return replace(step, event=replace(step.event, asked=asked))
+
+    def _decide_with(
+        self, counts: Mapping[str, int], seen: Observed, now_s: float, because: str, forced: bool
+    ) -> NextStep:
         facts = self.facts()
         event = self._event(seen, evaluate(self.running, facts).goodput_per_s, now_s)
         moment = Moment(
             self.running, self.pinned, self.asked, self.patience, self.beliefs, self.corrections, self.record,
-            self.present.counts, facts, seen, now_s,
+            counts, facts, seen, now_s,
         )  # fmt: skip
         try:
             better, asked = moment.better()
@@ -303,7 +330,10 @@ class Controller:
         self._peek, self._looks, self._peeks.peeked_s, self._devices_changed = None, [], now_s, True
         off = max(abs(was - now) for was, now in zip(before, self.beliefs.survival, strict=True))
         why = f"{observed.answered} inputs were seen with all ramps open: survival is off by up to {off:.0%}"
-        event = Event(peek.number, now_s, "looked", why, peek.before, corrections=self.corrections, worse=self._worse)
+        event = Event(
+            peek.number, now_s, "looked", why, peek.before, corrections=self.corrections, worse=self._worse,
+            asked=self.growth.asked,
+        )  # fmt: skip
         self.record.add(event)
         return NextStep(peek.before, event)
 
@@ -316,6 +346,7 @@ class Controller:
 
     def _event(self, seen: Observed, sustained_per_s: float, now_s: float) -> Event:
         event = Event(
-            self.record.number, now_s, "stayed", "", self.running, corrections=self.corrections, worse=self._worse
-        )
+            self.record.number, now_s, "stayed", "", self.running, corrections=self.corrections, worse=self._worse,
+            asked=self.growth.asked,
+        )  # fmt: skip
         return event.after_seeing(seen, sustained_per_s)

@@ -88,6 +88,7 @@ class ControllerStatus(Described):
     window: WindowStatus
     agreement: str | None = Field(description="How often answers are the full network's, in words.")
     devices: dict[str, int] = Field(description="Those that plans may use now.")
+    asked: str | None = Field(description="What Ray's autoscaler was asked for and has not brought yet, in words.")
     forecast: ForecastStatus | None = Field(description="None until a window has ended.")
     survival: list[float] = Field(description="The share of inputs that plans count on at each block.")
     corrections: dict[str, dict[str, float]] = Field(description="By kind and blocks: times what the table says.")

@@ -1,7 +1,7 @@
 """Counts the devices that are there: how many of those that may be used fit on the nodes of Ray."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from deployments.resources import Resources, declared, first_fit
 from profiles.devices import Device
@@ -15,7 +15,8 @@ class Inventory:
     `nodes` tells what there is for this application, on each node.
 
     Where nodes declare a resource by the name of a kind (`ray start --resources '{"v100": 2}'`), they hold so many of
-    it: that is how virtual devices belong to a node, and are lost with it.
+    it: that is how virtual devices belong to a node, and are lost with it. Of `known` kinds it is so
+    though no node that has them is there yet.
     """
 
     def __init__(
@@ -23,9 +24,10 @@ class Inventory:
         most: Mapping[str, int],
         needs: Callable[[str], Resources],
         nodes: Callable[[], list[Resources]],
+        known: Collection[str] = (),
     ) -> None:
         self._most, self._needs, self._nodes = dict(most), needs, nodes
-        self._declared: dict[str, Resources] = {}  # by kind; kept when the nodes that declared it are gone
+        self._declared: dict[str, Resources] = {kind: {kind: 1.0} for kind in known}  # kept when the nodes are gone
 
     def __call__(self) -> dict[str, int]:
         nodes = self._nodes()

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -38,7 +38,10 @@ class Spent:
 
 
 class ControlLoop:
-    """One step is one look. `clock` is the time of day, `stopwatch` measures what steps cost."""
+    """One step is one look. `clock` is the time of day, `stopwatch` measures what steps cost.
+
+    `ask` tells Ray's autoscaler how many devices should be there.
+    """
 
     def __init__(
         self,
@@ -48,12 +51,14 @@ class ControlLoop:
         stopwatch: Callable[[], float],
         offload: Offload = at_once,
         told: Callable[[Event], None] = lambda event: log.info("%s: %s", event.what, event.why),
+        ask: Callable[[Mapping[str, int]], None] = lambda devices: None,
     ) -> None:
         self.controller, self.spent = controller, Spent()
         self.decided: Counter[str] = Counter()  # decisions, by what they were
         self.trouble: str | None = None  # why the last look failed
         self._application, self._clock, self._stopwatch, self._offload = application, clock, stopwatch, offload
-        self._told = told
+        self._told, self._ask = told, ask
+        self._asked: Mapping[str, int] | None = None  # what the autoscaler was told last
         self._turn = asyncio.Lock()  # a person may ask while the loop looks
 
     async def run(self, look_every_s: float) -> None:
@@ -78,8 +83,18 @@ class ControlLoop:
         begun_s = self._stopwatch()
         step = await self._offload(self.controller.look, observed, self._clock())
         self._count(step is not None, self._stopwatch() - begun_s)
-        if step:
-            await self._take(step)
+        try:
+            await self._tell_autoscaler(self.controller.growth.asked, anew=step is not None)
+        finally:  # if it cannot be asked, what can be done without it is done
+            if step:
+                await self._take(step)
+
+    async def _tell_autoscaler(self, devices: Mapping[str, int], anew: bool) -> None:
+        """Again at every decision, as a Ray that was restarted has forgotten it."""
+        if anew or devices != self._asked:
+            self._asked = None
+            await self._offload(self._ask, devices)
+            self._asked = devices
 
     async def force(self) -> Event:
         """Close the window now, and take the best plan there is."""

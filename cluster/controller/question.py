@@ -129,7 +129,14 @@ def question_of(config: ControllerConfig, app_config: AppConfig, profile: Profil
 
 
 def allowed(config: ControllerConfig, app_config: AppConfig, profile: Profile) -> dict[str, int]:
-    """The devices that plans may use: those configured, or those the application began with."""
+    """The devices that plans may use: those configured or those the application began with, and those to come."""
+    begun = _begun(config, app_config, profile)
+    for kind in config.grow_to:
+        profile.table(kind)  # says what it has, if not this one
+    return begun | {kind: max(most, begun.get(kind, 0)) for kind, most in config.grow_to.items()}
+
+
+def _begun(config: ControllerConfig, app_config: AppConfig, profile: Profile) -> dict[str, int]:
     if config.devices or app_config.plan is None:
         told = app_config.model_copy(update={"devices": config.devices}) if config.devices else app_config
         return {each.kind: each.count for each in usable(told, profile)}

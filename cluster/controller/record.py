@@ -1,5 +1,6 @@
 """What the controller remembers: its decisions as events, and what follows from them. A restart reads it all again."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -61,6 +62,7 @@ class Event:
     p99_ms: float | None = None
     corrections: Corrections = field(default_factory=Corrections)
     worse: float = 1.0  # how many times more answers disagree with the full network's than `isobatch prepare` saw
+    asked: Mapping[str, int] = field(default_factory=dict)  # devices that Ray's autoscaler is asked to have there
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 

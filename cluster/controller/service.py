@@ -4,7 +4,7 @@ import asyncio
 import fcntl
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import sha256
@@ -27,7 +27,7 @@ from cluster.controller.promise import AgreementTerms, Keeper
 from cluster.controller.question import allowed, question_of
 from cluster.controller.record import Event, Events
 from cluster.controller.status import brief, status_of
-from deployments.config import AppConfig
+from deployments.config import VIRTUAL, AppConfig
 from deployments.front.described import DescribedApi, in_json, told
 from deployments.front.headers import NO_KEY, is_shown, key_in, path_below
 from deployments.front.page import EXPLAINING, explain
@@ -52,6 +52,7 @@ class ControllerService:
     def __init__(self, config: ControllerConfig) -> None:
         self.config, self.name, self.key = config, config.application, key_in(config.api_key_variable)
         self.loop: ControlLoop | None = None
+        self._ask: Callable[[Mapping[str, int]], None] = nobody
         self.waits_for, self.promise = "the application to run", NOTHING
 
     async def run(self) -> None:
@@ -69,37 +70,52 @@ class ControllerService:
         from ray import serve
 
         from deployments.deployer.deployer import DEPLOYER
-        from deployments.ray_facts import nodes_beside_others
-        from deployments.resources import replica_needs
+        from deployments.ray_facts import ask_autoscaler, nodes_beside_others
+        from deployments.resources import replica_needs, room_for
 
         deployer = serve.get_deployment_handle(DEPLOYER, self.config.application)
         app_config: AppConfig = await deployer.config.remote()
         profile = profile_of(app_config)
         self.promise = str((app_config.promising and promise_in(app_config.promising)) or NOTHING)
         running = await RunningApplication(self.config.application).plan()
-        beside = partial(nodes_beside_others, self.config.application)
-        inventory = Inventory(allowed(self.config, app_config, profile), partial(replica_needs, app_config), beside)
+        most, room = allowed(self.config, app_config, profile), partial(room_for, app_config)
+        nodes = partial(nodes_beside_others, self.config.application)
+        virtual = self.config.grow_to if app_config.backend == VIRTUAL else ()
+        inventory = Inventory(most, partial(replica_needs, app_config), nodes, virtual)
         application = RunningApplication(self.config.application, inventory)
         await application.observe()  # what was counted until now may be of hours, and is not of the first window
-        return loop_of(self.config, app_config, profile, application, running)
+
+        def ask(devices: Mapping[str, int]) -> None:
+            ask_autoscaler(self.config.application, [room(kind) for kind in devices for _ in range(devices[kind])])
+
+        self._ask = ask if self.config.grow_to else nobody
+        return loop_of(self.config, app_config, profile, application, running, self._ask)
+
+    def end(self) -> None:
+        """Devices that were asked for may go, unless somebody runs there; another controller asks for them anew."""
+        self._ask({})
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_api(self)
 
 
+def nobody(devices: Mapping[str, int]) -> None:
+    """Where no devices may come, no autoscaler is asked."""
+
+
 def loop_of(
-    config: ControllerConfig, app_config: AppConfig, profile: Profile, application: Application, running: Plan
-) -> ControlLoop:
+    config: ControllerConfig, app_config: AppConfig, profile: Profile, application: Application, running: Plan,
+    ask: Callable[[Mapping[str, int]], None] = nobody,
+) -> ControlLoop:  # fmt: skip
     """A loop that goes on with what the controller before it remembered."""
     folder = memory(config, profile)
     history, events = History(folder / "exits.jsonl"), Events(folder / "events.jsonl")
     question = question_of(config, app_config, profile)
     pinned = first_plan(app_config, profile) if app_config.pinned else None
     keeper = keeper_of(config, app_config, profile.num_blocks)
-    controller = Controller(question, config, history, events, running, time.time(), pinned, keeper)
-    return ControlLoop(
-        application, controller, time.time, time.perf_counter, asyncio.to_thread, partial(_log, config.application)
-    )
+    controller = Controller(question, config, history, events, running, time.time(), pinned, keeper, config.grow_to)
+    told = partial(_log, config.application)
+    return ControlLoop(application, controller, time.time, time.perf_counter, asyncio.to_thread, told, ask)
 
 
 def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) -> Keeper | None:
@@ -161,6 +177,8 @@ class LoopOwner(Protocol):
 
     async def run(self) -> None: ...
 
+    def end(self) -> None: ...
+
 
 def create_api(service: LoopOwner) -> FastAPI:
     """Paths below the route prefix of the controller's application."""
@@ -170,6 +188,7 @@ def create_api(service: LoopOwner) -> FastAPI:
         running = asyncio.create_task(service.run())
         yield
         running.cancel()
+        service.end()
 
     about = f"What watches {service.name}, and changes its plan"
     api = DescribedApi(title="isobatch controller", description=about, lifespan=life)

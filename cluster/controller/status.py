@@ -24,6 +24,7 @@ def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
         "window": _window(controller, now_s),
         "agreement": None if keeper is None else said(keeper.agreement(now_s), keeper.promised),
         "devices": controller.present.counts,
+        "asked": controller.growth.told(now_s),
         "forecast": _forecast(controller.beliefs.forecast, controller.running.length),
         "survival": list(controller.beliefs.survival),
         "corrections": controller.corrections.told,
@@ -41,7 +42,7 @@ def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
 def brief(event: Event) -> dict[str, Any]:
     """An event with its plans in words."""
     fields = event.as_json()
-    del fields["corrections"]
+    del fields["corrections"], fields["asked"]
     return fields | {
         "before": summary(event.before),
         "after": None if event.after is None else summary(event.after),

@@ -23,7 +23,9 @@ def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
     """Raise UserError about the first thing that is short on nodes with these resources."""
     configs = {named(application): parse(application["args"]) for application in ours(content)}
     planned = {name: config for name, config in configs.items() if config.planned}
-    _check_budgets(planned, _budgets(planned, content), nodes)
+    budgets = _budgets(planned, content)
+    _check_budgets(planned, budgets, nodes)
+    _check_growth(_growth(content), budgets)
     has = total(nodes)
     needs = {name: _needs(config, read_graph(config), has) for name, config in planned.items()}
     needs |= {name: _alone(config) for name, config in configs.items() if not config.planned}
@@ -71,6 +73,20 @@ def _check_budgets(
         if len(holders) > 1 and sum(holders.values()) > there:
             told = ", ".join(f"{name} may use {count}" for name, count in holders.items())
             raise UserError(f"{kind}: this Ray has {there:g}, but {told}: name fewer under devices:")
+
+
+def _growth(content: ServeFile) -> dict[str, dict[str, int]]:
+    """What may come for each application."""
+    told = (controller.get("args") or {} for controller in controllers(content))
+    return {each.get("application", "isobatch"): dict(each.get("grow_to") or {}) for each in told}
+
+
+def _check_growth(growth: Mapping[str, Mapping[str, int]], budgets: Mapping[str, Mapping[str, int]]) -> None:
+    """Nobody can say whose a device is that comes, so a kind may come for one application only."""
+    for name, kind in [(name, kind) for name, kinds in growth.items() for kind in kinds]:
+        for other in sorted((growth.keys() | budgets.keys()) - {name}):
+            if kind in growth.get(other, {}) or kind in budgets.get(other, {}):
+                raise UserError(f"grow_to: {kind} may come for {name}, so {other} cannot use that kind too")
 
 
 def _there(kind: str, config: AppConfig, nodes: Sequence[Resources]) -> float:

@@ -1,4 +1,5 @@
-"""Claim: nodes may vanish, silently too, and come back, and no request is lost; several fronts fill batches as one.
+"""Claim: nodes may vanish, silently too, and come back, and no request is lost; several fronts fill batches as one;
+nodes that Ray can rent come when more is asked, and go again.
 
 The nodes are on this machine, at addresses of their own in a network of their own (`unshare`, Linux), so that the
 way to one of them can be cut: what is sent there vanishes, and nobody is told.
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from cluster.load.workloads import arrivals
 from experiments.chaos.suite import PROFILE, SLO_MS, START, load, offered_per_s
+from experiments.cluster import growing
 from experiments.shared.live import Live, application, asked, bare
 
 FRONTS = (1, 2, 4)
@@ -37,12 +39,14 @@ class FrontsSeen:
     busiest_share: float  # of the inputs, at the front that had most
 
 
-def measure(rounds: int = 12, parts: str = "fronts nodes") -> dict[str, float]:
+def measure(rounds: int = 12, parts: str = "fronts nodes growth") -> dict[str, float]:
     figures: dict[str, float] = {}
     if "fronts" in parts:
         figures |= _fronts()
     if "nodes" in parts:
         figures |= _nodes(rounds)
+    if "growth" in parts:
+        figures |= growing.measure()
     return figures
 
 

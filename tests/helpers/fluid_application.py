@@ -128,11 +128,50 @@ class Fluid:
         return launches
 
 
-def control_loop(app: Fluid, folder: Path | None = None, pinned: Plan | None = None, **patience: float) -> ControlLoop:
+class Cloud:
+    """Brings the devices that are asked for `after_s` later, and takes at once what nobody asks for or uses.
+
+    `stock` is what it really has, beside the devices that are there for ever (`own`).
+    """
+
+    def __init__(self, app: Fluid, own: Mapping[str, int], stock: Mapping[str, int], after_s: float) -> None:
+        self.app, self.own, self.stock, self.after_s = app, dict(own), dict(stock), after_s
+        self.asked: dict[str, int] = {}
+        self.all_asked: list[Mapping[str, int]] = []
+        self._come: dict[str, list[float]] = {kind: [] for kind in stock}  # when each rented device comes
+        app.devices = self.devices
+
+    def ask(self, devices: Mapping[str, int]) -> None:
+        self.asked = dict(devices)
+        self.all_asked.append(self.asked)
+        for kind, come in self._come.items():
+            come += [self.app.now_s + self.after_s] * (min(self.stock[kind], self._rented(kind, devices)) - len(come))
+
+    def _rented(self, kind: str, devices: Mapping[str, int]) -> int:
+        return max(0, devices.get(kind, 0) - self.own.get(kind, 0))
+
+    def devices(self, at_s: float) -> Mapping[str, int]:
+        for kind, come in self._come.items():
+            del come[max(self._rented(kind, each) for each in (self.asked, self.app.running.devices())) :]
+        came = {kind: sum(at_s >= each for each in come) for kind, come in self._come.items()}
+        return {kind: self.own.get(kind, 0) + came.get(kind, 0) for kind in {**self.own, **came}}
+
+    def reclaim(self, kind: str) -> None:
+        """Take one away, without asking."""
+        del self._come[kind][0]
+        self.stock[kind] -= 1
+
+
+def control_loop(
+    app: Fluid, folder: Path | None = None, pinned: Plan | None = None, cloud: Cloud | None = None,
+    grow_to: Mapping[str, int] | None = None, **patience: float,
+) -> ControlLoop:  # fmt: skip
     """The control loop as it starts, or starts again in the same folder."""
     history, events = History(folder and folder / "exits.jsonl"), Events(folder and folder / "events.jsonl")
-    controller = Controller(app.asked, Patience(**patience), history, events, app.running, app.now_s, pinned)
-    return ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, told=lambda event: None)
+    terms, now_s = Patience(**patience), app.now_s
+    controller = Controller(app.asked, terms, history, events, app.running, now_s, pinned, grow_to=grow_to)
+    ask = cloud.ask if cloud else lambda devices: None
+    return ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, told=lambda event: None, ask=ask)
 
 
 def run(app: Fluid, loop: ControlLoop, seconds: float, look_s: float = 30.0) -> list[Event]:

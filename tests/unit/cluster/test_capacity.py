@@ -105,3 +105,14 @@ def test_auto_is_for_an_application_that_has_the_cluster_for_itself(tmp_path: Pa
     greedy["applications"][1]["args"]["devices"] = "auto"
     with pytest.raises(UserError, match=r"^devices: auto of shop would count what film may use: name how many of each"):
         check_capacity(greedy, A100S)
+
+
+def test_a_kind_may_come_for_one_application_only(tmp_path: Path) -> None:
+    grows = two(tmp_path, "a100", 1, 1)
+    grows["applications"].append(
+        {"name": "c", "import_path": CONTROLLER, "args": {"application": "shop", "goal": "cost", "grow_to": {"t4": 4}}}
+    )
+    check_capacity(grows, A100S)
+    grows["applications"][-1]["args"]["grow_to"] = {"a100": 4}
+    with pytest.raises(UserError, match="grow_to: a100 may come for shop, so film cannot use that kind too"):
+        check_capacity(grows, A100S)

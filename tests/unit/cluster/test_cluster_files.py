@@ -168,7 +168,8 @@ def test_ray_is_started_with_our_settings_and_shows_its_dashboard_to_nobody(name
     told = content(name)
     for commands in (told["head_start_ray_commands"], told["worker_start_ray_commands"]):
         assert commands[0] == "ray stop"
-        assert commands[1].startswith('eval "$(isobatch environment)"; ulimit -n 65536; ray start')
+        limits, heeds_labels = "ulimit -n 65536; ", "RAY_enable_autoscaler_v2=1 "  # Ray's other autoscaler does not
+        assert commands[1].startswith(f'eval "$(isobatch environment)"; {limits}{heeds_labels}ray start')
     assert "--dashboard-host=127.0.0.1" in told["head_start_ray_commands"][1]
     assert "/home/ray/.ray/auth_token" in told["file_mounts"]
 

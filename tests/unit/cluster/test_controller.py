@@ -272,6 +272,7 @@ def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back(
     (lost,) = moves(run(app, loop, 660))
     assert lost.forced
     assert "1 of 4 v100 are gone" in lost.why
+    assert "asked for" not in lost.why, "none may come"
     assert app.running.devices() == {"v100": 3}
     run(app, loop, 660)
     assert app.running.devices() == {"v100": 4}

@@ -34,6 +34,7 @@ class Toy:
     """A service whose loop does nothing by itself: what a test does is all that happens."""
 
     name, waits_for = "toy", "the application to run"
+    ended = False
     promise = "at most 1 % of accuracy lost"
 
     def __init__(self) -> None:
@@ -47,6 +48,9 @@ class Toy:
 
     async def run(self) -> None:
         pass
+
+    def end(self) -> None:
+        self.ended = True
 
 
 @pytest.fixture(scope="module")
@@ -287,3 +291,10 @@ def test_a_controller_that_has_not_decided_yet_says_so() -> None:
     console = Console(file=(said := io.StringIO()), width=100)
     console.print(_events([]))
     assert "none yet" in said.getvalue()
+
+
+def test_when_the_server_ends_so_does_what_was_asked_for() -> None:
+    toy = Toy()
+    with running(create_api(toy)):
+        assert not toy.ended
+    assert toy.ended

@@ -72,6 +72,15 @@ def has(module: str, path: str, *parameters: str, used_by: str) -> None:
         ),
         ("ray.experimental.internal_kv", "_internal_kv_get", ("key", "namespace"), "ray_facts.recall"),
         ("ray.experimental.internal_kv", "_internal_kv_del", ("key", "namespace"), "ray_facts.forget"),
+        ("ray.experimental.internal_kv", "_internal_kv_list", ("prefix", "namespace"), "ray_facts.ask_autoscaler"),
+        ("ray._private.state", "GlobalState.get_draining_nodes", (), "ray_facts.nodes"),
+        (
+            "ray.autoscaler.sdk",
+            "request_resources",
+            ("bundles", "bundle_label_selectors"),
+            "ray_facts.ask_autoscaler",
+        ),
+        ("ray.autoscaler.v2.utils", "is_autoscaler_v2", (), "ray_facts.ask_autoscaler"),
         ("ray.serve.request_router", "RequestRouter.choose_replicas", (), "front.router"),
         ("ray.serve.request_router", "RequestRouter.update_replicas", (), "front.router"),
         ("ray.serve.request_router", "RequestRouter.on_replica_actor_died", (), "front.router"),
@@ -116,6 +125,59 @@ def test_only_a_dashboard_needs_the_autoscaler_and_signals_pass_by_what_starts(d
 
 def test_the_raylet_has_the_name_that_is_looked_for() -> None:
     assert [*(RAY / "core").rglob(ray_facts.RAYLET)], "mend ray_facts.patient_start"
+
+
+class Kept:
+    """Ray's store of texts, and what its autoscaler was asked for last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from ray.autoscaler import sdk
+        from ray.autoscaler.v2 import utils
+        from ray.experimental import internal_kv
+
+        self.texts, self.asked, self.heeds_labels = dict[str, str](), list[tuple[object, object]](), True
+        monkeypatch.setattr(internal_kv, "_internal_kv_put", self._put)
+        monkeypatch.setattr(internal_kv, "_internal_kv_get", lambda key, namespace: self.texts[key].encode())
+        monkeypatch.setattr(internal_kv, "_internal_kv_del", lambda key, namespace: self.texts.pop(key, None))
+        monkeypatch.setattr(internal_kv, "_internal_kv_list", self._list)
+        monkeypatch.setattr(sdk, "request_resources", self._request)
+        monkeypatch.setattr(utils, "is_autoscaler_v2", lambda: self.heeds_labels)
+
+    def _put(self, key: str, text: str, overwrite: bool, namespace: str) -> None:
+        self.texts[key] = text
+
+    def _list(self, prefix: str, namespace: str) -> list[bytes]:
+        return [key.encode() for key in self.texts if key.startswith(prefix)]
+
+    def _request(self, bundles: list[object], bundle_label_selectors: list[object]) -> None:
+        self.asked = list(zip(bundles, bundle_label_selectors, strict=True))
+
+
+def test_the_autoscaler_is_asked_for_what_all_applications_want_and_no_longer_for_what_one_gives_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = Kept(monkeypatch)
+    gpu, virtual = ({"CPU": 1.0, "GPU": 1}, {"isobatch.io/kind": "l4"}), ({"CPU": 0.01, "k80": 1.0}, {})
+    ray_facts.ask_autoscaler("shop", [gpu, gpu])
+    ray_facts.ask_autoscaler("search", [virtual])
+    assert kept.asked == [gpu, gpu, virtual]
+    ray_facts.ask_autoscaler("shop", [])
+    assert kept.asked == [virtual]
+    kept.heeds_labels = False
+    ray_facts.ask_autoscaler("search", [virtual])
+    with pytest.raises(RuntimeError, match="heeds no labels here"):
+        ray_facts.ask_autoscaler("shop", [gpu])
+    assert kept.asked == [virtual]
+
+
+def test_a_node_that_is_drained_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray._private.state import state
+
+    nodes = [{"NodeID": name, "Alive": name != "b", "Resources": {"CPU": 1.0}} for name in "abc"]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(state, "get_draining_nodes", lambda: {"c": 0})
+    assert len(ray_facts.nodes()) == 1
 
 
 def test_states_of_replicas_have_the_names_that_are_counted() -> None:

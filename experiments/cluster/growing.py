@@ -1,0 +1,147 @@
+"""A rate that grows and falls on nodes that Ray rents: asked for, used, reclaimed, also without notice, given back."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter as now_s
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+
+from cluster.load.connection import BROKEN
+from cluster.load.generator import WRONG, LoadRecord
+from cluster.load.workloads import arrivals
+from experiments.chaos.suite import SLO_MS, load
+from experiments.cluster.started import Started, started
+from experiments.replan.suite import BATCH, profile
+from experiments.serve.fleet import promise_per_s
+from experiments.shared.live import application, controller, kill_node
+from optimizer import Objective, optimize
+from profiles.devices import fleet, links_between
+
+KIND, NEVER = "k80", "t4"  # what Ray can rent, and what it is asked for first, as it costs less: none of it ever comes
+MOST, RENTED = 2, 2  # devices of each that plans may use, and nodes that may be rented: one more while another ends
+PROFILE = profile({KIND: 0.030, NEVER: 0.030})
+OWN = fleet(f"{KIND}=1")
+START = optimize(PROFILE, OWN, links_between(OWN), Objective(slo_s=SLO_MS / 1e3, max_batch=BATCH))
+QUIET, MANY = 0.3, 3.0  # times what one device is sure to sustain
+TERMS = {"look_every_s": 1.0, "replan_every_s": 8.0, "hold_windows": 100, "come_within_s": 60.0}
+PIECE_S, LOOK_S, NOTICE_S, WITHIN_S = 4.0, 0.5, 20, 300.0
+NODES = "import json, sys, ray; ray.init(sys.argv[1], log_to_driver=False); print(json.dumps(ray.nodes()))"
+Status = dict[str, Any]
+
+
+class ChangingLoad:
+    """Requests at a rate that may change, sent in pieces of some seconds."""
+
+    def __init__(self, url: str, per_s: float) -> None:
+        self.per_s, self._url, self._pieces = per_s, url, list[asyncio.Task[LoadRecord]]()
+        self._going = asyncio.create_task(self._go())
+
+    async def _go(self) -> None:
+        while True:
+            times_s = arrivals("poisson", self.per_s, PIECE_S, len(self._pieces))
+            self._pieces.append(asyncio.create_task(load(self._url).at(times_s)))
+            await asyncio.sleep(PIECE_S)
+
+    async def ended(self) -> np.ndarray:
+        """HTTP's status of every answer, once all are there."""
+        self._going.cancel()
+        return np.concatenate([each.status for each in await asyncio.gather(*self._pieces)])
+
+
+def measure() -> dict[str, float]:
+    with TemporaryDirectory() as folder, started({KIND: 1}, cpus=1, kinds={KIND: RENTED}) as cluster:
+        deploy(cluster, Path(folder))
+        return asyncio.run(grown_and_shrunk(cluster))
+
+
+def deploy(cluster: Started, folder: Path) -> None:
+    served = application(START, PROFILE, folder, slo_ms=SLO_MS, cpus_per_replica=0)
+    grows = {"goal": "cost", "grow_to": {KIND: MOST, NEVER: MOST}, "max_batch": BATCH, "slo_ms": SLO_MS}
+    content = {
+        "http_options": {"host": "0.0.0.0", "port": cluster.http_port, "location": "HeadOnly"},
+        "applications": [served, controller(folder, **grows, **TERMS)],
+    }
+    (folder / "serve.yaml").write_text(json.dumps(content))  # JSON is YAML
+    done = cluster.run("deploy", str(folder / "serve.yaml"), "--address", cluster.address)
+    assert done.returncode == 0, done.stderr
+
+
+async def grown_and_shrunk(cluster: Started) -> dict[str, float]:
+    base, one_per_s = f"http://127.0.0.1:{cluster.http_port}", promise_per_s(START, PROFILE)
+    traffic, begun_s = ChangingLoad(f"{base}/predict", QUIET * one_per_s), now_s()
+    await until(base, lambda status: status["window"]["arrivals_per_s"] > 0)
+    await asyncio.sleep(2 * TERMS["replan_every_s"])
+    traffic.per_s = MANY * one_per_s
+    asked_s = await until(base, lambda status: KIND in (status["asked"] or ""))
+    figures = {"scale_up_s": await until(base, enough) - asked_s}
+    figures["notice_recovery_s"] = await reclaimed(cluster, base, with_notice=True)
+    figures["no_notice_recovery_s"] = await reclaimed(cluster, base, with_notice=False)
+    traffic.per_s, falls_s = QUIET * one_per_s, now_s()
+    figures["scale_down_s"] = await until(base, lambda status: status["devices"][KIND] == 1) - falls_s
+    status = await traffic.ended()
+    figures |= {"growth_s": now_s() - begun_s, "growth_requests": float(len(status))}
+    told = {"answered": 200, "wrong": WRONG, "lost": BROKEN, "failed": 500}
+    return figures | {f"growth_{name}": float((status == code).sum()) for name, code in told.items()}
+
+
+def enough(status: Status) -> bool:
+    return all(counts.get(KIND, 0) == MOST for counts in (status["devices"], status["plan"]["devices"]))
+
+
+async def until(base: str, holds: Callable[[Status], bool]) -> float:
+    """When this holds of the controller's state."""
+    begun_s, status = now_s(), dict[str, Any]()
+    while now_s() - begun_s < WITHIN_S:
+        with suppress(OSError):
+            status = await asyncio.to_thread(_status, base)
+            if holds(status):
+                return now_s()
+        await asyncio.sleep(LOOK_S)
+    raise TimeoutError(json.dumps(status, indent=1))
+
+
+def _status(base: str) -> Status:
+    with urlopen(f"{base}/controller/status", timeout=10) as reply:
+        found: Status = json.load(reply)
+    return found
+
+
+async def reclaimed(cluster: Started, base: str, with_notice: bool) -> float:
+    """The cloud takes a rented node away. How long the plan has fewer devices than it should."""
+    while len(nodes := await asyncio.to_thread(rented, cluster)) != 1:  # one too many goes by itself
+        await asyncio.sleep(LOOK_S)
+    (node,) = nodes
+    begun_s = now_s()
+    if with_notice:
+        words = ["-m", "ray.scripts.scripts", "drain-node", "--address", cluster.address, "--node-id", node]
+        words += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+        words += ["--deadline-remaining-seconds", str(NOTICE_S)]
+        done = await asyncio.to_thread(cluster.python, *words)
+        assert done.returncode == 0, done.stderr
+        await until(base, lambda status: not enough(status))
+        await asyncio.sleep(max(0.0, begun_s + NOTICE_S - now_s()))
+    kill(cluster, node)
+    if not with_notice:
+        await until(base, lambda status: not enough(status))
+    return await until(base, enough) - begun_s
+
+
+def rented(cluster: Started) -> list[str]:
+    """The nodes that Ray has rented."""
+    nodes = json.loads(cluster.python("-c", NODES, cluster.address).stdout)
+    return [each["NodeID"] for each in nodes if each["Alive"] and not each["Resources"].get("CPU")]
+
+
+def kill(cluster: Started, node_id: str) -> None:
+    """Kill the node with all that runs there, at once."""
+    for process in cluster.processes():
+        with suppress(OSError):
+            program, *words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+            if program.endswith(b"raylet") and f"--node_id={node_id}".encode() in words:
+                kill_node(process)

@@ -1,0 +1,124 @@
+"""A Ray cluster as `ray start` makes it on machines of its own, here at addresses of one; Ray may rent more nodes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cluster.serving.local import free_port
+from cluster.serving.processes import descendants
+from experiments.shared.live import kill_node
+
+ROOT = Path(__file__).parents[2]
+HEAD, OTHER = "127.0.0.2", "127.0.0.3"
+STORE_BYTES = 80 << 20
+# Ray's own provider for tests, which starts nodes as processes of this machine. By its short name it would look for an
+# example that is not in the wheel.
+FAKE = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+HEAD_ID = "f" * 51 + "00000"  # as that provider calls the head
+
+
+class Started:
+    """The processes of a cluster. `kinds` are those of which Ray's autoscaler may rent so many nodes of one device."""
+
+    def __init__(self, folder: Path, kinds: Mapping[str, int] | None = None, idle_s: float = 6.0) -> None:
+        self._folder, self._started = folder, list[subprocess.Popen[bytes]]()
+        self.port, self.http_port, self.dashboard_port = (free_port(0) for _ in range(3))
+        self.address = f"{HEAD}:{self.port}"
+        self.plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
+        self.plain |= {"RAY_AUTH_MODE": "token", "RAY_TMPDIR": str(folder / "ray")}
+        # The usual ports may be another's on this machine.
+        ports = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT")
+        self.prepared = self.plain | self._environment() | {name: str(free_port(0)) for name in ports}
+        self._rents = ["--autoscaling-config", str(self._cloud(kinds, idle_s))] if kinds else []
+
+    def _environment(self) -> dict[str, str]:
+        script = f'eval "$({sys.executable} -m cluster.cli environment --folder {self._folder}/node)"; env -0'
+        said = subprocess.check_output(["sh", "-c", script], cwd=ROOT, env=self.plain)
+        return dict(line.split("=", 1) for line in said.decode().split("\0") if "=" in line)
+
+    def _cloud(self, kinds: Mapping[str, int], idle_s: float) -> Path:
+        """The file by which Ray rents nodes, and the settings of its fake provider."""
+        self.prepared |= {
+            "RAY_FAKE_CLUSTER": "1", "RAY_enable_autoscaler_v2": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+            "RAY_CLOUD_INSTANCE_ID": HEAD_ID, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
+        }  # fmt: skip
+        told: dict[str, Any] = {
+            "type": "external",
+            "module": FAKE,
+            "gcs_address": self.address,
+            "head_node_id": HEAD_ID,
+        }
+        told |= {"launch_multiple": True, "disable_node_updaters": True, "disable_launch_config_check": True}
+        groups: dict[str, Any] = {
+            kind: {"resources": {"CPU": 0, kind: 1, "object_store_memory": STORE_BYTES}, "max_workers": most}
+            for kind, most in kinds.items()
+        }
+        groups["ray.head.default"] = {"resources": {"CPU": 1}, "max_workers": 0}
+        path = self._folder / "cloud.json"
+        content = {
+            "cluster_name": "fake", "provider": told, "max_workers": sum(kinds.values()),
+            "idle_timeout_minutes": idle_s / 60, "head_node_type": "ray.head.default",
+            "available_node_types": {name: {**each, "node_config": {}} for name, each in groups.items()},
+        }  # fmt: skip
+        empty = ("setup", "head_setup", "worker_setup", "initialization", "head_start_ray", "worker_start_ray")
+        path.write_text(
+            json.dumps(
+                content | {f"{name}_commands": [] for name in empty} | {"file_mounts": {}, "cluster_synced_files": []}
+            )
+        )
+        return path
+
+    def start(self, address: str, devices: Mapping[str, int], cpus: int, environment: Mapping[str, str]) -> None:
+        where = ["--address", self.address]
+        if address == HEAD:
+            where = ["--head", "--port", str(self.port), "--dashboard-host", HEAD, "--dashboard-port"]
+            where += [str(self.dashboard_port), "--ray-client-server-port", str(free_port(0)), *self._rents]
+        words = ["--block", "--node-ip-address", address, "--num-cpus", str(cpus), "--resources", json.dumps(devices)]
+        words += ["--object-store-memory", str(STORE_BYTES), "--min-worker-port", "0", "--max-worker-port", "0"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *where, *words]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._started.append(
+            subprocess.Popen(command, cwd=ROOT, env=dict(environment), start_new_session=True, **quiet)  # type: ignore[call-overload]
+        )
+
+    def end(self) -> None:
+        while self._started:
+            self.end_last()
+
+    def end_last(self) -> None:
+        """At once, with all that runs there: a node that is asked to end takes its time."""
+        process = self._started.pop()
+        kill_node(process.pid)
+        process.wait(60)
+
+    def processes(self) -> list[int]:
+        return [each for process in self._started for each in descendants(process.pid)]
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command of ours on the head."""
+        return self.python("-m", "cluster.cli", *words)
+
+    def python(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *words]
+        return subprocess.run(command, cwd=ROOT, env=self.prepared, capture_output=True, text=True, timeout=600)
+
+
+@contextmanager
+def started(devices: Mapping[str, int], cpus: int = 0, kinds: Mapping[str, int] | None = None) -> Iterator[Started]:
+    """A head with these devices. Everything ends with the block."""
+    folder = Path(tempfile.mkdtemp(prefix="ib", dir="/tmp"))  # short, as the paths of sockets must be
+    (folder / "ray").mkdir()
+    found = Started(folder, kinds)
+    try:
+        found.start(HEAD, devices, cpus, found.prepared)
+        yield found
+    finally:
+        found.end()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,202 @@
+"""What Ray's autoscaler is asked for, with an application that does as the cost model says and a cloud that may not."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from cluster.controller.config import ControllerConfig
+from cluster.controller.core import Controller
+from cluster.controller.corrections import Corrections
+from cluster.controller.decide import lacking
+from cluster.controller.growth import Growth
+from cluster.controller.status import status_of
+from deployments.config import checked
+from profiles.errors import UserError
+from tests.helpers.fluid_application import MEDIUM, Cloud, Fluid, batches, control_loop, moves, question, run
+
+OWN, GROW_TO = {"k80": 1}, {"k80": 5}
+QUIET_PER_S, MANY_PER_S = 20.0, 125.0  # of which one device sustains 52, three 158
+
+
+def application(stock: int, after_s: float) -> tuple[Fluid, Cloud]:
+    """It begins on what is there."""
+    asked = replace(question(MEDIUM, **GROW_TO), cheapest=True)
+    app = Fluid(asked, asked.best(MEDIUM, Corrections(), OWN))
+    app.rate = lambda at_s: QUIET_PER_S
+    return app, Cloud(app, OWN, {"k80": stock}, after_s)
+
+
+def test_a_rate_that_grows_brings_nodes_and_one_that_falls_gives_them_back() -> None:
+    app, cloud = application(stock=4, after_s=90.0)
+    loop = control_loop(app, cloud=cloud, grow_to=GROW_TO)
+    run(app, loop, 600)
+    assert cloud.asked == OWN
+    app.rate = lambda at_s: MANY_PER_S
+    run(app, loop, 90)
+    assert cloud.asked["k80"] > 1
+    assert "are asked for: the running plan sustains" in loop.controller.record.events.all[-1].why
+    assert status_of(loop, app.now_s)["asked"].startswith("asked for ")
+    run(app, loop, 300)
+    assert app.sustained_per_s(app.running) > MANY_PER_S
+    assert status_of(loop, app.now_s)["asked"] is None
+    app.rate = lambda at_s: QUIET_PER_S
+    run(app, loop, 600)
+    app.rate = lambda at_s: 0.0
+    run(app, loop, 600)
+    assert cloud.asked == app.devices(app.now_s) == OWN
+
+
+def test_what_never_comes_is_not_waited_for_and_asked_for_again_later() -> None:
+    app, cloud = application(stock=0, after_s=0.0)
+    app.rate = lambda at_s: MANY_PER_S
+    loop = control_loop(app, cloud=cloud, grow_to=GROW_TO, come_within_s=300, hold_windows=4)
+    run(app, loop, 300)
+    assert app.running.devices() == OWN, "the best on what is there"
+    assert cloud.asked["k80"] > 1
+    events = run(app, loop, 60)
+    assert any("have not come in 300 s" in event.why for event in events)
+    assert cloud.asked == OWN
+    cloud.stock = {"k80": 4}
+    run(app, loop, 240)
+    assert app.running.devices() == OWN, "not before four windows are over"
+    run(app, loop, 420)
+    assert app.sustained_per_s(app.running) > MANY_PER_S
+
+
+def test_a_device_that_is_reclaimed_is_planned_around_and_asked_for_again() -> None:
+    app, cloud = application(stock=4, after_s=30.0)
+    app.rate = lambda at_s: MANY_PER_S
+    loop = control_loop(app, cloud=cloud, grow_to=GROW_TO)
+    run(app, loop, 450)
+    had = app.running.devices()["k80"]
+    cloud.reclaim("k80")
+    (lost,) = moves(run(app, loop, 30))
+    assert "1 of 3 k80 are gone: the plan for what is left; " in lost.why
+    assert "k80 are asked for: " in lost.why
+    assert app.running.devices()["k80"] == had - 1
+    assert cloud.asked["k80"] >= had
+    cloud.stock = {"k80": 4}
+    cloud.ask(cloud.asked)
+    run(app, loop, 300)
+    assert app.running.devices()["k80"] >= had
+
+
+def test_where_the_cheapest_kind_does_not_come_another_is_asked_for() -> None:
+    asked = replace(question(MEDIUM, k80=4, v100=4), cheapest=True)
+    app = Fluid(asked, asked.best(MEDIUM, Corrections(), {"k80": 1, "v100": 0}))
+    app.rate = lambda at_s: MANY_PER_S
+    cloud = Cloud(app, {"k80": 1}, {"k80": 3, "v100": 0}, after_s=30.0)
+    loop = control_loop(app, cloud=cloud, grow_to={"k80": 4, "v100": 4}, come_within_s=200)
+    run(app, loop, 200)
+    assert cloud.asked["v100"], "as fast as two k80, for the price of one"
+    run(app, loop, 300)
+    assert not cloud.asked["v100"]
+    assert app.running.devices()["k80"] > 1
+    assert app.sustained_per_s(app.running) > MANY_PER_S
+
+
+def test_a_restart_goes_on_asking(tmp_path: Path) -> None:
+    app, cloud = application(stock=0, after_s=0.0)
+    app.rate = lambda at_s: MANY_PER_S
+    run(app, control_loop(app, tmp_path, cloud=cloud, grow_to=GROW_TO), 300)
+    asked = cloud.asked
+    again = control_loop(app, tmp_path, cloud=cloud, grow_to=GROW_TO)
+    run(app, again, 10, look_s=10)
+    assert cloud.asked == asked
+    missing = asked["k80"] - 1
+    assert status_of(again, app.now_s)["asked"] == f"asked for {missing} k80 (0 of {missing} came, 0 s)"
+
+
+def test_who_pauses_keeps_what_was_asked_for() -> None:
+    app, cloud = application(stock=0, after_s=0.0)
+    app.rate = lambda at_s: MANY_PER_S
+    loop = control_loop(app, cloud=cloud, grow_to=GROW_TO)
+    run(app, loop, 300)
+    asked = cloud.asked
+    loop.pause(True)
+    run(app, loop, 240)
+    assert cloud.asked == asked
+
+
+def test_an_autoscaler_that_cannot_be_asked_holds_nothing_up() -> None:
+    app, cloud = application(stock=0, after_s=0.0)
+    app.rate = lambda at_s: MANY_PER_S
+    loop = control_loop(app, cloud=cloud, grow_to=GROW_TO)
+
+    def fails(devices: object) -> None:
+        raise ConnectionError("no autoscaler")
+
+    loop._ask = fails
+
+    async def steps() -> None:
+        for _ in range(6):
+            app.now_s += 30
+            with pytest.raises(ConnectionError):
+                await loop.step()
+
+    app.running = loop.controller.running = batches(app.running, 1)
+    asyncio.run(steps())
+    assert {split.batch_size for split in app.running.splits} == {8}, "the plan was rolled out all the same"
+
+
+@settings(deadline=None, max_examples=2, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.lists(st.floats(1, 400), min_size=3, max_size=3), st.integers(0, 6), st.floats(0, 500))
+def test_whatever_comes_plans_run_on_what_is_there(rates: list[float], stock: int, after_s: float) -> None:
+    app, cloud = application(stock, after_s)
+    app.rate = lambda at_s: rates[int(at_s / 480) % len(rates)]
+    loop = control_loop(app, cloud=cloud, grow_to=GROW_TO, come_within_s=300)
+    rolled = app.roll_out
+
+    async def roll_out(plan: object) -> None:
+        assert not lacking(plan, app._present())
+        await rolled(plan)
+
+    app.roll_out = roll_out
+    run(app, loop, 1440, look_s=60)
+    assert all(devices.get("k80", 0) <= GROW_TO["k80"] for devices in cloud.all_asked)
+
+
+KINDS = ("v100", "k80")
+counts = st.fixed_dictionaries({kind: st.integers(0, 8) for kind in KINDS})
+
+
+@given(st.lists(st.tuples(counts, counts, st.booleans()), max_size=30))
+def test_nothing_is_asked_for_beyond_what_may_come_and_nothing_for_longer_than_it_may_take(steps: list) -> None:
+    most = {"k80": 6}
+    growth, missing_since_s = Growth(most, come_within_s=30.0, again_after_s=100.0), None
+    for number, (here, wanted, asks) in enumerate(steps):
+        now_s = 10.0 * number
+        told = growth.look(here, now_s)
+        hoped = growth.hoped(here, now_s)
+        assert hoped["v100"] == here["v100"]
+        assert hoped["k80"] in (max(6, here["k80"]), here["k80"])
+        assert not (told and hoped["k80"] > here["k80"]), "what is late is not counted on"
+        if asks:
+            growth.ask({kind: min(wanted[kind], hoped[kind]) for kind in KINDS}, here, now_s)
+        asked = growth.asked.get("k80", 0)
+        assert asked <= 6
+        assert set(growth.asked) <= set(most)
+        waits = asked > here["k80"]
+        assert waits == (growth.told(now_s) is not None)
+        missing_since_s = (now_s if missing_since_s is None else missing_since_s) if waits else None
+        if waits and now_s - missing_since_s > 30:
+            assert any(earlier[0]["k80"] != here["k80"] for earlier in steps[max(0, number - 4) : number]), "some came"
+
+
+def test_who_wants_the_most_goodput_cannot_grow() -> None:
+    with pytest.raises(UserError, match="grow_to needs goal: cost"):
+        checked(ControllerConfig, {"grow_to": {"k80": 2}})
+    assert checked(ControllerConfig, {"grow_to": {"k80": 2}, "goal": "cost"}).grow_to == {"k80": 2}
+
+
+def test_a_controller_that_may_not_grow_asks_for_nothing() -> None:
+    app, cloud = application(stock=4, after_s=0.0)
+    app.rate = lambda at_s: MANY_PER_S
+    loop = control_loop(app, cloud=cloud)
+    run(app, loop, 240)
+    assert isinstance(loop.controller, Controller)
+    assert cloud.asked == {}
