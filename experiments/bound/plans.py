@@ -1,14 +1,17 @@
 """Whether plans keep their promise, and whether a baseline or a plan close by is better, by the simulator.
 
-Problems are played until the time is over, on all cores, so that a reading ends when it should.
+Problems are played until the time is over, on all cores. The next run goes on with those that are left: what was found
+is kept as long as the code stays the same.
 """
 
+import json
 import os
 import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from math import isfinite
 from typing import NamedTuple
 
@@ -19,7 +22,9 @@ from cluster.commands.plan_result import PLAYED_GAP
 from cluster.simulator.playing import HOPE, PATIENT, is_playable, played
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import SHORT_SLOS, kept_run, settled
+from deployments.folders import cache_directory
 from experiments.bound.problems import playable
+from experiments.shared.version import code_behind
 from optimizer.effort import MOST_GAP
 from optimizer.objective import Objective
 from optimizer.pipelines.baselines import baselines
@@ -62,8 +67,7 @@ def measure(problems: int = PROBLEMS, minutes: int = MINUTES, moved: int = MOVED
     with ProcessPoolExecutor(os.cpu_count()) as cores:
         near = track(cores.map(neighbour_gain, range(moved)), "neighbours", total=moved)
         gains = [gain for gain in near if gain is not None]
-        judge_one = partial(judge, out_of_time=Until(time.time() + 60 * minutes))
-        found = list(filter(None, track(cores.map(judge_one, range(problems)), "plans", total=problems)))
+        found = judged(range(problems), Until(time.time() + 60 * minutes), cores)
     errors = np.abs([each.error for each in found])
     return {
         "planned": len(found),
@@ -77,6 +81,22 @@ def measure(problems: int = PROBLEMS, minutes: int = MINUTES, moved: int = MOVED
         "plan_s_max": max(each.seconds for each in found),
         **({"best_neighbour_p90": float(np.quantile(gains, 0.9))} if gains else {}),
     }
+
+
+def judged(seeds: Sequence[int], out_of_time: Until, cores: Executor) -> list[JudgedPlan]:
+    """Those of these problems that this code has judged, now or in a run before."""
+    code = sha256(json.dumps(code_behind("experiments/bound/plans.py")).encode()).hexdigest()[:16]
+    kept = cache_directory() / "bench-bound" / f"{code}.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    before = [JudgedPlan(*each) for each in json.loads(kept.read_text())] if kept.exists() else []
+    found = {each.seed: each for each in before}
+    left = [seed for seed in seeds if seed not in found]
+    judge_one = partial(judge, out_of_time=out_of_time)
+    for each in track(cores.map(judge_one, left), f"plans ({len(found)} were judged before)", total=len(left)):
+        if each:
+            found[each.seed] = each
+            kept.write_text(json.dumps(list(found.values())))
+    return [found[seed] for seed in seeds if seed in found]
 
 
 def judge(seed: int, out_of_time: Until) -> JudgedPlan | None:

@@ -30,7 +30,8 @@ much passes, for all systems alike), with the product's own dispatcher; plans ar
 devices take the times of curves fitted to published ones
 ([docs/profiles.md](profiles.md#devices-that-nobody-measured-here)), in half precision. The bound is what no system can
 exceed by the same times. In the tables "over" is how many times better isobatch is: more inputs, less time, fewer
-dollars.
+dollars. Figures 7 and 13 have the paper's fleets; the others have 4 of its 16 V100, as what one device answers hardly
+depends on how many others there are (figures 7 and 16 show both), and simulating them takes a quarter of the time.
 
 Where isobatch keeps less than 95 % of the bound, "lost" says to what, in shares of the bound that add up. The planner
 is asked again with one restriction after the other lifted (`isobatch plan --losses` does so for any plan): *waiting*
@@ -40,8 +41,7 @@ and who runs on behind closed ones; *SLO*, what no limit of time would add; *kin
 
 Not here: figures 10 to 12 (decoders, [docs/decoding.md](decoding.md)), 20 (how long planning takes,
 [docs/planner.md](planner.md)) and 21 (the forecast, [docs/profiles.md](profiles.md#forecasting)), which are measured on
-other things than these curves; and 23, how much accuracy may be lost, as nothing that is assumed here says who would
-then leave where.
+other things than these curves.
 """
 
 
