@@ -141,10 +141,11 @@ def _seen(figure: E3Figure, rows: Sequence[Row]) -> str:
 
 def _span(better: Sequence[float]) -> str:
     """
-    >>> _span([1.31, 1.2, 1.5]), _span([])
-    ('1.20 to 1.50 times', 'no number')
+    >>> _span([1.31, 1.2, 1.5]), _span([1.0, 1.0]), _span([])
+    ('1.20 to 1.50 times', '1.00 times', 'no number')
     """
-    return f"{min(better):.2f} to {max(better):.2f} times" if better else "no number"
+    ends = dict.fromkeys(f"{end(better):.2f}" for end in (min, max)) if better else ()
+    return f"{' to '.join(ends)} times" if ends else "no number"
 
 
 def draw(figure: E3Figure, rows: Sequence[Row]) -> None:
@@ -164,9 +165,11 @@ def draw(figure: E3Figure, rows: Sequence[Row]) -> None:
         bound = [row["value"] / row["share"] for row in here if row["system"] == OURS and row["share"]]
         if len(bound) == len(xs):
             axes.plot(range(len(xs)), bound, "k_", markersize=28, label="bound")
-        axes.set_xticks(range(len(xs)), xs, fontsize=7 if max(map(len, xs)) > 6 else 9)
+        axes.set_xticks(
+            range(len(xs)), [x.replace(", ", ",\n") for x in xs], fontsize=7 if max(map(len, xs)) > 6 else 9
+        )
         axes.set(xlabel=figure.axis, ylabel=figure.unit, title=f"Figure {figure.number}, {backend}")
         axes.title.set_fontsize(9)
         axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     picture.savefig(DOCS / f"e3-{figure.name}.png", dpi=110)
