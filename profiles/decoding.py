@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
-from math import inf
+from math import exp, inf, log
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +13,8 @@ from profiles.files import write_whole
 
 SCHEMA_VERSION = 1
 KIND = "decoder"  # what its file calls itself, as its exits.json does
+LEAST_OBSERVED = 20  # texts
+CERTAIN = 1e-4  # a share that is less than this from 0 or 1 is taken to be so far from it
 STRICT = {"extra": "forbid"}  # a misspelt field in a file is an error
 
 
@@ -138,6 +140,63 @@ class DecodingWorkload:
     def after(self, block: int) -> float:
         """The share of tokens that go on after a block; all of them where no ramp may stand."""
         return dict(self.survival).get(block, 1.0)
+
+
+@dataclass(frozen=True)
+class ObservedTexts:
+    """What a server has seen of its clients, as its `/stats` tells it.
+
+    `exits` has tokens by the block after which they were known, which is after one of the `ramps`, or the last.
+    `prompts` and `outputs` have the tokens of each of the latest texts; `texts` came in so many `seconds`.
+    """
+
+    ramps: tuple[int, ...]
+    exits: tuple[tuple[int, int], ...]
+    prompts: tuple[int, ...]
+    outputs: tuple[int, ...]
+    texts: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if min(len(self.prompts), len(self.outputs)) < LEAST_OBSERVED:
+            raise ValueError(f"{len(self.outputs)} texts were written: a plan needs at least {LEAST_OBSERVED}")
+
+    @property
+    def texts_per_s(self) -> float:
+        return self.texts / self.seconds if self.seconds > 0 else 0.0
+
+    def survival(self, block: int) -> float:
+        """The share of tokens that go on after a ramp, never quite none and never quite all."""
+        tokens = sum(count for _, count in self.exits)
+        return (sum(count for depth, count in self.exits if depth > block) + 0.5) / (tokens + 1.0)
+
+
+def as_observed(workload: DecodingWorkload, seen: ObservedTexts) -> DecodingWorkload:
+    """The workload as a server has seen it. What is not seen is who would leave at ramps that are not used: it is taken
+    to have moved as much as where it is seen, in log-odds.
+
+    >>> before = DecodingWorkload(((1, 0.5), (3, 0.2)), (4,), (8,))
+    >>> seen = ObservedTexts((1,), ((1, 25), (7, 75)), (5,) * 20, (6,) * 20, 20, 10.0)
+    >>> [(block, round(share, 2)) for block, share in as_observed(before, seen).survival], seen.texts_per_s
+    ([(1, 0.75), (3, 0.43)], 2.0)
+    """
+    there = [block for block in seen.ramps if block in dict(workload.survival)]
+    moved = [_log_odds(seen.survival(block)) - _log_odds(workload.after(block)) for block in there]
+    by = sum(moved) / len(moved) if moved else 0.0
+    survival = tuple(
+        (block, seen.survival(block) if block in there else _share(_log_odds(share) + by))
+        for block, share in workload.survival
+    )
+    return replace(workload, survival=survival, prompts=seen.prompts, outputs=seen.outputs)
+
+
+def _log_odds(share: float) -> float:
+    sure = min(max(share, CERTAIN), 1.0 - CERTAIN)
+    return log(sure / (1.0 - sure))
+
+
+def _share(log_odds: float) -> float:
+    return 1.0 / (1.0 + exp(-log_odds))
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,10 @@ def plan(
     kv_megabytes: Annotated[
         int | None, typer.Option(min=1, help="Of a decoder: a replica's memory for KV, at most; none: all there is.")
     ] = None,
+    observed: Annotated[
+        str | None,
+        typer.Option(help="Of a decoder: plan for what a server has seen, by its address or a file of its /stats."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the plan; '': no picture.", show_default="beside --out, or plan.png")
@@ -109,6 +113,8 @@ def plan(
     and the best are played; --rate is texts per second, at the least cost.
 
     Example: [bold]isobatch plan my-llama-ee --ttft-ms 500 --tpot-ms 50 --out plan.json[/]
+
+    Example: [bold]isobatch plan my-llama-ee --observed http://127.0.0.1:8000 --out plan.json[/]
 
     Example: [bold]isobatch plan --profile bert.json --devices v100=6,p100=8 --slo-ms 100 --out plan.json[/]
     """
@@ -124,6 +130,7 @@ def plan(
     for option, value in numbers.items():
         above_0(option, value)
     of_decoders = {"--ttft-ms": ttft_ms, "--tpot-ms": tpot_ms, "--exits": exits, "--kv-megabytes": kv_megabytes}
+    of_decoders |= {"--observed": observed}
     if model:
         for_classifiers = {
             "--slo-ms": (slo_ms, None),
@@ -149,8 +156,8 @@ def plan(
             "--losses": (losses, False),
             "--picture": (picture, None),
         }
-        goal = goal_of(rate, min_cost, in_time, ttft_ms, tpot_ms, exits, kv_megabytes)
-        DecoderPlanning(model, profile, devices, goal, out, as_json, for_classifiers).run()
+        goal = goal_of(rate, min_cost, in_time, ttft_ms, tpot_ms, exits, kv_megabytes, bool(observed))
+        DecoderPlanning(model, profile, devices, goal, observed, out, as_json, for_classifiers, min_cost).run()
         return
     profile, devices = _given(profile, devices, of_decoders)
     picture = (out or Path("plan.json")).with_suffix(".png") if picture is None else picture

@@ -2,19 +2,20 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from profiles.errors import UserError
+from profiles.errors import UserError, first_wrong, read_text
 
 if TYPE_CHECKING:
     from cluster.simulator.decoding_choice import DecodingChoice
     from optimizer.decoding import DecodingGoal
-    from profiles.decoding import DecoderProfile
+    from profiles.decoding import DecoderProfile, ObservedTexts
     from profiles.devices import Device
 
 
@@ -26,22 +27,30 @@ class DecoderPlanning:
     profile: Path | None
     devices: str | None
     goal: "DecodingGoal"
+    observed: str | None
     out: Path | None
     as_json: bool
     given: Mapping[str, tuple[object, object]]
+    min_cost: bool = False
 
     def run(self) -> None:
         """Find the plan, write it, and say what it promises."""
         from cluster.commands import check_not_given, check_writable
         from cluster.simulator.decoding_choice import chosen
         from deployments.config import built_in
+        from profiles.decoding import as_observed
 
         check_not_given(self.given, "a decoder is planned by --ttft-ms, --tpot-ms and --rate")
         if self.out:
             check_writable(self.out)
         known = profile_for(built_in(self.source) or self.source, self.profile)
+        goal = self.goal
+        if self.observed:
+            seen = observed_texts(self.observed)
+            known = replace(known, workload=as_observed(known.workload, seen))
+            goal = replace(goal, texts_per_s=goal.texts_per_s or (seen.texts_per_s if self.min_cost else 0.0))
         with Console(stderr=True).status("planning"):
-            found = chosen(known, self._fleet(known), self.goal)
+            found = chosen(known, self._fleet(known), goal)
         if self.out:
             self.out.write_text(found.plan.to_json() + "\n")
         if self.as_json:
@@ -49,6 +58,8 @@ class DecoderPlanning:
             return
         console = Console(soft_wrap=True)
         console.print(told(found, known))
+        if self.observed:
+            console.print(f"for what was observed: {seen_in_words(seen, known)}", highlight=False)
         if self.out:
             console.print(f"written to {self.out}; isobatch serve {self.source} --plan {self.out}", highlight=False)
 
@@ -81,6 +92,33 @@ def profile_for(source: Path, told: Path | None) -> "DecoderProfile":
     if differ(known.weights, weights_of(source)):
         raise UserError(f"{path} is of other weights than those in {source}: isobatch profile {source}")
     return known
+
+
+def observed_texts(source: str) -> "ObservedTexts":
+    """What a server tells of its clients: at its address, or in a file of its `/stats`."""
+    from pydantic import TypeAdapter
+
+    from cluster.commands.status import ask
+    from profiles.decoding import ObservedTexts
+
+    at_server = source.startswith(("http://", "https://"))
+    try:
+        told = ask(f"{source.rstrip('/')}/stats", None) if at_server else json.loads(read_text(Path(source)))
+        found = {**told["workload"], "ramps": told["ramps"], "exits": list(told["exits"].items())}
+        return TypeAdapter(ObservedTexts).validate_python(found)
+    except ValidationError as error:
+        raise UserError(f"--observed {source}: {first_wrong(error).reason}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"--observed {source}: these are no /stats of a decoder: {error!r}") from None
+
+
+def seen_in_words(seen: "ObservedTexts", known: "DecoderProfile") -> str:
+    workload = known.workload
+    ramps = ", ".join(f"{seen.survival(block):.0%} go on after block {block}" for block in seen.ramps) or "no exits"
+    return (
+        f"{seen.texts_per_s:.3g} texts/s, on average {workload.prompt:.0f} tokens of a prompt and "
+        f"{workload.output:.0f} that are written (of the latest {len(seen.outputs)}); {ramps}"
+    )
 
 
 def figures(found: "DecodingChoice") -> dict[str, object]:
@@ -127,12 +165,15 @@ def goal_of(
     tpot_ms: float | None,
     exits: str | None,
     kv_megabytes: int | None,
+    observed: bool = False,
 ) -> "DecodingGoal":
     """What is wanted; what is not said is as isobatch serve has it."""
     from optimizer.decoding import DecodingGoal
 
-    if min_cost and rate is None:
-        raise UserError("--min-cost needs --rate: the least cost of how many texts per second?")
+    if min_cost and rate is None and not observed:
+        raise UserError("--min-cost needs --rate, or --observed: the least cost of how many texts per second?")
+    if exits == "project":
+        raise UserError("--exits project: what projection takes is not timed, so nothing is planned with it")
     if exits not in (None, "recompute", "verified", "off"):
         raise UserError(f"--exits {exits!r} must be recompute, verified or off")
     if not 0 < in_time < 1:

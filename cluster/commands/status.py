@@ -49,14 +49,14 @@ def status(
     server, console = server_at(url), Console()
     base = server + path
     if chosen:
-        answer = _ask(f"{base}/{chosen[0]}", api_key_variable, post=chosen[0] != "would")
+        answer = ask(f"{base}/{chosen[0]}", api_key_variable, post=chosen[0] != "would")
         if answer is None:
             raise _unsteered_error(base, _stats(server, api_key_variable))
         console.print_json(json.dumps(answer)) if as_json else console.print(_sentence(answer))
         return
     earlier: Stats | None = None
     while True:
-        answer = _ask(f"{base}/status", api_key_variable)
+        answer = ask(f"{base}/status", api_key_variable)
         stats = None if as_json and answer else _stats(server, api_key_variable)
         if answer is None and (as_json or stats is None):
             raise _unsteered_error(base, stats)
@@ -72,13 +72,13 @@ def status(
 def _stats(url: str, variable: str | None) -> Stats | None:
     """None where the application is not at this address: it may have a route prefix, and another may be here."""
     try:
-        stats: Stats | None = _ask(f"{url}/stats", variable)
+        stats: Stats | None = ask(f"{url}/stats", variable)
     except UserError:
         return None
     return stats if stats and "splits" in stats else None
 
 
-def _ask(url: str, variable: str | None, post: bool = False) -> Any:
+def ask(url: str, variable: str | None, post: bool = False) -> Any:
     """None where there is no such path."""
     headers = key_headers(variable)
     try:

@@ -238,7 +238,8 @@ def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     config = checked(DecoderConfig, given)
     if not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
-    check_decoder(Path(config.model), config.planned().cuts)
+    planned = config.planned()
+    check_decoder(Path(config.model), planned.cuts, planned.exits == "project")
     _check_plans_weights(config)
     key_in(config.api_key_variable)
     return given

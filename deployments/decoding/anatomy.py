@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from deployments.decoding.paged import PagedKv, PagedView, replace_attention
+from deployments.decoding.paged import PagedKv, PagedView, Projection, replace_attention
 from deployments.decoding.scheduler import Piece
 from deployments.decoding.sequences import GREEDY, Sampling, Wanted
 
@@ -85,6 +85,9 @@ class DecoderAnatomy(Protocol):
     def through(self, blocks: range, states: Tensor, view: PagedView) -> Tensor:
         """The states after these blocks."""
 
+    def project(self, blocks: range, states: Tensor, projection: Projection) -> None:
+        """Make the KV of these blocks of states in which tokens left before them."""
+
     def head(self, states: Tensor) -> Tensor:
         """The logits of the next token, after the final norm."""
 
@@ -114,6 +117,17 @@ class LlamaAnatomy:
         for block in blocks:
             states = self.blocks[block](states, attention_mask=view, position_embeddings=turned)
         return states[0]
+
+    def project(self, blocks: range, states: Tensor, projection: Projection) -> None:
+        cosine, sine = self._body.rotary_emb(states.unsqueeze(0), position_ids=projection.positions)
+        cosine, sine = cosine[0].unsqueeze(1), sine[0].unsqueeze(1)
+        for block in blocks:
+            normed, attention = self.blocks[block].input_layernorm(states), self.blocks[block].self_attn
+            key = attention.k_proj(normed).view(len(states), -1, attention.head_dim)
+            if hasattr(attention, "k_norm"):
+                key = attention.k_norm(key)
+            turned = key * cosine + _half_turned(key) * sine
+            projection.write(block, turned.flatten(1), attention.v_proj(normed))
 
     def head(self, states: Tensor) -> Tensor:
         logits: Tensor = self._lm_head(self._body.norm(states))
@@ -169,6 +183,12 @@ class T5Anatomy:
             states = feed(states)
         return states
 
+    def project(self, blocks: range, states: Tensor, projection: Projection) -> None:
+        for block in blocks:
+            own = self.blocks[block].layer[0]
+            normed = own.layer_norm(states)
+            projection.write(block, own.SelfAttention.k(normed), own.SelfAttention.v(normed))
+
     def _heads(self, rows: Tensor) -> Tensor:
         return rows.view(len(rows), -1, self._width)
 
@@ -180,6 +200,12 @@ class T5Anatomy:
         source, written = (torch.tensor([told], device=self.weights.device) for told in (wanted.source, tokens))
         seen = self._encoder(input_ids=source).last_hidden_state
         self._decoder(input_ids=written, encoder_hidden_states=seen, use_cache=False)
+
+
+def _half_turned(key: Tensor) -> Tensor:
+    """As all models that are shaped like Llama turn keys by their position."""
+    one, other = key.chunk(2, dim=-1)
+    return torch.cat((-other, one), dim=-1)
 
 
 def _by_distance(attention: Any, most: int) -> Tensor:

@@ -211,7 +211,7 @@ class _About:
     async def stats(self) -> Response:
         """What was done since the start, and what is going on."""
         about = {"schema_version": 1, "model": self._front.name, "requests": self._front.meter.requests}
-        return in_json({**about, **await self._stats()})
+        return in_json({**about, **await self._stats(), "workload": self._front.meter.workload()})
 
 
 def _no_such_path(request: Request, error: Exception) -> Response:

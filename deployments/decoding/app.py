@@ -16,6 +16,7 @@ from ray import serve
 from ray.serve import Application
 
 from deployments.decoding.api import create_decoder_api
+from deployments.decoding.checkpoint import rules_of
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import DecoderFront, summed
 from deployments.decoding.loading import decoder_shape, load_tokenizer, stop_tokens
@@ -47,6 +48,8 @@ class DecoderIngress:
         self._tracing = tracing_here(time.perf_counter)
         meter = ClientMeter(MetricSeries(DECODER_FRONT, serve.metrics), time.perf_counter)
         texts = TextTokens(load_tokenizer(folder), self._shape.context(config.max_context))
+        splits = config.splits(rules_of(folder, self._shape.num_blocks).cuts(config.cuts), self._shape.num_blocks)
+        self._ramps = [end - 1 for end in splits.ends[:-1]]
         name, stop = config.name or folder.name, stop_tokens(folder)
         self._front = DecoderFront(config, name, self._shape, texts, stop, self._ask, meter)
 
@@ -58,7 +61,7 @@ class DecoderIngress:
     async def _stats(self) -> dict[str, Any]:
         """The sum over all replicas that answer; while there is none, of the first that does."""
         states: list[ReplicaState] = await ask_all(self._replicas, "state") or [await self._replicas.state.remote()]
-        return summed(states, self._shape.num_blocks, self._config.max_residents)
+        return summed(states, self._shape.num_blocks, self._config.max_residents, self._ramps)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         over_grpc = partial(serving, self._front, self._key, self._stats, self._tracing)

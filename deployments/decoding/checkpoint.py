@@ -35,6 +35,18 @@ class TextLengths(BaseModel):
     outputs: tuple[int, ...]
 
 
+class ProjectedTexts(BaseModel):
+    """What `exits: project` makes of texts, written freely, with the ramps that are used."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    survival: float = Field(ge=0, le=1, description="Measured: the share of tokens that go on.")
+    same_tokens: float = Field(ge=0, le=1, description="Of the full network's tokens, those before the first other.")
+    same_texts: float = Field(ge=0, le=1, description="Texts that are the full network's, to the last token.")
+    deep_share: float = Field(gt=0, le=1, description="Share of the residents that deep splits wait for.")
+    gain: float = Field(gt=0, description="By arithmetic: how many times as fast as without exits, where measured.")
+
+
 class DecoderRules(BaseModel):
     """exits.json of a decoder: where the ramps stand, how they are used, and what was measured."""
 
@@ -49,6 +61,7 @@ class DecoderRules(BaseModel):
     deep_share: float | None = Field(None, gt=0, le=1, description="Share of the residents that deep splits wait for.")
     agreement: float | None = Field(None, ge=0, le=1, description="Measured: tokens that are the full network's.")
     same_texts: float | None = Field(None, ge=0, le=1, description="Measured: texts that are, to the last token.")
+    project: ProjectedTexts | None = Field(None, description="The same with `exits: project`, and how it does.")
     notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="Where all this came from.")
 
     @field_validator("ramps")
@@ -63,6 +76,18 @@ class DecoderRules(BaseModel):
     def all_ramps(self) -> tuple[DecoderRamp, ...]:
         """Those that are used, and those that a plan may use."""
         return tuple(sorted((*self.ramps, *self.others), key=lambda ramp: ramp.block))
+
+    def check_projectable(self, cuts: Sequence[int] | None) -> None:
+        """Raise UserError unless it is known what `exits: project` loses where the network is to be cut."""
+        measured = [ramp.block + 1 for ramp in self.ramps]
+        if self.project is None:
+            raise UserError("exits = 'project': exits.json does not say what that loses: isobatch prepare measures it")
+        if cuts is not None and sorted(cuts) != measured:
+            raise UserError(f"exits = 'project': what it loses is known with the cuts {measured} alone, not {[*cuts]}")
+
+    def cuts(self, told: Sequence[int] | None) -> Sequence[int]:
+        """The blocks before which the network is cut: those that the user tells, or behind the ramps that are used."""
+        return [ramp.block + 1 for ramp in self.ramps] if told is None else told
 
     def at(self, cuts: Sequence[int]) -> "DecoderRules":
         """The same with the ramps that stand before these blocks; raise UserError if there is none."""
@@ -86,8 +111,9 @@ def is_decoder(folder: Path) -> bool:
     return any(str(name).endswith(WRITES) for name in told_in(folder).get("architectures") or ())
 
 
-def check_decoder(folder: Path, cuts: Sequence[int] | None = None) -> None:
-    """Raise UserError about a model that cannot be decoded here, or not with these cuts, before anything starts."""
+def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool = False) -> None:
+    """Raise UserError about a model that cannot be decoded here, or not with these cuts, or whose KV is to be projected
+    though nobody knows what that loses, before anything starts."""
     config = told_in(folder)
     if (kind := config.get("model_type")) not in FAMILIES:
         raise UserError(f"{folder}: model_type is {kind}: of decoders, {', '.join(FAMILIES)} are served")
@@ -98,6 +124,8 @@ def check_decoder(folder: Path, cuts: Sequence[int] | None = None) -> None:
     rules = rules_of(folder, next((int(depth) for depth in depths if depth), 0))
     if cuts:
         rules.at(cuts)
+    if project:
+        rules.check_projectable(cuts)
 
 
 def rules_of(folder: Path, num_blocks: int) -> DecoderRules:

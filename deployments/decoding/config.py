@@ -22,10 +22,12 @@ class DecoderConfig(BaseModel):
     name: str | None = Field(
         None, pattern=r"^[\w.-]+$", description="What clients call the model; none: as its directory."
     )
-    exits: Literal["recompute", "verified", "off"] = Field(
+    exits: Literal["recompute", "project", "verified", "off"] = Field(
         "recompute",
-        description="recompute: a token is what the first ramp says that is sure. verified: what exits say is a draft, "
-        "told once the full network says the same. off: every token runs through the whole network.",
+        description="recompute: a token is what the first ramp says that is sure. project: the same, and it makes keys "
+        "and values of the blocks that it skips by projection, which changes what follows; isobatch prepare tells how "
+        "often. verified: what exits say is a draft, told once the full network says the same. off: every token runs "
+        "through the whole network.",
     )
     replicas: int = Field(1, ge=1, description="Replicas that hold the network, each with KV memory of its own.")
     cpus_per_replica: float = Field(1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for.")
@@ -113,7 +115,7 @@ class DecoderConfig(BaseModel):
     def splits(self, cuts: Sequence[int], num_blocks: int) -> Splits:
         """How the network is cut at these blocks, unless every token is to run through all of it."""
         ends = () if self.exits == "off" else tuple(cuts)
-        return Splits((*ends, num_blocks), self.exits == "verified", self.max_pending)
+        return Splits((*ends, num_blocks), self.exits == "verified", self.max_pending, self.exits == "project")
 
     def pages(self, kv_bytes: int) -> int:
         """How many pages there are, where one position has so many bytes in a block."""

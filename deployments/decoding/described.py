@@ -99,6 +99,15 @@ class DecoderSplit(Described):
     fill: float
 
 
+class DecoderWorkload(Described):
+    """What clients have asked for. `isobatch plan --observed` plans for it."""
+
+    texts: int = Field(description="That were asked for since the start, those that were refused among them.")
+    seconds: float = Field(description="Since the start.")
+    prompts: list[int] = Field(description="Tokens of the latest texts that were written whole: of their prompts,")
+    outputs: list[int] = Field(description="and of what was written.")
+
+
 class DecoderStats(Described):
     """What was done since the start, and what is going on."""
 
@@ -106,6 +115,7 @@ class DecoderStats(Described):
     model: str
     requests: DecoderRequests
     replicas: int = Field(description="Those that answered; all that follows is the sum over them.")
+    ramps: list[int] = Field(description="Blocks after which tokens may be known.")
     exits: dict[str, int] = Field(description="Tokens by the block after which they were known.")
     residents: int
     waiting: int
@@ -113,6 +123,7 @@ class DecoderStats(Described):
     preempted: int
     tokens_per_s: float
     splits: list[DecoderSplit]
+    workload: DecoderWorkload
 
 
 def told(model: type[BaseModel], *statuses: int) -> dict[str, Any]:

@@ -44,14 +44,19 @@ class Engine:
 
     def write_all(self, wanted: Iterable[Wanted]) -> list[list[int]]:
         """What sequences write that all come at once."""
-        written: dict[int, list[int]] = {}
+        return [tokens for tokens, _ in self.write_with_depths(wanted)]
+
+    def write_with_depths(self, wanted: Iterable[Wanted]) -> list[tuple[list[int], list[int]]]:
+        """The same, each beside the block after which its tokens were known."""
+        written: dict[int, tuple[list[int], list[int]]] = {}
         for each in wanted:
             name = self.open(each)
             assert not isinstance(name, Full), "This is a bug: whoever asks so gives limits that let all wait."
-            written[name] = []
+            written[name] = [], []
         while (news := self.step()) is not None:
             for one in news:
-                written[one.name].extend(one.tokens)
+                written[one.name][0].extend(one.tokens)
+                written[one.name][1].extend(one.depths)
         return list(written.values())
 
     def _forget(self) -> None:

@@ -87,6 +87,8 @@ class DecoderFront:
                     ended = group.finish is not None
                     said = [token for token in group.tokens if token not in self._stop]
                     text = speech.hear(said, ended)
+                    if speech.stopped or ended:
+                        meter.finished()
                     if speech.stopped:
                         yield TextPiece(text, group.depths, Finish.STOP)
                         return
@@ -106,9 +108,7 @@ class DecoderFront:
                         yield group
                         if group.finish:
                             return
-                        left = replace(
-                            left, prompt=left.prompt + group.tokens, max_tokens=left.max_tokens - len(group.tokens)
-                        )
+                        left = _after(left, group)
             except RefusedError:
                 raise
             except Exception as error:
@@ -122,8 +122,20 @@ class DecoderFront:
             raise RefusedError(404, f"model = {shown(name)}: this server has {self.name}")
 
 
-def summed(states: Sequence[ReplicaState], num_blocks: int, residents: int) -> dict[str, Any]:
-    """The state of all replicas together, with the names that `isobatch serve` shows."""
+def _after(wanted: Wanted, group: Written) -> Wanted:
+    """What is wanted once these tokens are written."""
+    return replace(
+        wanted,
+        prompt=wanted.prompt + group.tokens,
+        max_tokens=wanted.max_tokens - len(group.tokens),
+        replayed=wanted.replayed + group.depths,
+    )
+
+
+def summed(
+    states: Sequence[ReplicaState], num_blocks: int, residents: int, ramps: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The state of all replicas together, with the names that `isobatch serve` shows. `ramps`: blocks with one."""
     depths = {block: sum(state.depths.get(block, 0) for state in states) for block in range(num_blocks)}
     splits = sorted({split for state in states for split in state.launches})
     launches = {
@@ -132,6 +144,7 @@ def summed(states: Sequence[ReplicaState], num_blocks: int, residents: int) -> d
     }
     return {
         "replicas": len(states),
+        "ramps": list(ramps),
         "exits": depths,
         "residents": sum(state.residents for state in states),
         "waiting": sum(state.waiting for state in states),

@@ -59,7 +59,7 @@ def engine_of(
     anatomy = anatomy_of(model)
     num_blocks = anatomy.shape.num_blocks
     rules = rules if config.cuts is None else rules.at(config.cuts)
-    splits = config.splits([ramp.block + 1 for ramp in rules.ramps], num_blocks)
+    splits = config.splits(rules.cuts(config.cuts), num_blocks)
     position_bytes = kv_bytes(anatomy)
     page_bytes, pages = position_bytes * config.page_tokens, config.pages(position_bytes)
     context = anatomy.shape.context(config.max_context)
@@ -72,7 +72,8 @@ def engine_of(
             f"{-(-needed * page_bytes // 2**20)}; give more, or set max_context"
         )
     network = CutDecoder(anatomy, DecoderRamps(rules, anatomy.head), splits, pages, config.page_tokens)
-    return Engine(Scheduler(splits, config.limits(rules.deep_share), PagePool(pages)), network, clock)
+    share = rules.project.deep_share if splits.project and rules.project else rules.deep_share
+    return Engine(Scheduler(splits, config.limits(share), PagePool(pages)), network, clock)
 
 
 def kv_bytes(anatomy: DecoderAnatomy) -> int:

@@ -1,10 +1,12 @@
 """What clients of a decoder see, for `/stats` and Prometheus. A text takes many launches: all is told at once."""
 
+from collections import deque
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from deployments.metrics import MetricSeries
 
+LENGTHS = 200  # texts
 RequestEnd = Literal["answered", "refused", "cancelled", "failed"]
 _METRICS_SAY = {"cancelled": "abandoned"}  # what `isobatch_requests` calls it, here as for other networks
 
@@ -14,28 +16,38 @@ class ClientMeter:
 
     def __init__(self, series: MetricSeries, clock: Callable[[], float]) -> None:
         self.requests: dict[RequestEnd, int] = dict.fromkeys(("answered", "refused", "cancelled", "failed"), 0)
-        self.clock, self._series = clock, series
+        self.clock, self.series = clock, series
+        self.lengths: deque[tuple[int, int]] = deque(maxlen=LENGTHS)  # of the latest texts: of the prompt, and written
+        self._asked, self._began_s = 0, clock()
 
     def ended(self, outcome: RequestEnd) -> None:
         self.requests[outcome] += 1
-        self._series.more("isobatch_requests", 1, outcome=_METRICS_SAY.get(outcome, outcome))
+        self.series.more("isobatch_requests", 1, outcome=_METRICS_SAY.get(outcome, outcome))
 
     def answered(self, begun_s: float) -> None:
         """A request that came then has its whole answer."""
         self.ended("answered")
-        self._series.value("isobatch_latency_ms", 1e3 * (self.clock() - begun_s))
+        self.series.value("isobatch_latency_ms", 1e3 * (self.clock() - begun_s))
 
     def sequence(self, prompt_tokens: int) -> "SequenceMeter":
         """Of a sequence that is asked for now."""
-        return SequenceMeter(self._series, self.clock, prompt_tokens)
+        self._asked += 1
+        return SequenceMeter(self, prompt_tokens)
+
+    def workload(self) -> dict[str, Any]:
+        """What clients have asked for, as `isobatch plan --observed` reads it."""
+        prompts, outputs = zip(*self.lengths, strict=True) if self.lengths else ((), ())
+        seconds = self.clock() - self._began_s
+        return {"texts": self._asked, "seconds": seconds, "prompts": list(prompts), "outputs": list(outputs)}
 
 
 class SequenceMeter:
     """Times the tokens of one sequence, as its client gets them: in groups."""
 
-    def __init__(self, series: MetricSeries, clock: Callable[[], float], prompt_tokens: int) -> None:
-        self._series, self._clock, self._prompt_tokens = series, clock, prompt_tokens
-        self._began_s = self._first_s = self._last_s = clock()
+    def __init__(self, meter: ClientMeter, prompt_tokens: int) -> None:
+        self._meter, self._series, self._clock = meter, meter.series, meter.clock
+        self._prompt_tokens = prompt_tokens
+        self._began_s = self._first_s = self._last_s = self._clock()
         self._first = self._further = 0
 
     def wrote(self, tokens: int) -> None:
@@ -49,6 +61,10 @@ class SequenceMeter:
         self._first, self._first_s = tokens, self._last_s
         self._series.more("isobatch_prompt_tokens", self._prompt_tokens)
         self._series.value("isobatch_ttft_ms", 1e3 * (self._first_s - self._began_s))
+
+    def finished(self) -> None:
+        """The text is whole: its lengths are such as clients ask for."""
+        self._meter.lengths.append((self._prompt_tokens, self._first + self._further))
 
     def ended(self) -> None:
         """The time from one token to the next, where there was a next one."""

@@ -3,6 +3,7 @@
 All parts are the model's own modules. What is ours is where KV lies, and who runs when.
 """
 
+from collections.abc import Iterator
 from itertools import accumulate, groupby, islice
 
 import torch
@@ -32,10 +33,23 @@ class CutDecoder:
         split, blocks = launch.split, self._splits.blocks(launch.split)
         self._read_sources(launch)
         states = self._entering(launch) if split == 0 else self._taken(launch)
-        rows = self._anatomy.through(blocks, states, self._kv.view(launch, blocks))
+        rows = self._through(launch, blocks, states)
         if split < self._splits.last:
             self._keep(launch, rows)
         return self._said(launch, rows)
+
+    def _through(self, launch: DecodingLaunch, blocks: range, states: Tensor) -> Tensor:
+        """The states after these blocks; those of rows that only leave their KV stay as they are."""
+        if not launch.projects:
+            return self._anatomy.through(blocks, states, self._kv.view(launch, blocks))
+        leaves = torch.zeros(len(states), dtype=torch.bool)
+        leaves[[begin + row for begin, part in _begins(launch) for row in part.projected]] = True
+        left, stay = (each.nonzero()[:, 0].to(states.device) for each in (leaves, ~leaves))
+        self._anatomy.project(blocks, states[left], self._kv.projection(launch, blocks))
+        if not len(stay):
+            return states
+        through = self._anatomy.through(blocks, states[stay], self._kv.view(launch, blocks))
+        return states.index_copy(0, stay, through)
 
     def drop(self, name: int) -> None:
         """Forget a sequence."""
@@ -89,6 +103,11 @@ class CutDecoder:
             return self._ramps.look(self._splits.ends[split] - 1, states)
         logits = at_least_float32(self._anatomy.head(states))
         return logits, torch.ones(len(logits), dtype=torch.long, device=logits.device)
+
+
+def _begins(launch: DecodingLaunch) -> Iterator[tuple[int, Piece]]:
+    """The parts of a launch, each with the number of its first row."""
+    return zip(accumulate((part.rows for part in launch.pieces), initial=0), launch.pieces, strict=False)
 
 
 def _source_size(part: Piece) -> int:

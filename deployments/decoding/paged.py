@@ -133,6 +133,22 @@ def attend(
     return seen.unsqueeze(0), None
 
 
+@dataclass(frozen=True)
+class Projection:
+    """Where rows stand that only leave their KV in a launch, and where it goes: blocks x rows."""
+
+    kv: "PagedKv"
+    first: int
+    positions: Tensor
+    places: Tensor
+
+    def write(self, block: int, key: Tensor, value: Tensor) -> None:
+        """Both are rows x numbers."""
+        places = self.places[block - self.first]
+        self.kv.keys.index_copy_(0, places, key)
+        self.kv.values.index_copy_(0, places, value)
+
+
 class PagedKv:
     """The memory for the KV of one replica: pages of any block and any sequence.
 
@@ -147,8 +163,9 @@ class PagedKv:
         self.values = torch.zeros_like(self.keys)
 
     def view(self, launch: DecodingLaunch, blocks: range) -> PagedView:
-        """Where the rows of a launch write and read. The parts of one size follow each other."""
-        alike = [list(parts) for _, parts in groupby(launch.pieces, key=Piece.size)]
+        """Where the rows that run in a launch write and read. The parts of one size follow each other."""
+        run = (part for part in launch.pieces if part.running)
+        alike = [list(parts) for _, parts in groupby(run, key=Piece.size)]
         bands = [self._band(parts, blocks) for parts in alike]
         positions, write = (np.concatenate(each, axis=-1) for each in zip(*(band[:2] for band in bands), strict=True))
         own = [band[2] for band in bands]
@@ -158,6 +175,17 @@ class PagedKv:
             if parts[0].sequence.wanted.source
         ]
         return PagedView(self, blocks.start, self._tensor(positions).unsqueeze(0), self._tensor(write), own, sources)
+
+    def projection(self, launch: DecodingLaunch, blocks: range) -> "Projection":
+        """Where rows that only leave their KV stand, and where it goes."""
+        positions, places = [], []
+        for part in launch.pieces:
+            if part.projected:
+                stand = part.start + np.array(part.projected)
+                positions.append(stand)
+                places.append(self._places([part.sequence.table], blocks, int(stand[-1]) + 1)[:, 0, stand])
+        found = self._tensor(np.concatenate(positions)).unsqueeze(0), self._tensor(np.concatenate(places, axis=1))
+        return Projection(self, blocks.start, *found)
 
     def source_places(self, parts: Listed[Piece]) -> Tensor:
         """Blocks x positions: where the KV of sources goes, one source after the other."""
@@ -169,12 +197,13 @@ class PagedKv:
 
     def _band(self, parts: list[Piece], blocks: range) -> tuple[Ints, Ints, Neighbours]:
         """The positions of the rows, where each block writes them, and what they read."""
-        rows, context = max(part.rows for part in parts), max(part.start + part.rows for part in parts)
+        rows, context = max(part.running for part in parts), max(part.start + part.rows for part in parts)
         read = self._places([part.sequence.table for part in parts], blocks, context)
         sees = np.zeros((len(parts), rows), np.int64)  # the last position that each row sees; padded rows see the first
         for index, part in enumerate(parts):
-            sees[index, : part.rows] = np.arange(part.start, part.start + part.rows)
-        counts = np.array([part.rows for part in parts])
+            stand = np.arange(part.start, part.start + part.rows)
+            sees[index, : part.running] = np.delete(stand, part.projected) if part.projected else stand
+        counts = np.array([part.running for part in parts])
         owner, place = np.nonzero(np.arange(rows) < counts[:, None])  # of each row: its sequence, and which it is there
         positions = sees[owner, place]
         mask = np.arange(context) <= sees[:, None, :, None]

@@ -38,16 +38,24 @@ class DecodingLimits:
 
 @dataclass(frozen=True)
 class Piece:
-    """So many rows of one sequence, from `start` on; the last `asked` of them are looked at by a ramp or the head."""
+    """So many rows of one sequence, from `start` on; the last `asked` of them are looked at by a ramp or the head.
+
+    `projected`: rows, by their number, that only leave their KV. The others run.
+    """
 
     sequence: Sequence
     start: int
     rows: int
     asked: int
+    projected: tuple[int, ...] = ()
+
+    @property
+    def running(self) -> int:
+        return self.rows - len(self.projected)
 
     def size(self) -> tuple[int, int, int]:
         """Attention sees parts of one size side by side, padded to one number of rows, one context and one source."""
-        return _power(self.rows), _power(self.start + self.rows), _power(len(self.sequence.wanted.source))
+        return _power(self.running), _power(self.start + self.rows), _power(len(self.sequence.wanted.source))
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,12 @@ class DecodingLaunch:
     pieces: tuple[Piece, ...]
 
     @property
-    def rows(self) -> int:
-        return sum(part.rows for part in self.pieces)
+    def running(self) -> int:
+        return sum(part.running for part in self.pieces)
+
+    @property
+    def projects(self) -> bool:
+        return any(part.projected for part in self.pieces)
 
 
 @dataclass(frozen=True)
@@ -233,11 +245,12 @@ class Scheduler:
             unread = sequence.unread(split)
             if sequence.at != split or unread > room < most:
                 continue
-            waiting = sequence.waiting(split)
-            rows = waiting if waiting <= self.splits.max_pending else min(waiting, room)
-            room = max(0, room - unread - (rows if waiting > self.splits.max_pending else 0))
+            waiting, few = sequence.waiting(split), sequence.unseen(split) <= self.splits.max_pending
+            rows = waiting if few else min(waiting, room)
+            room = max(0, room - unread - (0 if few else rows))
             if rows:
-                yield Piece(sequence, sequence.filled[split], rows, sequence.wants(split, rows))
+                asked, projected = sequence.wants(split, rows), sequence.projected(split, rows)
+                yield Piece(sequence, sequence.filled[split], rows, asked, projected)
 
     def _put_out(self, sequence: Sequence) -> None:
         """Take a resident's pages; it begins again from what it has written, as the first of those who wait."""

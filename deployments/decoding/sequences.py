@@ -1,7 +1,8 @@
 """One sequence on its way: which tokens are known, how far each split has seen them, and where it runs next.
 
 The keys and values (KV) of every split are those of the full network on the tokens so far. So a token depends on the
-tokens before it and on nothing else: not on who shared a launch, nor on exits, restarts or cuts.
+tokens before it and on nothing else: not on who shared a launch, nor on exits, restarts or cuts. Where KV is projected
+instead, it depends on where those before it left, too, which a sequence that begins again remembers.
 """
 
 from collections.abc import Sequence as Listed
@@ -28,7 +29,8 @@ class Wanted:
     """What a client wants written. The sequence ends after a token of `stop`, or after `max_tokens`.
 
     `prompt` is what is written on from. Where the network has an encoder, that reads `source`, which the client gave,
-    and the prompt is the token that every answer begins with.
+    and the prompt is the token that every answer begins with. `replayed`: of the last tokens of the prompt, which
+    another replica has written, the block after which each was known.
     """
 
     prompt: tuple[int, ...]
@@ -36,6 +38,7 @@ class Wanted:
     stop: frozenset[int] = frozenset()
     sampling: Sampling = GREEDY
     source: tuple[int, ...] = ()
+    replayed: tuple[int, ...] = ()
 
     @property
     def given(self) -> int:
@@ -64,12 +67,14 @@ class Splits:
 
     `ends`: the block before which each split stops. `verified`: what exits said is a draft until the full network has
     said the same. `max_pending`: positions that a sequence may leave unseen by deeper splits before it has to visit
-    them.
+    them. `project`: the KV of blocks that a token has skipped is made of the state in which it left, as CALM does; it
+    is no position that has to be seen.
     """
 
     ends: tuple[int, ...]
     verified: bool = False
     max_pending: int = 16
+    project: bool = False
 
     @property
     def last(self) -> int:
@@ -118,9 +123,27 @@ class Sequence:
         """Positions that stand before this split."""
         return (self.filled[split - 1] if split else len(self.tokens)) - self.filled[split]
 
+    def projected(self, split: int, rows: int) -> tuple[int, ...]:
+        """Of the next rows there, by their number, those that left before it, whose KV is projected. Prompts run."""
+        if not (split and self._splits.project):
+            return ()
+        first = self._first
+        depths = (*self.wanted.replayed, *self.depths)
+        start, reached = self.filled[split], self._splits.blocks(split).start
+        return tuple(
+            row
+            for row in range(max(0, first - start), rows)
+            if (said := start + row + 1 - first) < len(depths) and depths[said] < reached
+        )
+
     def unread(self, split: int) -> int:
         """Positions of its source that are to be read in the next launch of this split."""
         return 0 if split or self.filled[0] else len(self.wanted.source)
+
+    def unseen(self, split: int) -> int:
+        """Positions that stand before this split and have to run through it."""
+        waiting = self.waiting(split)
+        return waiting - len(self.projected(split, waiting))
 
     def missing(self, split: int, positions: int) -> int:
         """Pages that it lacks to have so many positions seen by a split, and its source."""
@@ -174,7 +197,10 @@ class Sequence:
 
     def _must_visit(self, split: int) -> bool:
         """Whether the sequence runs deeper though its token is known: too much is pending, or its end is a draft."""
-        return self.waiting(split) >= self._splits.max_pending or (self._splits.verified and bool(self._finish()))
+        pending = self.waiting(split)
+        if self._splits.project:  # only prompts have to be seen
+            pending = min(self.filled[split - 1], self._first) - self.filled[split]
+        return pending >= self._splits.max_pending or (self._splits.verified and bool(self._finish()))
 
     def _go_on(self, split: int) -> None:
         if split == self._splits.last:
@@ -210,6 +236,11 @@ class Sequence:
     def _cut(self, length: int) -> None:
         del self.tokens[length:]
         del self.depths[length - len(self.wanted.prompt) :]
+
+    @property
+    def _first(self) -> int:
+        """The position after the client's own prompt."""
+        return len(self.wanted.prompt) - len(self.wanted.replayed)
 
     @property
     def _told_until(self) -> int:

@@ -20,7 +20,7 @@ def size_of(launch: DecodingLaunch, splits: Splits) -> LaunchSize:
     blocks, bands, read, seen = len(splits.blocks(launch.split)), 0, 0, 0
     for _, alike in groupby(launch.pieces, key=Piece.size):
         parts = list(alike)
-        rows, context = max(part.rows for part in parts), max(part.start + part.rows for part in parts)
+        rows, context = max(part.running for part in parts), max(part.start + part.rows for part in parts)
         context += max(len(part.sequence.wanted.source) for part in parts)
         bands += 1
         read += len(parts) * context
@@ -32,7 +32,7 @@ def size_of(launch: DecodingLaunch, splits: Splits) -> LaunchSize:
         pieces=len(launch.pieces),
         blocks=blocks,
         bands=blocks * bands,
-        rows=blocks * launch.rows,
+        rows=blocks * launch.running,
         read=blocks * read,
         seen=blocks * seen,
         heads=float(asked > 0),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from deployments.decoding.anatomy import DecoderAnatomy, anatomy_of, shape_of
-from deployments.decoding.arithmetic import DeepRhythm, best_cut
-from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, TextLengths
+from deployments.decoding.arithmetic import DeepRhythm, best_cut, rhythm
+from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, ProjectedTexts, TextLengths
 from deployments.decoding.choosing import at_least_float32
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine
@@ -78,18 +78,57 @@ def ramps_for(
     survival = [float((seen.sure[block] < each).mean()) for block, each in enumerate(thresholds)]
     depth = len(thresholds) + 1
     fixed = fixed_share(model, prompts[0])
-    place, rhythm = best_cut([((block + 1) / depth, p) for block, p in enumerate(survival)], fixed, fill=1.0)
+    place, found = best_cut([((block + 1) / depth, p) for block, p in enumerate(survival)], fixed, fill=1.0)
     unseen = readings(model, wanted[cut:], full[cut:])
     ramp = _measured(place, thresholds[place], unseen)
     others = [_measured(block, each, unseen) for block, each in enumerate(thresholds) if block != place]
     lengths = TextLengths(prompts=_tokens(prompts), outputs=_tokens(full))
-    rules = DecoderRules(ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=round(rhythm.share, 3))
+    rules = DecoderRules(ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=round(found.share, 3))
     exits = texts(model, rules, wanted[cut:])
     same = float(np.mean([written == other for written, other in zip(exits, full[cut:], strict=True)]))
     leaves = unseen.sure[place] >= ramp.threshold
     agreement = float((unseen.agrees[place] | ~leaves).mean())
-    rules = rules.model_copy(update={"agreement": agreement, "same_texts": same})
-    return DecoderReport(rules, rhythm, depth, len(leaves))
+    project = projected(model, rules, wanted[cut:], full[cut:], fixed)
+    rules = rules.model_copy(update={"agreement": agreement, "same_texts": same, "project": project})
+    return DecoderReport(rules, found, depth, len(leaves))
+
+
+def projected(
+    model: Any, rules: DecoderRules, wanted: Sequence[Wanted], full: Sequence[Sequence[int]], fixed: float
+) -> ProjectedTexts:
+    """What becomes of texts whose KV is projected: only writing them freely shows it, as each token changes the next.
+
+    Where the deep part runs is the rhythm for as many as go on, and `fixed` is what a launch costs beside its rows.
+    """
+    (ramp,) = rules.ramps
+    num_blocks = shape_of(model.config).num_blocks
+    found = _engine(model, rules, exits="project").write_with_depths(wanted)
+    depths = [depth for _, each in found for depth in each]
+    survival = sum(depth > ramp.block for depth in depths) / len(depths)
+    fill = _projection_share(anatomy_of(model), ramp.block + 1)
+    best = rhythm((ramp.block + 1) / num_blocks, survival, fixed, fill)
+    return ProjectedTexts(
+        survival=survival,
+        same_tokens=sum(map(_same_until, (tokens for tokens, _ in found), full)) / sum(map(len, full)),
+        same_texts=float(np.mean([tokens == other for (tokens, _), other in zip(found, full, strict=True)])),
+        deep_share=max(0.01, round(best.share, 3)),
+        gain=best.gain,
+    )
+
+
+def _same_until(written: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens there are before the first that differs.
+
+    >>> _same_until([1, 2, 3], [1, 2, 4, 5])
+    2
+    """
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, other, strict=False)))
+
+
+def _projection_share(anatomy: DecoderAnatomy, block: int) -> float:
+    """What a row costs that only leaves its KV, of one that runs through a block: by the weights that it meets."""
+    weights = sum(each.numel() for each in anatomy.blocks[block].parameters() if each.dim() > 1)
+    return 2 * anatomy.shape.kv_width * anatomy.weights.shape[1] / weights
 
 
 def threshold(sure: Floats, agrees: Flags, allowed_loss: float) -> float:
@@ -128,9 +167,9 @@ def texts(model: Any, rules: DecoderRules, wanted: Sequence[Wanted]) -> list[lis
     return _engine(model, rules).write_all(wanted)
 
 
-def _engine(model: Any, rules: DecoderRules) -> Engine:
+def _engine(model: Any, rules: DecoderRules, exits: str = "recompute") -> Engine:
     """An engine in which any number may wait for ever."""
-    told = {"max_residents": AT_ONCE, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}
+    told = {"exits": exits, "max_residents": AT_ONCE, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}
     return engine_of(model, rules, DecoderConfig.model_validate({"model": "", **told}))
 
 

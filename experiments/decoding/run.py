@@ -50,8 +50,14 @@ def measure(rounds: int = 5, texts: int = 320) -> dict[str, float]:
     llama = measured(llm_demo_directory(), rounds, texts, [WrittenWay("generate_batch", _generate_batch())])
     t5 = measured(t5_directory(), rounds, texts, [])
     figures = llama | {f"t5_{name}": value for name, value in t5.items()}
-    figures["t5_points_lost_by_recompute"] = 100 * (t5["exact_match_full"] - t5["exact_match_recompute"])
+    for way in ("recompute", "project"):
+        figures[f"points_lost_by_{way}"] = _points_lost(llama, way)
+        figures[f"t5_points_lost_by_{way}"] = _points_lost(t5, way)
     return figures | measure_on_paper(console.print)
+
+
+def _points_lost(figures: dict[str, float], way: str) -> float:
+    return 100 * (figures["exact_match_full"] - figures[f"exact_match_{way}"])
 
 
 def measured(folder: Path, rounds: int, texts: int, others: list[WrittenWay]) -> dict[str, float]:
@@ -87,6 +93,7 @@ def _ways(folder: Path, rules: DecoderRules) -> list[WrittenWay]:
     return [
         WrittenWay("full", ours(exits="off")),
         WrittenWay("recompute", ours(exits="recompute")),
+        WrittenWay("project", ours(exits="project")),
         WrittenWay("verified", ours(exits="verified")),
         WrittenWay("exits_at_once", ours(exits="recompute", deep_share=AT_ONCE)),
         WrittenWay("exits_batch_of_one", ours(exits="recompute", max_residents=1), share=0.1),
@@ -142,6 +149,7 @@ def _figures(
         return median(one / two for one, two in zip(speeds[name], speeds[other], strict=True))
 
     figures["recompute_over_full"] = over("recompute", "full")
+    figures["project_over_full"] = over("project", "full")
     figures["verified_over_full"] = over("verified", "full")
     figures["over_exits_at_once"] = over("recompute", "exits_at_once")
     figures["over_exits_batch_of_one"] = over("recompute", "exits_batch_of_one")
@@ -150,6 +158,7 @@ def _figures(
     for name in sorted(speeds.keys() - {"exits_at_once", "exits_batch_of_one"}):
         figures[f"exact_match_{name}"] = _same(written[name], right)
     figures["texts_changed_by_recompute"] = 1.0 - _same(written["recompute"], written["full"])
+    figures["texts_changed_by_project"] = 1.0 - _same(written["project"], written["full"])
     figures["texts_changed_by_verified"] = 1.0 - _same(written["verified"], written["full"])
     figures["cut_after_blocks"] = rules.ramps[0].block + 1.0
     figures["survival"] = rules.ramps[0].survival or 0.0

@@ -86,13 +86,19 @@ def ramps_of(model: Any, thresholds: dict[int, float]) -> DecoderRamps:
 
 
 @torch.inference_mode()
-def plainly(model: Any, wanted: Wanted, thresholds: dict[int, float]) -> tuple[list[int], list[int]]:
-    """Tokens and depths of one sequence: the whole network on the whole prefix for every token, and no cache."""
+def plainly(
+    model: Any, wanted: Wanted, thresholds: dict[int, float], project: bool = False
+) -> tuple[list[int], list[int]]:
+    """Tokens and depths of one sequence: the whole network on the whole prefix for every token, and no cache.
+
+    `project`: a position whose token left stays in that state in all blocks behind, which make KV of it.
+    """
     tokens: list[int] = []
     depths: list[int] = []
     read = model.encoder(torch.tensor([wanted.source])) if wanted.source else None
     while len(tokens) < wanted.max_tokens and not (tokens and tokens[-1] in wanted.stop):
-        states, last = _seen(model, read, torch.tensor([[*wanted.prompt, *tokens]]))
+        left = {len(wanted.prompt) + place - 1: depth for place, depth in enumerate(depths) if place} if project else {}
+        states, last = _seen(model, read, torch.tensor([[*wanted.prompt, *tokens]]), left)
         draw = [Draw(wanted.sampling, len(wanted.prompt) + len(tokens))]
         for block, threshold in sorted(thresholds.items()):
             logits = at_least_float32(_head(model, states[block]))
@@ -106,12 +112,17 @@ def plainly(model: Any, wanted: Wanted, thresholds: dict[int, float]) -> tuple[l
     return tokens, depths
 
 
-def _seen(model: Any, read: Any, prefix: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The state of the last position after each block, and the logits after the last."""
+def _seen(model: Any, read: Any, prefix: torch.Tensor, left: dict[int, int]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The state of the last position after each block, and the logits after the last. Positions that `left` after a
+    block go through those behind it as they are."""
     found: list[torch.Tensor] = []
 
-    def find(_: object, __: object, out: Any) -> None:
-        found.append((out[0] if isinstance(out, tuple) else out)[:, -1])
+    def find(_: object, told: Any, out: Any) -> Any:
+        states = (out[0] if isinstance(out, tuple) else out).clone()
+        gone = [position for position, block in left.items() if block < len(found)]
+        states[:, gone] = told[0][:, gone]
+        found.append(states[:, -1])
+        return (states, *out[1:]) if isinstance(out, tuple) else states
 
     blocks = model.decoder.block if read else model.model.layers
     hooks = [block.register_forward_hook(find) for block in blocks]
@@ -151,10 +162,11 @@ def engine(
     pages: int = 400,
     max_pending: int = 4,
     limits: DecodingLimits | None = None,
+    project: bool = False,
 ) -> Engine:
     """An engine that is cut at its ramps."""
     ends = (*(block + 1 for block in sorted(thresholds)), BLOCKS)
-    splits = Splits(ends, verified, max_pending)
+    splits = Splits(ends, verified, max_pending, project)
     limits = limits or DecodingLimits(page_tokens=4, ttft_s=1e9, tpot_s=1e9)
     scheduler = Scheduler(splits, limits, PagePool(pages))
     network = CutDecoder(anatomy_of(model), ramps_of(model, thresholds), splits, pages, limits.page_tokens)

@@ -68,6 +68,27 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     assert "cannot read" in call(*rehearsal, "--prompts", prompts)
 
 
+def test_a_plan_for_what_a_server_has_seen(call: Called, profile: Path, tmp_path: Path) -> None:
+    """Texts of other lengths, of which more go on: from a file, and from the server itself."""
+    seen, told = tmp_path / "stats.json", ("plan", DEMO, "--profile", profile, "--kv-megabytes", 2, "--tpot-ms", 20)
+    lengths = {"texts": 40, "seconds": 20.0, "prompts": [3] * 20, "outputs": [12] * 20}
+    stats = {"tokens_per_s": 1.0, "ramps": [1], "exits": {"1": 40, "7": 360}, "workload": lengths}
+    seen.write_text(json.dumps(stats))
+    assert "2 texts/s, on average 3 tokens of a prompt and 12 that are written" in (
+        said := call(*told, "--observed", seen)
+    )
+    assert "90% go on after block 1" in said
+    assert "nowhere: every token runs through the whole network" in said
+    rate = call(*told, "--observed", seen, "--min-cost", "--json")
+    assert json.loads(rate)["plan"]["promise"]["goodput_per_s"] == 2.0
+    seen.write_text(json.dumps(stats | {"workload": lengths | {"prompts": [3], "outputs": [3]}}))
+    assert "1 texts were written: a plan needs at least 20" in call(*told, "--observed", seen)
+    seen.write_text("{}")
+    assert "these are no /stats of a decoder" in call(*told, "--observed", seen)
+    assert "--observed is for decoders" in call("plan", "--observed", seen)
+    assert "nobody answers at http://127.0.0.1:1/stats" in call(*told, "--observed", "http://127.0.0.1:1/")
+
+
 def test_a_plan_is_served_in_the_precision_that_it_was_made_for() -> None:
     profile = paper_decoder()
     half = replace(profile, tables=(replace(profile.tables[0], dtype="float16"),))
@@ -115,6 +136,7 @@ def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
         (("plan", DEMO), "was not measured here yet: isobatch profile"),
         (("plan", DEMO, "--slo-ms", "3"), "--slo-ms is for classifiers"),
         (("plan", DEMO, "--exits", "some"), "must be recompute, verified or off"),
+        (("plan", DEMO, "--exits", "project"), "nothing is planned with it"),
         (("plan", DEMO, "--min-cost"), "--min-cost needs --rate"),
         (("plan", DEMO, "--rate", "inf"), "--rate inf must be above 0, and finite"),
         (("plan", "nowhere"), "nowhere is no directory of a decoder"),

@@ -267,7 +267,7 @@ def test_without_a_controller_the_picture_is_drawn_all_the_same() -> None:
 class Decoding:
     """All of a decoder's front that its /stats needs."""
 
-    name, meter = "tiny", SimpleNamespace(requests={"answered": 3, "refused": 1})
+    name, meter = "tiny", SimpleNamespace(requests={"answered": 3, "refused": 1}, workload=dict)
     config = DecoderConfig(model="/models/tiny")
 
     @staticmethod

@@ -98,6 +98,40 @@ def test_verified_writes_what_the_full_network_writes(
     assert not running.network._pending  # type: ignore[attr-defined]
 
 
+@settings(max_examples=40, **PATIENT)
+@given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200), st.integers(0, 5))
+def test_project_writes_what_plain_decoding_with_projected_kv_writes(
+    told: tuple[Any, list[Wanted]],
+    ramps: dict[int, float],
+    within: DecodingLimits,
+    pending: int,
+    scarce: int,
+    lost: int,
+) -> None:
+    """Whoever shares launches, however often pages run out, and when a replica is lost after some tokens."""
+    model, asked = told
+    pages = enough(asked, within) + scarce
+    running = engine(model, ramps, pages=pages, max_pending=pending, limits=within, project=True)
+    plain = {place: plainly(model, one, ramps, project=True) for place, one in enumerate(asked)}
+    assert written_by(running, asked) == plain
+    left = {place: _continued(one, *plain[place], lost) for place, one in enumerate(asked)}
+    rest = {place: one for place, one in left.items() if one}
+    found = written_by(running, list(rest.values()))
+    assert [found[number] for number in range(len(rest))] == [
+        (plain[place][0][lost:], plain[place][1][lost:]) for place in rest
+    ]
+    assert running.scheduler.pool.free == pages
+    assert not running.network._pending  # type: ignore[attr-defined]
+
+
+def _continued(wanted: Wanted, tokens: list[int], depths: list[int], lost: int) -> Wanted | None:
+    """What another replica is asked once so many tokens are written; None where these were all."""
+    if lost >= len(tokens):
+        return None
+    more = replace(wanted, prompt=(*wanted.prompt, *tokens[:lost]), max_tokens=wanted.max_tokens - lost)
+    return replace(more, replayed=tuple(depths[:lost]))
+
+
 @settings(max_examples=8, **PATIENT)
 @given(t5s, st.lists(requests.map(with_encoder), min_size=1, max_size=6), thresholds, limits)
 def test_a_t5_without_exits_or_verified_writes_what_generate_writes(
@@ -128,5 +162,6 @@ def test_an_encoder_reads_each_source_once_unless_its_sequence_begins_again() ->
 def test_families_that_are_shaped_like_llama(family: str) -> None:
     model, ramps = decoder(family), {0: 0.3, 2: 0.3}
     asked = [Wanted((1, 2, 3), 6), Wanted((4,), 6), Wanted(tuple(range(20)), 6)]
-    found = written_by(engine(model, ramps), asked)
-    assert found == {place: plainly(model, one, ramps) for place, one in enumerate(asked)}
+    for project in (False, True):
+        found = written_by(engine(model, ramps, project=project), asked)
+        assert found == {place: plainly(model, one, ramps, project) for place, one in enumerate(asked)}

@@ -85,6 +85,18 @@ def test_a_request_is_counted_and_its_tokens_are_timed(scene: Scene, stream: boo
     assert float(took_ms) == pytest.approx(310)
 
 
+def test_what_clients_ask_for_can_be_planned_for(scene: Scene) -> None:
+    """Lengths are those of texts that were written whole; who was refused has asked all the same."""
+    for asked in (ASKED, ASKED | {"prompt": "12+34="}, ASKED | {"stop": "2"}):
+        assert scene.client.post("/v1/completions", json=asked).status_code == 200
+    scene.full = True
+    scene.client.post("/v1/completions", json=ASKED)
+    workload = scene.client.get("/stats").json()["workload"]
+    assert (workload["texts"], workload["prompts"]) == (4, [4, 6, 4])
+    assert workload["outputs"][:2] == [4, 4]
+    assert workload["seconds"] == pytest.approx(scene.now_s)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_is_refused_is_counted_once(scene: Scene, stream: bool) -> None:
     scene.full = True

@@ -17,7 +17,7 @@ from cluster.load.prompts import prompts_in
 from cluster.serving.serve_file import serve_file
 from deployments.decoding.anatomy import shape_of
 from deployments.decoding.arithmetic import rhythm
-from deployments.decoding.checkpoint import check_decoder, is_decoder, rules_of
+from deployments.decoding.checkpoint import DecoderRules, check_decoder, is_decoder, rules_of
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.loading import decoder_shape, engine_of, load_decoder
 from deployments.decoding.sequences import Wanted
@@ -94,6 +94,19 @@ def test_ramps_keep_to_the_loss_on_the_prompts_that_they_come_from() -> None:
     lost = (seen.sure[ramp.block] >= ramp.threshold) & ~seen.agrees[ramp.block]
     assert lost.mean() <= 0.05
     assert 0 <= (report.rules.same_texts or 0) <= 1
+    assert report.rules.project
+    thresholds = {ramp.block: ramp.threshold}
+    unseen = [Wanted(prompt, 6) for prompt in prompts[20:]]
+    freely = [plainly(model, each, thresholds, project=True) for each in unseen]
+    same = [tokens == plainly(model, each, {})[0] for each, (tokens, _) in zip(unseen, freely, strict=True)]
+    assert report.rules.project.same_texts == np.mean(same)
+    assert report.rules.project.survival == np.mean([depth > ramp.block for _, each in freely for depth in each])
+    report.rules.check_projectable(None)
+    report.rules.check_projectable([ramp.block + 1])
+    with pytest.raises(UserError, match="what it loses is known with the cuts"):
+        report.rules.check_projectable([4])
+    with pytest.raises(UserError, match="does not say what that loses: isobatch prepare measures it"):
+        DecoderRules().check_projectable(None)
     assert report.rhythm.gain >= 1
     with pytest.raises(UserError, match="3 prompts: at least 20"):
         ramps_for(model, prompts[:3], frozenset(), DecoderOptions())
@@ -139,6 +152,7 @@ def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(
     done = CliRunner().invoke(app, told)
     assert done.exit_code == 0, done.output
     assert "a ramp after block" in done.output
+    assert "Not chosen is 'exits: project'" in done.output
     rules = json.loads((out / "exits.json").read_text())
     assert rules["kind"] == "decoder"
     assert (out / "model.safetensors").exists()
