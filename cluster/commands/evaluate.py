@@ -59,16 +59,16 @@ def evaluate(
     from deployments.tasks import task_of
 
     server = predicts_at(server_at(url)) if url else None
-    key, network = key_headers(api_key_variable), load_served(model, device=device)
-    if not network.ramp_blocks and not server:
-        raise UserError(f"{model} has no ramps: give it some with 'isobatch prepare'")
-    names = label_names(network.labels, labels)
+    key = key_headers(api_key_variable)
     wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     channels = checkpoint.channels_of(checkpoint.locate(model))
     console = Console(soft_wrap=True, stderr=as_json)
     console.print(taken(data, wanted, channels=channels), highlight=False, markup=False)
     kept = sampled(rows(data, wanted, channels=channels), max_rows, seed)
-    task = task_of(network)
+    network = load_served(model, device=device)  # only now, so that a wrong file is found at once
+    if not network.ramp_blocks and not server:
+        raise UserError(f"{model} has no ramps: give it some with 'isobatch prepare'")
+    names, task = label_names(network.labels, labels), task_of(network)
     truth, values = labels_of(kept, data, names, task), [row.value for row in kept]
     with console.status(f"answering {len(values)} inputs"):
         if server:  # first, so that a server that is none is noticed before anything is computed

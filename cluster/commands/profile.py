@@ -119,6 +119,8 @@ def profile(
     torch.set_num_threads(threads)
     console = Console(soft_wrap=True)
     known = load_profile(out) if out.exists() else None
+    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
+    recorded = _recorded(console, model, data, wanted, max_rows) if data else []
     exact = load_served(model, device=device, dtype="float32" if dtype == INT8 else dtype)
     weights = weights_of(checkpoint.locate(model))
     if known:
@@ -128,8 +130,6 @@ def profile(
     here = kind or kind_of(called)
     if warning := uncatalogued(here):
         console.print(warning, highlight=False)
-    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
-    recorded = _recorded(console, model, data, wanted, max_rows) if data else []
     exits, told = (None, ()) if known and known.exits else _prepared_exits(exact)
     network = on_backend(exact, model, backend, int8=dtype == INT8)
     make_ready(network, model, timed_stretches(network))

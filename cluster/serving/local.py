@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -34,6 +35,8 @@ from profiles.errors import UserError
 SHORT, SHORT_FOR_RAY = 11, 35
 RAY_WITHIN_S = 120.0  # for its processes to start, while they are starting
 RAY_ATTEMPTS = 4
+REACHED_WITHIN_S = 5.0  # the Ray of others
+_PLACE = re.compile(r"[^/:\[\]]+:\d+")  # not `auto`, nor ray://...
 LOOK_EVERY_S, RAY_ENDS_S = 0.1, 5.0  # while Ray stops; after it has ended its GCS
 ROOT = Path(__file__).resolve().parents[2]  # the folder from which isobatch's packages are imported
 
@@ -74,10 +77,10 @@ def running_cluster() -> str | None:
     return None
 
 
-def _listens(address: str) -> bool:
+def _listens(address: str, within_s: float = 1.0) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=1):
+        with socket.create_connection((host, int(port)), timeout=within_s):
             return True
     except (OSError, ValueError):
         return False
@@ -216,6 +219,8 @@ def _serving(http: dict[str, Any], folder: Path) -> LocalRay:
 @contextmanager
 def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
     """Connect to a Ray that others have started. What is yielded starts Serve there, if it does not run yet."""
+    if _PLACE.fullmatch(address) and not _listens(address, REACHED_WITHIN_S):  # Ray itself would try for minutes
+        raise UserError(f"no Ray can be reached at {address} (nobody listens there): is it the address of its head?")
     os.environ.update({name: os.environ.get(name, value) for name, value in NODE_SETTINGS.items()})
     import ray
 

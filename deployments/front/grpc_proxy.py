@@ -1,9 +1,10 @@
 """A HAProxy of the front's own, before its gRPC server: Serve's carries no gRPC, and refusing costs Python too much.
 
 It listens where clients ask, and hands their calls on over a socket in the file system. Inferences have as many places
-in the front as `ProxyLimit` says; who finds none is refused here. Questions about the server have a few of their own,
-and streams, which stay, take none. HAProxy lives exactly as long as the front: it is started again if it ends before,
-and the kernel kills it when the front is no more, whatever ended that.
+in the front as `ProxyLimit` says; who finds none is refused here. Questions about the server have a few of their own.
+Streams, which stay, have others, and what is asked in them takes places in the front (`places`). HAProxy lives exactly
+as long as the front: it is started again if it ends before, and the kernel kills it when the front is no more, whatever
+ended that.
 """
 
 import contextlib
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 CONNECTIONS = 1024  # of all clients
 OF_ONE_ADDRESS = CONNECTIONS // 2
 CALLS = 128  # of one connection at once: what is beyond waits at the client, which knows how long
+STREAMS = 1024  # open at once, of all clients: more would keep calls out of the front
+STREAMS_OF_ONE_ADDRESS = STREAMS // 2
 CALLS_TO_FRONT = 1024  # of one connection to the front: there need not be many
 QUESTION = 16_384  # bytes of a call that only asks about the server: all of it is here before it takes a place
 IDLE_S = 300  # a client that says nothing for so long is hung up on; it connects again by itself
@@ -104,6 +107,8 @@ frontend calls
     acl health path /{service}/ServerLive /{service}/ServerReady
     http-request set-priority-offset sc0_http_req_rate,mul(100)
     http-request set-priority-offset sc0_http_req_rate,mul(100),sub({health_ms}) if health
+    http-request track-sc1 src table streams if streams
+    http-request return status 503 if streams {{ sc1_conn_cur gt {streams_of_one} }}
     http-request return status 503 if infers {{ avg_queue(inferences) gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
     http-request wait-for-body time {request_s}s if !streams  # before it takes a place
     http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {question} }}
@@ -122,7 +127,8 @@ backend few
 backend inferences
     server front unix@{folder}/front.sock proto h2 maxconn {places}
 backend streams
-    server front unix@{folder}/front.sock proto h2
+    stick-table type ipv6 size 100k expire 60s store conn_cur
+    server front unix@{folder}/front.sock proto h2 maxconn {streams}
 backend questions
     timeout queue {questions_ms}
     server front unix@{folder}/front.sock proto h2 maxconn {questions}
@@ -151,6 +157,11 @@ class GrpcProxy(threading.Thread):
         self._limit = ProxyLimit(self._orders, burden, lambda: _SERVERS)
         self._ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def places(self) -> int:
+        """How many requests of streams the front works on at once: as many as it may have of those that take a call."""
+        return self._limit.value
 
     def open(self) -> None:
         """Returns when it listens."""
@@ -221,6 +232,8 @@ def _configuration(folder: Path, host: str, port: int) -> str:
         of_one=OF_ONE_ADDRESS,
         calls=CALLS,
         calls_to_front=CALLS_TO_FRONT,
+        streams=STREAMS,
+        streams_of_one=STREAMS_OF_ONE_ADDRESS,
         request_s=REQUEST_S,
         idle_s=IDLE_S,
         queued_ms=QUEUED_MS,

@@ -98,6 +98,11 @@ class ProxyLimit(threading.Thread):
         self._looked_s = 0.0
         self._ended = threading.Event()
 
+    @property
+    def value(self) -> int:
+        """Requests that the front may have at once now."""
+        return self._limit.value
+
     def end(self) -> None:
         self._ended.set()
 

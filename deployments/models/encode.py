@@ -167,15 +167,19 @@ class ImageEncoder:
     def __call__(self, inputs: Sequence[Any]) -> Encoded:
         images = [self._image(position, value) for position, value in enumerate(inputs)]
         # One by one: images of different sizes are no list until each has the network's.
-        arrays = [
-            self.processor(images=image, return_tensors="np", input_data_format="channels_last")["pixel_values"]
-            for image in images
-        ]
+        arrays = [self._processed(position, image) for position, image in enumerate(images)]
         self._check_sizes([array.shape[-2:] for array in arrays])
         for position, array in enumerate(arrays):
             if not np.isfinite(array).all():
                 raise UserError(f"image {position} holds numbers that are too large for the preprocessor")
         return Encoded({"pixel_values": np.concatenate(arrays).astype(np.float32, copy=False)}, None)
+
+    def _processed(self, position: int, image: NDArray[np.float32]) -> NDArray[np.float32]:
+        try:
+            return self.processor(images=image, return_tensors="np", input_data_format="channels_last")["pixel_values"]
+        except ValueError as error:  # such as of a range that it cannot resize
+            reason = str(error).strip().partition("\n")[0]
+            raise UserError(f"image {position} cannot be read by the network's preprocessor: {reason}") from error
 
     def _check_sizes(self, sizes: Sequence[tuple[int, int]]) -> None:
         wanted = self.size or sizes[0]

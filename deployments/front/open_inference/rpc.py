@@ -8,8 +8,11 @@ Serve has a gRPC proxy, but its replicas would listen on every interface, and ne
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import ceil
 from typing import Any
 
 import grpc
@@ -31,12 +34,15 @@ from deployments.front.open_inference.calls import (
 from deployments.front.open_inference.messages import message
 from deployments.front.open_inference.methods import METHODS, Answering, Call, content
 from deployments.front.open_inference.tensors import MOST_TEXTS
+from deployments.front.proxy import MOST
 from deployments.front.service import Service, Visit
 from deployments.ray_settings import haproxy_program
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 64  # requests of one stream
+PUSH_BACK_S = 0.05  # a request that there was no time for keeps its place for so long: to refuse is work, too
+LEAST_PACED = 8  # requests of all streams, however few were answered lately
 _BEHIND_PROXY = [("grpc.max_concurrent_streams", grpc_proxy.CALLS_TO_FRONT)]
 
 
@@ -74,9 +80,10 @@ def _server(service: Service, proxy: GrpcProxy | None) -> Any:
     config = service.config
     options = [("grpc.max_receive_message_length", config.max_body_bytes), *OF_CALLS]
     options += _BEHIND_PROXY if proxy else OF_CONNECTIONS
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * config.most_inside)
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * config.most_inside + grpc_proxy.STREAMS)
     methods = {name: _unary(service, name, answer) for name, answer in METHODS.items()}
-    methods |= {"ModelInfer": _inferred(service), "ModelStreamInfer": _streamed(service)}
+    places = Places((lambda: proxy.places) if proxy else (lambda: MOST), config.slo_ms / 1e3, time.monotonic)
+    methods |= {"ModelInfer": _inferred(service), "ModelStreamInfer": _streamed(service, places)}
     server.add_generic_rpc_handlers((Handlers(service.key, methods),))
     host = f"[{config.grpc_host}]" if ":" in config.grpc_host else config.grpc_host
     server.add_insecure_port(f"unix:{proxy.socket}" if proxy else f"{host}:{config.grpc_port}")
@@ -130,7 +137,56 @@ def _most_fields(service: Service) -> int:
     return MOST_TEXTS * service.config.max_inputs + 8 * MOST_NAMED
 
 
-def _streamed(service: Service) -> grpc.RpcMethodHandler:
+class Places:
+    """Of all streams together, so many requests are worked on at once; others are not read.
+
+    They wait where gRPC keeps them, at the client in the end: a flood costs the front no more than what it answers.
+    There are as many as were answered lately in half of `slo_s`, so that each takes about so long, and never more than
+    `limit` says now. Each stream waits for one place, and who has waited longest is next: all get as much.
+    """
+
+    def __init__(self, limit: Callable[[], int], slo_s: float, clock: Callable[[], float]) -> None:
+        self._limit, self._window_s, self._clock = limit, slo_s / 4, clock
+        self._paced, self._taken = LEAST_PACED, 0
+        self._began_s, self._answered = clock(), 0  # the window, and requests that were answered in it
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def most(self) -> int:
+        return min(self._paced, self._limit())
+
+    async def take(self) -> None:
+        if not self._waiting and self._taken < self.most:
+            self._taken += 1
+            return
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():  # it had just been given
+                self.leave(answered=False)
+            raise
+
+    def leave(self, answered: bool) -> None:
+        self._taken -= 1
+        self._answered += answered
+        if (took_s := self._clock() - self._began_s) >= self._window_s:
+            if self._waiting:  # else it is not known how many more could be answered
+                self._paced = max(LEAST_PACED, ceil(2 * self._answered * self._window_s / took_s))
+            self._began_s, self._answered = self._clock(), 0
+        while self._waiting and self._taken < self.most:
+            longest = self._waiting.popleft()
+            if not longest.done():
+                self._taken += 1
+                longest.set_result(None)
+
+
+def _is_answer(done: asyncio.Task[Any]) -> bool:
+    return not done.cancelled() and not done.exception() and not done.result().error_message
+
+
+def _streamed(service: Service, places: Places) -> grpc.RpcMethodHandler:
     """Requests of one stream run together; replies keep their order. A refusal is a reply, and the stream goes on."""
     response, most_fields = message("ModelStreamInferResponse"), _most_fields(service)
 
@@ -144,6 +200,8 @@ def _streamed(service: Service) -> grpc.RpcMethodHandler:
                 answer = await service.answer(visit, lambda: content(service, request, message("ModelInferResponse")))
                 return response(infer_response=answer)
         except RefusedError as refused:
+            if refused.status in (503, 504):
+                await asyncio.sleep(PUSH_BACK_S)
             return response(error_message=refused.sentence, infer_response={"id": told})
 
     async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
@@ -153,7 +211,10 @@ def _streamed(service: Service) -> grpc.RpcMethodHandler:
         async def begin() -> None:
             try:
                 async for sent in requests:
-                    await begun.put(asyncio.create_task(one(sent, call)))
+                    await places.take()
+                    task = asyncio.create_task(one(sent, call))
+                    task.add_done_callback(lambda done: places.leave(_is_answer(done)))
+                    await begun.put(task)
             finally:
                 await begun.put(None)
 

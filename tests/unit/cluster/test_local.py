@@ -18,7 +18,7 @@ import pytest
 
 from cluster.serving import local
 from cluster.serving.deploy import _wait_until_reachable
-from cluster.serving.local import LocalRay, check_place, free_port, running_cluster, short_temporary
+from cluster.serving.local import LocalRay, attached, check_place, free_port, running_cluster, short_temporary
 from cluster.serving.processes import descendants
 from deployments.ray_facts import patient_start
 from profiles.errors import UserError
@@ -30,6 +30,12 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No note of a Ray that others run on this machine."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+
+
+def test_a_ray_that_is_not_there_is_told_at_once() -> None:
+    place = f"127.0.0.77:{free_port(0, '127.0.0.77')}"
+    with pytest.raises(UserError, match=f"no Ray can be reached at {place} .nobody listens there."), attached(place):
+        pass
 
 
 def test_a_taken_port_is_named_and_another_is_found() -> None:

@@ -284,6 +284,14 @@ def test_an_image_is_measured_before_it_is_preprocessed(image: Any, sentence: st
         ImageEncoder(pixels, 3)([np.ones((1, 2)), image])
 
 
+def test_what_a_preprocessor_cannot_read_is_told_by_the_image() -> None:
+    def no_range(**_: object) -> Any:
+        raise ValueError("values outside the range [0, 1]\nand more")
+
+    with pytest.raises(UserError, match=r"image 0 cannot be read by .*: values outside the range \[0, 1\]$"):
+        ImageEncoder(no_range, 3)([np.ones((1, 2))])
+
+
 def test_of_a_text_no_more_is_looked_at_than_can_be_read() -> None:
     seen: list[str] = []
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.serving import local
 from deployments.config import AppConfig
@@ -22,7 +25,7 @@ from deployments.front.grpc_proxy import GrpcProxy
 from deployments.front.headers import STARTED, TIMEOUT, waited_s_by
 from deployments.front.open_inference import calls, rpc
 from deployments.front.open_inference.messages import SERVICE, message
-from deployments.front.open_inference.rpc import serving
+from deployments.front.open_inference.rpc import Places, serving
 from deployments.front.proxy import MOST, RETRY_S, Burden, ProxyLimit, said
 from deployments.front.service import Service
 from deployments.ray_settings import haproxy_program
@@ -137,7 +140,7 @@ def test_what_the_front_has_no_room_for_is_refused_as_grpc_says_it(
     play(scene, free_port)
 
 
-def test_streams_and_questions_take_no_places(one_place: None, held: threading.Event, free_port: int) -> None:
+def test_streams_and_questions_take_no_places_of_calls(one_place: None, held: threading.Event, free_port: int) -> None:
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
         stream = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
         streams = [stream() for _ in range(3)]
@@ -154,6 +157,157 @@ def test_streams_and_questions_take_no_places(one_place: None, held: threading.E
             await each.done_writing()
 
     play(scene, free_port)
+
+
+def test_a_flood_of_streams_is_read_no_faster_than_it_is_answered(
+    monkeypatch: pytest.MonkeyPatch, held: threading.Event, free_port: int
+) -> None:
+    """Who floods waits: the front has no more of them than places, refuses nobody, and answers all in the end."""
+    monkeypatch.setattr(grpc_proxy, "MOST", 4)
+    monkeypatch.setattr(ProxyLimit, "_tell", lambda *_: None)
+    monkeypatch.setattr(GrpcProxy, "places", 4)
+
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        streams = [channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")() for _ in range(3)]
+        for each in streams:
+            for _ in range(20):
+                await each.write(REQUEST)
+            await each.done_writing()
+        await until(lambda: service.burden().inside == 4)
+        await asyncio.sleep(0.2)
+        assert service.burden().inside == 4
+        held.set()
+        replies = await asyncio.gather(*(everything(each) for each in streams))
+        assert [len(each) for each in replies] == [20, 20, 20]
+        assert service.burden().strained == 0
+
+    play(scene, free_port)
+
+
+def test_refusing_what_streams_ask_is_no_faster_than_answering_it(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setattr(GrpcProxy, "places", 4)
+
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        late = (("x-deadline-ms", "0.001"),)
+        streams = [channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(metadata=late) for _ in range(2)]
+        began_s = time.monotonic()
+        for each in streams:
+            for _ in range(16):
+                await each.write(REQUEST)
+            await each.done_writing()
+        replies = await asyncio.gather(*(everything(each) for each in streams))
+        assert [len(each) for each in replies] == [16, 16]
+        assert time.monotonic() - began_s > 32 / 4 * rpc.PUSH_BACK_S
+
+    play(scene, free_port)
+
+
+async def everything(stream: Any) -> list[Any]:
+    return [reply async for reply in stream]
+
+
+def test_no_address_holds_all_streams(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+    monkeypatch.setattr(grpc_proxy, "STREAMS_OF_ONE_ADDRESS", 2)
+
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        open_one = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
+        streams = [open_one() for _ in range(2)]
+        for each in streams:
+            await each.write(REQUEST)
+            assert await each.read()
+        refused = await refusal(everything(open_one()))
+        assert (refused.code().name, refused.details()) == ("UNAVAILABLE", grpc_proxy._CROWDED)
+        await streams[0].done_writing()
+        assert await streams[0].read() is grpc.aio.EOF
+        again = open_one()
+        await again.write(REQUEST)
+        assert await again.read()
+        for each in (streams[1], again):
+            await each.done_writing()
+            assert await each.read() is grpc.aio.EOF
+
+    play(scene, free_port)
+
+
+class Queue:
+    """Streams that ask for places, one after the other, and what they got."""
+
+    def __init__(self) -> None:
+        self.most, self.inside, self.asked = 2, 0, 0
+        self.served: list[int] = []
+        self.waiting: list[asyncio.Task[None]] = []
+        self.places = Places(lambda: self.most, 1.0, lambda: 0.0)
+
+    async def ask(self, number: int) -> None:
+        await self.places.take()
+        self.served.append(number)
+        self.inside += 1
+
+    async def play(self, step: str) -> None:
+        match step:
+            case "ask":
+                self.waiting.append(asyncio.create_task(self.ask(self.asked)))
+                self.asked += 1
+            case "leave" if self.inside:
+                self.inside -= 1
+                self.places.leave(answered=True)
+            case "give up" if self.waiting:
+                self.waiting.pop().cancel()
+            case "more" | "fewer":
+                self.most = max(1, self.most + (1 if step == "more" else -1))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.waiting = [task for task in self.waiting if not task.done()]
+
+
+@given(st.lists(st.sampled_from(["ask", "ask", "leave", "more", "fewer", "give up"]), max_size=40))
+def test_places_of_streams_are_never_too_many_and_go_to_who_waits_longest(steps: list[str]) -> None:
+    async def act() -> None:
+        queue = Queue()
+        for step in steps:
+            before = len(queue.served)
+            await queue.play(step)
+            assert len(queue.served) == before or queue.inside <= queue.most
+            assert queue.inside or not queue.waiting, "somebody must be there who lets the next one in"
+        while queue.waiting:
+            assert queue.inside, "nobody is forgotten"
+            await queue.play("leave")
+        assert queue.served == sorted(queue.served)
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize(("alone_s", "per_s"), [(0.01, 1000.0), (0.1, 200.0), (0.3, 20.0)])
+def test_requests_of_streams_take_half_of_the_time_that_there_is(alone_s: float, per_s: float) -> None:
+    """Of a server that answers so many a second, each after so long at least: all it can are answered, in time."""
+
+    async def act() -> None:
+        now_s, slo_s = 0.0, 1.0
+        places = Places(lambda: MOST, slo_s, lambda: now_s)
+        entered, times_s = deque[float](), list[float]()
+
+        async def flood() -> None:
+            while True:
+                await places.take()
+                entered.append(now_s)
+
+        floods = [asyncio.create_task(flood()) for _ in range(5)]
+        for _ in range(round(8 * per_s)):
+            now_s += 1 / per_s
+            for _ in range(3):
+                await asyncio.sleep(0)
+            if entered and now_s - entered[0] >= alone_s:
+                times_s.append(now_s - entered.popleft())
+                places.leave(answered=True)
+        late = times_s[len(times_s) // 2 :]
+        assert max(late) <= slo_s
+        assert len(times_s) > 0.75 * 8 * per_s
+        for each in floods:
+            each.cancel()
+
+    asyncio.run(act())
 
 
 def test_health_checks_come_through_whatever_else_is_asked_or_only_half_asked(
