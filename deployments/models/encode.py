@@ -176,10 +176,12 @@ class ImageEncoder:
 
     def _processed(self, position: int, image: NDArray[np.float32]) -> NDArray[np.float32]:
         try:
-            return self.processor(images=image, return_tensors="np", input_data_format="channels_last")["pixel_values"]
+            made = self.processor(images=image, return_tensors="np", input_data_format="channels_last")
         except ValueError as error:  # such as of a range that it cannot resize
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"image {position} cannot be read by the network's preprocessor: {reason}") from error
+        pixels: NDArray[np.float32] = made["pixel_values"]
+        return pixels
 
     def _check_sizes(self, sizes: Sequence[tuple[int, int]]) -> None:
         wanted = self.size or sizes[0]

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 64  # requests of one stream
 PUSH_BACK_S = 0.05  # a request that there was no time for keeps its place for so long: to refuse is work, too
+TAKEN, TAKEN_CROWDED = 0.8, 0.4  # of the SLO requests of streams may take, as plans do; where many are refused
+MANY_REFUSED = 0.05  # of those that are answered
 LEAST_PACED = 8  # requests of all streams, however few were answered lately
 _BEHIND_PROXY = [("grpc.max_concurrent_streams", grpc_proxy.CALLS_TO_FRONT)]
 
@@ -141,14 +143,15 @@ class Places:
     """Of all streams together, so many requests are worked on at once; others are not read.
 
     They wait where gRPC keeps them, at the client in the end: a flood costs the front no more than what it answers.
-    There are as many as were answered lately in half of `slo_s`, so that each takes about so long, and never more than
-    `limit` says now. Each stream waits for one place, and who has waited longest is next: all get as much.
+    There are as many as were answered lately in most of `slo_s`, so that each takes about so long; fewer once some were
+    refused, and never more than `limit` says now. Each stream waits for one place, and who has waited longest is next:
+    all get as much.
     """
 
     def __init__(self, limit: Callable[[], int], slo_s: float, clock: Callable[[], float]) -> None:
-        self._limit, self._window_s, self._clock = limit, slo_s / 4, clock
+        self._limit, self._slo_s, self._clock = limit, slo_s, clock
         self._paced, self._taken = LEAST_PACED, 0
-        self._began_s, self._answered = clock(), 0  # the window, and requests that were answered in it
+        self._began_s, self._answered, self._refused = clock(), 0, 0  # the window, and requests in it
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
@@ -171,10 +174,12 @@ class Places:
     def leave(self, answered: bool) -> None:
         self._taken -= 1
         self._answered += answered
-        if (took_s := self._clock() - self._began_s) >= self._window_s:
+        self._refused += not answered
+        if (took_s := self._clock() - self._began_s) >= self._slo_s:
             if self._waiting:  # else it is not known how many more could be answered
-                self._paced = max(LEAST_PACED, ceil(2 * self._answered * self._window_s / took_s))
-            self._began_s, self._answered = self._clock(), 0
+                share = TAKEN_CROWDED if self._refused > MANY_REFUSED * self._answered else TAKEN
+                self._paced = max(LEAST_PACED, ceil(share * self._answered * self._slo_s / took_s))
+            self._began_s, self._answered, self._refused = self._clock(), 0, 0
         while self._waiting and self._taken < self.most:
             longest = self._waiting.popleft()
             if not longest.done():

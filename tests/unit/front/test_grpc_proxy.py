@@ -279,8 +279,8 @@ def test_places_of_streams_are_never_too_many_and_go_to_who_waits_longest(steps:
     asyncio.run(act())
 
 
-@pytest.mark.parametrize(("alone_s", "per_s"), [(0.01, 1000.0), (0.1, 200.0), (0.3, 20.0)])
-def test_requests_of_streams_take_half_of_the_time_that_there_is(alone_s: float, per_s: float) -> None:
+@pytest.mark.parametrize(("alone_s", "per_s"), [(0.01, 1000.0), (0.2, 200.0), (0.5, 20.0)])
+def test_requests_of_streams_take_most_of_the_time_that_there_is(alone_s: float, per_s: float) -> None:
     """Of a server that answers so many a second, each after so long at least: all it can are answered, in time."""
 
     async def act() -> None:
@@ -303,7 +303,7 @@ def test_requests_of_streams_take_half_of_the_time_that_there_is(alone_s: float,
                 places.leave(answered=True)
         late = times_s[len(times_s) // 2 :]
         assert max(late) <= slo_s
-        assert len(times_s) > 0.75 * 8 * per_s
+        assert len(times_s) > 0.7 * 8 * per_s
         for each in floods:
             each.cancel()
 
