@@ -181,6 +181,15 @@ class Controller:
         return set.intersection(*(set(pipeline.ramps) for pipeline in self.running.pipelines))
 
     @property
+    def requested(self) -> dict[str, int]:
+        """The devices that Ray's autoscaler must be told of: nodes that are used stay by themselves.
+
+        It may keep any nodes that have what it was told, idle ones beside those that are used.
+        """
+        uses, here = self.running.devices(), self.present.counts
+        return {kind: count for kind, count in self.growth.asked.items() if count > min(uses.get(kind, 0), here[kind])}
+
+    @property
     def asked(self) -> Question:
         """The question for texts as long as they will be."""
         return self.question.of_texts(self.beliefs.inputs_per_text)

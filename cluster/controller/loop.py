@@ -84,7 +84,7 @@ class ControlLoop:
         step = await self._offload(self.controller.look, observed, self._clock())
         self._count(step is not None, self._stopwatch() - begun_s)
         try:
-            await self._tell_autoscaler(self.controller.growth.asked, anew=step is not None)
+            await self._tell_autoscaler(self.controller.requested, anew=step is not None)
         finally:  # if it cannot be asked, what can be done without it is done
             if step:
                 await self._take(step)
