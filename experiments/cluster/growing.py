@@ -30,7 +30,6 @@ OWN = fleet(f"{KIND}=1")
 START = optimize(PROFILE, OWN, links_between(OWN), Objective(slo_s=SLO_MS / 1e3, max_batch=BATCH))
 QUIET, MANY = 0.3, 3.0  # times what one device is sure to sustain
 TERMS = {"look_every_s": 1.0, "replan_every_s": 8.0, "hold_windows": 100, "come_within_s": 60.0}
-ATTEMPTS = 3
 PIECE_S, LOOK_S, NOTICE_S, WITHIN_S = 4.0, 0.5, 20, 300.0
 NODES = "import json, sys, ray; ray.init(sys.argv[1], log_to_driver=False); print(json.dumps(ray.nodes()))"
 Status = dict[str, Any]
@@ -69,11 +68,9 @@ def deploy(cluster: Started, folder: Path) -> None:
         "applications": [served, controller(folder, **grows, **TERMS)],
     }
     (folder / "serve.yaml").write_text(json.dumps(content))  # JSON is YAML
-    for _ in range(ATTEMPTS):  # the head may still be starting
-        done = cluster.run("deploy", str(folder / "serve.yaml"), "--address", cluster.address)
-        if done.returncode == 0:
-            return
-    raise RuntimeError(done.stderr)
+    done = cluster.run("deploy", str(folder / "serve.yaml"), "--address", cluster.address)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
 
 
 async def grown_and_shrunk(cluster: Started) -> dict[str, float]:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from cluster.serving.local import free_port
@@ -18,6 +19,7 @@ from experiments.shared.live import kill_node
 ROOT = Path(__file__).parents[2]
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"
 STORE_BYTES = 80 << 20
+WITHIN_S, ATTEMPTS = 120.0, 3
 # Ray's own provider for tests, which starts nodes as processes of this machine. By its short name it would look for an
 # example that is not in the wheel.
 FAKE = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
@@ -88,6 +90,15 @@ class Started:
             subprocess.Popen(command, cwd=ROOT, env=dict(environment), start_new_session=True, **quiet)  # type: ignore[call-overload]
         )
 
+    def is_up(self) -> bool:
+        """Whether what was started last comes up; `ray start` notes the head's address when it has."""
+        told, until_s = self._folder / "ray" / "ray" / "ray_current_cluster", monotonic() + WITHIN_S
+        while monotonic() < until_s and self._started[-1].poll() is None:
+            if told.exists():
+                return True
+            sleep(0.1)
+        return False
+
     def end(self) -> None:
         while self._started:
             self.end_last()
@@ -117,7 +128,11 @@ def started(devices: Mapping[str, int], cpus: int = 0, kinds: Mapping[str, int] 
     (folder / "ray").mkdir()
     found = Started(folder, kinds)
     try:
-        found.start(HEAD, devices, cpus, found.prepared)
+        for _ in range(ATTEMPTS):  # on a busy machine Ray's processes give each other up while they start
+            found.start(HEAD, devices, cpus, found.prepared)
+            if found.is_up():
+                break
+            found.end()
         yield found
     finally:
         found.end()
