@@ -234,6 +234,13 @@ HEADLINES = {
                 Headline("promise", f"early_agreement_apparate_{name}", "the same with Apparate's tuner"),
             )
         ),
+        Headline(
+            "bridges", "cost_one_exit", "pixels labelled: multiplications with one exit (and bridge) of those without"
+        ),
+        Headline("bridges", "pixels_agreed_one_exit", "pixels that are answered as by the full network", 0.99),
+        Headline("bridges", "mean_iou_full", "mean IoU in full"),
+        Headline("bridges", "mean_iou_one_exit", "the same with one exit"),
+        Headline("bridges", "cost_any_exits", "multiplications with as many exits as pay"),
     ),
     "Watched": (
         Headline("watching", "page_rps_ratio", "requests/s with the page open, over nobody watching", 0.98),
