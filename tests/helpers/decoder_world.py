@@ -1,6 +1,6 @@
 """A decoder's front beside one engine, without Ray."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from fastapi.testclient import TestClient
@@ -25,14 +25,20 @@ CONFIG = DecoderConfig(model="/models/tiny", max_tokens=40, max_prompts=3, max_b
 RAMPS = {0: 0.3, 2: 0.3}
 
 
+def single(group: Written) -> Iterator[Written]:
+    last = len(group.tokens) - 1
+    for at, (token, depth) in enumerate(zip(group.tokens, group.depths, strict=True)):
+        yield Written(group.name, (token,), (depth,), group.finish if at == last else None)
+
+
 class World:
-    """A front beside one engine; `failing` replicas write one group and end."""
+    """A front beside one engine; `failing` replicas write one group and end. `singly`: groups have a token each."""
 
     def __init__(self, model: Any, words: Any) -> None:
         self.model = model
         self.engine = engine(model, RAMPS, pages=4 * 32)
         self.loop = EngineLoop(self.engine)
-        self.failing, self.full, self.asked = 0, False, 0
+        self.failing, self.full, self.asked, self.singly = 0, False, 0, False
         self.texts = TextTokens(words, 64)
         self.metrics, self.now_s = NotedMetrics(), 0.0
         meter = ClientMeter(MetricSeries(DECODER_FRONT, self.metrics), lambda: self.now_s)
@@ -44,7 +50,8 @@ class World:
             yield Full(2.5)
             return
         async for group in self.loop.write(wanted):
-            yield group
+            for part in single(group) if self.singly else (group,):
+                yield part
             if self.failing:
                 self.failing -= 1
                 raise ConnectionError
