@@ -82,8 +82,8 @@ def plan(
     ] = False,
     evaluate: Annotated[Path | None, typer.Option(help="Score this plan instead of searching one.")] = None,
     surprises: Annotated[bool, typer.Option("--surprises", help="What a wrong forecast would cost.")] = False,
-    losses: Annotated[
-        bool, typer.Option("--losses", help="What keeps the plan from the goodput that no system exceeds.")
+    shortfalls: Annotated[
+        bool, typer.Option("--shortfalls", help="What keeps the plan from the goodput that no system exceeds.")
     ] = False,
     ttft_ms: Annotated[
         float | None, typer.Option(help="Of a decoder: a text begins within this time; 1000 if not given.")
@@ -153,7 +153,7 @@ def plan(
             "--believed": (believed, False),
             "--evaluate": (evaluate, None),
             "--surprises": (surprises, False),
-            "--losses": (losses, False),
+            "--shortfalls": (shortfalls, False),
             "--picture": (picture, None),
         }
         goal = goal_of(rate, min_cost, in_time, ttft_ms, tpot_ms, exits, kv_megabytes, bool(observed))
@@ -185,7 +185,7 @@ def plan(
         print(json.dumps(found.as_json(), indent=2))
         return
     console = Console()
-    for table in plan_report.tables(found, objective, surprises, losses):
+    for table in plan_report.tables(found, objective, surprises, shortfalls):
         console.print(table)
     files = [f"written to {out}"] if out else []
     files += [f"the picture is {picture}"] if picture.name else []

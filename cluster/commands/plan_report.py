@@ -10,8 +10,8 @@ from optimizer.plan import blocks_told
 from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable, mixed
 
 
-def tables(result: PlanResult, asked: Objective, surprises: bool, losses: bool) -> Iterator[Table | str]:
-    """`surprises`, `losses`: whether these are told too."""
+def tables(result: PlanResult, asked: Objective, surprises: bool, shortfalls: bool) -> Iterator[Table | str]:
+    """`surprises`, `shortfalls`: whether these are told too."""
     yield _splits(result)
     yield _promise(result)
     yield _baselines(result)
@@ -20,7 +20,7 @@ def tables(result: PlanResult, asked: Objective, surprises: bool, losses: bool) 
         yield f"[bold red]broken:[/] {line}"
     if surprises:
         yield _surprises(result)
-    if losses:
+    if shortfalls:
         yield _losses(result, asked)
 
 
@@ -137,10 +137,10 @@ def _surprises(result: PlanResult) -> Table:
 
 
 def _losses(result: PlanResult, asked: Objective) -> Table:
-    from optimizer.pipelines import losses
+    from optimizer.pipelines import shortfalls
 
     known = result.played.after_per_s if result.played else None
-    found = losses.losses(result.plan, result.facts, asked, known)
+    found = shortfalls.shortfalls(result.plan, result.facts, asked, known)
     table = Table("", "of the bound", title="what keeps it from the goodput that no system exceeds")
     table.add_row("the plan keeps", f"{1 - sum(each.share for each in found):.1%}")
     for each in found:

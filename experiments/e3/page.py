@@ -8,18 +8,18 @@ from experiments.e3.suite import BACKENDS, FIGURES, E3Figure
 from experiments.shared import gains
 from experiments.shared.gains import DOCS
 from optimizer.objective import Objective
-from optimizer.pipelines import losses
+from optimizer.pipelines import shortfalls
 
 PAGE = DOCS / "e3.md"
 COLOURS = {**gains.COLOURS, SERIAL: gains.COLOURS["serial"], ALL_RAMPS: "#7fb3d5"}
 Row = Mapping[str, Any]
 LOST = {  # in a word or two
-    losses.WAITING: "waiting",
-    losses.FEW: "few devices",
-    losses.LAUNCHES: "launches",
-    losses.RAMPS: "ramps",
-    losses.LATENCY: "SLO",
-    losses.APART: "kinds",
+    shortfalls.WAITING: "waiting",
+    shortfalls.FEW: "few devices",
+    shortfalls.LAUNCHES: "launches",
+    shortfalls.RAMPS: "ramps",
+    shortfalls.LATENCY: "SLO",
+    shortfalls.APART: "kinds",
 }
 ENOUGH, LEAST = 0.95, 0.005  # of the bound: where nothing is told of what is lost; the smallest part that is told
 HEAD = """# E3's figures, on published curves
@@ -34,7 +34,7 @@ dollars. Figures 7 and 13 have the paper's fleets; the others have 4 of its 16 V
 depends on how many others there are (figures 7 and 16 show both), and simulating them takes a quarter of the time.
 
 Where isobatch keeps less than 95 % of the bound, "lost" says to what, in shares of the bound that add up. The planner
-is asked again with one restriction after the other lifted (`isobatch plan --losses` does so for any plan): *waiting*
+is asked again with one restriction after the other lifted (`isobatch plan --shortfalls` does so for any plan): *waiting*
 is what the simulator sustains less than the plan's devices compute, as inputs come in bursts; *few devices*, what a
 hundred times as many could do better each; *launches*, what a launch and a hand-over cost; *ramps*, what open ones take
 and who runs on behind closed ones; *SLO*, what no limit of time would add; *kinds*, what several kinds could share.
@@ -109,7 +109,7 @@ def _lost(figure: E3Figure, row: Row) -> str:
     plan = planned(setting, facts, row["backend"], OURS)
     fixed = setting.batch if setting.fixed else None
     asked = Objective(slo_s=setting.slo_s, max_batch=setting.batch, fixed_batch=fixed)
-    found = losses.losses(plan, facts, asked, row["value"]) if plan else ()
+    found = shortfalls.shortfalls(plan, facts, asked, row["value"]) if plan else ()
     return ", ".join(f"{LOST[each.why]} {each.share:.0%}" for each in found if each.share >= LEAST)
 
 

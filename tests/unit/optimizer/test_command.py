@@ -51,7 +51,7 @@ def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
         "--picture",
         str(tmp_path / "plan.png"),
         "--surprises",
-        "--losses",
+        "--shortfalls",
     )
     words = ("splits", "goodput", "travelling", "no exits", "proved", "if the forecast is wrong", "estimated")
     for word in (*words, "launches and hand-overs"):

@@ -19,14 +19,16 @@ FREE = 1e18  # bytes a second
 
 
 @dataclass(frozen=True)
-class Loss:
+class Shortfall:
     """`share`: of the goodput that nothing exceeds."""
 
     why: str
     share: float
 
 
-def losses(plan: Plan, facts: Problem, objective: Objective, sustained_per_s: float | None = None) -> tuple[Loss, ...]:
+def shortfalls(
+    plan: Plan, facts: Problem, objective: Objective, sustained_per_s: float | None = None
+) -> tuple[Shortfall, ...]:
     """What each restriction costs once those before it are lifted; with what the plan keeps, all add up to 1.
 
     `sustained_per_s`: what is known to be kept of the plan's promise; None: all of it.
@@ -36,9 +38,9 @@ def losses(plan: Plan, facts: Problem, objective: Objective, sustained_per_s: fl
     at, found = min(sustained_per_s or evaluate(plan, facts).goodput_per_s, bound), []
     for why, per_s in _lifted(plan, facts, objective):
         above = min(max(per_s, at), bound)
-        found.append(Loss(why, (above - at) / bound))
+        found.append(Shortfall(why, (above - at) / bound))
         at = above
-    return (*found, Loss(APART, (bound - at) / bound))
+    return (*found, Shortfall(APART, (bound - at) / bound))
 
 
 def _lifted(plan: Plan, facts: Problem, objective: Objective) -> Iterator[tuple[str, float]]:

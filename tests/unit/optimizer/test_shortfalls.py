@@ -6,7 +6,7 @@ import pytest
 
 from experiments.bound.problems import playable
 from optimizer.objective import Objective
-from optimizer.pipelines.losses import APART, FEW, LATENCY, LAUNCHES, RAMPS, WAITING, losses
+from optimizer.pipelines.shortfalls import APART, FEW, LATENCY, LAUNCHES, RAMPS, WAITING, shortfalls
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.problem import Problem
 from profiles.devices import Device, Link
@@ -33,7 +33,7 @@ def network(launch_s: float = 0.0, ramp_s: float = 0.0, eight_s: float = 1.0, de
 def found(facts: Problem, objective: Objective = BATCH, sustained_per_s: float | None = None) -> dict[str, float]:
     plan = side_by_side(facts, objective)
     assert plan is not None
-    return {each.why: each.share for each in losses(plan, facts, objective, sustained_per_s)}
+    return {each.why: each.share for each in shortfalls(plan, facts, objective, sustained_per_s)}
 
 
 def test_a_network_that_no_restriction_touches_loses_nothing() -> None:
@@ -59,7 +59,7 @@ def test_the_parts_and_what_is_kept_add_up(seed: int) -> None:
     plan = side_by_side(facts, objective, 0.01)
     if plan is None:
         return
-    shares = {each.why: each.share for each in losses(plan, facts, objective)}
+    shares = {each.why: each.share for each in shortfalls(plan, facts, objective)}
     assert all(share >= 0 for share in shares.values())
     assert 0 < sum(shares.values()) < 1
     assert shares[WAITING] == 0
