@@ -34,10 +34,11 @@ dollars. Figures 7 and 13 have the paper's fleets; the others have 4 of its 16 V
 depends on how many others there are (figures 7 and 16 show both), and simulating them takes a quarter of the time.
 
 Where isobatch keeps less than 95 % of the bound, "lost" says to what, in shares of the bound that add up. The planner
-is asked again with one restriction after the other lifted (`isobatch plan --shortfalls` does so for any plan): *waiting*
-is what the simulator sustains less than the plan's devices compute, as inputs come in bursts; *few devices*, what a
-hundred times as many could do better each; *launches*, what a launch and a hand-over cost; *ramps*, what open ones take
-and who runs on behind closed ones; *SLO*, what no limit of time would add; *kinds*, what several kinds could share.
+is asked again with one restriction after the other lifted (`isobatch plan --shortfalls` does so for any plan):
+*waiting* is what the simulator sustains less than the plan's devices compute, as inputs come in bursts; *few devices*,
+what a hundred times as many could do better each; *launches*, what a launch and a hand-over cost; *ramps*, what open
+ones take and who runs on behind closed ones; *SLO*, what no limit of time would add; *kinds*, what several kinds could
+share.
 
 Not here: figures 10 to 12 (decoders, [docs/decoding.md](decoding.md)), 20 (how long planning takes,
 [docs/planner.md](planner.md)) and 21 (the forecast, [docs/profiles.md](profiles.md#forecasting)), which are measured on

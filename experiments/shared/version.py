@@ -7,6 +7,7 @@ Comments, docstrings and layout do not count, as they change no figure. A module
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,8 @@ def code_behind(*paths: str, read: Read = from_tree) -> dict[str, str]:
         if not path.endswith(".py"):
             found[path] = _hash(text)
             continue
-        tree = ast.parse(text)
-        found[path] = _hash("".join(_meant(tree)))
-        waiting += _reached(tree, path)
+        found[path], reached = _module(path, text)
+        waiting += reached
     return dict(sorted(found.items()))
 
 
@@ -53,6 +53,13 @@ def changed(kept: dict[str, str], now: dict[str, str]) -> list[str]:
     ['b.py', 'c.py']
     """
     return sorted(path for path in kept.keys() | now.keys() if kept.get(path) != now.get(path))
+
+
+@cache
+def _module(path: str, text: str) -> tuple[str, tuple[str, ...]]:
+    """The hash of a module, and the files that it may depend on. Kept, as most benchmarks reach the same modules."""
+    tree = ast.parse(text)
+    return _hash("".join(_meant(tree))), tuple(_reached(tree, path))
 
 
 def _reached(tree: ast.AST, path: str) -> Iterator[str]:
