@@ -10,9 +10,11 @@ costs. From the ramps that a plan opens, one is added or taken away at a time wh
 weighed on the table that may be asked again and again; the promise is tested once, for what was chosen.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -20,9 +22,11 @@ from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.plan import Plan
 from optimizer.problem import Problem
-from profiles.evidence import Evidence
 from profiles.exits import ExitProfile
-from profiles.losses import Floats, Indices
+
+if TYPE_CHECKING:  # it brings scipy, and every process that reads a plan imports this
+    from profiles.evidence import Evidence
+    from profiles.losses import Floats, Indices
 
 Find = Callable[[Problem], Plan | None]  # the best plan for a problem
 TURNS = 3

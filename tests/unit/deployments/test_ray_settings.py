@@ -36,10 +36,10 @@ from ray._private.serialization import SerializationContext, serialization_addon
 serialization_addons.apply(object.__new__(SerializationContext))  # as each process does that sends anything
 import deployments.app, deployments.replica.serve_replica, deployments.replica.virtual  # a front, a deployer, a replica
 from deployments.config import AppConfig
-from deployments.front.examples import example_input
+from deployments.front.examples import example_of
 from deployments.replica import loading
 config = AppConfig.model_validate(json.loads(sys.argv[1]))
-print(example_input(config) or "")
+print(example_of(config.model).value or "")
 for load in (loading.load_front_model, lambda config, at: loading.load_model(config, "cpu", at)):
     load(config, config.model).run  # a network of a user's own, which needs numpy only
 print(*[name for name in ("pandas", "pyarrow", "pydantic.v1", "torch", "transformers", "scipy") if name in sys.modules])
