@@ -79,17 +79,23 @@ class Evidence:
     def agreeing(self, ramps: Sequence[int], costs: Floats, most: float) -> Indices:
         """The candidates with which, by the test table, no more than this share of answers is not the full network's.
 
-        This keeps no promise by itself: somebody must watch.
+        Of less than half an input the table tells nothing: then nobody leaves early. This keeps no promise by itself:
+        somebody must watch.
         """
         chosen, rows = self.shape.strictest, list(ramps)
-        if rows:
+        if rows and most >= self.least_told:
             rungs, test = self._ladder(rows, costs, "agreement"), self.test.only(rows, costs)
             chosen[rows] = highest(rungs, test, "agreement", lambda lost: bool(lost.mean <= most))
         return chosen
 
     def disagreement(self, chosen: Indices) -> float:
         """The share of answers that are not the full network's, by the test table; half an input at least."""
-        return max(float(outcome(self.test, chosen, "agreement").lost.mean), 0.5 / self.test.num_inputs)
+        return max(float(outcome(self.test, chosen, "agreement").lost.mean), self.least_told)
+
+    @property
+    def least_told(self) -> float:
+        """The share of answers below which the test table tells nothing: half an input."""
+        return 0.5 / self.test.num_inputs
 
     def nearest(self, thresholds: Mapping[int, float]) -> Indices:
         """The candidates nearest to these thresholds; ramps without one are shut."""

@@ -5,7 +5,9 @@ it never falls below 1. At 1000 the promise is broken: where five times too many
 audits, while it is kept hundreds of thousands (profiles/agreement.py says what an audit is).
 
 How thresholds tighten is read from the exit table of `isobatch prepare`, which knows what each choice of them loses.
-Audits tell how many times more than that is lost now: that factor, `worse`, is all that is remembered.
+Audits tell how many times more than that is lost now: that factor, `worse`, is all that is remembered. It is larger for
+tighter thresholds, as inputs that have drifted are wrong where the table is sure; so when a promise breaks again within
+minutes, it is taken to be larger than audits of the thresholds before could tell.
 """
 
 from collections import deque
@@ -28,6 +30,7 @@ ALARM = log(1000.0)
 AIM = 0.5  # of what is allowed is what new thresholds should lose, as far as is known
 ENOUGH = 0.8  # of what is allowed is what the checkpoint's own thresholds may lose
 LITTLE = 1.25  # a change by this factor is not worth one
+AGAIN = 4.0  # by this factor it is worse than it seems, for each time that the promise broke again
 STEP = 2.0  # thresholds loosen by this factor at a time, at most
 MOST_DOUBLED = 6  # times that the wait for the next trial doubles
 WATCHED_S = 600.0  # what was seen longer ago tells nothing of now
@@ -68,6 +71,7 @@ class Keeper:
         self._looks: deque[Observed] = deque()
         self._since: list[Observed] = []  # since the purse was last 1
         self._purse = 0.0  # its logarithm
+        self._broke_s, self._again = -inf, 0  # when it broke last, and how often within minutes of the time before
         self._refusing = 0  # looks, one after the other
         self.tuned = False  # thresholds are those for the plan's own ramps
         self._audited_s: float | None = None  # when audits were last seen
@@ -160,12 +164,17 @@ class Keeper:
         assert agreement, "This is a bug: nothing was bet."
         self._purse, self._since = 0.0, []
         broken = f"{agreement}, promise {100 * self.promised:.4g} %: broken"
-        if self.terms.evidence is None:
+        evidence = self.terms.evidence
+        if evidence is None:
             if now_s - self._complained_s < WATCHED_S:
                 return None
             self._complained_s = now_s
             return Retuning("stayed", f"{broken}; thresholds stay, as no exit table stands beside the checkpoint", ())
-        self.worse = max(LITTLE * self.worse, (1 - agreement.share) / self._expected(plan))
+        self._again = self._again + 1 if now_s - self._broke_s < WATCHED_S else 0
+        self._broke_s = now_s
+        seems = (1 - agreement.share) / self._expected(plan)
+        shut = AIM * (1 - self.promised) / evidence.least_told  # where it is worse than this, nobody leaves early
+        self.worse = min(max(LITTLE * self.worse, AGAIN**self._again * seems), STEP * shut)
         return self._change("tightened", f"{broken}; {self.worse:.1f} times what 'isobatch prepare' saw", plan, facts)
 
     def _given_way(self, seen: Observed, plan: Plan, facts: Problem) -> Retuning | None:

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.controller.beliefs import with_all_ramps
 from cluster.controller.corrections import Corrections
-from cluster.controller.promise import AgreementTerms, Keeper, Retuning
+from cluster.controller.promise import STEP, AgreementTerms, Keeper, Retuning
 from deployments.front.observed import Observed
 from optimizer.plan import Plan
 from profiles.evidence import Evidence
@@ -117,6 +117,23 @@ def test_thresholds_loosen_on_trial_when_the_inputs_are_as_before_and_do_not_fla
     assert served.plan.thresholds == ()
     assert served.disagreement(served.usual) > tight
     assert len(served.run(3600, misfits=0.07)) <= 8
+
+
+def test_where_no_threshold_keeps_the_promise_nobody_leaves_early_and_not_for_longer_than_it_takes() -> None:
+    """Inputs that are wrong where the table is sure: a fifth of those who leave, however strict the thresholds."""
+    kept, plan, used = keeper(), with_all_ramps(first_plan(ASKED), range(3)), list[dict[int, float]]()
+    strictest = dict(EVIDENCE.thresholds(EVIDENCE.shape.strictest, range(3)))
+    exits, audited, missed = (2500, 0, 0, 2500), (50, 0, 0, 0), (10, 0, 0, 0)
+    for look in range(1, 61):
+        seen = Observed(look * LOOK_S, LOOK_S, 5000, 5000, exits, audited=audited, missed=missed)
+        if change := kept.look(seen, plan, FACTS):
+            used.append(dict(change.thresholds))
+            plan = replace(plan, thresholds=change.thresholds)
+            kept.restart()
+    assert strictest in used[:3]
+    assert used[-1] == strictest
+    kept.worse /= STEP**6  # trials
+    assert dict(kept.thresholds(plan, FACTS)) != strictest
 
 
 def test_without_an_exit_table_it_says_so_and_changes_nothing() -> None:

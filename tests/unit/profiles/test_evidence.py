@@ -52,6 +52,14 @@ def test_only_the_ramps_that_are_open_let_inputs_leave_and_the_promise_is_kept(s
     assert list(survival) == sorted(survival, reverse=True)
 
 
+def test_nobody_leaves_where_less_is_allowed_than_the_table_can_tell() -> None:
+    kept = replace(evidence(), test=exit_table(2, count=100))
+    some, nobody = (kept.agreeing(range(3), kept.test.costs, inputs / 100) for inputs in (0.51, 0.49))
+    found = outcome(kept.test, some, "agreement")
+    assert (found.lost.mean, found.cost < 1.0) == (0.0, True)
+    np.testing.assert_array_equal(nobody, kept.shape.strictest)
+
+
 def test_what_is_hoped_for_never_looks_at_the_inputs_of_the_test() -> None:
     kept = evidence()
     other = replace(kept, test=exit_table(99, count=900))
