@@ -30,8 +30,9 @@ from deployments.decoding.replies import (
 from deployments.decoding.requests import ChatRequest, CompletionRequest, request_of
 from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import body_of, json_in
-from deployments.front.described import Alive, DescribedApi, Ready, in_json
+from deployments.front.described import Alive, Ready
 from deployments.front.headers import NO_KEY, OPEN_PATHS, is_shown, page_refusal, path_below
+from deployments.front.openapi import DescribedApi, in_json
 from deployments.front.page import DOCS, EXPLAINING, explain
 from deployments.tracing import PARENT, Span, Tracing, current
 

@@ -6,7 +6,8 @@ from pydantic import BaseModel, Field
 
 from deployments.decoding.requests import ChatRequest, CompletionRequest
 from deployments.demo.sums import prompt_of
-from deployments.front.described import PROBLEMS, Described, examples, schema_of
+from deployments.front.described import Described
+from deployments.front.openapi import PROBLEMS, examples, schema_of
 
 _FINISH = Literal["stop", "length"]
 _PROBLEMS = {status: PROBLEMS[status] for status in (400, 401, 403, 404, 408, 413, 415)} | {

@@ -1,46 +1,19 @@
-"""What OpenAPI says of the front: the shape of every answer, and which statuses a path may have.
+"""The shape of every answer of the front, as OpenAPI tells it.
 
 Answers are not made from these classes, which would cost each of them time: tests hold every answer against them.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
-from fastapi import FastAPI
-from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.types import Receive, Scope, Send
 
 from deployments.front.answers import Step
-from deployments.front.cors import AllowedPages
-from deployments.front.headers import DEADLINE_HEADER, LONGEST_MS
 from deployments.front.messages import Usage
 from deployments.tasks import CLASSIFICATION, TOKENS
 from profiles.agreement import Agreement
 
 STATS_VERSION = 1  # of what `/stats` says: it grows when a field changes its meaning or goes; new fields leave it
-PROBLEMS = {
-    400: "The body is not what was asked for.",
-    401: "A key is asked for, and was not shown.",
-    403: "A web page of another server asked for this.",
-    404: "There is no such model.",
-    408: "The body did not come in time.",
-    413: "The body is too large, as it comes or decompressed.",
-    415: "The body is compressed in a way that is not known.",
-    422: "The inputs do not fit the network.",
-    500: "The network, or this server, failed.",
-    503: "The deadline cannot be met with what is waiting, a part of the network has no replica, or the server stops; "
-    "try again later.",
-    504: "The deadline passed before the answer was known.",
-}
-READING = (400, 401, 403, 408, 413, 415, 422, 500, 503, 504)  # what may become of a request with inputs
-_AN_INPUT = (
-    "One input (a text, or an image as nested lists), or a list. "
-    "Where words are answered, a text may be given as a list of its words."
-)
-_LONGEST_EXAMPLE = 2000  # characters
-_RETRY_AFTER = {"Retry-After": {"description": "Seconds until it may go better.", "schema": {"type": "integer"}}}
 
 
 class Described(BaseModel):
@@ -202,132 +175,3 @@ class StatsBody(Described):
     fronts: list[Usage]
     levels: list[LevelStats] | None = Field(None, description="Of a cascade.")
     tokens: TokenStats | None = Field(None, description="Where the plan counts tokens.")
-
-
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """These statuses, as FastAPI takes them; each with one sentence in JSON."""
-    told: dict[int | str, dict[str, Any]] = {}
-    for status in statuses:
-        told[status] = {"model": ErrorBody, "description": PROBLEMS[status]}
-        if status == 503:
-            told[status]["headers"] = _RETRY_AFTER
-    return told
-
-
-def told(model: type[BaseModel], *statuses: int) -> dict[str, Any]:
-    """What a route's decorator is given: this answer, or one of these problems."""
-    return {"response_model": None, "responses": {200: {"model": model, "description": "OK"}, **problems(*statuses)}}
-
-
-def in_json(body: Any) -> Response:
-    """What is asked every second, as bytes at once: FastAPI would first copy it, value by value.
-
-    >>> in_json({"exits": {0: 3}, "p99": float("nan")}).body
-    b'{"exits":{"0":3},"p99":null}'
-    """
-    return Response(msgspec.json.encode(body, enc_hook=float), media_type="application/json")  # float: numpy's
-
-
-def examples(**by_name: Any) -> dict[str, Any]:
-    """Bodies of requests that this server answers, by a name for people."""
-    return {name.replace("_", " "): {"value": body} for name, body in by_name.items()}
-
-
-def schema_of(part: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema with each `$ref` replaced by what it names, since OpenAPI looks for these elsewhere."""
-    schema = part.model_json_schema()
-    aside = schema.pop("$defs", {})
-
-    def whole(node: Any) -> Any:
-        if isinstance(node, dict):
-            if "$ref" in node:
-                return whole(aside[node["$ref"].rpartition("/")[2]])
-            return {name: whole(value) for name, value in node.items()}
-        return [whole(each) for each in node] if isinstance(node, list) else node
-
-    found: dict[str, Any] = whole(schema)
-    return found
-
-
-def fits(example: Any | None) -> bool:
-    """Whether an example is one for people: a photograph is not."""
-    return example is not None and len(str(example)) <= _LONGEST_EXAMPLE
-
-
-def predict_body(example: Any | None) -> dict[str, Any]:
-    """What POST /predict takes; `example`: an input of the network that is served, if one is known."""
-    schema = {
-        "type": "object",
-        "required": ["inputs"],
-        "additionalProperties": False,
-        "properties": {"inputs": {"description": _AN_INPUT}},
-    }
-    content: dict[str, Any] = {"schema": schema}
-    if fits(example):
-        content["examples"] = examples(one_input={"inputs": example}, several={"inputs": [example, example]})
-    return {"requestBody": {"required": True, "content": {"application/json": content}}}
-
-
-WITH_INPUTS: dict[str, Any] = {
-    "parameters": [
-        {
-            "name": "-".join(part.capitalize() for part in DEADLINE_HEADER.split("-")),
-            "in": "header",
-            "required": False,
-            "description": "Milliseconds until the answer is of no use to the client; without: as the server has it.",
-            "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_MS},
-            "example": 60_000,
-        },
-        {
-            "name": "X-Full",
-            "in": "header",
-            "required": False,
-            "description": "1: no input may leave at a ramp.",
-            "schema": {"type": "string", "enum": ["0", "1"]},
-            "example": "1",
-        },
-    ]
-}
-
-
-class DescribedApi(FastAPI):
-    """FastAPI without pages that load scripts from elsewhere, and without statuses that it only believes in."""
-
-    key: bytes | None = None
-    pages: tuple[str, ...] = ()  # of other servers, that may ask
-    _entrance: AllowedPages | None = None
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(docs_url=None, redoc_url=None, **options)
-
-    def allow(self, pages: tuple[str, ...]) -> None:
-        self.pages, self._entrance = pages, AllowedPages(self._inside, pages) if pages else None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self._entrance or self._inside)(scope, receive, send)
-
-    async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__(scope, receive, send)
-
-    def openapi(self) -> dict[str, Any]:
-        if not self.openapi_schema:
-            self.openapi_schema = _mended(super().openapi(), asks_key=bool(self.key))
-        return self.openapi_schema
-
-
-def _mended(document: dict[str, Any], asks_key: bool) -> dict[str, Any]:
-    """Without the 422 that FastAPI adds wherever a path has parameters, and with the key, where one is asked for."""
-    for operation in (each for path in document["paths"].values() for each in path.values()):
-        schema = operation["responses"].get("422", {}).get("content", {}).get("application/json", {}).get("schema", {})
-        if schema.get("$ref", "").endswith("HTTPValidationError"):
-            del operation["responses"]["422"]
-    parts = document.setdefault("components", {})
-    for unused in ("HTTPValidationError", "ValidationError"):
-        parts.get("schemas", {}).pop(unused, None)
-    if asks_key:
-        parts["securitySchemes"] = {
-            "bearer": {"type": "http", "scheme": "bearer"},
-            "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
-        }
-        document["security"] = [{"bearer": []}, {"header": []}]
-    return document

@@ -13,18 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments.front.answers import RefusedError, brief, shown
 from deployments.front.bodies import body_of
-from deployments.front.described import (
-    PREDICTIONS,
-    READING,
-    WITH_INPUTS,
-    Alive,
-    DescribedApi,
-    Ready,
-    StatsBody,
-    in_json,
-    predict_body,
-    told,
-)
+from deployments.front.described import PREDICTIONS, Alive, Ready, StatsBody
 from deployments.front.headers import (
     DEADLINE_HEADER,
     NO_KEY,
@@ -36,6 +25,7 @@ from deployments.front.headers import (
 )
 from deployments.front.open_inference.rest import routes
 from deployments.front.open_inference.rpc import serving
+from deployments.front.openapi import READING, WITH_INPUTS, DescribedApi, in_json, predict_body, told
 from deployments.front.page import explain, files, show
 from deployments.front.predict import Predict
 from deployments.front.service import Service

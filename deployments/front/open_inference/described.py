@@ -5,8 +5,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from deployments.front.described import Described, examples, fits, schema_of
+from deployments.front.described import Described
 from deployments.front.open_inference.requests import BYTES, InferRequest
+from deployments.front.openapi import examples, fits, schema_of
 
 _OCTETS = {"schema": {"type": "string", "format": "binary"}}
 
