@@ -1,63 +1,19 @@
 """What a user may write under `args:` of the Serve application."""
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deployments.dispatch.messages import EARLY_S, Limits
+from deployments.named import DEMO, LOADER, VIRTUAL, function_at, known_backend, well_formed
 from optimizer.plan import read_plan
 from profiles.errors import UserError, first_wrong
 
-# What may compute a network, by short name (docs/backends.md): import paths, since a backend's library is imported only
-# when the backend is asked for. `auto` tries them in turn.
-BACKENDS = {
-    "torch": "deployments.models.torch_model:TORCH",
-    "graphs": "deployments.models.cuda_graphs:TORCH_GRAPHS",
-    "onnx": "deployments.models.onnx_model:ONNX",
-    "onnx-graphs": "deployments.models.onnx_graphs:ONNX_GRAPHS",
-}
 INSIDE_A_FRONT = 4096  # inputs, unless the user says otherwise
-AUTO = "auto"
-VIRTUAL = "virtual"
-DEMO = "deployments.demo:demo_directory"
-# What built-in networks are called where a directory or a hub id is expected.
-DEMO_NAME, LLM_DEMO_NAME = "demo", "llm-demo"
-_BUILT_IN = {DEMO_NAME: DEMO, LLM_DEMO_NAME: "deployments.demo:llm_demo_directory"}
-LOADER = "deployments.models:load_served"
-
-
-def function_at(path: str) -> Callable[..., Any]:
-    """The function that an import path `module:function` names.
-
-    >>> function_at("math:sqrt")(9.0)
-    3.0
-    """
-    try:
-        found = resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"{path!r} cannot be imported: {error}") from error
-    if not callable(found):
-        raise UserError(f"{path!r} must name a function as 'module:function'")
-    return found  # type: ignore[no-any-return]
-
-
-def built_in(name: str | Path) -> Path | None:
-    """The directory of a built-in network, by its name, unless a directory is called so."""
-    path = _BUILT_IN.get(str(name))
-    return function_at(path)() if path and not Path(name).is_dir() else None
-
-
-def _well_formed(path: str) -> str:
-    module, colon, name = path.partition(":")
-    if not (module and colon and name.isidentifier()):
-        raise ValueError(f"{path!r} must look like 'package.module:function'")
-    return path
 
 
 def _known_device(device: str) -> str:
@@ -72,30 +28,6 @@ def _counted(devices: dict[str, int] | str) -> dict[str, int] | str:
     if devices != "auto" and (not counts or min(counts) < 1):
         raise ValueError("devices must be auto, or counts of at least one, as in {v100: 2, p100: 2}")
     return devices
-
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def backend_path(name: str) -> str:
-    """The import path of a backend that is named in short, or by that path itself.
-
-    >>> backend_path("torch"), backend_path("my_package.my_module:BACKEND")
-    ('deployments.models.torch_model:TORCH', 'my_package.my_module:BACKEND')
-    """
-    if name not in BACKENDS and ":" not in name:
-        raise UserError(
-            f"backend {name!r} is not known; known are: {', '.join((AUTO, *BACKENDS))}, "
-            "or your own as package.module:object"
-        )
-    return _well_formed(BACKENDS.get(name, name))
-
-
-def known_backend(name: str) -> str:
-    """The same name, if it is `auto` or a backend's: commands check it here before they load anything."""
-    if name != AUTO:
-        backend_path(name)
-    return name
 
 
 def _known_backend_or_virtual(name: str) -> str:
@@ -134,7 +66,7 @@ def _origin(told: str) -> str:
 WebOrigin = Annotated[str, AfterValidator(_origin)]
 ALLOWED_ORIGINS = "Web pages of other servers that may ask from a browser, as in https://shop.example; none: no others."
 Ports = Annotated[str, AfterValidator(_port_range)]
-ImportPath = Annotated[str, AfterValidator(_well_formed)]
+ImportPath = Annotated[str, AfterValidator(well_formed)]
 LogFormat = Literal["text", "json"]
 DeviceName = Annotated[str, AfterValidator(_known_device)]
 DeclaredDevices = Annotated[dict[str, int] | str, AfterValidator(_counted)]
@@ -331,6 +263,9 @@ class AppConfig(BaseModel):
     def pinned(self) -> bool:
         """The plan is the user's own, and stays."""
         return bool(self.plan) and not self.replan
+
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse(arguments: dict[str, Any]) -> AppConfig:

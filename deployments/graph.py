@@ -9,9 +9,10 @@ from itertools import count
 from math import inf
 from pathlib import Path
 
-from deployments.config import AUTO, VIRTUAL, AppConfig
+from deployments.config import AppConfig
 from deployments.dispatch.route import Route, named_groups, placements_of, route_of
 from deployments.folders import weights_of
+from deployments.named import AUTO, VIRTUAL
 from deployments.planning import first_plan
 from optimizer.plan import Plan, read_plan
 from optimizer.problem import Problem, problem

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from deployments.config import VIRTUAL, AppConfig
+from deployments.config import AppConfig
+from deployments.named import VIRTUAL
 
 Resources = Mapping[str, float]  # amounts by Ray's name for them
 

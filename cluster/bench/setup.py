@@ -22,13 +22,13 @@ from cluster.profiling.checkpoint import (
     timed,
     timed_stretches,
 )
-from deployments.config import DEMO_NAME
 from deployments.demo import demo_directory
 from deployments.demo.digits import demo_digits
 from deployments.folders import weights_of
 from deployments.models import TorchModel, checkpoint, load
 from deployments.models.backends import INT8, make_ready, on_backend, planned
 from deployments.models.seam import BackedModel, Stretch
+from deployments.named import DEMO_NAME
 from deployments.prepare.data import Columns, rows, taken
 from deployments.prepare.sample import LabelNames, labels_of, sampled
 from optimizer.plan import Plan

@@ -18,7 +18,7 @@ from cluster.commands.reading import (
     columns_of,
     pairs_of,
 )
-from deployments.config import known_backend
+from deployments.named import known_backend
 from profiles.errors import UserError
 
 if TYPE_CHECKING:

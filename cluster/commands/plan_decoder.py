@@ -37,7 +37,7 @@ class DecoderPlanning:
         """Find the plan, write it, and say what it promises."""
         from cluster.commands import check_not_given, check_writable
         from cluster.simulator.decoding_choice import chosen
-        from deployments.config import built_in
+        from deployments.named import built_in
         from profiles.decoding import as_observed
 
         check_not_given(self.given, "a decoder is planned by --ttft-ms, --tpot-ms and --rate")

@@ -16,7 +16,7 @@ from cluster.commands.reading import (
     TextColumn,
     columns_of,
 )
-from deployments.config import known_backend
+from deployments.named import known_backend
 from profiles.errors import UserError
 
 LENGTHS = [32, 128]  # that are measured where nothing says how long texts are

@@ -32,11 +32,11 @@ class DecoderProfiling:
     def run(self, console: Console, model: str) -> None:
         """Write `out`, and keep the same where `isobatch plan` looks for it."""
         from cluster.commands import check_not_given
-        from deployments.config import built_in
         from deployments.decoding.anatomy import anatomy_of
         from deployments.decoding.checkpoint import check_decoder, rules_of
         from deployments.decoding.loading import load_decoder
         from deployments.folders import weights_of
+        from deployments.named import built_in
         from profiles.decoding import DecoderProfile, load_decoder_profile, save_decoder_profile
 
         check_not_given(self.given, "a decoder's workload is what isobatch prepare has measured")

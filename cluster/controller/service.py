@@ -27,12 +27,13 @@ from cluster.controller.promise import AgreementTerms, Keeper
 from cluster.controller.question import allowed, question_of
 from cluster.controller.record import Event, Events
 from cluster.controller.status import brief, status_of
-from deployments.config import VIRTUAL, AppConfig
+from deployments.config import AppConfig
 from deployments.front.headers import NO_KEY, is_shown, key_in, path_below
 from deployments.front.openapi import DescribedApi, in_json, told
 from deployments.front.page import EXPLAINING, explain
 from deployments.graph import profile_of
 from deployments.logs import join_serves_log
+from deployments.named import VIRTUAL
 from deployments.planning import first_plan
 from optimizer import Plan
 from profiles.evidence import EVIDENCE, Evidence

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from cluster.controller.config import ControllerConfig
-from deployments.config import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, checked, function_at, parse
+from deployments.config import checked, parse
 from deployments.decoding.checkpoint import check_decoder, is_decoder
 from deployments.decoding.config import DecoderConfig
 from deployments.folders import told_in, weights_of
 from deployments.front.headers import key_in
 from deployments.graph import check_weights, read_graph
+from deployments.named import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, function_at
 from deployments.surroundings import PATHS, check_http
 from deployments.tasks import check_one_label
 from optimizer.plan import read_plan

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
 
-from deployments.config import DEMO, function_at
 from deployments.front.service import Service, directory_of
+from deployments.named import DEMO, function_at
 
 FILES = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".LICENSE": "text/plain"}

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from deployments.config import DEMO, DEMO_NAME, VIRTUAL, AppConfig, function_at
+from deployments.config import AppConfig
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.bodies import Sizes
 from deployments.front.counts import together
@@ -27,6 +27,7 @@ from deployments.front.messages import FrontState
 from deployments.front.proxy import Burden
 from deployments.front.stats import state_of, stats_of
 from deployments.front.turnstile import Turnstile
+from deployments.named import DEMO, DEMO_NAME, VIRTUAL, function_at
 from deployments.replica.loading import load_front_model
 from deployments.tasks import task_of
 from deployments.tracing import Span, Tracing, tracing_here

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from deployments.config import AUTO, BACKENDS
 from deployments.dispatch.route import stops
 from deployments.models.seam import BackedModel, Fingerprint, ServedModel, Stretch, backend_named
+from deployments.named import AUTO, BACKENDS
 from optimizer.plan import Plan
 from profiles.errors import UserError
 from profiles.latency import LatencyTable

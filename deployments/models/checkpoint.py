@@ -5,10 +5,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from deployments.config import built_in
 from deployments.models.families import family_of
 from deployments.models.levels import is_cascade, last_of
 from deployments.models.ramps import WEIGHTS
+from deployments.named import built_in
 from deployments.tasks import CLASSIFICATION, TASKS, Task, check_one_label
 from profiles.errors import UserError
 from profiles.promise import RULES

@@ -1,7 +1,7 @@
 """The seam between the networks and what computes them: what a backend gets, what it gives, and how it is found.
 
 An application chooses a backend by its name or its import path (`backend:`). To add one, write a file with an object
-that is a `Backend`; a line in `deployments.config.BACKENDS` gives it a short name.
+that is a `Backend`; a line in `deployments.named.BACKENDS` gives it a short name.
 
 Nothing is imported here that brings torch: a replica asks whether a network is a `ServedModel`, which one of a user's
 own, in numpy for instance, is not.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from deployments.config import backend_path
+from deployments.named import backend_path
 from profiles.errors import UserError
 from profiles.model import Batch, SplitModel
 
@@ -139,7 +139,7 @@ class Backend(Protocol):
 
 
 def backend_named(name: str) -> Backend:
-    """One of `deployments.config.BACKENDS`, or of the user's own by its import path `module:object`.
+    """One of `deployments.named.BACKENDS`, or of the user's own by its import path `module:object`.
 
     >>> backend_named("torch").tried_by_auto
     False

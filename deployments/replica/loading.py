@@ -6,9 +6,10 @@ The backends (torch, ONNX Runtime) are imported inside the functions, so that vi
 from hashlib import sha256
 from pathlib import Path
 
-from deployments.config import VIRTUAL, AppConfig, function_at
+from deployments.config import AppConfig
 from deployments.folders import content_of
 from deployments.graph import profile_of
+from deployments.named import VIRTUAL, function_at
 from optimizer.plan import read_plan
 from profiles.errors import UserError
 from profiles.model import SplitModel

@@ -16,11 +16,11 @@ from cluster.bench.report import ratios
 from cluster.bench.saturated import compared
 from cluster.bench.setup import BenchRequest, make
 from deployments import models
-from deployments.config import DEMO_NAME
 from deployments.demo import demo_directory
 from deployments.models.backends import make_ready, on_backend
 from deployments.models.ramps import RampDtype
 from deployments.models.seam import Stretch
+from deployments.named import DEMO_NAME
 from experiments.backend import minilm
 from profiles.model import SplitModel
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.config import AppConfig, function_at, parse
+from deployments.config import AppConfig, parse
+from deployments.named import function_at
 from optimizer import Placement, Plan, Split
 from profiles.errors import UserError
 

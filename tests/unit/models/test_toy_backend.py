@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments import config
+from deployments import named
 from deployments.config import AppConfig
 from deployments.models import backends, choice
 from deployments.models.backends import backend_of, for_threads, make_ready, on_backend, stretches
@@ -36,7 +36,7 @@ def test_a_toy_backend_is_chosen_by_its_path_and_answers_as_torch_does() -> None
 def test_a_line_gives_it_a_short_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="'toy' is not known; known are: auto, torch, graphs, onnx, onnx-graphs"):
         on_backend(network("bert"), "nowhere", "toy")
-    monkeypatch.setitem(config.BACKENDS, "toy", PATH)
+    monkeypatch.setitem(named.BACKENDS, "toy", PATH)
     assert backend_of(on_backend(network("bert"), "nowhere", "toy")) == "toy"
     assert AppConfig(backend="toy").backend == "toy"
     assert backend_named("toy") is TOY
@@ -51,7 +51,7 @@ def test_what_a_toy_cannot_run_is_one_line() -> None:
 
 def test_auto_measures_the_toy_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(config.BACKENDS, "toy", PATH)
+    monkeypatch.setitem(named.BACKENDS, "toy", PATH)
     monkeypatch.setattr(backends, "_mark", lambda directory, model: f"a mark of {model.num_blocks} blocks")
     rates = {"onnx": 1.2, "toy": 1.5}
     monkeypatch.setattr(choice, "over_torch", lambda model, other, batch_of: rates[other.backend])
