@@ -130,7 +130,8 @@ class AppConfig(BaseModel):
     answers: Literal["leaving", "early"] = Field(
         "leaving",
         description="early: an input runs on to the end after its answer at a ramp, so that batches never shrink, "
-        "nothing but time until the answer is gained, and every answer is audited. leaving: it leaves there.",
+        "nothing but time until the answer is gained, and answers are audited; under load it gives way to those who "
+        "wait. leaving: it leaves there.",
     )
     ramp_budget: float = Field(
         0.02,

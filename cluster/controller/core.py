@@ -145,7 +145,7 @@ class Controller:
     def rolled_out(self, step: NextStep, took_s: float, now_s: float) -> None:
         assert step.plan, "This is a bug: there was nothing to roll out."
         event, self.running = step.event, step.plan
-        if self.keeper:
+        if self.keeper and event.what not in ("looking", "looked"):  # the plan from before the look runs again
             self.keeper.restart()
         if event.what == "looking":
             self._peek = Peek(event.before, event.number)

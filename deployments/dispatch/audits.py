@@ -61,8 +61,16 @@ class Audits:
     def waiting(self) -> int:
         return self._count
 
-    def kinds(self, tickets: list[Ticket]) -> bytes:
-        """What the inputs of a launch are; audited ones only as long as the allowance is not overdrawn."""
+    def kinds(self, tickets: list[Ticket], crowded: bool = False) -> bytes:
+        """What the inputs of a launch are; audited ones only as long as the allowance is not overdrawn.
+
+        `crowded`: others wait for its replica. Where answers are early, most inputs then leave with theirs, so that
+        these come sooner: only a share runs on, as audits.
+        """
+        if crowded and self._limits.answers_early:
+            for ticket in tickets:
+                if ticket.kind is RowKind.EARLY and self._chance() >= self._limits.audit_share:
+                    ticket.kind = RowKind.PLAIN
         kinds = bytes([ticket.kind for ticket in tickets])
         if not any(kinds):
             return b""

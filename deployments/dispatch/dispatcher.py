@@ -142,7 +142,8 @@ class Dispatcher:
         owed = 0 if tickets[0].told else queue.weigh(tickets)
         if owed and self._audits.waiting:
             tickets = tickets + self._audits.joining(queue, owed)
-        return self._flights.begin(lane, queue, replica, tickets, owed, self._audits.kinds(tickets), now_s)
+        kinds = self._audits.kinds(tickets, crowded=queue.size > 0 or bool(replica.pending_s))
+        return self._flights.begin(lane, queue, replica, tickets, owed, kinds, now_s)
 
     def released(self, launch_id: int, rows: Sequence[int], told: Sequence[tuple[int, object]] = ()) -> Sequence[int]:
         """These inputs of a launch have left; the launch goes on. Returns those that had no answer before.

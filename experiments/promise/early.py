@@ -1,7 +1,8 @@
 """Early answers (Apparate's way): how much sooner inputs are answered, at what tail and at what agreement.
 
 A network of texts runs in one piece, input by input, timed as BERT-base on a K80 by its datasheet (two layers a block):
-the real dispatcher in virtual time, at a tenth of what the device can do, so that hardly anybody waits. Ramps are those
+the real dispatcher in virtual time, at a tenth of what the device can do, so that hardly anybody waits, and at seven
+tenths, where inputs leave with their answers as long as others wait. Ramps are those
 that the product opens within its budget, thresholds those that it chooses for these ramps. Beside it Apparate's tuner
 at the same ramps, which looks at 16 answers. On faster devices no ramp is within the budget: each is a launch, of which
 a datasheet's takes 0.2 ms.
@@ -17,7 +18,7 @@ from cluster.load.workloads import arrivals
 from cluster.simulator.report import Report
 from cluster.simulator.simulation import Simulation, World
 from deployments.dispatch.messages import Limits
-from experiments.promise.audited import RecordedDevices
+from experiments.promise.audited import SHARE, RecordedDevices
 from experiments.promise.greedy import WINDOW, tuned
 from experiments.promise.tried import drawn
 from optimizer import Objective, Plan, Problem, problem
@@ -31,7 +32,8 @@ from profiles.files import Profile
 from profiles.latency import LatencyTable
 from profiles.shapes import bert_base
 
-SLO_S, BUDGET, LOAD, INPUTS = 2.0, 0.02, 0.1, 20_000
+SLO_S, BUDGET, INPUTS = 2.0, 0.02, 20_000
+LOAD, BUSY = 0.1, 0.7  # of what the device can do
 KIND, LAYERS = "k80", 2  # of BERT-base in a block
 TUNINGS = 100
 
@@ -47,11 +49,15 @@ def answered_early(evidence: Evidence, others: ExitTable) -> Iterator[tuple[str,
     facts = problem(Profile("bert-base", (_timed(),)), kinds, links_between(kinds))
     objective = Objective(slo_s=SLO_S, max_batch=1, ramp_budget=BUDGET)
     without, plan = early_plan(facts, objective), _tuned(facts, objective, evidence)
-    full, sooner = (_run(each, facts, evidence, others) for each in (without, plan))
-    yield "early_p50_ratio", sooner.tally.quantile_s(0.5) / full.tally.quantile_s(0.5)
-    yield "early_p99_ratio", sooner.tally.quantile_s(0.99) / full.tally.quantile_s(0.99)
-    yield "early_agreement", 1 - sum(sooner.tally.missed) / sooner.arrived
-    yield "early_share", sum(sooner.tally.audited) / sooner.arrived
+    for load, suffix in ((BUSY, "_busy"), (LOAD, "")):
+        full, sooner = (_run(each, facts, evidence, others, load) for each in (without, plan))
+        yield f"early_p50_ratio{suffix}", sooner.tally.quantile_s(0.5) / full.tally.quantile_s(0.5)
+        yield f"early_p99_ratio{suffix}", sooner.tally.quantile_s(0.99) / full.tally.quantile_s(0.99)
+        seen = sooner.tally.observed(0.0, {})
+        audited = seen.agreement()
+        assert audited, "This is a bug: nobody left early."
+        yield f"early_agreement{suffix}", audited.share
+        yield f"early_share{suffix}", 1 - seen.exits[-1] / seen.answered
     yield "early_ramps", float(len(plan.ramps))
     lost = list(_lost_by_apparate(others.only(opened(plan), costs_of(plan, facts))))
     yield "early_agreement_apparate", 1 - float(np.mean(lost))
@@ -80,13 +86,13 @@ def _tuned(facts: Problem, objective: Objective, evidence: Evidence) -> Plan:
     return replace(plan, thresholds=evidence.thresholds(chosen, ramps))
 
 
-def _run(plan: Plan, facts: Problem, evidence: Evidence, others: ExitTable) -> Report:
+def _run(plan: Plan, facts: Problem, evidence: Evidence, others: ExitTable, load: float) -> Report:
     assert plan.promise
-    rate = LOAD * plan.promise.goodput_per_s
+    rate = load * plan.promise.goodput_per_s
     times_s = arrivals("poisson", rate, INPUTS / rate, 0)
     rows = np.random.default_rng(0).integers(others.num_inputs, size=len(times_s))
     devices = partial(RecordedDevices, table=others, evidence=evidence, prepared=evidence.prepared)
-    world = World(plan, facts, SLO_S, Limits(answers_early=True))
+    world = World(plan, facts, SLO_S, Limits(audit_share=SHARE, answers_early=True))
     return Simulation(world, [(times_s, rows)], INPUTS / rate, 0, devices).finish()
 
 

@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 
 from cluster.controller.beliefs import with_all_ramps
+from cluster.controller.config import Patience
+from cluster.controller.core import Controller, NextStep
 from cluster.controller.corrections import Corrections
 from cluster.controller.promise import STEP, AgreementTerms, Keeper, Retuning
+from cluster.controller.record import Event, Events
 from deployments.front.observed import Observed
 from optimizer.plan import Plan
 from profiles.evidence import Evidence
+from profiles.windows import History
 from tests.helpers.exit_tables import exit_table
 from tests.helpers.fluid_application import MEDIUM, first_plan, question
 
@@ -174,6 +178,18 @@ def test_thresholds_for_the_plan_s_own_ramps_are_used_where_they_gain_and_the_pr
     assert [change.what for change in changes] == ["tuned"]
     assert [ramp for ramp, _ in served.plan.thresholds] == [1]
     assert served.disagreement(served.usual) <= 1 - PROMISED
+
+
+def test_a_look_behind_closed_ramps_forgets_nothing_of_what_audits_told_of_the_plan() -> None:
+    kept, plan = keeper(), first_plan(ASKED)
+    controller = Controller(ASKED, Patience(), History(None), Events(None), plan, 0.0, keeper=kept)
+    exits, audited, missed = (2500, 0, 0, 2500), (100, 0, 0, 0), (1, 0, 0, 0)
+    kept.look(Observed(0.0, LOOK_S, 5000, 5000, exits, audited=audited, missed=missed), plan, FACTS)
+    for number, (what, ran) in enumerate((("looking", with_all_ramps(plan, range(3))), ("looked", plan)), 1):
+        controller.rolled_out(NextStep(ran, Event(number, LOOK_S, what, "", plan)), 0.1, LOOK_S)
+        assert kept.agreement(LOOK_S)
+    controller.rolled_out(NextStep(plan, Event(3, LOOK_S, "tightened", "", plan)), 0.1, LOOK_S)
+    assert not kept.agreement(LOOK_S)
 
 
 def _only(placement, ramp):  # type: ignore[no-untyped-def]

@@ -122,6 +122,20 @@ def test_where_answers_are_early_every_answer_is_audited_whatever_that_costs() -
     assert dispatcher.inside == 0
 
 
+def test_where_answers_are_early_inputs_leave_while_others_wait_but_for_an_audited_share() -> None:
+    for chance, crowded in ((0.5, b""), (0.0, bytes([RowKind.EARLY] * 4))):
+        limits = Limits(audit_share=0.02, answers_early=True)
+        dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits, lambda each=chance: each)
+        dispatcher.admit_all(0.0, 9.0, [Place("x", row) for row in range(6)])
+        (launch,) = dispatcher.tick(0.0)
+        assert launch.kinds == crowded
+        dispatcher.released(launch.id, range(4), [(2, 1)] * 4)
+        assert [len(ending.tickets) for ending in dispatcher.endings()] == [4]
+        dispatcher.completed(launch.id, 0.1, {})
+        (launch,) = dispatcher.tick(0.1)
+        assert launch.kinds == bytes([RowKind.EARLY] * 2), "nobody waits any more"
+
+
 def test_a_shadow_that_ends_after_the_deadline_is_not_late_and_tells_nothing_of_how_long_inputs_take() -> None:
     dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, Limits(answers_early=True))
     (lane,) = dispatcher._lanes
