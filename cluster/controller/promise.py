@@ -1,8 +1,12 @@
 """Keeps a promise of agreement with the full network: thresholds tighten when it breaks, and loosen on trial only.
 
 What audits count is put into a purse that bets against the promise: a miss doubles it, a hit takes a little away, and
-it never falls below 1. At 1000 the promise is broken: where five times too many answers disagree, that takes some 270
+it never falls below 1. At 100 the promise is broken: where five times too many answers disagree, that takes some 190
 audits, while it is kept hundreds of thousands (profiles/agreement.py says what an audit is).
+
+Inputs are doubted for ten minutes where the promise has broken, and where they leave elsewhere than minutes before,
+which all answers tell, long before audits of a few do. Then the promise counts as broken at 10 already, and thresholds
+that were tuned for the plan, and so lose nearly all that is allowed of inputs as they were, are given up.
 
 How thresholds tighten is read from the exit table of `isobatch prepare`, which knows what each choice of them loses.
 Audits tell how many times more than that is lost now: that factor, `worse`, is all that is remembered. It is larger for
@@ -12,7 +16,7 @@ minutes, it is taken to be larger than audits of the thresholds before could tel
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from math import inf, log, log1p
+from math import inf, log, log1p, sqrt
 
 from cluster.controller.record import What
 from deployments.front.observed import Observed, merged
@@ -26,7 +30,8 @@ from profiles.evidence import Evidence
 from profiles.exits import survival_after
 from profiles.losses import Indices
 
-ALARM = log(1000.0)
+ALARM, DOUBTED = log(100.0), log(10.0)  # what the purse must hold, and where inputs are doubted
+ODD, SHARE, ENOUGH_ANSWERS = 5.0, 0.05, 500  # standard errors, and a share of the blocks: inputs are others than before
 AIM = 0.5  # of what is allowed is what new thresholds should lose, as far as is known
 ENOUGH = 0.8  # of what is allowed is what the checkpoint's own thresholds may lose
 LITTLE = 1.25  # a change by this factor is not worth one
@@ -72,6 +77,7 @@ class Keeper:
         self._since: list[Observed] = []  # since the purse was last 1
         self._purse = 0.0  # its logarithm
         self._broke_s, self._again = -inf, 0  # when it broke last, and how often within minutes of the time before
+        self._doubted_s = -inf  # when inputs were doubted last
         self._refusing = 0  # looks, one after the other
         self.tuned = False  # thresholds are those for the plan's own ramps
         self._audited_s: float | None = None  # when audits were last seen
@@ -115,8 +121,13 @@ class Keeper:
         """Thresholds that tighten at once, or give way to a crowd."""
         self._looks.append(seen)
         self._bet(seen)
-        if self._purse >= ALARM:
+        if self._purse >= (DOUBTED if self._in_doubt(seen.ended_s) else ALARM):
             return self._tightened(plan, facts, seen.ended_s)
+        if moved := self._moved():
+            self._doubted_s = seen.ended_s
+            if self.tuned and self.worse <= 1.0 and not self.crowded:
+                self.tuned = False
+                return self._change("tightened", f"{moved}; thresholds are no longer those for the plan", plan, facts)
         if self.terms.strict and (self.crowded or self.tuned) and self._is_unwatched(seen):
             self.crowded = self.tuned = False
             return self._change("recovered", "no audit has ended for ten minutes: nobody watches", plan, facts)
@@ -135,7 +146,7 @@ class Keeper:
         if windows < 2 ** min(tightened, MOST_DOUBLED):
             return None
         if self.worse <= 1.0:
-            return self._for_plan(agreement, plan, facts)
+            return None if self._in_doubt(seen.ended_s) else self._for_plan(agreement, plan, facts)
         least = 1.0
         if agreement and agreement.audits >= LEAST:
             least = self._least(1 - agreement.share, plan)
@@ -154,10 +165,25 @@ class Keeper:
             return
         audits = agreement.audits * seen.answered / sum(seen.exits[:-1])
         misses, limit = audits * (1 - agreement.share), 1 - self.promised
+        limit *= ENOUGH if self._in_doubt(seen.ended_s) else 1.0
         self._purse += misses * log(2.0) + (audits - misses) * log1p(-limit / (1 - limit))
         self._since.append(seen)
         if self._purse <= 0.0:
             self._purse, self._since = 0.0, []
+
+    def _in_doubt(self, now_s: float) -> bool:
+        return now_s - self._doubted_s < WATCHED_S
+
+    def _moved(self) -> str:
+        """How far deeper or less deep inputs go than some minutes before; empty, where that may be chance."""
+        looks = list(self._looks)
+        before, now = (_blocks(merged(some)) if some else None for some in (looks[:-2][:4], looks[-2:]))
+        if not before or not now:
+            return ""
+        off, error = now[0] - before[0], sqrt(before[1] + now[1])
+        if abs(off) < max(ODD * error, SHARE * before[0]):
+            return ""
+        return f"inputs run {now[0]:.2f} blocks on average, {before[0]:.2f} of late: they are others"
 
     def _tightened(self, plan: Plan, facts: Problem, now_s: float) -> Retuning | None:
         agreement = merged(self._since).agreement()
@@ -171,7 +197,7 @@ class Keeper:
             self._complained_s = now_s
             return Retuning("stayed", f"{broken}; thresholds stay, as no exit table stands beside the checkpoint", ())
         self._again = self._again + 1 if now_s - self._broke_s < WATCHED_S else 0
-        self._broke_s = now_s
+        self._broke_s = self._doubted_s = now_s
         seems = (1 - agreement.share) / self._expected(plan)
         shut = AIM * (1 - self.promised) / evidence.least_told  # where it is worse than this, nobody leaves early
         self.worse = min(max(LITTLE * self.worse, AGAIN**self._again * seems), STEP * shut)
@@ -246,3 +272,12 @@ class Keeper:
         """The disagreement that the exit table expects of a plan as it runs."""
         assert self.terms.evidence
         return self.terms.evidence.disagreement(self._chosen(plan))
+
+
+def _blocks(seen: Observed) -> tuple[float, float] | None:
+    """How many blocks inputs ran on average, and the variance of that; None where too few were answered."""
+    if seen.answered < ENOUGH_ANSWERS:
+        return None
+    mean = sum(count * ran for ran, count in enumerate(seen.exits, 1)) / seen.answered
+    square = sum(count * ran * ran for ran, count in enumerate(seen.exits, 1)) / seen.answered
+    return mean, (square - mean * mean) / seen.answered

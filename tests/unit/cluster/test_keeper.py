@@ -192,6 +192,60 @@ def test_a_look_behind_closed_ramps_forgets_nothing_of_what_audits_told_of_the_p
     assert not kept.agreement(LOOK_S)
 
 
+TUNED = replace(with_all_ramps(first_plan(ASKED), range(3)), thresholds=tuple(PREPARED.items()))
+USUAL, HARDER = (2000, 1500, 1000, 500), (1700, 1400, 1100, 800)
+
+
+def looks(kept: Keeper, exits: tuple[int, ...], start_s: float, count: int, missed: int = 0) -> list[Retuning | None]:
+    """What it says to looks at inputs that leave so, on a plan with thresholds of its own."""
+    audits, misses = (*(each // 10 for each in exits[:-1]), 0), (missed, 0, 0, 0)
+    ends_s = [start_s + LOOK_S * number for number in range(count)]
+    return [
+        kept.look(Observed(at_s, LOOK_S, 5000, 5000, exits, audited=audits, missed=misses), TUNED, FACTS)
+        for at_s in ends_s
+    ]
+
+
+def tuned_keeper() -> Keeper:
+    kept = Keeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=-1.0)
+    kept.go_on(1.0, TUNED)
+    return kept
+
+
+def test_thresholds_for_the_plan_are_given_up_where_inputs_leave_elsewhere_before_audits_tell_anything() -> None:
+    kept = tuned_keeper()
+    assert not any(looks(kept, USUAL, 0.0, 100))
+    first, second = looks(kept, HARDER, 500.0, 2)
+    change = first or second
+    assert change is not None
+    assert (change.what, change.thresholds) == ("tightened", ())
+    assert "inputs run" in change.why
+    kept.restart()
+    window = Observed(0.0, LOOK_S, 5000, 5000, HARDER)
+    for start_s, again in ((520.0, False), (1200.0, True)):  # they are doubted for ten minutes
+        assert not any(looks(kept, HARDER, start_s, 12))
+        change = kept.window(replace(window, started_s=start_s + 60), TUNED, FACTS, windows=20.0, tightened=1)
+        assert (change is not None and change.what == "tuned") == again
+
+
+def test_inputs_that_leave_a_little_elsewhere_by_chance_are_no_others() -> None:
+    kept, random = tuned_keeper(), np.random.default_rng(0)
+    for number in range(500):
+        exits = tuple(random.multinomial(5000, np.array(USUAL) / 5000).tolist())
+        assert looks(kept, exits, LOOK_S * number, 1) == [None]
+
+
+def test_where_inputs_are_doubted_fewer_audits_tell_that_the_promise_is_broken() -> None:
+    needed = []
+    for before in (USUAL, HARDER):
+        kept = keeper()
+        looks(kept, before, 0.0, 4)
+        looks(kept, USUAL, 20.0, 2)
+        said = looks(kept, USUAL, 30.0, 5, missed=40)
+        needed.append(next(number for number, change in enumerate(said) if change))
+    assert needed[1] < needed[0]
+
+
 def _only(placement, ramp):  # type: ignore[no-untyped-def]
     splits = tuple(
         replace(split, ramps=tuple(each for each in split.ramps if each == ramp)) for split in placement.splits
