@@ -6,7 +6,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
 
 from deployments.dispatch.messages import EARLY_S, Limits
 from deployments.named import DEMO, LOADER, VIRTUAL, function_at, known_backend, well_formed
@@ -63,6 +63,17 @@ def _origin(told: str) -> str:
     return told.lower()
 
 
+def _link(told: str) -> str:
+    """
+    >>> _link("v100>k80")
+    'v100>k80'
+    """
+    if not re.fullmatch(r"[^>\s]+>[^>\s]+", told):
+        raise ValueError(f"{told!r} must name two kinds of devices: KIND>KIND, as in v100>k80")
+    return told
+
+
+LinkName = Annotated[str, AfterValidator(_link)]
 WebOrigin = Annotated[str, AfterValidator(_origin)]
 ALLOWED_ORIGINS = "Web pages of other servers that may ask from a browser, as in https://shop.example; none: no others."
 Ports = Annotated[str, AfterValidator(_port_range)]
@@ -93,6 +104,11 @@ class AppConfig(BaseModel):
         None,
         description="What plans may use, as KIND: COUNT, or auto: what Ray's nodes have. Without a plan's file, the "
         "best plan for them is made at the start, within slo_ms.",
+    )
+    links: dict[LinkName, PositiveFloat] = Field(
+        {},
+        description="Gbit/s from one kind of device to another, as KIND>KIND: 0.1, where it is not what the catalogue "
+        "says: plans avoid what is slow.",
     )
     replan: bool = Field(
         False,

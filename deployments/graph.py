@@ -113,7 +113,7 @@ def graph_of(plan: Plan, profile: Profile, config: AppConfig, version: int = 0, 
             f"{config.plan} is for {plan.model} (weights {plan.weights}), {config.profile} is of {profile.model} "
             f"(weights {profile.weights}): plan from the profile of the network that is served"
         )
-    facts = _facts(plan, profile)
+    facts = _facts(plan, profile, config)
     return Graph(plan, facts if config.early_budget is None else facts.without_exits, version, fleet)
 
 
@@ -148,7 +148,7 @@ def check_weights(config: AppConfig) -> None:
 
 
 # Fields that replicas do not depend on: when only these change, the replicas go on.
-_OF_PLANS = {"plan", "devices", "rate_per_s", "slo_ms", "max_batch", "answers", "ramp_budget"}
+_OF_PLANS = {"plan", "devices", "rate_per_s", "slo_ms", "max_batch", "answers", "ramp_budget", "links"}
 _OF_THE_FRONT = {
     "name", "front_replicas", "max_waiting", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
     "grpc_port", "grpc_host", "too_long", "on_deadline", "replan", "audit_share", "audit_cost", "agreement",
@@ -168,8 +168,8 @@ def origin_of(config: AppConfig) -> str:
     return sha256(config.model_dump_json(include=_OF_PLANS).encode() + file).hexdigest()
 
 
-def _facts(plan: Plan, profile: Profile) -> Problem:
+def _facts(plan: Plan, profile: Profile, config: AppConfig) -> Problem:
     """The problem with just the plan's devices; their price and memory mattered only to the planner."""
     devices = [Device(kind, count, memory_bytes=1, price_per_hour=0.0) for kind, count in plan.devices().items()]
     survival = profile.exits_of(plan.length).seen_from(opened(plan))
-    return problem(profile, devices, links_between(devices), survival, length=plan.length)
+    return problem(profile, devices, links_between(devices, gbit_per_s=config.links), survival, length=plan.length)

@@ -24,7 +24,8 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCoun
     """The plan of the configuration's file, or the best one; `has` counts devices where the configuration says auto."""
     if config.plan:
         return _of_file(config)
-    plan = optimize(profile, devices := usable(config, profile, has), links_between(devices), _goal(config))
+    devices = usable(config, profile, has)
+    plan = optimize(profile, devices, links_between(devices, gbit_per_s=config.links), _goal(config))
     if warning := mixed([profile.table(kind) for kind in plan.devices()]):
         log.warning("%s", warning)
     log.info("planned for %s: %s", _told({device.kind: device.count for device in devices}), summary(plan))
@@ -37,7 +38,7 @@ def plan_for_fewer(running: Plan, counts: DeviceCounts, config: AppConfig, profi
     largest = max(split.batch_size for pipeline in running.pipelines for split in pipeline.splits)
     goal = Objective(slo_s=config.slo_ms / 1e3, max_batch=largest, ramp_budget=config.early_budget)
     try:
-        return optimize(profile, devices, links_between(devices), goal) if devices else None
+        return optimize(profile, devices, links_between(devices, gbit_per_s=config.links), goal) if devices else None
     except UserError as error:
         log.warning("nothing can run meanwhile on %s: %s", _told(counts), error)
         return None

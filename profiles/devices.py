@@ -1,6 +1,6 @@
 """The devices a plan may use, the links between them, and a catalogue of kinds that need not be looked up again."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -141,17 +141,30 @@ def _device(part: str) -> Device:
         raise UserError(f"cannot read {part!r} ({error}): write KIND=COUNT or KIND=COUNT@PRICE, as in v100=6") from None
 
 
-def links_between(devices: Iterable[Device], *, one_machine: bool = False, turn_s: float = TURN_S) -> tuple[Link, ...]:
+def links_between(
+    devices: Iterable[Device],
+    *,
+    one_machine: bool = False,
+    turn_s: float = TURN_S,
+    gbit_per_s: Mapping[str, float] | None = None,
+) -> tuple[Link, ...]:
     """A link for every ordered pair of kinds, the same kind included: over the network, or inside one machine.
 
-    A kind that is in no catalogue is taken to be connected as the slowest in it.
+    A kind that is in no catalogue is taken to be connected as the slowest in it. `gbit_per_s` has the links that are
+    known better, by the names that the example shows.
 
-    >>> [f"{link.source}>{link.target}" for link in links_between(fleet("v100=1,k80=1"))]
-    ['v100>v100', 'v100>k80', 'k80>v100', 'k80>k80']
+    >>> links = links_between(fleet("v100=1,k80=1"), gbit_per_s={"v100>k80": 0.08})
+    >>> [(f"{link.source}>{link.target}", link.bytes_per_s / 1e6) for link in links]
+    [('v100>v100', 1250.0), ('v100>k80', 10.0), ('k80>v100', 1250.0), ('k80>k80', 1250.0)]
     """
+    told = gbit_per_s or {}
     slowest = min(CATALOGUE.values(), key=lambda kind: _rate(kind, one_machine))
     rates = {device.kind: _rate(CATALOGUE.get(device.kind.lower(), slowest), one_machine) for device in devices}
-    return tuple(Link(a, b, min(rates[a], rates[b]), HOP_S, turn_s) for a in rates for b in rates)
+    return tuple(
+        Link(a, b, told[name] * GBIT if (name := f"{a}>{b}") in told else min(rates[a], rates[b]), HOP_S, turn_s)
+        for a in rates
+        for b in rates
+    )
 
 
 def _rate(kind: DeviceKind, one_machine: bool) -> float:

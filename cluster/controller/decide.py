@@ -191,8 +191,13 @@ class Demand:
         return self.wanted_per_s / max(kept, LEAST_KEPT)
 
 
-def demand(forecast: Forecast | None, seen: Observed, cheapest: bool) -> Demand | None:
-    """The demand of the next window; None where no input came that could tell. Room costs nothing but dollars."""
+def demand(forecast: Forecast | None, seen: Observed, cheapest: bool, window_s: float) -> Demand | None:
+    """The demand of the next window; None where no input came that could tell. Room costs nothing but dollars.
+
+    Where dollars count and nobody asked in a whole window, the least is planned for, whatever came before.
+    """
+    if cheapest and is_idle(seen) and seen.seconds >= window_s * (1 - 1e-9):
+        return Demand(0.0, LEAST_PER_S)
     likely, high = (forecast.arrivals_per_s, forecast.arrivals_high_per_s) if forecast else (0.0, 0.0)
     expected = max(likely, seen.arrivals_per_s)
     wanted = min(SURGE * expected, max(high, SPARE * expected)) if cheapest else ROOM * expected

@@ -53,7 +53,8 @@ class Moment:
 
     def better(self) -> tuple[Expectation, Demand | None]:
         """What the running plan is weighed against: for what is expected, or by goodput alone (None)."""
-        asked, cheapest = demand(self.beliefs.forecast, self.seen, self.question.cheapest), self.question.cheapest
+        cheapest = self.question.cheapest
+        asked = demand(self.beliefs.forecast, self.seen, cheapest, self.patience.replan_every_s)
         now, running = (self.beliefs.survival, self.corrections, self.counts), self.running
         if self.question.answers_early:
             soonest = self.question.best(*now)

@@ -32,6 +32,7 @@ class Question:
     side_by_side: bool = True
     gap: float = 0.01
     cheapest: bool = False
+    links: Mapping[str, float] | None = None  # those that were declared, in Gbit/s
 
     @property
     def answers_early(self) -> bool:
@@ -61,7 +62,7 @@ class Question:
 
         Where answers are early, every input runs to the end.
         """
-        links = links_between(self.fleet, one_machine=self.one_machine)
+        links = links_between(self.fleet, one_machine=self.one_machine, gbit_per_s=self.links)
         profile, length = corrections.applied(self.profile), self.profile.length
         found = problem(profile, self.fleet, links, _worth_planning(survival), length=length)
         return found.without_exits if self.answers_early else found
@@ -98,7 +99,7 @@ class Question:
     def _optimize(
         self, survival: Sequence[float], corrections: Corrections, here: tuple[Device, ...], objective: Objective
     ) -> Plan:
-        links = links_between(here, one_machine=self.one_machine)
+        links = links_between(here, one_machine=self.one_machine, gbit_per_s=self.links)
         side_by_side = self.side_by_side and objective.aim.adds_up
         profile = corrections.applied(self.profile)
         return optimize(
@@ -125,7 +126,9 @@ def question_of(config: ControllerConfig, app_config: AppConfig, profile: Profil
     )
     fleet = tuple(device(kind, amount) for kind, amount in allowed(config, app_config, profile).items())
     cheapest = config.goal == "cost"
-    return Question(profile, fleet, objective, config.one_machine, config.side_by_side, config.gap, cheapest)
+    return Question(
+        profile, fleet, objective, config.one_machine, config.side_by_side, config.gap, cheapest, app_config.links
+    )
 
 
 def allowed(config: ControllerConfig, app_config: AppConfig, profile: Profile) -> dict[str, int]:

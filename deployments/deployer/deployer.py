@@ -173,12 +173,11 @@ class Deployer:
         memory = recall(self._application)
         self._remember()
         self._running = True
+        left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
         if memory and memory.ended:
-            await asyncio.to_thread(self._delete_others)
-        self._task(self._tidy_later())
-
-    def _delete_others(self) -> None:
-        delete_fleets(fleets_of(self._application, but=self._fleet.prefix))
+            await asyncio.to_thread(delete_fleets, left)
+            left = []
+        self._task(self._tidy_later(left))
 
     async def _start_first(self, counts: Mapping[str, int]) -> None:
         try:
@@ -192,12 +191,11 @@ class Deployer:
             self._application
         )
 
-    async def _tidy_later(self) -> None:
+    async def _tidy_later(self, left: Sequence[str]) -> None:
         """End the replicas that the previous deployer has left, once its fronts have had time to drain.
 
         Those of the next deployer, which may start meanwhile while our fronts drain, are none of ours.
         """
-        left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
         await asyncio.sleep(2 * self._config.drain_s)
         async with self._moving:
             await asyncio.to_thread(self._tidy, left)

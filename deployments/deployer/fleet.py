@@ -52,6 +52,14 @@ class ServeFleet:
         wanted = [needs[kind] for kind, count in more.items() for _ in range(count)]
         return all(resources.first_fit(wanted, ray_facts.free_resources()))
 
+    def lacks(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Each kind is counted for itself, with what others hold: what is lacking here is not there at all."""
+        nodes, found = ray_facts.nodes(), dict[str, int]()
+        for kind, count in counts.items():
+            need = {**self._needs(kind), **resources.declared(kind, nodes)}
+            found[kind] = sum(not fits for fits in resources.first_fit([need] * count, nodes))
+        return {kind: lacking for kind, lacking in found.items() if lacking}
+
     def delete(self) -> None:
         for kind in self.standing():
             _delete(f"{self.prefix}.{kind}")

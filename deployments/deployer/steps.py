@@ -38,6 +38,10 @@ class Fleet(Protocol):
         """Whether so many more replicas could start now beside the running ones."""
         ...
 
+    def lacks(self, counts: ReplicaCounts) -> dict[str, int]:
+        """For how many of so many replicas no node has a device, free or not, of each kind where that is so."""
+        ...
+
 
 class CannotStartError(Exception):
     """Some replicas that a plan needs do not start."""
@@ -70,7 +74,7 @@ async def move(
 
     Where the new replicas do not fit beside the old ones, those that will go end first; until the new ones run, fronts
     follow a plan that `meanwhile` makes for the replicas that stay. If the new ones do not start, the plan from before
-    is restored, and CannotStartError says why.
+    is restored, and CannotStartError says why: at once where their devices are not there, as of a node that vanishes.
     """
     started_s, has, wants = now_s(), before.devices(), after.devices()
     more = {kind: count for kind, count in wants.items() if count > has.get(kind, 0)}
@@ -82,12 +86,12 @@ async def move(
             if fewer := await meanwhile({kind: less.get(kind, count) for kind, count in has.items()}):
                 await lead(fewer)
             await _freed(fleet, less, patience_s)
-        await start(fleet, more, patience_s)
+        await start(fleet, more, patience_s, only_here=True)
     except Exception:
         await asyncio.to_thread(fleet.want, {kind: has.get(kind, 0) for kind in (*more, *less)})
         if freed_s is not None:
             with suppress(CannotStartError):
-                await start(fleet, has, patience_s)
+                await start(fleet, has, patience_s, only_here=True)
             await lead(before)
         raise
     await lead(after)
@@ -96,11 +100,14 @@ async def move(
     return Moved(followed_s - started_s, 0.0 if freed_s is None else followed_s - freed_s)
 
 
-async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float) -> None:
-    """Ask for so many replicas of each kind; returns when they run."""
+async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float, only_here: bool = False) -> None:
+    """Ask for so many replicas of each kind; returns when they run. `only_here`: nobody waits for nodes to come."""
     await asyncio.to_thread(fleet.want, counts)
     until_s = now_s() + patience_s
     while late := await _below(fleet, counts):
+        if only_here and (lacks := await asyncio.to_thread(fleet.lacks, {kind: counts[kind] for kind in late})):
+            told = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in lacks.items())
+            raise CannotStartError(f"no node has a device for {told}")
         if now_s() > until_s:
             told = ", ".join(f"{running} of {counts[kind]} {kind}" for kind, running in late.items())
             raise CannotStartError(f"after {patience_s:g} s only {told} run: are there enough devices?")

@@ -8,7 +8,7 @@ answer the requests inside it.
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, fields
 from io import StringIO
@@ -96,9 +96,12 @@ def application_on_two_nodes(folder: Path, fronts: int = 2) -> Iterator[tuple[Li
         yield here, lose_node
 
 
-async def struck_under_load(here: Live, faults: dict[str, Fault], rounds: int) -> list[Round]:
-    """Cause each fault once, then faults chosen by chance, under load."""
-    chance = random.Random(7)
+async def struck_under_load(
+    here: Live, faults: dict[str, Fault], rounds: int, heal: Callable[[Live], Awaitable[None]] = restored,
+    round_s: float = ROUND_S, seed: int = 7,
+) -> list[Round]:  # fmt: skip
+    """Cause each fault once, then faults chosen by chance, under load; `heal` ends each of them."""
+    chance = random.Random(seed)
     names = [*faults, *chance.choices(list(faults), k=max(0, rounds - len(faults)))][:rounds]
     await load(here.url).at(arrivals("uniform", offered_per_s(), BEFORE_S, 0))  # warms up
     requests, struck = load(here.url), list[Struck]()
@@ -108,8 +111,8 @@ async def struck_under_load(here: Live, faults: dict[str, Fault], rounds: int) -
         for name in names:
             at_s = requests.now_s()
             await faults[name](here, chance)
-            await asyncio.sleep(max(0.0, at_s + ROUND_S - requests.now_s()))
-            await restored(here)
+            await asyncio.sleep(max(0.0, at_s + round_s - requests.now_s()))
+            await heal(here)
             struck.append(Struck(name, at_s, requests.now_s()))
             (seen,) = _rounds(requests.so_far(), struck[-1:], requests.resent)
             console.print(f"{len(struck)} of {len(names)}, {seen.told}")

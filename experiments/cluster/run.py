@@ -1,103 +1,83 @@
 """Claim: nodes may vanish, silently too, and come back, and no request is lost; several fronts fill batches as one;
-nodes that Ray can rent come when more is asked, and go again.
+nodes that Ray can rent come when more is asked, and go again; a mixed fleet keeps what its plan promises; links that
+are declared slow are avoided.
 
-The nodes are on this machine, at addresses of their own in a network of their own (`unshare`, Linux), so that the
-way to one of them can be cut: what is sent there vanishes, and nobody is told.
+The nodes that vanish are on this machine, at addresses of their own in a network of their own (`unshare`, Linux), so
+that the way to one of them can be cut: what is sent there vanishes, and nobody is told.
+
+It is measured in parts, the faults in several. What a part has found is kept until the code is another, so a run that
+was broken off goes on where it was. `python -m experiments.bench cluster parts=link` measures one part anew.
 """
 
-import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-import numpy as np
-from rich.console import Console
+from deployments.folders import cache_directory
+from experiments.chaos.run import Round, figures_of
+from experiments.cluster import fleets, fronts, growing
+from experiments.cluster.nodes import CUT
+from experiments.shared.version import code_of
 
-from cluster.load.workloads import arrivals
-from experiments.chaos.suite import PROFILE, SLO_MS, START, load, offered_per_s
-from experiments.cluster import growing
-from experiments.shared.live import Live, application, asked, bare
-
-FRONTS = (1, 2, 4)
-SECONDS, WARM_S = 20.0, 4.0
-SHARE = 0.5  # of what the faults are offered
-console = Console(stderr=True, width=140)
+FAULTS, TOGETHER = 100, 20  # so many faults hit one application, and then the next
 
 
-@dataclass(frozen=True)
-class FrontsSeen:
-    """What one number of fronts made of the same load."""
-
-    fill: float  # of batches at the first split, which newcomers fill
-    p99_ms: float
-    good_share: float
-    busiest_share: float  # of the inputs, at the front that had most
-
-
-def measure(rounds: int = 12, parts: str = "fronts nodes growth") -> dict[str, float]:
-    figures: dict[str, float] = {}
-    if "fronts" in parts:
-        figures |= _fronts()
-    if "nodes" in parts:
-        figures |= _nodes(rounds)
-    if "growth" in parts:
-        figures |= growing.measure()
+def measure(parts: str = "", faults: int = FAULTS) -> dict[str, float]:
+    """`parts`: those that are measured anew, by their names; none: all, as far as they were not measured before."""
+    todo: dict[str, Callable[[], Any]] = {
+        "fronts": fronts.measure,
+        "growth": growing.measure,
+        "share": fleets.four_nodes,
+        "link": fleets.slow_link,
+    }
+    figures = dict[str, float]()
+    for part, work in todo.items():
+        if not parts or part in parts.split():
+            figures |= _done(part, work, anew=bool(parts))
+    if not parts or "nodes" in parts.split():
+        figures |= _nodes(faults)
     return figures
 
 
-def _fronts() -> dict[str, float]:
-    found = {}
-    for fronts in FRONTS:
-        with _served_by(fronts) as here:
-            found[fronts] = asyncio.run(_measured(here))
-        console.print(f"{fronts} fronts: {found[fronts]}")
-    one = found[1]
-    figures = {"fill_one_front": one.fill, "p99_one_front_ms": one.p99_ms}
-    for fronts, each in found.items():
-        if fronts > 1:
-            figures[f"fill_{fronts}_fronts_over_one"] = each.fill / one.fill
-            figures[f"p99_{fronts}_fronts_over_one"] = each.p99_ms / one.p99_ms
-            figures[f"busiest_share_{fronts}_fronts"] = each.busiest_share
-    return figures | {f"good_share_{fronts}_fronts": each.good_share for fronts, each in found.items()}
+def _nodes(faults: int) -> dict[str, float]:
+    """Resumed also where it is asked for by name: it is the longest part."""
+    struck = [
+        Round(**each)
+        for seed in range(-(-faults // TOGETHER))
+        for each in _done(f"nodes {seed}", partial(_struck, min(TOGETHER, faults - seed * TOGETHER), seed))
+    ]
+    if bad := [each.told for each in struck if each.lost or each.wrong or each.failed]:
+        raise RuntimeError("requests were not answered as they should be: " + "; ".join(bad))
+    figures = {f"node_{name}" if name == "faults" else name: value for name, value in figures_of(struck).items()}
+    cut_s = [each.recovery_s for each in struck if each.what == CUT]
+    return figures | {"partition_recovery_s": max(cut_s, default=0.0)}
 
 
-@contextmanager
-def _served_by(fronts: int) -> Iterator[Live]:
-    with TemporaryDirectory() as folder, bare() as here:
-        declared = application(START, PROFILE, Path(folder), slo_ms=SLO_MS, front_replicas=fronts, cpus_per_replica=0)
-        small = {"name": "front", "ray_actor_options": {"num_cpus": 0.1}}  # however few cores there are
-        here.deploy(declared | {"deployments": [small]})
-        yield here
-
-
-async def _measured(here: Live) -> FrontsSeen:
-    await load(here.url).at(arrivals("poisson", SHARE * offered_per_s(), WARM_S, 1))
-    before = asked(here.base)
-    record = await load(here.url).at(arrivals("poisson", SHARE * offered_per_s(), SECONDS, 0))
-    after = asked(here.base)
-    first = [stats["splits"][0] for stats in (before, after)]
-    launches = [each["launches"] for each in first]
-    full = [each["launches"] * each["fill"] for each in first]  # how many launches the inputs would have filled
-    took_ms = 1e3 * (record.ended_s - record.due_s)[record.status == 200]
-    cpu_s = np.array([b["cpu_s"] - a["cpu_s"] for a, b in zip(_by_cpu(before), _by_cpu(after), strict=True)])
-    good = float(((record.status == 200) & (record.ended_s - record.due_s <= SLO_MS / 1e3)).mean())
-    fill = (full[1] - full[0]) / (launches[1] - launches[0])
-    return FrontsSeen(fill, float(np.percentile(took_ms, 99)), good, float(cpu_s.max() / max(1e-9, cpu_s.sum())))
-
-
-def _by_cpu(stats: dict[str, list[dict[str, float]]]) -> list[dict[str, float]]:
-    return sorted(stats["fronts"], key=lambda each: each["cpu_s"])
-
-
-def _nodes(rounds: int) -> dict[str, float]:
+def _struck(faults: int, seed: int) -> list[dict[str, Any]]:
     with TemporaryDirectory() as folder:
-        out = Path(folder, "figures.json")
-        words = ["unshare", "--user", "--map-root-user", "--net"]
-        subprocess.run([*words, sys.executable, "-m", "experiments.cluster.nodes", str(out), str(rounds)], check=True)
-        figures: dict[str, float] = json.loads(out.read_text())
-    return figures
+        out = Path(folder, "found.json")
+        words = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-m", "experiments.cluster.nodes"]
+        subprocess.run([*words, str(out), str(faults), str(seed)], check=True)
+        found: list[dict[str, Any]] = json.loads(out.read_text())
+    return found
+
+
+def _done(part: str, work: Callable[[], Any], anew: bool = False) -> Any:
+    """What a part finds, or has found by the same code."""
+    path = cache_directory() / "bench-cluster" / f"{part}.json"
+    code = sha256(json.dumps(code_of("cluster")).encode()).hexdigest()
+    kept = json.loads(path.read_text()) if path.exists() and not anew else {}
+    if kept.get("code") == code:
+        return kept["found"]
+    found = work()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps({"code": code, "found": found}))
+    beside.replace(path)  # whole, whenever the run is broken off
+    return found

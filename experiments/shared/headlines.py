@@ -188,6 +188,22 @@ HEADLINES = {
         Headline("chaos", "lost", "admitted requests without an answer", 0, True),
         Headline("chaos", "worst_recovery_s", "longest way back to 90 % of the reachable goodput (s)"),
     ),
+    "Several nodes, on one machine": (
+        Headline("cluster", "node_faults", "faults of nodes under load", 100),
+        Headline("cluster", "lost", "requests lost in them", 0, True),
+        Headline("cluster", "wrong", "answers that were wrong in them", 0, True),
+        Headline("cluster", "partition_recovery_s", "a silent partition: goodput below 90 % (s)", 6, True),
+        Headline("cluster", "fill_2_fronts_over_one", "two fronts: how full batches are, over one front's", 0.95),
+        Headline("cluster", "p99_2_fronts_over_one", "two fronts: p99 at half load, over one front's", 1.05, True),
+        *(
+            Headline("cluster", f"fronts_{fronts}_{figure}", f"{fronts} fronts on shared cores: {says}")
+            for fronts in (1, 2, 4)
+            for figure, says in {"rps": "requests/s", "cpu_ms": "of a core for a request (ms)"}.items()
+        ),
+        Headline("cluster", "goodput_share_4nodes", "cluster/local.yaml: goodput over what its plan promises", 0.95),
+        Headline("cluster", "slow_link_avoided", "a link declared slow is avoided (simulated)", 1),
+        Headline("cluster", "scale_up_s", "from asking for a node until it serves, Ray's fake provider (s)"),
+    ),
     "Promises about accuracy": (
         *(
             headline

@@ -80,4 +80,5 @@ def test_nodes_come_as_more_is_asked_are_replaced_when_reclaimed_and_go_again() 
     assert {name: seen[f"growth_{name}"] for name in ("lost", "wrong", "failed")} == dict.fromkeys(
         ("lost", "wrong", "failed"), 0.0
     )
-    assert seen["growth_answered"] > 0.5 * seen["growth_requests"], "the others were refused while devices were missing"
+    alone = seen["growth_requests"] / growing.MANY  # what the device sustains that is always there, were it always many
+    assert seen["growth_answered"] > 0.8 * alone, "how long the others are missing is up to this machine"

@@ -30,7 +30,7 @@ def test_the_replicas_of_the_next_deployer_are_spared(monkeypatch: pytest.Monkey
 
     async def tidied() -> None:
         ours._moving = asyncio.Lock()
-        await ours._tidy_later()
+        await ours._tidy_later(fleet.fleets_of("shop", but="shop.000002"))
 
     asyncio.run(tidied())
     assert deleted == ["shop.000001.cpu"]

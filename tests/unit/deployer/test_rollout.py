@@ -19,6 +19,7 @@ class CountedFleet:
     room: int = 100
     broken: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()  # never start, and nobody says why
+    gone: frozenset[str] = frozenset()  # whose node vanishes while they start
     log: list[str] = field(default_factory=list)
 
     def standing(self) -> dict[str, Standing]:
@@ -27,7 +28,7 @@ class CountedFleet:
     def _standing(self, kind: str, count: int) -> Standing:
         if kind in self.broken:
             return Standing(starting=count, failed="no weights here")
-        return Standing(starting=count) if kind in self.silent else Standing(running=count)
+        return Standing(starting=count) if kind in self.silent | self.gone else Standing(running=count)
 
     def want(self, counts: Mapping[str, int]) -> None:
         self.counts |= counts
@@ -36,6 +37,9 @@ class CountedFleet:
 
     def has_room(self, more: Mapping[str, int]) -> bool:
         return sum(self.counts.values()) + sum(more.values()) <= self.room
+
+    def lacks(self, counts: Mapping[str, int]) -> dict[str, int]:
+        return {kind: count for kind, count in counts.items() if kind in self.gone}
 
 
 def devices(**counts: int) -> Plan:
@@ -99,3 +103,20 @@ def test_what_does_not_start_is_undone(room: int, why: str, says: str) -> None:
     assert fleet.counts == {"a": 4, "b": 0}
     assert "to a=2 b=2" not in fleet.log
     assert [each for each in fleet.log if each.startswith("to")][-1:] in ([], ["to a=4"])
+
+
+@pytest.mark.parametrize("room", [100, 5], ids=["beside", "freed first"])
+def test_a_node_that_vanishes_in_a_roll_out_is_not_waited_for(room: int) -> None:
+    fleet = CountedFleet({"a": 4}, room=room, gone=frozenset("b"))
+    began_s = steps.now_s()
+    with pytest.raises(CannotStartError, match="no node has a device for 2 of 2 b"):
+        moved(fleet, devices(a=4), devices(a=2, b=2), patience_s=600.0)
+    assert steps.now_s() - began_s < 60.0
+    assert fleet.counts == {"a": 4, "b": 0}
+
+
+def test_where_the_first_plan_may_not_return_either_nobody_waits_for_it() -> None:
+    fleet = CountedFleet({"a": 4}, room=5, gone=frozenset("ab"))
+    with pytest.raises(CannotStartError, match="no node has a device for"):
+        moved(fleet, devices(a=4), devices(a=2, b=2), patience_s=600.0)
+    assert fleet.log[-1] == "to a=4"

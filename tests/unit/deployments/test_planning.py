@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.controller.config import ControllerConfig
+from cluster.controller.question import question_of
 from deployments.config import AppConfig, parse
 from deployments.graph import read_graph
 from deployments.planning import DeviceCounts, first_plan
@@ -105,3 +107,17 @@ def test_what_cannot_be_planned_is_one_sentence(profile: str, told: dict[str, ob
 def test_devices_need_a_profile() -> None:
     with pytest.raises(UserError, match="a plan needs its profile too"):
         parse({"devices": "auto"})
+
+
+def test_a_link_that_is_declared_slow_is_what_plans_and_fronts_count_with(profile: str) -> None:
+    told = {"profile": profile, "devices": {"v100": 1, "oddity": 1}, "backend": "virtual", "slo_ms": 1000}
+    config = parse(told | {"links": {"v100>oddity": 0.08}})
+    graph = read_graph(config)
+    declared = {ends: link.bytes_per_s for ends, link in graph.facts.links.items()}
+    assert declared["v100", "oddity"] == 1e7
+    assert declared["oddity", "v100"] > 1e9
+    assert question_of(ControllerConfig(), config, load(Path(profile))).links == {"v100>oddity": 0.08}
+    with pytest.raises(UserError, match="must name two kinds of devices: KIND>KIND"):
+        parse(told | {"links": {"v100": 0.08}})
+    with pytest.raises(UserError, match="links"):
+        parse(told | {"links": {"v100>oddity": 0}})

@@ -1,0 +1,109 @@
+"""One, two and four fronts: whether they fill batches as one does, what they let pass, and what a request costs them.
+
+All share this machine's cores with the replicas, HAProxy and the generator, so requests/s show how fronts share what
+there is. What a front takes of a core for a request says how many it would answer on a core of its own.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from rich.console import Console
+
+from cluster.load.workloads import arrivals
+from experiments.chaos.suite import PROFILE, SLO_MS, START, load, offered_per_s
+from experiments.serve import fleet, measures
+from experiments.shared.live import Live, application, asked, bare
+from optimizer.plan import Plan
+from profiles.files import Profile
+
+FRONTS = (1, 2, 4)
+SECONDS, WARM_S = 20.0, 4.0
+SHARE = 0.5  # of what the faults are offered
+QUICK = fleet.plan(fleet.Part(4, 4), fleet.Part(fleet.BLOCKS, 2))  # devices that answer more than this machine asks
+CLIENTS, CLOSED_S, PATIENT_MS = 128, 8.0, 5000.0
+console = Console(stderr=True, width=140)
+
+
+@dataclass(frozen=True)
+class FrontsSeen:
+    """What one number of fronts made of the same load."""
+
+    fill: float  # of batches at the first split, which newcomers fill
+    p99_ms: float
+    good_share: float
+    busiest_share: float  # of the inputs, at the front that had most
+
+
+@dataclass(frozen=True)
+class FrontsPassed:
+    """What passed through so many fronts, from clients that ask again as soon as they are answered."""
+
+    per_s: float
+    cpu_ms: float  # of all fronts, for each request
+
+
+def measure() -> dict[str, float]:
+    filled, passed = dict[int, FrontsSeen](), dict[int, FrontsPassed]()
+    for fronts in FRONTS:
+        with _served_by(fronts, START, PROFILE, SLO_MS) as here:
+            filled[fronts] = asyncio.run(_filled(here))
+        with _served_by(fronts, QUICK, fleet.profile(), PATIENT_MS) as here:
+            passed[fronts] = _passed(here)
+        console.print(f"{fronts} fronts: {filled[fronts]}, {passed[fronts]}")
+    return _figures(filled) | {
+        name: value
+        for fronts, each in passed.items()
+        for name, value in ((f"fronts_{fronts}_rps", each.per_s), (f"fronts_{fronts}_cpu_ms", each.cpu_ms))
+    }
+
+
+def _figures(found: dict[int, FrontsSeen]) -> dict[str, float]:
+    one = found[1]
+    figures = {"fill_one_front": one.fill, "p99_one_front_ms": one.p99_ms}
+    for fronts, each in found.items():
+        if fronts > 1:
+            figures[f"fill_{fronts}_fronts_over_one"] = each.fill / one.fill
+            figures[f"p99_{fronts}_fronts_over_one"] = each.p99_ms / one.p99_ms
+            figures[f"busiest_share_{fronts}_fronts"] = each.busiest_share
+    return figures | {f"good_share_{fronts}_fronts": each.good_share for fronts, each in found.items()}
+
+
+@contextmanager
+def _served_by(fronts: int, chosen: Plan, facts: Profile, slo_ms: float) -> Iterator[Live]:
+    with TemporaryDirectory() as folder, bare() as here:
+        declared = application(chosen, facts, Path(folder), slo_ms=slo_ms, front_replicas=fronts, cpus_per_replica=0)
+        small = {"name": "front", "ray_actor_options": {"num_cpus": 0.1}}  # however few cores there are
+        here.deploy(declared | {"deployments": [small]})
+        yield here
+
+
+async def _filled(here: Live) -> FrontsSeen:
+    await load(here.url).at(arrivals("poisson", SHARE * offered_per_s(), WARM_S, 1))
+    before = asked(here.base)
+    record = await load(here.url).at(arrivals("poisson", SHARE * offered_per_s(), SECONDS, 0))
+    after = asked(here.base)
+    first = [stats["splits"][0] for stats in (before, after)]
+    launches = [each["launches"] for each in first]
+    full = [each["launches"] * each["fill"] for each in first]  # how many launches the inputs would have filled
+    took_ms = 1e3 * (record.ended_s - record.due_s)[record.status == 200]
+    cpu_s = np.array([b["cpu_s"] - a["cpu_s"] for a, b in zip(_by_cpu(before), _by_cpu(after), strict=True)])
+    good = float(((record.status == 200) & (record.ended_s - record.due_s <= SLO_MS / 1e3)).mean())
+    fill = (full[1] - full[0]) / (launches[1] - launches[0])
+    return FrontsSeen(fill, float(np.percentile(took_ms, 99)), good, float(cpu_s.max() / max(1e-9, cpu_s.sum())))
+
+
+def _by_cpu(stats: dict[str, list[dict[str, float]]]) -> list[dict[str, float]]:
+    return sorted(stats["fronts"], key=lambda each: each["cpu_s"])
+
+
+def _passed(here: Live) -> FrontsPassed:
+    measures.rate(here.url, CLIENTS, 2.0)  # warms up
+    before_s = measures.fronts(here.url)["cpu_s"]
+    per_s = measures.rate(here.url, CLIENTS, CLOSED_S)
+    took_s = measures.fronts(here.url)["cpu_s"] - before_s
+    return FrontsPassed(per_s, 1e3 * took_s / (per_s * CLOSED_S))
