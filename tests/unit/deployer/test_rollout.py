@@ -120,3 +120,13 @@ def test_where_the_first_plan_may_not_return_either_nobody_waits_for_it() -> Non
     with pytest.raises(CannotStartError, match="no node has a device for"):
         moved(fleet, devices(a=4), devices(a=2, b=2), patience_s=600.0)
     assert fleet.log[-1] == "to a=4"
+
+
+def test_devices_that_no_node_has_are_counted_and_those_that_are_taken_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from deployments.deployer import fleet  # it imports Ray
+
+    monkeypatch.setattr(fleet.ray_facts, "nodes", lambda: [{"CPU": 2.0, "v100": 1.0}, {"CPU": 2.0, "k80": 4.0}])
+    ours = fleet.ServeFleet("shop.000001", lambda kind, count: None, lambda kind: {"CPU": 0.1})  # type: ignore[arg-type, return-value]
+    assert ours.lacks({"v100": 3, "k80": 4}) == {"v100": 2}
