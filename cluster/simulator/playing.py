@@ -9,8 +9,9 @@ much is played is counted in inputs, not in seconds: the same question has the s
 (optimizer/moves.py).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf
 
 from cluster.simulator.simulation import World
@@ -118,7 +119,7 @@ class Climb:
 
     def _keeps(self, plan: Plan, rate_per_s: float) -> bool:
         """A short run refuses most at little cost; a long one decides."""
-        world, care = World(plan, self.facts, self.slo_s), self.care
+        world, care = self._world(plan), self.care
         for slos in sorted({min(care.slos, SHORT_SLOS), care.slos}):
             inputs = max(care.inputs, int(slos * self.slo_s * rate_per_s))
             self.played += inputs
@@ -126,20 +127,42 @@ class Climb:
                 return False
         return True
 
-    def settled(self, planned: Plan) -> Played:
-        """What other inputs show of the best plan is its promise. If they show more of the first one, that stays."""
+    def settled(self, planned: Plan, rivals: Iterable[Plan] = ()) -> Played:
+        """What other inputs show of the best plan is its promise. If they show more of the first one, that stays.
+
+        A rival that they show to be better takes its place: chance may have spoken against it before.
+        """
         first, best = replace(planned, promise=None), self.best
         after_per_s = self._settled(best, self.rate_per_s)
         before_per_s = after_per_s if best == first else self._settled(first, self.first_per_s)
         if before_per_s > after_per_s:
             best, after_per_s = first, before_per_s
+        for rival in rivals:
+            if self.care.out_of_time():
+                break
+            if rival not in (first, best) and (rival_per_s := self._above(rival, after_per_s)):
+                best, after_per_s = rival, rival_per_s
         return Played(promising(best, planned, self.facts, after_per_s), before_per_s, after_per_s, self.tried)
 
+    def _above(self, plan: Plan, rate_per_s: float) -> float:
+        """What other inputs show of a plan, if that is better than this rate; else 0."""
+        care, better_per_s = self.care, rate_per_s * (1 + STEP)
+        if not 0 < better_per_s < evaluate(plan, self.facts).goodput_per_s * HOPE:
+            return 0.0
+        inputs, world = max(care.last_inputs, int(care.last_slos * self.slo_s * better_per_s)), self._world(plan)
+        if kept_run(world, better_per_s, inputs, OTHER_SEED, care.in_time) is None:
+            return 0.0
+        found_per_s = self._settled(plan, better_per_s)
+        return found_per_s if found_per_s > rate_per_s else 0.0
+
     def _settled(self, plan: Plan, rate_per_s: float) -> float:
-        care, world = self.care, World(plan, self.facts, self.slo_s)
+        care = self.care
         if not rate_per_s:
             return 0.0
-        return settled(world, rate_per_s, care.last_inputs, OTHER_SEED, care.last_slos, care.in_time)
+        return settled(self._world(plan), rate_per_s, care.last_inputs, OTHER_SEED, care.last_slos, care.in_time)
+
+    def _world(self, plan: Plan) -> World:
+        return World(plan, self.facts, self.slo_s)
 
 
 def check_playable(objective: Objective) -> float:
@@ -172,6 +195,15 @@ def played(
         pass
     while care.moves and climb.through(_promising(climb.best, facts, objective)):
         pass
+    near = (objective, _within(objective, 1.0)) if _may_be_baseline(facts, objective, apart) else ()
+    return climb.settled(plan, chain.from_iterable(_baselines(facts, each) for each in near))
+
+
+def around(plan: Plan, facts: Problem, objective: Objective, care: Care) -> Played:
+    """The best of the plan and of those that are reached by one move after the other."""
+    climb = Climb(facts, check_playable(objective), replace(plan, promise=None), care)
+    while climb.through(_promising(climb.best, facts, objective)):
+        pass
     return climb.settled(plan)
 
 
@@ -180,15 +212,25 @@ def _within(objective: Objective, limit: float) -> Objective:
     return replace(objective, slo_s=limit * objective.slo_s, slack=0.0)
 
 
+def _may_be_baseline(facts: Problem, objective: Objective, apart: bool) -> bool:
+    """Baselines are cut as they want, and run kinds apart."""
+    return objective.cuts is None and not facts.edges and (apart or len(facts.devices) == 1)
+
+
+def _baselines(facts: Problem, objective: Objective) -> Iterator[Plan]:
+    for each in baselines(facts, objective):
+        if each.plan:
+            yield replace(each.plan, promise=None)
+
+
 def _other_plans(facts: Problem, objective: Objective, find: Find, apart: bool) -> Iterator[Plan]:
-    """The best plans within other limits, and the baselines, which are cut as they want."""
-    free = objective.cuts is None and not facts.edges and (apart or len(facts.devices) == 1)
+    """The best plans within other limits, and the baselines."""
+    free = _may_be_baseline(facts, objective, apart)
     for asked in (objective, *(_within(objective, limit) for limit in LIMITS)):
         if asked is not objective and (plan := find(facts, asked)):
             yield replace(plan, promise=None)
-        for other in baselines(facts, asked) if free else ():
-            if other.plan:
-                yield replace(other.plan, promise=None)
+        if free:
+            yield from _baselines(facts, asked)
 
 
 def _other_parts(plan: Plan, facts: Problem, objective: Objective, find: Find) -> Iterator[Plan]:

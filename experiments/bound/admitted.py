@@ -1,16 +1,13 @@
-"""Who is refused though there was time, and who is admitted and late, over random problems.
+"""Who is refused though there was time, and who is admitted and late, in one random problem.
 
 Whether there was time is found by replay: the same inputs come again, and one of those that were refused is let in.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
-from rich.progress import track
 
 from cluster.load.workloads import arrivals, exit_blocks
 from cluster.simulator.report import Report
@@ -25,7 +22,6 @@ from optimizer.objective import Objective
 from optimizer.search.exact import search
 from profiles.exits import ExitProfile
 
-PROBLEMS = 40
 LOADS = (0.5, 0.85, 1.0, 1.3)  # of what the plan promises
 TIMES = (1.5, 4.0)  # the SLO, times what the fastest plan takes
 INPUTS, REPLAYED = 2000, 8  # of each problem at each load; and of those who were refused there
@@ -35,7 +31,7 @@ WARM = 0.2  # the share of a run's inputs before which nobody is replayed
 
 @dataclass
 class Replayed:
-    """Inputs of all problems."""
+    """Inputs of some problems."""
 
     replayed: int = 0  # of those who were refused
     in_time: int = 0  # of those who were replayed
@@ -83,16 +79,6 @@ class InsistentDispatcher(Dispatcher):
         if any(ticket.id == watched.ticket and not ticket.ended for ticket in ending):
             watched.in_time = outcome is Outcome.ANSWERED and self._clock() <= watched.due_s + ROUNDING_S
         super()._end(ending, outcome, reason, fault)
-
-
-def measure(problems: int = PROBLEMS) -> dict[str, float]:
-    with ProcessPoolExecutor(os.cpu_count()) as cores:
-        found = sum(track(cores.map(replayed, range(problems)), "refused though in time", total=problems), Replayed())
-    return {
-        "refused_though_in_time": found.in_time / found.replayed if found.replayed else 0.0,
-        "late_admitted": found.late / found.admitted,
-        "refused_replayed": found.replayed,
-    }
 
 
 def replayed(seed: int) -> Replayed:

@@ -1,26 +1,24 @@
 """Claim: promises are kept, no baseline is better, nobody is refused who would be in time, and most of what is possible
 is sustained."""
 
-from experiments.bound import admitted, plans
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+from experiments.bound.judged import Until, figures, judged
 from experiments.heterogeneous.run import FIGURE as MIXED
 from experiments.homogeneous.run import FIGURE as ONE_KIND
 from experiments.shared import gains
 
+PROBLEMS, MINUTES = 500, 8
 BATCH = 16  # the largest
-PARTS = "plans,admitted,oracle"
 
 
-def measure(
-    parts: str = PARTS, problems: int = plans.PROBLEMS, minutes: int = plans.MINUTES, moved: int = plans.MOVED,
-    admissions: int = admitted.PROBLEMS,
-) -> dict[str, float]:  # fmt: skip
-    """So many problems, as far as the minutes go; `moved` of them also with what is close to their plans."""
-    figures: dict[str, float] = {}
-    if "plans" in parts:
-        figures |= plans.measure(problems, minutes, moved)
-    if "admitted" in parts:
-        figures |= admitted.measure(admissions)
-    if "oracle" in parts:
+def measure(problems: int = PROBLEMS, minutes: int = MINUTES, oracle: int = 1) -> dict[str, float]:
+    """So many problems, as far as the minutes go."""
+    with ProcessPoolExecutor(os.cpu_count()) as cores:
+        found = figures(judged(range(problems), Until(time.time() + 60 * minutes), cores))
+    if oracle:
         one, mixed = (gains.share_of_oracle(claim, BATCH) for claim in (ONE_KIND, MIXED))
-        figures |= {"share_of_oracle_homogeneous": one, "share_of_oracle_mixed": mixed}
-    return figures
+        found |= {"share_of_oracle_homogeneous": one, "share_of_oracle_mixed": mixed}
+    return found

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from cluster.simulator.playing import CARE, PATIENT, Care, Climb, is_playable, played
+from cluster.simulator.playing import CARE, PATIENT, Care, Climb, around, is_playable, played
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import kept_run, run, settled, sustained
 from optimizer.model.evaluate import evaluate
@@ -147,6 +147,22 @@ def test_chance_never_makes_a_plan_worse(monkeypatch: pytest.MonkeyPatch) -> Non
     found = played(POOR, FAST, replace(TIGHT, cuts=()), lambda *_: None, polishing(12))
     assert found.tried > 0
     assert (replace(found.plan, promise=None), found.gain) == (POOR, 0.0)
+
+
+def test_a_baseline_that_chance_spoke_against_is_taken_if_other_inputs_show_more_of_it() -> None:
+    """Nothing may be played to choose, so that only the inputs that decide in the end can show it."""
+    found = played(POOR, FAST, TIGHT, FIND, replace(HASTY, last_inputs=800, most=0))
+    assert found.tried == 0
+    assert replace(found.plan, promise=None) != POOR
+    assert found.plan.promise is not None
+    assert found.plan.promise.goodput_per_s == found.after_per_s > 1.1 * found.before_per_s
+
+
+def test_only_what_is_close_by_is_played_around_a_plan() -> None:
+    found = around(POOR, FAST, TIGHT, replace(HASTY, last_inputs=800))
+    assert found.tried > 0
+    assert found.gain > 0.1
+    assert found.plan.devices() == POOR.devices()
 
 
 def test_what_has_no_deadline_cannot_be_played() -> None:
