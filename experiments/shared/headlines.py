@@ -70,6 +70,7 @@ HEADLINES = {
         Headline("planner", "s_96blocks_1000gpus", "plan of 96 blocks, 1,000 GPUs of eight kinds (s)", 5, True),
         Headline("planner", "gap_1000gpus", "what that plan may lack of the best one", 0.01, True),
         Headline("planner", "bruteforce_mismatches", "plans that differ from brute force's", 0, True),
+        Headline("bound", "problems", "problems by which plans were judged, of 500", 500),
         Headline("bound", "promise_error_p90", "what plans sustain beside their promise, error, p90", 0.03, True),
         Headline("bound", "promise_error_max", "the same, worst case", 0.06, True),
         Headline("bound", "beaten_by_baseline", "problems where a baseline sustains 2 % more", 0, True),
