@@ -16,7 +16,8 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from deployments.config import AppConfig
-from deployments.deployer.deployer import DEPLOYER, Deployer
+from deployments.deployer.deployer import Deployer
+from deployments.deployer.steps import DEPLOYER
 from deployments.front import router, shortcut
 from deployments.front.driver import Driver
 from deployments.front.follower import Follower

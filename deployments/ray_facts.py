@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -325,3 +326,28 @@ def forget(key: str) -> None:
     from ray.experimental import internal_kv
 
     internal_kv._internal_kv_del(key, namespace=_NAMESPACE)
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What who leads an application needs to know when it is restarted, kept as a text where Serve keeps its state.
+
+    `fleet` is the prefix of the applications that hold the replicas, if they have some of their own. `origin` is the
+    part of the user's file that decides the plan; if it has changed since this was written, the remembered plan no
+    longer holds.
+    """
+
+    fleet: str
+    origin: str
+    version: int
+    plan: str  # as JSON: a later version of this code may read it
+    ended: bool = False  # the deployer that wrote it has ended, with all its fronts
+
+    def keep(self, application: str) -> None:
+        remember(application, json.dumps(asdict(self)))
+
+
+def remembered(application: str) -> Remembered | None:
+    """The plan that an application was led to."""
+    kept = recall(application)
+    return Remembered(**json.loads(kept)) if kept else None

@@ -2,7 +2,7 @@
 
 The space is small: where the network is cut, how many launches of the first part go before one of the deep part, how
 many sequences are resident, and how much of prompts runs in one launch. All of it is looked at; what the simulator
-makes of the best is what is promised (cluster/simulator/decoding_choice.py).
+makes of the best is what is promised (cluster/decoding/choice.py).
 """
 
 from collections.abc import Iterable, Iterator

@@ -6,8 +6,7 @@ from functools import cache, partial
 from itertools import chain
 
 from cluster.bench.real_device import GROUP, DeviceTrial, Scored, Source, scored, tried
-from cluster.load.workloads import arrivals
-from cluster.simulator.sustained import highest
+from cluster.load.workloads import arrivals, highest
 from deployments.dispatch.route import Route, route_of
 from optimizer import Objective, evaluate, optimize, problem
 from optimizer.pipelines.baselines import baselines

@@ -13,7 +13,7 @@ from rich.table import Table
 from profiles.errors import UserError, first_wrong, read_text
 
 if TYPE_CHECKING:
-    from cluster.simulator.decoding_choice import DecodingChoice
+    from cluster.decoding.choice import DecodingChoice
     from optimizer.decoding import DecodingGoal
     from profiles.decoding import DecoderProfile, ObservedTexts
     from profiles.devices import Device
@@ -36,7 +36,7 @@ class DecoderPlanning:
     def run(self) -> None:
         """Find the plan, write it, and say what it promises."""
         from cluster.commands import check_not_given, check_writable
-        from cluster.simulator.decoding_choice import chosen
+        from cluster.decoding.choice import chosen
         from deployments.named import built_in
         from profiles.decoding import as_observed
 
@@ -77,8 +77,8 @@ class DecoderPlanning:
 
 def profile_for(source: Path, told: Path | None) -> "DecoderProfile":
     """The profile of this name, or that which is kept of a checkpoint."""
-    from cluster.commands.profile_decoder import cached_profile
     from deployments.decoding.checkpoint import is_decoder
+    from deployments.decoding.config import cached_profile
     from deployments.folders import weights_of
     from profiles.decoding import load_decoder_profile
     from profiles.files import differ

@@ -34,6 +34,7 @@ class DecoderProfiling:
         from cluster.commands import check_not_given
         from deployments.decoding.anatomy import anatomy_of
         from deployments.decoding.checkpoint import check_decoder, rules_of
+        from deployments.decoding.config import cached_profile
         from deployments.decoding.loading import load_decoder
         from deployments.folders import weights_of
         from deployments.named import built_in
@@ -111,15 +112,6 @@ def workload_of(rules: "DecoderRules", source: Path) -> "DecodingWorkload":
         return DecodingWorkload(survival, rules.lengths.prompts, rules.lengths.outputs, agreement)
     except ValueError as error:
         raise UserError(f"{source}: the lengths in exits.json: {error}") from None
-
-
-def cached_profile(source: Path) -> Path:
-    """Where the profile of a checkpoint is kept."""
-    from deployments.folders import cache_directory, content_of
-
-    folder = cache_directory() / "decoder-profiles"
-    folder.mkdir(exist_ok=True)
-    return folder / f"{content_of(source)}.json"
 
 
 def summary(profile: "DecoderProfile") -> str:

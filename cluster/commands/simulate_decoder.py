@@ -11,8 +11,8 @@ from rich.console import Console
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
+    from cluster.decoding.playing import AskedText
     from cluster.simulator.command import Workload
-    from cluster.simulator.decoding import AskedText
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class DecoderRehearsal:
         """Play the plan, and say what came of it."""
         from cluster.commands import check_not_given
         from cluster.commands.plan_decoder import profile_for
+        from cluster.decoding.playing import asked_texts, play
         from cluster.load.prompts import summed, table
-        from cluster.simulator.decoding import asked_texts, play
         from deployments.config import checked
         from deployments.decoding.config import DecoderConfig
         from optimizer.plan import read_plan

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from deployments.deployer.steps import Moved, Undone
+from deployments.decoding.config import FRONT
+from deployments.deployer.steps import DEPLOYER, Moved, Undone
 from deployments.front.observed import Observed, merged, since
 from optimizer.plan import Plan
 
@@ -35,18 +36,25 @@ class Application(Protocol):
         ...
 
 
+def leader_of(application: str) -> str:
+    """The deployment that leads an application from plan to plan: its deployer, or the front of a decoder."""
+    from ray import serve
+
+    return DEPLOYER if DEPLOYER in serve.status().applications[application].deployments else FRONT
+
+
 class RunningApplication:
     """The application of this name on the Serve that this process is connected to; used from one event loop.
+
+    `leader` is the deployment that is asked.
 
     The caller remembers what it was told before, so several may ask, and fronts and deployers need not know them.
     """
 
-    def __init__(self, name: str, inventory: Callable[[], Mapping[str, int]] = dict) -> None:
+    def __init__(self, name: str, inventory: Callable[[], Mapping[str, int]] = dict, leader: str = DEPLOYER) -> None:
         from ray import serve
 
-        from deployments.deployer.deployer import DEPLOYER
-
-        self._deployer: Any = serve.get_deployment_handle(DEPLOYER, name)
+        self._deployer: Any = serve.get_deployment_handle(leader, name)
         self._inventory = inventory
         self._before: dict[str, Observed] = {}  # by front
 

@@ -40,6 +40,15 @@ class Patience(BaseModel):
     )
 
 
+# What the controller of a decoder has no use for: it has the devices of the start, and TTFT and TPOT of the plan.
+OF_CLASSIFIERS = frozenset(
+    (
+        "goal", "devices", "grow_to", "slo_ms", "slack", "max_batch", "one_machine", "side_by_side", "gap",
+        "under_load", "strict", "learn",
+    )
+)  # fmt: skip
+
+
 class ControllerConfig(Patience):
     """The controller of one application. Network, plan and key are the application's own; all fields have defaults."""
 

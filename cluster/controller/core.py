@@ -7,8 +7,9 @@ window's end, or at one of those, it decides whether another plan is worth it.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from cluster.controller.beliefs import Beliefs, Peek, PeekSchedule, with_all_ramps
+from cluster.controller.beliefs import Beliefs, Peek, PeekSchedule
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import Trial, Verdict, is_idle, is_swamped, lacking, moving, same
@@ -16,14 +17,11 @@ from cluster.controller.growth import Growth, beyond
 from cluster.controller.inventory import Present
 from cluster.controller.moment import Moment
 from cluster.controller.promise import Keeper, Retuning
-from cluster.controller.question import Question
+from cluster.controller.question import AnyQuestion
 from cluster.controller.record import THRESHOLDS, Event, Events, TrackRecord, What
 from deployments.front.observed import Observed, merged
-from optimizer.model.evaluate import evaluate
 from optimizer.plan import Plan
-from optimizer.problem import Problem
 from profiles.errors import UserError
-from profiles.exits import ExitProfile
 from profiles.windows import History
 
 EARLY = 4  # windows may be closed early so many times faster than on time
@@ -45,7 +43,7 @@ class Controller:
 
     def __init__(
         self,
-        question: Question,
+        question: AnyQuestion,
         patience: Patience,
         history: History,
         events: Events,
@@ -61,7 +59,7 @@ class Controller:
         self.patience, self.running = patience, running
         self.present = Present(question.fleet)
         self.record = TrackRecord(events, patience)
-        prior = ExitProfile(question.profile.survival(question.profile.length))
+        prior = question.prior
         self.corrections = events.last.corrections if events.last else Corrections()
         self.beliefs = Beliefs(history, prior, question.facts(prior.survival, self.corrections).ramp_blocks)
         self.began_s = now_s  # the window
@@ -190,17 +188,17 @@ class Controller:
         return {kind: count for kind, count in self.growth.asked.items() if count > min(uses.get(kind, 0), here[kind])}
 
     @property
-    def asked(self) -> Question:
+    def asked(self) -> AnyQuestion:
         """The question for texts as long as they will be."""
         return self.question.of_texts(self.beliefs.inputs_per_text)
 
-    def facts(self) -> Problem:
+    def facts(self) -> Any:
         """The cost model for the inputs and the tables of now."""
         return self.asked.facts(self.beliefs.survival, self.corrections)
 
     def sustained(self, plan: Plan) -> float:
         """The goodput by the cost model, per second."""
-        return evaluate(plan, self.facts()).goodput_per_s
+        return self.question.score(plan, self.facts()).goodput_per_s
 
     def _note(self, observed: Observed) -> Observed:
         """Remember what was observed; returns it as plans count it."""
@@ -252,9 +250,10 @@ class Controller:
 
     def _learn(self, seen: Observed, latest: Observed | None, now_s: float) -> None:
         self.beliefs.close(seen, self.ramps, latest)
+        self.question = self.question.seeing(seen)
         if self.beliefs.surprised:
             self._peeks.surprised_s = now_s
-        as_told = self.asked.facts(self.beliefs.survival, Corrections())
+        as_told: Any = self.asked.facts(self.beliefs.survival, Corrections())
         self.corrections = self.corrections.learned(seen.launches, self.running, as_told, self.patience.learn)
         self.record.keep(seen, self.running, self.sustained(self.running))
 
@@ -283,7 +282,7 @@ class Controller:
         self, counts: Mapping[str, int], seen: Observed, now_s: float, because: str, forced: bool
     ) -> NextStep:
         facts = self.facts()
-        event = self._event(seen, evaluate(self.running, facts).goodput_per_s, now_s)
+        event = self._event(seen, self.question.score(self.running, facts).goodput_per_s, now_s)
         moment = Moment(
             self.running, self.pinned, self.asked, self.patience, self.beliefs, self.corrections, self.record,
             counts, facts, seen, now_s,
@@ -298,7 +297,7 @@ class Controller:
         if not is_idle(seen) and self._should_peek(verdict, facts, now_s):
             why = "closed ramps are opened for a moment, to see who leaves there"
             return NextStep(
-                with_all_ramps(self.running, facts.ramp_blocks), replace(event, what="looking", why=because + why)
+                self.question.opened(self.running, facts), replace(event, what="looking", why=because + why)
             )
         if not verdict.moves:
             return NextStep(None, event)
@@ -325,7 +324,7 @@ class Controller:
             self._trial = None
         return None
 
-    def _should_peek(self, verdict: Verdict, facts: Problem, now_s: float) -> bool:
+    def _should_peek(self, verdict: Verdict, facts: Any, now_s: float) -> bool:
         if self._trial or self.pinned or self.record.paused or lacking(self.running, self.present.counts):
             return False
         if self.keeper and self.keeper.worse > 1.0:  # the thresholds of closed ramps are those that broke the promise

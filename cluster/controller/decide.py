@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cluster.controller.config import Patience
 from cluster.controller.record import TrackRecord, unpromised
 from deployments.front.observed import Observed, merged
-from optimizer import Objective, Plan, Problem, Score, evaluate
+from optimizer import Objective, Plan, Problem, Score
 from optimizer.answers import answered_s
 from profiles.forecast import Forecast
 
@@ -84,7 +84,7 @@ def moving(before: Plan, after: Plan) -> Moving:
 
 
 def expected_best(
-    best: Plan, running: Expectation, record: TrackRecord, facts: Problem, objective: Objective,
+    best: Plan, running: Expectation, record: TrackRecord, score: Callable[[Plan], Score], objective: Objective,
     counts: Mapping[str, int],
 ) -> Expectation:  # fmt: skip
     """The planner's best, or a plan that ran lately and kept more of its promise.
@@ -93,9 +93,9 @@ def expected_best(
     late, which the new one will not be.
     """
     hopeful = is_late(running.score, objective) and best not in record.plans
-    candidates = [Expectation(best, evaluate(best, facts), 1.0 if hopeful else record.kept(best))]
+    candidates = [Expectation(best, score(best), 1.0 if hopeful else record.kept(best))]
     known = (plan for plan in record.plans if not lacking(plan, counts))
-    candidates += [Expectation(plan, evaluate(plan, facts), record.kept(plan)) for plan in known]
+    candidates += [Expectation(plan, score(plan), record.kept(plan)) for plan in known]
     return max(candidates, key=lambda each: each.goodput_per_s)
 
 

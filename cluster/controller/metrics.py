@@ -16,7 +16,7 @@ async def export(loop: Callable[[], ControlLoop | None]) -> None:
     series = MetricSeries(CONTROLLER, metrics)
     while True:
         if running := loop():
-            tell(series, running)
+            await asyncio.to_thread(tell, series, running)  # what a decoder's plan sustains is played
         await asyncio.sleep(EVERY_S)
 
 

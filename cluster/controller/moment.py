@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from cluster.controller.beliefs import Beliefs
 from cluster.controller.config import Patience
@@ -23,12 +24,11 @@ from cluster.controller.decide import (
     weigh_dollars,
     weigh_latency,
 )
-from cluster.controller.question import Question
+from cluster.controller.question import AnyQuestion
 from cluster.controller.record import TrackRecord
 from deployments.front.observed import Observed
-from optimizer.model.evaluate import evaluate
+from optimizer.model.evaluate import Score
 from optimizer.plan import Plan
-from optimizer.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,23 @@ class Moment:
 
     plan: Plan  # that runs
     pinned: Plan | None
-    question: Question
+    question: AnyQuestion
     patience: Patience
     beliefs: Beliefs
     corrections: Corrections
     record: TrackRecord
     counts: Mapping[str, int]
-    facts: Problem
+    facts: Any  # as the question has them
     seen: Observed
     now_s: float
 
     @cached_property
     def running(self) -> Expectation:
-        return Expectation(self.plan, evaluate(self.plan, self.facts), self.record.kept(self.plan))
+        return Expectation(self.plan, self.score(self.plan), self.record.kept(self.plan))
+
+    def score(self, plan: Plan) -> Score:
+        """What a plan does with what is known now."""
+        return self.question.score(plan, self.facts)
 
     def better(self) -> tuple[Expectation, Demand | None]:
         """What the running plan is weighed against: for what is expected, or by goodput alone (None)."""
@@ -58,14 +62,14 @@ class Moment:
         now, running = (self.beliefs.survival, self.corrections, self.counts), self.running
         if self.question.answers_early:
             soonest = self.question.best(*now)
-            return Expectation(soonest, evaluate(soonest, self.facts), running.kept), None
+            return Expectation(soonest, self.score(soonest), running.kept), None
         if asked and (cheapest or (not lacking(self.plan, self.counts) and has_room(running, asked, self.seen))):
             best = self.question.carrying(asked.planned_for(running.kept), *now)
             if best or cheapest:
                 best = best or self.question.best(*now)
-                return Expectation(best, evaluate(best, self.facts), running.kept), asked
+                return Expectation(best, self.score(best), running.kept), asked
         best = self.question.best(*now)
-        return expected_best(best, running, self.record, self.facts, self.question.objective, self.counts), None
+        return expected_best(best, running, self.record, self.score, self.question.objective, self.counts), None
 
     def weighed(self, better: Expectation, asked: Demand | None, forced: bool) -> tuple[Expectation, Verdict]:
         """The plan to run and whether it is worth the change; a plan that the user has pinned goes before a better."""
@@ -100,7 +104,7 @@ class Moment:
 
     def _as_pinned(self, pinned: Plan, verdict: Verdict) -> tuple[Expectation, Verdict]:
         """The user's own plan, whose devices are all there, instead of the best one."""
-        plan = Expectation(pinned, evaluate(pinned, self.facts), self.record.kept(pinned))
+        plan = Expectation(pinned, self.score(pinned), self.record.kept(pinned))
         if same(pinned, self.plan):
             return plan, replace(verdict, moves=False, why=f"the plan is pinned (without that: {verdict.why})")
         return plan, Verdict(not self.record.paused, "the devices of the pinned plan are there", must=True)

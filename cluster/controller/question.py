@@ -5,13 +5,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cluster.controller.beliefs import with_all_ramps
 from cluster.controller.config import ControllerConfig
 from cluster.controller.corrections import Corrections
+from cluster.controller.decoding import DecoderQuestion
 from deployments.config import AppConfig
+from deployments.front.observed import Observed
 from deployments.planning import device, usable
-from optimizer import Objective, Plan, Problem, optimize, problem, read_plan
+from optimizer import Objective, Plan, Problem, Score, evaluate, optimize, problem, read_plan
 from profiles.devices import Device, links_between
 from profiles.errors import UserError
+from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.lengths import Lengths, rescaled
 
@@ -33,6 +37,22 @@ class Question:
     gap: float = 0.01
     cheapest: bool = False
     links: Mapping[str, float] | None = None  # those that were declared, in Gbit/s
+
+    @property
+    def prior(self) -> ExitProfile:
+        """Who survives, as far as the profile knows."""
+        return ExitProfile(self.profile.survival(self.profile.length))
+
+    def seeing(self, seen: Observed) -> "Question":
+        """The same after a window: all that plans need of it are the beliefs."""
+        return self
+
+    def score(self, plan: Plan, facts: Problem) -> Score:
+        return evaluate(plan, facts)
+
+    def opened(self, plan: Plan, facts: Problem) -> Plan:
+        """The same plan with every ramp open."""
+        return with_all_ramps(plan, facts.ramp_blocks)
 
     @property
     def answers_early(self) -> bool:
@@ -105,6 +125,9 @@ class Question:
         return optimize(
             profile, here, links, objective, survival=_worth_planning(survival), gap=self.gap, side_by_side=side_by_side
         )
+
+
+AnyQuestion = Question | DecoderQuestion
 
 
 def _worth_planning(survival: Sequence[float]) -> tuple[float, ...]:

@@ -210,7 +210,8 @@ class TrackRecord:
 
 def unpromised(plan: Plan) -> Plan:
     """The plan without its promise and the thresholds of now: two plans that are the same work are then equal."""
-    return replace(plan, promise=None, thresholds=())
+    terms = plan.decoding and replace(plan.decoding, tokens_per_s=0.0)
+    return replace(plan, promise=None, thresholds=(), decoding=terms)
 
 
 class Barred:

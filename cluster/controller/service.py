@@ -15,19 +15,21 @@ from typing import Any, Protocol
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from cluster.controller.application import Application, RunningApplication
+from cluster.controller.application import Application, RunningApplication, leader_of
 from cluster.controller.config import ControllerConfig
 from cluster.controller.core import Controller
+from cluster.controller.decoding import decoder_question
 from cluster.controller.described import ControllerStatus, EventStatus, PausedStatus
 from cluster.controller.inventory import Inventory
 from cluster.controller.loop import ControlLoop
 from cluster.controller.metrics import export
 from cluster.controller.origin import foreign
 from cluster.controller.promise import AgreementTerms, Keeper
-from cluster.controller.question import allowed, question_of
+from cluster.controller.question import AnyQuestion, allowed, question_of
 from cluster.controller.record import Event, Events
 from cluster.controller.status import brief, status_of
 from deployments.config import AppConfig
+from deployments.decoding.config import DecoderConfig
 from deployments.front.headers import NO_KEY, is_shown, key_in, path_below
 from deployments.front.openapi import DescribedApi, in_json, told
 from deployments.front.page import EXPLAINING, explain
@@ -36,6 +38,7 @@ from deployments.logs import join_serves_log
 from deployments.named import VIRTUAL
 from deployments.planning import first_plan
 from optimizer import Plan
+from profiles.decoding import DecoderProfile, load_decoder_profile
 from profiles.evidence import EVIDENCE, Evidence
 from profiles.files import Profile
 from profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
@@ -70,12 +73,18 @@ class ControllerService:
     async def _begin(self) -> ControlLoop:
         from ray import serve
 
-        from deployments.deployer.deployer import DEPLOYER
         from deployments.ray_facts import ask_autoscaler, nodes_beside_others
         from deployments.resources import replica_needs, room_for
 
-        deployer = serve.get_deployment_handle(DEPLOYER, self.config.application)
-        app_config: AppConfig = await deployer.config.remote()
+        leader = await asyncio.to_thread(leader_of, self.config.application)
+        deployer = serve.get_deployment_handle(leader, self.config.application)
+        app_config: AppConfig | DecoderConfig = await deployer.config.remote()
+        if isinstance(app_config, DecoderConfig):
+            application = RunningApplication(self.config.application, leader=leader)
+            await application.observe()
+            return decoders_loop(
+                self.config, app_config, application, await application.plan(), await deployer.pinned.remote()
+            )
         profile = profile_of(app_config)
         self.promise = str((app_config.promising and promise_in(app_config.promising)) or NOTHING)
         running = await RunningApplication(self.config.application).plan()
@@ -109,11 +118,26 @@ def loop_of(
     ask: Callable[[Mapping[str, int]], None] = nobody,
 ) -> ControlLoop:  # fmt: skip
     """A loop that goes on with what the controller before it remembered."""
-    folder = memory(config, profile)
-    history, events = History(folder / "exits.jsonl"), Events(folder / "events.jsonl")
     question = question_of(config, app_config, profile)
     pinned = first_plan(app_config, profile) if app_config.pinned else None
     keeper = keeper_of(config, app_config, profile.num_blocks)
+    return _loop_for(question, config, application, running, pinned, keeper, ask)
+
+
+def decoders_loop(
+    config: ControllerConfig, app_config: DecoderConfig, application: Application, running: Plan, pinned: Plan | None
+) -> ControlLoop:
+    """The same for a decoder."""
+    profile = load_decoder_profile(app_config.known)
+    return _loop_for(decoder_question(app_config, profile, running), config, application, running, pinned)
+
+
+def _loop_for(
+    question: AnyQuestion, config: ControllerConfig, application: Application, running: Plan, pinned: Plan | None,
+    keeper: Keeper | None = None, ask: Callable[[Mapping[str, int]], None] = nobody,
+) -> ControlLoop:  # fmt: skip
+    folder = memory(config, question.profile)
+    history, events = History(folder / "exits.jsonl"), Events(folder / "events.jsonl")
     controller = Controller(question, config, history, events, running, time.time(), pinned, keeper, config.grow_to)
     told = partial(_log, config.application)
     return ControlLoop(application, controller, time.time, time.perf_counter, asyncio.to_thread, told, ask)
@@ -137,7 +161,7 @@ def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) 
     )
 
 
-def memory(config: ControllerConfig, profile: Profile) -> Path:
+def memory(config: ControllerConfig, profile: Profile | DecoderProfile) -> Path:
     """The folder of this application and this network; this process alone writes there, as it holds the lock."""
     mark = sha256(f"{profile.model} {profile.num_blocks}".encode()).hexdigest()[:6]
     for number in count():

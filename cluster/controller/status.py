@@ -25,7 +25,7 @@ def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
         "agreement": None if keeper is None else said(keeper.agreement(now_s), keeper.promised),
         "devices": controller.present.counts,
         "asked": controller.growth.told(now_s),
-        "forecast": _forecast(controller.beliefs.forecast, controller.running.length),
+        "forecast": _forecast(controller.beliefs.forecast, _tokens_of_an_input(controller)),
         "survival": list(controller.beliefs.survival),
         "corrections": controller.corrections.told,
         "events": [brief(event) for event in controller.record.events.all[-EVENTS:]],
@@ -50,16 +50,21 @@ def brief(event: Event) -> dict[str, Any]:
 
 
 def _plan(controller: Controller) -> dict[str, Any]:
-    promise = controller.running.promise
+    promise, terms = controller.running.promise, controller.running.decoding
     return {
         "summary": summary(controller.running),
         "devices": controller.running.devices(),
         "ramps": list(controller.running.ramps),
-        "promised_per_s": promise.goodput_per_s if promise else None,
+        "promised_per_s": terms.tokens_per_s or None if terms else promise.goodput_per_s if promise else None,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
         "sustains_per_s": controller.sustained(controller.running),
         "kept": controller.record.kept(controller.running),
     }
+
+
+def _tokens_of_an_input(controller: Controller) -> int | None:
+    """Where plans count them."""
+    return 1 if controller.running.decoding else controller.running.length
 
 
 def _window(controller: Controller, now_s: float) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Arrivals are ascending times in seconds from 0. Everything is drawn from a seed:
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from profiles.exits import ExitProfile
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Run = TypeVar("Run")
 DAY_S = 86_400.0
 NIGHT = 0.25  # of the mean rate, at the quietest moment of a day
 MOST = 2e8  # inputs of one run, since each takes 8 bytes several times over
@@ -150,3 +152,18 @@ def exit_blocks(profile: ExitProfile, size: int, random: np.random.Generator) ->
     ascending = np.array(profile.survival[:0:-1])
     survived = len(ascending) - np.searchsorted(ascending, random.random(size), side="right")
     return np.asarray(survived, np.int64)
+
+
+def highest(
+    run_at: Callable[[float], Run], kept: Callable[[Run], bool], low: float, high: float, steps: int
+) -> Run | None:
+    """The run at the highest rate between these that `kept` accepts, found in so many halvings, or None."""
+    best: Run | None = None
+    for _ in range(steps):
+        rate = (low + high) / 2
+        found = run_at(rate)
+        if kept(found):
+            low, best = rate, found
+        else:
+            high = rate
+    return best

@@ -129,6 +129,10 @@ class _Drawn:
     def drop(self, name: int) -> None:
         self.network.drop(name)
 
+    def follow(self, splits: Splits) -> None:
+        self.splits = splits
+        self.network.follow(splits)
+
 
 def _launches(
     model: Any,

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from cluster.controller.config import ControllerConfig
+from cluster.controller.config import OF_CLASSIFIERS, ControllerConfig
 from deployments.config import checked, parse
 from deployments.decoding.checkpoint import check_decoder, is_decoder
 from deployments.decoding.config import DecoderConfig
@@ -96,12 +96,16 @@ def _check_apart(content: ServeFile) -> None:
     _no_two("name", [named(one) for one in applications])
     _no_two("route_prefix", [one.get("route_prefix", "/") for one in applications])
     _no_two("grpc_port", _grpc_ports(content))
-    names = [named(one) for one in ours(content)]
+    decoding = [named(one) for one in decoders(content)]
+    names = [*(named(one) for one in ours(content)), *decoding]
     for controller in controllers(content):
-        told = checked(ControllerConfig, controller.get("args") or {}).application
+        config = checked(ControllerConfig, controller.get("args") or {})
+        told = config.application
         if told not in names:
             there = ", ".join(names) or "none"
             raise UserError(f"args: application = {told!r}: {named(controller)} would control none of these: {there}")
+        if told in decoding and (idle := sorted(config.model_fields_set & OF_CLASSIFIERS)):
+            raise UserError(f"args: {idle[0]}: {told} is a decoder, whose controller has no use for it: leave it out")
 
 
 def _grpc_ports(content: ServeFile) -> list[int]:

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, sqrt
-from typing import TypeVar
 
 import numpy as np
 
-from cluster.load.workloads import Floats, arrivals, exit_blocks
+from cluster.load.workloads import Floats, Run, arrivals, exit_blocks
 from cluster.simulator.report import Report
 from cluster.simulator.simulation import Simulation, World
 from deployments.dispatch.messages import Limits
@@ -17,7 +16,6 @@ from optimizer.problem import Problem
 from profiles.exits import ExitProfile
 
 IN_TIME_SHARE = 0.99  # of all inputs must be answered in time, or a rate is not sustained
-Run = TypeVar("Run")
 STEPS = 7  # halvings of an interval
 # An overload shows only once the queue that it builds up is as long as the SLO, so that a run of n SLOs lets a rate
 # pass that is up to 1 / n too high. Short runs find where to look, long ones decide.
@@ -85,21 +83,6 @@ def near(run_at: Callable[[float], Run | None], guess: float, most: float) -> Ru
         else:
             rate = min(low * (1 + step), most) if low else high * (1 - step)
             step = min(2 * step, 0.5)
-
-
-def highest(
-    run_at: Callable[[float], Run], kept: Callable[[Run], bool], low: float, high: float, steps: int
-) -> Run | None:
-    """The run at the highest rate between these that `kept` accepts, found in so many halvings, or None."""
-    best: Run | None = None
-    for _ in range(steps):
-        rate = (low + high) / 2
-        found = run_at(rate)
-        if kept(found):
-            low, best = rate, found
-        else:
-            high = rate
-    return best
 
 
 def settled(

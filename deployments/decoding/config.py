@@ -1,16 +1,22 @@
 """What a user may write under `args:` of a decoder's Serve application."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.config import ALLOWED_ORIGINS, DeviceName, LogFormat, WebOrigin
 from deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
 from deployments.decoding.sequences import Splits
-from optimizer.plan import Plan, read_plan
+from deployments.folders import cache_directory, content_of
+from optimizer.plan import DecodingTerms, Placement, Plan, Split, read_plan
 from profiles.errors import UserError
+
+FRONT = "front"  # the deployment of the front, which leads the replicas to another plan
+OFF = "off"
+LED = "exits", "cuts", "max_residents", "deep_share", "prompt_rows"  # what a running replica can be led to
 
 
 class DecoderConfig(BaseModel):
@@ -37,8 +43,13 @@ class DecoderConfig(BaseModel):
         None,
         description="File of `isobatch plan`: it says exits, cuts, replicas, precision, memory and all limits.",
     )
+    replan: bool = Field(
+        False, description="A controller beside it may replace the plan of `plan:`; without a plan it always may."
+    )
     profile: str | None = Field(
-        None, description="File of `isobatch profile` that a simulation plays by; none: what is kept of the checkpoint."
+        None,
+        description="File of `isobatch profile` that a simulation and a controller play by; none: what is kept of the "
+        "checkpoint.",
     )
     cuts: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None,
@@ -90,31 +101,42 @@ class DecoderConfig(BaseModel):
 
     def following(self, plan: Plan) -> "DecoderConfig":
         """The same by this plan, which says all that it may say."""
-        terms, placement = plan.decoding, plan.placements[0]
-        if terms is None:
-            raise UserError(f"plan = {self.plan!r}: it is for a network that classifies: plan this one's decoding")
-        told = {
-            "plan": None,
-            "exits": terms.exits,
-            "cuts": tuple(split.start for split in plan.splits[1:]),
-            "replicas": placement.replicas,
-            "max_residents": plan.splits[0].batch_size,
-            "deep_share": plan.splits[-1].batch_size / plan.splits[0].batch_size,
-            "kv_megabytes": terms.kv_megabytes,
-            "prompt_rows": terms.prompt_rows,
-            "ttft_ms": terms.ttft_s * 1e3,
-            "tpot_ms": terms.tpot_s * 1e3,
-            "max_context": terms.max_context,
-        }
-        if plan.dtype:  # memory and promise are those of this precision
-            told["dtype"] = plan.dtype
+        told = _said_by(plan, f"plan = {self.plan!r}")
         if twice := sorted(self.model_fields_set & told.keys() - {"plan"}):
             raise UserError(f"{twice[0]} cannot be set beside a plan, which says it")
         return self.model_copy(update=told)
 
+    def led_by(self, plan: Plan) -> "DecoderConfig":
+        """The same where a running decoder is led to this plan: what takes a new start stays as it is."""
+        told = _said_by(plan, "the plan")
+        return self.model_copy(update={name: told[name] for name in LED})
+
+    def standing(self, cut: Splits, limits: DecodingLimits, kind: str) -> Plan:
+        """The plan that this amounts to, where replicas of this kind are cut and limited so."""
+        deep = max(1, round(limits.deep_share * limits.max_residents))
+        splits = tuple(
+            Split(start, stop, deep if start else limits.max_residents, (stop - 1,) if stop < cut.num_blocks else ())
+            for start, stop in pairwise((0, *cut.ends))
+        )
+        terms = DecodingTerms(
+            exits=self.exits if len(splits) > 1 else OFF,
+            prompt_rows=self.prompt_rows,
+            kv_megabytes=self.kv_megabytes,
+            ttft_s=self.ttft_ms / 1e3,
+            tpot_s=self.tpot_ms / 1e3,
+            max_context=self.max_context,
+        )
+        placement = Placement(kind, self.replicas, splits, local=len(splits) > 1)
+        return Plan((placement,), backend="torch", dtype=self.dtype, decoding=terms)
+
+    @property
+    def known(self) -> Path:
+        """Where the profile is that plans for it are made by."""
+        return Path(self.profile) if self.profile else cached_profile(Path(self.model))
+
     def splits(self, cuts: Sequence[int], num_blocks: int) -> Splits:
         """How the network is cut at these blocks, unless every token is to run through all of it."""
-        ends = () if self.exits == "off" else tuple(cuts)
+        ends = () if self.exits == OFF else tuple(cuts)
         return Splits((*ends, num_blocks), self.exits == "verified", self.max_pending, self.exits == "project")
 
     def pages(self, kv_bytes: int) -> int:
@@ -142,3 +164,32 @@ class DecoderConfig(BaseModel):
             ttft_s=self.ttft_ms / 1e3,
             tpot_s=self.tpot_ms / 1e3,
         )
+
+
+def _said_by(plan: Plan, called: str) -> dict[str, Any]:
+    """The fields that a plan says."""
+    terms, placement = plan.decoding, plan.placements[0]
+    if terms is None:
+        raise UserError(f"{called}: it is for a network that classifies: plan this one's decoding")
+    told = {
+        "plan": None,
+        "exits": terms.exits,
+        "cuts": tuple(split.start for split in plan.splits[1:]),
+        "replicas": placement.replicas,
+        "max_residents": plan.splits[0].batch_size,
+        "deep_share": plan.splits[-1].batch_size / plan.splits[0].batch_size,
+        "kv_megabytes": terms.kv_megabytes,
+        "prompt_rows": terms.prompt_rows,
+        "ttft_ms": terms.ttft_s * 1e3,
+        "tpot_ms": terms.tpot_s * 1e3,
+        "max_context": terms.max_context,
+    }
+    # Memory and promise are those of this precision.
+    return {**told, "dtype": plan.dtype} if plan.dtype else told
+
+
+def cached_profile(source: Path) -> Path:
+    """Where the profile of a checkpoint is kept."""
+    folder = cache_directory() / "decoder-profiles"
+    folder.mkdir(exist_ok=True)
+    return folder / f"{content_of(source)}.json"

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from deployments.decoding.scheduler import DecodingLaunch, Full, Scheduler, Written
-from deployments.decoding.sequences import Opinion, Wanted
+from deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, Full, Scheduler, Written
+from deployments.decoding.sequences import Opinion, Splits, Wanted
 
 
 class Runner(Protocol):
@@ -13,6 +13,8 @@ class Runner(Protocol):
     def run(self, launch: DecodingLaunch) -> list[list[Opinion]]: ...
 
     def drop(self, name: int) -> None: ...
+
+    def follow(self, splits: Splits) -> None: ...
 
 
 class Engine:
@@ -28,6 +30,12 @@ class Engine:
     def cancel(self, name: int) -> None:
         self.scheduler.cancel(name)
         self._forget()
+
+    def follow(self, splits: Splits, limits: DecodingLimits) -> None:
+        """Go on in another way: no token changes, unless ramps elsewhere say others."""
+        self.scheduler.follow(splits, limits)
+        self._forget()
+        self.network.follow(splits)
 
     def step(self) -> list[Written] | None:
         """Run one launch; None where there is nothing to do."""

@@ -83,7 +83,7 @@ class DecoderFront:
         try:
             async with aclosing(self._written(wanted)) as groups:
                 async for group in groups:
-                    meter.wrote(len(group.tokens))
+                    meter.wrote(group.depths)
                     ended = group.finish is not None
                     said = [token for token in group.tokens if token not in self._stop]
                     text = speech.hear(said, ended)
@@ -93,6 +93,9 @@ class DecoderFront:
                         yield TextPiece(text, group.depths, Finish.STOP)
                         return
                     yield TextPiece(text, group.depths, group.finish)
+        except RefusedError:
+            meter.refused()
+            raise
         finally:
             meter.ended()
 
@@ -137,11 +140,10 @@ def summed(
 ) -> dict[str, Any]:
     """The state of all replicas together, with the names that `isobatch serve` shows. `ramps`: blocks with one."""
     depths = {block: sum(state.depths.get(block, 0) for state in states) for block in range(num_blocks)}
-    splits = sorted({split for state in states for split in state.launches})
-    launches = {
-        split: tuple(map(sum, zip(*(state.launches.get(split, (0, 0)) for state in states), strict=True)))
-        for split in splits
-    }
+    starts = sorted({start for state in states for start in state.launches})
+    launches = [
+        tuple(map(sum, zip(*(state.launches.get(start, (0, 0)) for state in states), strict=True))) for start in starts
+    ]
     return {
         "replicas": len(states),
         "ramps": list(ramps),
@@ -156,6 +158,6 @@ def summed(
         "tokens_per_s": sum(state.tokens_per_s for state in states),
         "splits": [
             {"split": split, "launches": count, "fill": sequences / (count * residents) if count else 0.0}
-            for split, (count, sequences) in launches.items()
+            for split, (count, sequences) in enumerate(launches)
         ],
     }

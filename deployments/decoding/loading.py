@@ -14,7 +14,8 @@ from deployments.decoding.engine import Engine
 from deployments.decoding.network import CutDecoder
 from deployments.decoding.pages import PagePool, pages_for
 from deployments.decoding.ramps import DecoderRamps
-from deployments.decoding.scheduler import Scheduler
+from deployments.decoding.scheduler import DecodingLimits, Scheduler
+from deployments.decoding.sequences import Splits
 from profiles.errors import UserError
 
 
@@ -58,8 +59,7 @@ def engine_of(
     """An engine that is cut at the ramps, with as many pages as the memory for KV holds."""
     anatomy = anatomy_of(model)
     num_blocks = anatomy.shape.num_blocks
-    rules = rules if config.cuts is None else rules.at(config.cuts)
-    splits = config.splits(rules.cuts(config.cuts), num_blocks)
+    splits, limits = way_of(config, rules, num_blocks)
     position_bytes = kv_bytes(anatomy)
     page_bytes, pages = position_bytes * config.page_tokens, config.pages(position_bytes)
     context = anatomy.shape.context(config.max_context)
@@ -72,8 +72,15 @@ def engine_of(
             f"{-(-needed * page_bytes // 2**20)}; give more, or set max_context"
         )
     network = CutDecoder(anatomy, DecoderRamps(rules, anatomy.head), splits, pages, config.page_tokens)
+    return Engine(Scheduler(splits, limits, PagePool(pages)), network, clock)
+
+
+def way_of(config: DecoderConfig, rules: DecoderRules, num_blocks: int) -> tuple[Splits, DecodingLimits]:
+    """Where a replica cuts the network, and by which limits it decodes."""
+    rules = rules if config.cuts is None else rules.at(config.cuts)
+    splits = config.splits(rules.cuts(config.cuts), num_blocks)
     share = rules.project.deep_share if splits.project and rules.project else rules.deep_share
-    return Engine(Scheduler(splits, config.limits(share), PagePool(pages)), network, clock)
+    return splits, config.limits(share)
 
 
 def kv_bytes(anatomy: DecoderAnatomy) -> int:

@@ -1,9 +1,10 @@
 """What clients of a decoder see, for `/stats` and Prometheus. A text takes many launches: all is told at once."""
 
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from deployments.front.observed import Observed
 from deployments.metrics import MetricSeries
 
 LENGTHS = 200  # texts
@@ -12,13 +13,19 @@ _METRICS_SAY = {"cancelled": "abandoned"}  # what `isobatch_requests` calls it, 
 
 
 class ClientMeter:
-    """Counts one front's requests, and times the tokens of each sequence."""
+    """Counts one front's requests, and times the tokens of each sequence.
 
-    def __init__(self, series: MetricSeries, clock: Callable[[], float]) -> None:
+    A token is in time if it comes no later than `ttft_s` after its text was asked for and `tpot_s` for each before it.
+    """
+
+    def __init__(self, series: MetricSeries, clock: Callable[[], float], ttft_s: float, tpot_s: float) -> None:
         self.requests: dict[RequestEnd, int] = dict.fromkeys(("answered", "refused", "cancelled", "failed"), 0)
         self.clock, self.series = clock, series
         self.lengths: deque[tuple[int, int]] = deque(maxlen=LENGTHS)  # of the latest texts: of the prompt, and written
         self._asked, self._began_s = 0, clock()
+        self._ttft_s, self._tpot_s = ttft_s, tpot_s
+        self._depths: Counter[int] = Counter()  # tokens, by the block after which they were known
+        self._in_time, self._never = 0, 0.0  # tokens, and those of texts that were refused, had they been as the latest
 
     def ended(self, outcome: RequestEnd) -> None:
         self.requests[outcome] += 1
@@ -33,6 +40,33 @@ class ClientMeter:
         """Of a sequence that is asked for now."""
         self._asked += 1
         return SequenceMeter(self, prompt_tokens)
+
+    def wrote(self, depths: Sequence[int], before: int, asked_s: float) -> None:
+        """These tokens came now, of a text that has so many before them and was asked for then."""
+        self._depths.update(depths)
+        self.series.more("isobatch_written_tokens", len(depths))
+        late_s = self.clock() - asked_s - self._ttft_s
+        self._in_time += sum(late_s <= place * self._tpot_s for place in range(before, before + len(depths)))
+
+    def refused(self) -> None:
+        """A text was not let in. How long it would have become, the latest tell."""
+        if self.lengths:
+            self._never += sum(written for _, written in self.lengths) / len(self.lengths)
+
+    def observed(self, num_blocks: int) -> Observed:
+        """What the controller asks for, since the start: an input is a token."""
+        exits = tuple(self._depths[block] for block in range(num_blocks))
+        tokens = sum(exits) + round(self._never)
+        return Observed(
+            self._began_s,
+            self.clock() - self._began_s,
+            tokens,
+            self._in_time,
+            exits,
+            arrived_weight=tokens,
+            texts=self._asked,
+            lengths=tuple(self.lengths),
+        )
 
     def workload(self) -> dict[str, Any]:
         """What clients have asked for, as `isobatch plan --observed` reads it."""
@@ -50,17 +84,22 @@ class SequenceMeter:
         self._began_s = self._first_s = self._last_s = self._clock()
         self._first = self._further = 0
 
-    def wrote(self, tokens: int) -> None:
+    def wrote(self, depths: Sequence[int]) -> None:
+        """These tokens came now, by the blocks after which they were known."""
+        tokens = len(depths)
         if not tokens:
             return
         self._last_s = self._clock()
-        self._series.more("isobatch_written_tokens", tokens)
+        self._meter.wrote(depths, self._first + self._further, self._began_s)
         if self._first:
             self._further += tokens
             return
         self._first, self._first_s = tokens, self._last_s
         self._series.more("isobatch_prompt_tokens", self._prompt_tokens)
         self._series.value("isobatch_ttft_ms", 1e3 * (self._first_s - self._began_s))
+
+    def refused(self) -> None:
+        self._meter.refused()
 
     def finished(self) -> None:
         """The text is whole: its lengths are such as clients ask for."""

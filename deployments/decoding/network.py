@@ -56,6 +56,10 @@ class CutDecoder:
         for split in range(1, len(self._splits.ends)):
             self._pending.pop((name, split), None)
 
+    def follow(self, splits: Splits) -> None:
+        """Be cut in another way: nothing is pending, as all sequences begin again."""
+        self._splits = splits
+
     def _read_sources(self, launch: DecodingLaunch) -> None:
         """Have the encoder read the sources of who begins, those of like length side by side."""
         beginning = [part for part in launch.pieces if part.sequence.unread(launch.split)]

@@ -20,6 +20,10 @@ class Pace:
     def launch_s(self, split: int) -> float:
         return self._launch_s[split]
 
+    def cut_anew(self) -> None:
+        """Launches are others from now on."""
+        self._launch_s.clear()
+
     def left(self, stayed_s: float) -> None:
         """A sequence ended after so long on the replica."""
         self.residence_s = _mean(self.residence_s, stayed_s)

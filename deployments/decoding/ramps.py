@@ -15,7 +15,7 @@ from profiles.errors import UserError
 
 @dataclass(frozen=True)
 class DecoderRamps:
-    """The ramps of one network, ready to run. `head` makes logits of states, its norm included."""
+    """All ramps of one network that a cut may stand behind. `head` makes logits of states, its norm included."""
 
     rules: DecoderRules
     head: Callable[[Tensor], Tensor]
@@ -24,7 +24,7 @@ class DecoderRamps:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", independent(self.rules.policy))
-        object.__setattr__(self, "_thresholds", {ramp.block: ramp.threshold for ramp in self.rules.ramps})
+        object.__setattr__(self, "_thresholds", {ramp.block: ramp.threshold for ramp in self.rules.all_ramps})
 
     def look(self, block: int, states: Tensor) -> tuple[Tensor, Tensor]:
         """The logits of the next token after a block, and who is sure of it (as 0 or 1)."""

@@ -2,11 +2,13 @@
 
 import asyncio
 import gc
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,14 +17,18 @@ from deployments.decoding.anatomy import shape_of
 from deployments.decoding.checkpoint import rules_of
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine
-from deployments.decoding.loading import engine_of, load_decoder
+from deployments.decoding.leading import led_to
+from deployments.decoding.loading import engine_of, load_decoder, way_of
 from deployments.decoding.loop import EngineLoop, FullError
-from deployments.decoding.scheduler import Full, Written
-from deployments.decoding.sequences import Splits, Wanted
+from deployments.decoding.scheduler import DecodingLimits, Full, Written
+from deployments.decoding.sequences import Wanted
 from deployments.logs import join_serves_log
 from deployments.metrics import DECODER_REPLICA, MetricSeries
+from deployments.ray_facts import Remembered
 from deployments.tracing import Tracing, part_of, tracing_here
+from optimizer.plan import Plan
 
+log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
 DECODER = "decoder"  # the deployment
 TELL_EVERY_S = 1.0  # Ray tells a gauge only where it was set since the last time
 
@@ -38,7 +44,8 @@ class ReplicaState:
     preempted: int
     tokens_per_s: float
     depths: dict[int, int]  # tokens by the block after which they were known
-    launches: dict[int, tuple[int, int]]  # by split: how many, and sequences in them
+    launches: dict[int, tuple[int, int]]  # by a split's first block: how many, and sequences in them
+    version: int = 0  # of the plan that it follows
 
 
 class DecoderReplica:
@@ -50,11 +57,13 @@ class DecoderReplica:
         if config.device == "cpu":
             torch.set_num_threads(max(1, round(config.cpus_per_replica)))
         model = load_decoder(folder, config.device, config.dtype)
-        engine = engine_of(model, rules_of(folder, shape_of(model.config).num_blocks), config)
+        self._config, self._rules = config, rules_of(folder, shape_of(model.config).num_blocks)
+        engine = engine_of(model, self._rules, config)
+        self._version = 0  # of the plan that is followed
         self._depths: Counter[int] = Counter()
         self._loop = EngineLoop(engine)
         self._tracing = tracing_here(time.perf_counter)
-        self._telling = asyncio.get_running_loop().create_task(self._tell(engine.scheduler.splits, config))
+        self._telling = asyncio.get_running_loop().create_task(self._tell())
         # Serve awaits this before it ends a replica. It is set on the instance, so that Python does not call it too.
         self.__del__ = self.close
         gc.freeze()  # the network stays for good, so the garbage collector need not look through it
@@ -75,14 +84,30 @@ class DecoderReplica:
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
 
-    async def _tell(self, splits: Splits, config: DecoderConfig) -> None:
-        """Tell Prometheus, until cancelled; works only inside a replica of Serve, which Ray adds to each series."""
+    async def _tell(self) -> None:
+        """Tell Prometheus, and see which plan is to run, until cancelled; works only inside a replica of Serve, which
+        Ray adds to each series."""
         from ray.serve import metrics
 
         series = MetricSeries(DECODER_REPLICA, metrics)
         while True:
-            tell(series, await self.state(), splits, config.max_residents)
+            try:
+                await self._catch_up()
+            except Exception:  # the store of Ray may be away for a moment: what runs goes on
+                log.exception("which plan is to run cannot be told")
+            tell(series, *await self._loop.call(lambda engine: (self._state(engine), engine.scheduler.limits)))
             await asyncio.sleep(TELL_EVERY_S)
+
+    async def _catch_up(self) -> None:
+        """Follow the plan that is written down, whoever wrote it: so a replica that starts later does, too."""
+        written = await asyncio.to_thread(led_to, self._config)
+        if written and written.version != self._version:
+            await self._loop.call(partial(self._follow, written))
+
+    def _follow(self, written: Remembered, engine: Engine) -> None:
+        config = self._config.led_by(Plan.from_json(written.plan))
+        engine.follow(*way_of(config, self._rules, engine.scheduler.splits.num_blocks))
+        self._version = written.version
 
     async def state(self) -> ReplicaState:
         return await self._loop.call(self._state)
@@ -103,6 +128,7 @@ class DecoderReplica:
             scheduler.pace.tokens_per_s,
             dict(self._depths),
             dict(scheduler.launched),
+            self._version,
         )
 
 
@@ -120,16 +146,16 @@ async def traced(
                     yield group
 
 
-def tell(series: MetricSeries, state: ReplicaState, splits: Splits, places: int) -> None:
+def tell(series: MetricSeries, state: ReplicaState, limits: DecodingLimits) -> None:
     """What a replica has done, and what is on it. A launch has room for all residents."""
     for block, tokens in state.depths.items():
         series.total("isobatch_exits", tokens, block=str(block))
-    for split, (count, sequences) in state.launches.items():
-        where = {"group": DECODER, "block": str(splits.blocks(split).start)}
+    for start, (count, sequences) in state.launches.items():
+        where = {"group": DECODER, "block": str(start)}
         series.total("isobatch_launches", count, **where)
         series.total("isobatch_launched_inputs", sequences, **where)
         series.total("isobatch_launched_weight", sequences, **where)
-        series.total("isobatch_launched_room", count * places, **where)
+        series.total("isobatch_launched_room", count * limits.max_residents, **where)
     series.now("isobatch_waiting_inputs", state.waiting, group=DECODER, block="0")
     series.now("isobatch_residents", state.residents)
     series.now("isobatch_pages", state.pages - state.free_pages, state="used")

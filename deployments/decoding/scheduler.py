@@ -8,7 +8,7 @@ split always runs with everybody who is ready.
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployments.decoding.pace import Pace
 from deployments.decoding.pages import PagePool, pages_for
@@ -111,7 +111,7 @@ class Scheduler:
         self.residents: dict[int, Sequence] = {}  # in the order in which they came in
         self.waiting: deque[Sequence] = deque()
         self.preempted = 0
-        self.launched: dict[int, tuple[int, int]] = {}  # by split: how many launches, and sequences in them
+        self.launched: dict[int, tuple[int, int]] = {}  # by a split's first block: launches, and sequences in them
         self._names = 0
         self._dropped: list[int] = []
 
@@ -130,6 +130,19 @@ class Scheduler:
         self._names += 1
         self.waiting.append(Sequence(self._names, wanted, self.splits, now_s, self.limits.page_tokens))
         return self._names
+
+    def follow(self, splits: Splits, limits: DecodingLimits) -> None:
+        """Go on in another way. Pages stay as they are. Where the network is cut elsewhere, residents begin again from
+        what they have written, in the order in which they came."""
+        self.limits = replace(limits, page_tokens=self.limits.page_tokens)
+        if splits == self.splits:
+            return
+        self.splits = splits
+        for sequence in reversed(list(self.residents.values())):
+            self._put_out(sequence)
+        for sequence in self.waiting:
+            sequence.follow(splits)
+        self.pace.cut_anew()
 
     def cancel(self, name: int) -> None:
         """Forget a sequence, wherever it is; its pages are free at once."""
@@ -157,8 +170,9 @@ class Scheduler:
     ) -> list[Written]:
         """What was written in a launch, given what was said of each part's rows."""
         self.pace.launched(launch.split, took_s)
-        count, sequences = self.launched.get(launch.split, (0, 0))
-        self.launched[launch.split] = count + 1, sequences + len(launch.pieces)
+        start = self.splits.blocks(launch.split).start
+        count, sequences = self.launched.get(start, (0, 0))
+        self.launched[start] = count + 1, sequences + len(launch.pieces)
         written = []
         for part, said in zip(launch.pieces, opinions, strict=True):
             sequence, before, corrected = part.sequence, part.sequence.told, part.sequence.corrected
@@ -229,6 +243,7 @@ class Scheduler:
         while sum(part.sequence.missing(split, part.start + part.rows) for part in parts) > self.pool.free:
             youngest = next(reversed(self.residents.values()))
             self._put_out(youngest)
+            self.preempted += 1
             parts = [part for part in parts if part.sequence is not youngest]
         for part in parts:
             sequence, stop = part.sequence, part.start + part.rows
@@ -258,7 +273,6 @@ class Scheduler:
         self._release(sequence)
         sequence.restart()
         self.waiting.appendleft(sequence)
-        self.preempted += 1
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.give(sequence.give_pages())

@@ -119,6 +119,11 @@ class Sequence:
         self.at = 0
         self._owed = True  # whether the token after the last known position is still to be found
 
+    def follow(self, splits: Splits) -> None:
+        """Begin again, cut in another way."""
+        self._splits = splits
+        self.restart()
+
     def waiting(self, split: int) -> int:
         """Positions that stand before this split."""
         return (self.filled[split - 1] if split else len(self.tokens)) - self.filled[split]

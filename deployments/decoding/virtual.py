@@ -73,6 +73,9 @@ class VirtualDecoder:
     def drop(self, name: int) -> None:
         """Nothing is kept of a sequence."""
 
+    def follow(self, splits: Splits) -> None:
+        self.splits = splits
+
     def _goes_on(self, split: int) -> float:
         """The share of tokens that go on after a split, of those that came there."""
         before = self.workload.after(self.splits.ends[split - 1] - 1) if split else 1.0

@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,44 +15,21 @@ from deployments import ray_facts, resources
 from deployments.config import AppConfig
 from deployments.deployer.fleet import ServeFleet, delete_fleets, fleets_of
 from deployments.deployer.fronts import Fronts
-from deployments.deployer.steps import CannotStartError, Moved, Undone, move, start
+from deployments.deployer.steps import DEPLOYER, CannotStartError, Moved, Undone, move, start
 from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState
 from deployments.front.observed import Observed
 from deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
 from deployments.logs import join_serves_log
 from deployments.planning import plan_for_fewer
+from deployments.ray_facts import Remembered, remembered
 from optimizer.plan import Plan
 from profiles.errors import UserError
 
 log = logging.getLogger("ray.serve")
 T = TypeVar("T")
-DEPLOYER = "deployer"  # the deployment's name
 PATIENCE_S = 600.0  # until a plan's replicas run; a large network takes long to load
 FOLLOW_WITHIN_S = 5.0
 COUNT_WITHIN_S = 2.0
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """What a deployer needs to know of an application when it is restarted, kept as a text where Serve keeps its state.
-
-    `fleet` is the prefix of the applications that hold the replicas. `origin` is the part of the user's file that
-    decides the plan; if it has changed since this was written, the remembered plan no longer holds.
-    """
-
-    fleet: str
-    origin: str
-    version: int
-    plan: str  # as JSON: a later version of this code may read it
-    ended: bool = False  # the deployer that wrote it has ended, with all its fronts
-
-    def keep(self, application: str) -> None:
-        ray_facts.remember(application, json.dumps(asdict(self)))
-
-
-def recall(application: str) -> Remembered | None:
-    kept = ray_facts.recall(application)
-    return Remembered(**json.loads(kept)) if kept else None
 
 
 class Deployer:
@@ -151,7 +127,7 @@ class Deployer:
 
     def _first(self) -> Graph:
         """The plan that ran before a restart, unless the user's file has changed in what decides the plan."""
-        memory = recall(self._application)
+        memory = remembered(self._application)
         self._origin, self._recalled = origin_of(self._config), bool(memory and memory.fleet == self._fleet.prefix)
         if memory and memory.origin == self._origin:
             return self._graph_of(Plan.from_json(memory.plan), memory.version)
@@ -170,7 +146,7 @@ class Deployer:
             raise self._cannot  # no second try, so that Serve's report of the first one stays readable
         else:
             await self._start_first(counts)
-        memory = recall(self._application)
+        memory = remembered(self._application)
         self._remember()
         self._running = True
         left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
@@ -213,7 +189,7 @@ class Deployer:
     def __del__(self) -> None:
         """Serve calls this when no front listens any more: end the replicas, unless another deployer needs them."""
         with contextlib.suppress(Exception):
-            application, memory = serve.status().applications.get(self._application), recall(self._application)
+            application, memory = serve.status().applications.get(self._application), remembered(self._application)
             if application is None or application.status.value == "DELETING" or DEPLOYER not in application.deployments:
                 delete_fleets(fleets_of(self._application))
                 ray_facts.forget(self._application)

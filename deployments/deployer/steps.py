@@ -9,6 +9,7 @@ from typing import Protocol
 
 from optimizer.plan import Plan
 
+DEPLOYER = "deployer"  # the name of its deployment
 LOOK_EVERY_S = 0.25  # each look takes processor time of Serve, which is needed for what starts
 ReplicaCounts = Mapping[str, int]  # replicas by kind
 

@@ -51,7 +51,8 @@ class Observed:
     exit_weights: tuple[int, ...] = ()
     audited: tuple[int, ...] = ()
     missed: tuple[int, ...] = ()
-    texts: int = 0  # that arrived, where all that is counted above is inputs of one length (`counted_in`)
+    texts: int = 0  # that arrived, where what is counted above is inputs of one length (`counted_in`), or tokens
+    lengths: tuple[tuple[int, int], ...] = ()  # of the latest texts that were written: of the prompt, and of the answer
 
     @property
     def ended_s(self) -> float:
@@ -144,6 +145,7 @@ def merged(observations: Iterable[Observed]) -> Observed:
         _sums(part.audited for part in parts),
         _sums(part.missed for part in parts),
         sum(part.texts for part in parts),
+        next((part.lengths for part in reversed(parts) if part.lengths), ()),
     )
 
 
@@ -188,6 +190,7 @@ def since(now: Observed, before: Observed | None) -> Observed:
         exit_weights=_more(now.exit_weights, before.exit_weights),
         audited=_more(now.audited, before.audited),
         missed=_more(now.missed, before.missed),
+        texts=now.texts - before.texts,
     )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cluster.decoding.choice import chosen, played, saturated
 from cluster.profiling.decoding_datasheets import estimated_table
-from cluster.simulator.decoding_choice import chosen, played, saturated
 from optimizer.decoding import RHYTHMS, DecodingFacts, DecodingGoal, DecodingWay, expected, plan_of
 from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 from profiles.devices import fleet

@@ -41,7 +41,7 @@ class World:
         self.failing, self.full, self.asked, self.singly = 0, False, 0, False
         self.texts = TextTokens(words, 64)
         self.metrics, self.now_s = NotedMetrics(), 0.0
-        meter = ClientMeter(MetricSeries(DECODER_FRONT, self.metrics), lambda: self.now_s)
+        meter = ClientMeter(MetricSeries(DECODER_FRONT, self.metrics), lambda: self.now_s, 1.0, 0.2)
         self.front = DecoderFront(CONFIG, "tiny", shape_of(model.config), self.texts, frozenset([0]), self.ask, meter)
 
     async def ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:

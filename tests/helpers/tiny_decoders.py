@@ -1,6 +1,6 @@
 """Small random decoders in float64, the plain way to decode with exits, and engines to compare with it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from deployments.decoding.ramps import DecoderRamps
 from deployments.decoding.scheduler import DecodingLimits, Scheduler
 from deployments.decoding.sequences import Splits, Wanted
 
+Thresholds = dict[int, float]
 VOCABULARY = 23
 BLOCKS = 4
 
@@ -87,11 +88,12 @@ def ramps_of(model: Any, thresholds: dict[int, float]) -> DecoderRamps:
 
 @torch.inference_mode()
 def plainly(
-    model: Any, wanted: Wanted, thresholds: dict[int, float], project: bool = False
+    model: Any, wanted: Wanted, thresholds: Thresholds | Callable[[int], Thresholds], project: bool = False
 ) -> tuple[list[int], list[int]]:
     """Tokens and depths of one sequence: the whole network on the whole prefix for every token, and no cache.
 
-    `project`: a position whose token left stays in that state in all blocks behind, which make KV of it.
+    `thresholds` may be others for each token, by its number. `project`: a position whose token left stays in that state
+    in all blocks behind, which make KV of it.
     """
     tokens: list[int] = []
     depths: list[int] = []
@@ -100,7 +102,7 @@ def plainly(
         left = {len(wanted.prompt) + place - 1: depth for place, depth in enumerate(depths) if place} if project else {}
         states, last = _seen(model, read, torch.tensor([[*wanted.prompt, *tokens]]), left)
         draw = [Draw(wanted.sampling, len(wanted.prompt) + len(tokens))]
-        for block, threshold in sorted(thresholds.items()):
+        for block, threshold in sorted((thresholds(len(tokens)) if callable(thresholds) else thresholds).items()):
             logits = at_least_float32(_head(model, states[block]))
             if logits.softmax(dim=1).max() >= threshold:
                 depths.append(block)

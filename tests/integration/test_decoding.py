@@ -17,6 +17,7 @@ from deployments.metrics import DECODER_FRONT, DECODER_REPLICA
 from deployments.prepare import t5_sums
 from deployments.prepare.llm_demo import SumsRecipe
 from optimizer.plan import DecodingTerms, Placement, Plan, Split
+from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize, save_decoder_profile
 from profiles.promise import RULES
 from tests.helpers.asking import ask, eventually
 from tests.helpers.scraping import check_family, scraped
@@ -44,14 +45,33 @@ def grpc_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def decoder(local: Any, deployed: Any, t5_folder: Path, grpc_port: int) -> str:
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the demo's decoder, as if launches cost hardly anything but themselves: then many residents are better. Its
+    tokens are known after block 1 or the last."""
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    launches = LaunchSize(launches=1e-3, blocks=1e-4, rows=1e-6)
+    table = DecodingTable("cpu", launches, "made up", 512, 10**6, error=0.1, residents=64)
+    workload = DecodingWorkload(((1, 0.03),), (6,) * 20, (18,) * 20)
+    save_decoder_profile(DecoderProfile("llm-demo", 8, 64, (table,), workload), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def decoder(
+    local: Any, deployed: Any, t5_folder: Path, grpc_port: int, profile: Path, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    memory = str(tmp_path_factory.mktemp("memory"))
+    # It decides only when a test asks it.
+    watching = {"application": "decoder", "memory": memory, "replan_every_s": 3600.0, "look_every_s": 0.5}
+    controller = {"name": "controller", "import_path": "cluster.controller.app:build", "route_prefix": "/controller"}
     told = {"model": str(llm_demo_directory()), "name": "llm-demo", "cpus_per_replica": 0.25, "max_prompts": 64}
-    told |= {"replicas": 2, "grpc_port": grpc_port}
+    told |= {"replicas": 2, "grpc_port": grpc_port, "profile": str(profile)}
     planned = {"model": str(t5_folder), "plan": str(t5_folder / "plan.json"), "cpus_per_replica": 0.25}
     path = "deployments.decoding.app:build"
     address: str = deployed(
         {"name": "decoder", "import_path": path, "route_prefix": "/", "args": told},
         {"name": "t5", "import_path": path, "route_prefix": "/t5", "args": planned},
+        {**controller, "args": watching},
     )
     return address
 
@@ -145,6 +165,41 @@ def test_a_client_that_goes_away_frees_its_pages(client: Any, decoder: str) -> N
         return told["residents"] == told["waiting"] == 0 and told["pages"]["free"] == told["pages"]["of"]
 
     assert eventually(pages)
+
+
+def test_the_controller_changes_the_plan_while_texts_are_written_and_no_token(
+    client: Any, decoder: str, written: list[str]
+) -> None:
+    """Texts of what is served here have other lengths, and go on as often as they do."""
+    found: list[str] = []
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            reply = client.completions.create(model="llm-demo", prompt=PROMPTS, max_tokens=24)
+            found.extend(choice.text for choice in reply.choices)
+
+    def controlled() -> Any:
+        status, told = ask(decoder, "GET", "/controller/status")[:2]
+        return told if status == 200 else None
+
+    before = eventually(controlled)["plan"]["summary"]
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        assert eventually(lambda: controlled()["window"]["tokens_per_text"])
+        status, event = ask(decoder, "POST", "/controller/force")[:2]
+        assert (status, event["what"]) == (200, "rolled out"), event
+        after = len(found)
+        assert eventually(lambda: len(found) >= after + 2 * len(written))
+    finally:
+        stop.set()
+        thread.join()
+    assert event["before"] == before != event["after"] == controlled()["plan"]["summary"]
+    assert found == len(found) // len(written) * written
+    told = controlled()
+    assert told["forecast"]["tokens_per_text"] == pytest.approx(sum(map(len, written)) / len(written) + 1, rel=0.3)
+    assert told["survival"][2] < 0.3
 
 
 def test_the_death_of_a_replica_changes_no_token(client: Any, decoder: str, written: list[str]) -> None:

@@ -1,6 +1,7 @@
 """Batched decoding with exits writes what plain decoding does: one sequence alone, the whole prefix for each token."""
 
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deployments.decoding.scheduler import DecodingLimits
-from deployments.decoding.sequences import Sampling, Wanted
+from deployments.decoding.sequences import Sampling, Splits, Wanted
 from tests.helpers.tiny_decoders import BLOCKS, VOCABULARY, decoder, engine, plainly, t5, written_by
 
 PATIENT = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -120,6 +121,46 @@ def test_project_writes_what_plain_decoding_with_projected_kv_writes(
     assert [found[number] for number in range(len(rest))] == [
         (plain[place][0][lost:], plain[place][1][lost:]) for place in rest
     ]
+    assert running.scheduler.pool.free == pages
+    assert not running.network._pending  # type: ignore[attr-defined]
+
+
+changes = st.lists(st.tuples(st.integers(1, 6), st.frozensets(st.integers(0, 2)), limits), max_size=4)
+
+
+@settings(max_examples=40, **PATIENT)
+@given(either, thresholds, limits, changes, st.booleans(), st.integers(0, 200))
+def test_an_engine_that_is_led_elsewhere_while_it_writes_loses_and_changes_no_token(
+    told: tuple[Any, list[Wanted]],
+    ramps: dict[int, float],
+    within: DecodingLimits,
+    moves: list[tuple[int, frozenset[int], DecodingLimits]],
+    verified: bool,
+    scarce: int,
+) -> None:
+    """To other cuts and limits, after so many launches each: a token is what those ramps say that it was written under,
+    and `verified` writes what the full network writes."""
+    model, asked = told
+    pages = enough(asked, within) + scarce
+    running = engine(model, ramps, verified=verified, pages=pages, limits=within)
+    names = [running.open(each) for each in asked]
+    found = {name: ([], []) for name in names}
+    under: dict[Any, list[dict[int, float]]] = {name: [] for name in names}
+    now, left = ramps, list(moves)
+    for number in count(1):
+        if left and number % left[0][0] == 0:
+            _, kept, limits_now = left.pop(0)
+            now = {block: ramps[block] for block in kept & ramps.keys()}
+            running.follow(Splits((*(block + 1 for block in sorted(now)), BLOCKS), verified, 4), limits_now)
+        if (written := running.step()) is None:
+            break
+        for each in written:
+            found[each.name][0].extend(each.tokens)
+            found[each.name][1].extend(each.depths)
+            under[each.name] += [now] * len(each.tokens)
+    for name, one in zip(names, asked, strict=True):
+        plain = plainly(model, one, {} if verified else under[name].__getitem__)
+        assert found[name] == plain if not verified else found[name][0] == plain[0]
     assert running.scheduler.pool.free == pages
     assert not running.network._pending  # type: ignore[attr-defined]
 

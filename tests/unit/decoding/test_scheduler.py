@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,9 @@ class Told:
     def drop(self, name: int) -> None:
         self.dropped.append(name)
 
+    def follow(self, splits: Splits) -> None:
+        """It says the same wherever it is cut."""
+
 
 def engine(network: Told, limits: DecodingLimits = PATIENT, pages: int = 1000, splits: Splits = TWO) -> Engine:
     return Engine(Scheduler(splits, limits, PagePool(pages)), network, Clock())
@@ -55,6 +59,39 @@ def test_the_deep_split_runs_once_its_share_of_the_residents_waits() -> None:
     for _ in range(2):
         running.step()
     assert [(launch.split, len(launch.pieces)) for launch in network.launches] == [(0, 4), (1, 2)]
+
+
+def test_other_limits_hold_at_once_and_nobody_begins_again() -> None:
+    network = Told(sure=lambda name: name > 1)
+    running = engine(network, replace(PATIENT, deep_share=1.0))
+    for _ in range(4):
+        running.open(Wanted((1,), 3))
+    running.step()
+    running.follow(TWO, replace(PATIENT, max_residents=1, deep_share=0.25, page_tokens=99))
+    running.step()
+    assert [(launch.split, len(launch.pieces)) for launch in network.launches] == [(0, 4), (1, 1)]
+    assert network.dropped == []
+    assert running.scheduler.limits.page_tokens == PATIENT.page_tokens, "pages are those of the start"
+    running.open(Wanted((1,), 3))
+    assert len(run_out(running)) == 5
+    assert max(len(launch.pieces) for launch in network.launches[2:]) == 4, "the fifth waits until all others are gone"
+
+
+def test_another_cut_has_residents_begin_again_in_the_order_in_which_they_came() -> None:
+    network = Told(sure=lambda name: True)
+    running = engine(network, replace(PATIENT, max_residents=2))
+    for _ in range(4):
+        running.open(Wanted((1,), 3))
+    running.step()
+    running.follow(Splits((4, 6)), PATIENT)
+    assert sorted(network.dropped) == [1, 2]
+    assert [one.name for one in running.scheduler.waiting] == [1, 2, 3, 4]
+    assert running.scheduler.preempted == 0, "pages were not short"
+    running.step()
+    rows = {part.sequence.name: part.rows for part in network.launches[-1].pieces}
+    assert rows == {1: 2, 2: 2, 3: 1, 4: 1}, "prompts, and what was written"
+    assert run_out(running) == {1: 1, 2: 1, 3: 2, 4: 2}
+    assert running.scheduler.launched.keys() == {0}
 
 
 def test_who_is_ready_goes_on_while_too_few_wait() -> None:

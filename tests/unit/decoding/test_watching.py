@@ -15,8 +15,8 @@ from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import DecoderFront
 from deployments.decoding.metrics import ClientMeter
 from deployments.decoding.replica import ReplicaState, tell, traced
-from deployments.decoding.scheduler import Full, Written
-from deployments.decoding.sequences import Finish, Splits, Wanted
+from deployments.decoding.scheduler import DecodingLimits, Full, Written
+from deployments.decoding.sequences import Finish, Wanted
 from deployments.decoding.texts import TextTokens
 from deployments.metrics import DECODER_FRONT, DECODER_REPLICA, MetricSeries
 from deployments.prepare.llm_demo import tokenizer
@@ -40,10 +40,10 @@ class Scene:
         self.now_s, self.full, self.fails, self.traces = 0.0, False, False, list[str]()
         self.noted, self.exporter = NotedMetrics(), InMemorySpanExporter()
         self.tracing = Tracing(self.exporter, TraceSampling(0.0, heeds_parent=True), time.perf_counter, simple=True)
-        meter = ClientMeter(MetricSeries(DECODER_FRONT, self.noted), lambda: self.now_s)
+        meter = ClientMeter(MetricSeries(DECODER_FRONT, self.noted), lambda: self.now_s, 0.2, 0.05)
         config, texts = DecoderConfig(model="/models/tiny"), TextTokens(tokenizer(), 64)
         shape = DecoderShape(num_blocks=4, vocabulary=23, kv_width=12, reads=64)
-        front = DecoderFront(config, "tiny", shape, texts, frozenset([0]), self.ask, meter)
+        self.front = front = DecoderFront(config, "tiny", shape, texts, frozenset([0]), self.ask, meter)
         api = create_decoder_api(front, None, self.stats, self.tracing)
         self.client = TestClient(api, raise_server_exceptions=False)
 
@@ -97,6 +97,19 @@ def test_what_clients_ask_for_can_be_planned_for(scene: Scene) -> None:
     assert workload["seconds"] == pytest.approx(scene.now_s)
 
 
+def test_the_controller_is_told_tokens_by_their_depth_and_how_many_were_in_time(scene: Scene) -> None:
+    """Due are 200, 250, 300 and 350 ms; they come after 250, 280, 280 and 310."""
+    for _ in range(2):
+        assert scene.client.post("/v1/completions", json=ASKED).status_code == 200
+    scene.full = True
+    scene.client.post("/v1/completions", json=ASKED)
+    seen = scene.front.meter.observed(num_blocks=4)
+    assert (seen.exits, seen.in_time, seen.texts) == ((0, 0, 0, 8), 2 * 2, 3)
+    assert seen.arrivals == seen.arrived_weight == 12, "who was refused would have become as long as the others"
+    assert seen.lengths == ((4, 4), (4, 4))
+    assert seen.seconds == pytest.approx(scene.now_s)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_is_refused_is_counted_once(scene: Scene, stream: bool) -> None:
     scene.full = True
@@ -147,10 +160,10 @@ def test_a_replica_divides_a_sequence_at_its_first_token(scene: Scene) -> None:
 
 def test_a_replica_tells_what_it_has_done_and_what_is_on_it() -> None:
     noted = NotedMetrics()
-    series, splits = MetricSeries(DECODER_REPLICA, noted), Splits((2, 6))
+    series, limits = MetricSeries(DECODER_REPLICA, noted), DecodingLimits(max_residents=8)
     before = ReplicaState(3, 1, 10, 40, 0, 0.0, {1: 5}, {0: (4, 12)})
-    tell(series, before, splits, 8)
-    tell(series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16), 1: (1, 2)}), splits, 8)
+    tell(series, before, limits)
+    tell(series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16), 2: (1, 2)}), limits)
     told = {name: dict(found) for name, found in noted.told.items()}
     assert told["isobatch_exits"] == {("1",): 7, ("5",): 2}
     assert told["isobatch_launches"] == {("decoder", "0"): 6, ("decoder", "2"): 1}

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.simulator.decoding import AskedText, play
-from cluster.simulator.decoding_choice import BUSY, chosen, played, saturated
+from cluster.decoding.choice import BUSY, chosen, played, saturated
+from cluster.decoding.playing import AskedText, play
 from deployments.decoding.config import DecoderConfig
 from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, expected, plan_of, ways
 from profiles.decoding import LaunchSize

@@ -82,7 +82,7 @@ def play(
     """What becomes of these texts, in the order in which they are due, under a plan."""
     luck = Random(seed)
     config = (config or DecoderConfig(model="")).following(plan)
-    replicas = [_Replica(profile, plan.placements[0].kind, config, luck) for _ in range(config.replicas)]
+    replicas = [PaperReplica(profile, plan.placements[0].kind, config, luck) for _ in range(config.replicas)]
     asked = list(texts)
     for place, text in enumerate(asked):
         drawn = luck.sample(replicas, min(len(replicas), DRAWN))
@@ -120,8 +120,8 @@ class _Text:
 
 
 @dataclass
-class _Replica:
-    """One replica in time of its own; `names` has the texts that are on it."""
+class PaperReplica:
+    """One replica, in virtual time of its own; `names` has the texts that are on it."""
 
     profile: DecoderProfile
     kind: str
@@ -158,9 +158,9 @@ class _Replica:
             if news is None:
                 self.clock.now_s = max(self.clock.now_s, until_s or 0.0)
                 return
-            self._note(news)
+            self.note(news)
 
-    def _note(self, news: Iterable[Written]) -> None:
+    def note(self, news: Iterable[Written]) -> None:
         now_s = self.clock.now_s
         for one in news:
             text = self.names[one.name]

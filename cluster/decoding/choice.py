@@ -5,13 +5,13 @@ What is promised is the highest rate at which nearly all texts begin within TTFT
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 
 import numpy as np
 
-from cluster.load.workloads import arrivals
-from cluster.simulator.decoding import DecodingRun, asked_texts, play, tpot_of
-from cluster.simulator.sustained import highest
+from cluster.decoding.playing import DecodingRun, asked_texts, play, tpot_of
+from cluster.load.workloads import arrivals, highest
 from deployments.decoding.config import DecoderConfig
 from optimizer.decoding import (
     PROMPT_ROWS,
@@ -112,7 +112,7 @@ def _best(facts: DecodingFacts, goal: DecodingGoal) -> _OfKind | None:
         most = BUSY * saturated(plan, facts.profile, goal.texts // 2)
         if most <= least or (best and not played(plan, facts.profile, least, goal.texts).keeps(goal)):
             continue
-        if found := _most(plan, facts, goal, least, most):
+        if found := _most(plan, facts.profile, goal, least, most):
             best = _OfKind(facts, each.way, found.texts_per_s, most, most_of_all, len(all_ways))
     return best
 
@@ -145,12 +145,19 @@ def played(
     return DecodingTrial(texts_per_s, play(plan, profile, asked_texts(profile.workload, times_s, seed), seed))
 
 
+@lru_cache(maxsize=64)
+def sustains(plan: Plan, profile: DecoderProfile, goal: DecodingGoal) -> float:
+    """The texts per second at which a plan keeps both limits; 0 where it keeps them at none."""
+    found = _most(plan, profile, goal, 0.0, BUSY * saturated(plan, profile, goal.texts // 2))
+    return found.texts_per_s if found else 0.0
+
+
 def _most(
-    plan: Plan, facts: DecodingFacts, goal: DecodingGoal, low: float, high: float, seed: int = 0, times: int = 1
+    plan: Plan, profile: DecoderProfile, goal: DecodingGoal, low: float, high: float, seed: int = 0, times: int = 1
 ) -> DecodingTrial | None:
     """The trial at the highest rate between these that keeps the limits."""
     return highest(
-        lambda rate: played(plan, facts.profile, rate, goal.texts, seed, times),
+        lambda rate: played(plan, profile, rate, goal.texts, seed, times),
         lambda trial: trial.keeps(goal),
         low,
         high,
@@ -163,8 +170,8 @@ def _with_all(found: Sequence[_OfKind], goal: DecodingGoal) -> tuple[_OfKind, Pl
     best = max(found, key=lambda each: each.facts.device.count * each.texts_per_s)
     plan, hoped = plan_of(best.way, best.facts, goal, best.facts.device.count), best.hoped(best.facts.device.count)
     most = min(1.2 * hoped, best.facts.device.count * best.most_per_s)
-    trial = _most(plan, best.facts, goal, 0.7 * hoped, most, OTHER_SEED, JUDGED)
-    trial = trial or _most(plan, best.facts, goal, 0.0, 0.7 * hoped, OTHER_SEED, JUDGED)
+    trial = _most(plan, best.facts.profile, goal, 0.7 * hoped, most, OTHER_SEED, JUDGED)
+    trial = trial or _most(plan, best.facts.profile, goal, 0.0, 0.7 * hoped, OTHER_SEED, JUDGED)
     if trial is None:
         raise UserError(_binds([best.facts], goal))
     return best, plan, trial

@@ -1,0 +1,129 @@
+"""What the controller asks of decoders: the same as of other networks, where an input is a token that is written."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+from cluster.controller.corrections import Corrections
+from cluster.decoding.choice import chosen, sustains, terms_of
+from deployments.decoding.config import OFF, DecoderConfig
+from deployments.decoding.scheduler import DEEP_SHARE
+from deployments.front.observed import Observed
+from optimizer import Objective, Plan, Score
+from optimizer.decoding import DecodingGoal
+from optimizer.plan import Split
+from profiles.decoding import LEAST_OBSERVED, DecoderProfile
+from profiles.devices import Device, fleet
+from profiles.exits import ExitProfile
+
+
+@dataclass(frozen=True)
+class DecoderFacts:
+    """The network on its devices, and the texts that are expected."""
+
+    profile: DecoderProfile
+    goal: DecodingGoal
+
+    @property
+    def ramp_blocks(self) -> list[int]:
+        return [] if self.goal.exits == OFF else [block for block, _ in self.profile.workload.survival]
+
+
+@dataclass(frozen=True)
+class DecoderQuestion:
+    """Asks the planner of decoders. What a running replica cannot change is as it is: `running` says it.
+
+    `lengths` are those of the latest texts, of their prompts and of what was written; none: those of the profile.
+    """
+
+    profile: DecoderProfile
+    fleet: tuple[Device, ...]
+    goal: DecodingGoal
+    running: Plan
+    lengths: tuple[tuple[int, int], ...] = ()
+
+    objective = Objective()  # TTFT and TPOT are kept or not: no plan is preferred for being quicker
+    cheapest = answers_early = False
+
+    @cached_property
+    def prior(self) -> ExitProfile:
+        """The share of tokens that enter each block, as far as `isobatch prepare` knows."""
+        workload, entering = self.profile.workload, [1.0]
+        for block in range(self.profile.num_blocks - 1):
+            entering.append(min(entering[-1], workload.after(block)))
+        return ExitProfile(tuple(entering))
+
+    def counted_as(self, plan: Plan) -> "DecoderQuestion":
+        """Tokens are always counted alike."""
+        return self
+
+    def seeing(self, seen: Observed) -> "DecoderQuestion":
+        """The same for texts like the latest."""
+        return replace(self, lengths=seen.lengths) if len(seen.lengths) >= LEAST_OBSERVED else self
+
+    def of_texts(self, tokens_per_text: float | None) -> "DecoderQuestion":
+        """The same for texts that become so long on average."""
+        if tokens_per_text is None or not self.lengths:
+            return self
+        times, reads = tokens_per_text * len(self.lengths) / sum(output for _, output in self.lengths), self._reads
+        longer = tuple((prompt, max(1, min(round(times * output), reads(prompt)))) for prompt, output in self.lengths)
+        return replace(self, lengths=longer)
+
+    def _reads(self, prompt: int) -> int:
+        """How much may be written after a prompt."""
+        most = terms_of(self.running).max_context or self.profile.reads
+        return most - 1 if self.profile.has_encoder else most - prompt
+
+    def facts(self, survival: Sequence[float], corrections: Corrections) -> DecoderFacts:
+        """Tables of decoders are not corrected: a plan that keeps less than they say shows in what it kept."""
+        workload = self.profile.workload
+        entering = tuple((block, survival[block + 1]) for block, _ in workload.survival)
+        workload = replace(workload, survival=entering)
+        if self.lengths:
+            prompts, outputs = zip(*self.lengths, strict=True)
+            workload = replace(workload, prompts=prompts, outputs=outputs)
+        return DecoderFacts(replace(self.profile, workload=workload), self.goal)
+
+    def score(self, plan: Plan, facts: DecoderFacts) -> Score:
+        """The tokens per second that a plan keeps when played, of texts that begin and go on in time."""
+        profile = facts.profile
+        tokens_per_s = sustains(plan, profile, facts.goal) * profile.workload.output
+        cost = sum(device.count * device.price_per_hour for device in self.fleet)
+        return Score((), tokens_per_s, facts.goal.ttft_s, cost, ())
+
+    def best(self, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]) -> Plan:
+        """What `isobatch plan` would choose."""
+        facts = self.facts(survival, corrections)
+        plan, stays = _chosen(facts.profile, self.fleet, facts.goal), terms_of(self.running)
+        terms = replace(terms_of(plan), kv_megabytes=stays.kv_megabytes, max_context=stays.max_context)
+        return replace(plan, decoding=terms)
+
+    def carrying(self, *_: object) -> None:
+        """None is sought that is quicker: where more goodput is not needed, more of it must be gained."""
+
+    def opened(self, plan: Plan, facts: DecoderFacts) -> Plan:
+        """The same plan, cut behind every ramp."""
+        (placement,), splits = plan.placements, plan.splits
+        residents = splits[0].batch_size
+        deep = splits[-1].batch_size if len(splits) > 1 else max(1, round(DEEP_SHARE * residents))
+        edges = [0, *(block + 1 for block in facts.ramp_blocks), plan.num_blocks]
+        cut = tuple(
+            Split(start, stop, deep if start else residents, (stop - 1,) if stop < plan.num_blocks else ())
+            for start, stop in pairwise(edges)
+        )
+        opened = replace(placement, splits=cut, local=len(cut) > 1)
+        return replace(plan, placements=(opened,), decoding=replace(terms_of(plan), exits=self.goal.exits))
+
+
+@lru_cache(maxsize=8)
+def _chosen(profile: DecoderProfile, devices: tuple[Device, ...], goal: DecodingGoal) -> Plan:
+    """While nobody asks, beliefs stay, and nothing is sought again."""
+    return chosen(profile, devices, goal).plan
+
+
+def decoder_question(config: DecoderConfig, profile: DecoderProfile, running: Plan) -> DecoderQuestion:
+    """The question for a decoder of this configuration, which runs by this plan."""
+    terms, (kind,) = terms_of(running), running.devices()
+    goal = DecodingGoal(terms.ttft_s, terms.tpot_s, exits=config.exits, kv_megabytes=terms.kv_megabytes)
+    return DecoderQuestion(profile, fleet(f"{kind}={config.replicas}"), goal, running)

@@ -1,0 +1,111 @@
+"""A decoder on paper that the controller leads: one replica in virtual time, asked for texts at a rate."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from cluster.controller.config import Patience
+from cluster.controller.core import Controller
+from cluster.controller.decoding import DecoderQuestion
+from cluster.controller.loop import ControlLoop
+from cluster.controller.record import Events
+from cluster.decoding.playing import AskedText, PaperReplica
+from deployments.decoding.config import DecoderConfig
+from deployments.decoding.metrics import ClientMeter, SequenceMeter
+from deployments.decoding.scheduler import Written
+from deployments.front.observed import Observed, since
+from deployments.metrics import DECODER_FRONT, MetricSeries
+from optimizer.plan import Plan
+from profiles.windows import History
+from tests.helpers.noted_metrics import NotedMetrics
+
+
+class _Metered(PaperReplica):
+    """A replica whose tokens are counted as a front counts them."""
+
+    def meter_by(self, meter: ClientMeter) -> None:
+        self.meter, self.meters = meter, dict[int, SequenceMeter]()
+
+    def ask(self, place: int, text: AskedText) -> None:
+        sequence = self.meters[place] = self.meter.sequence(text.prompt)
+        super().ask(place, text)
+        if place in self.written:
+            sequence.refused()
+
+    def note(self, news: Iterable[Written]) -> None:
+        written = list(news)
+        for one in written:
+            meter = self.meters[self.names[one.name].place]
+            meter.wrote(one.depths)
+            if one.finish:
+                meter.finished()
+        super().note(written)
+
+
+class PaperApplication:
+    """`per_s` texts come in a second. `truth` is who goes on, after each block that a ramp may follow."""
+
+    def __init__(self, question: DecoderQuestion, plan: Plan, per_s: float, seed: int = 0) -> None:
+        self.question, self.running, self.per_s, self.rolled = question, plan, per_s, list[Plan]()
+        self._luck, self._asked, self._due_s, self._before = Random(seed), 0, 0.0, None
+        self._config = DecoderConfig(model="").following(plan)
+        self._replica = _Metered(question.profile, plan.placements[0].kind, self._config, Random(seed))
+        terms = question.goal
+        self._meter = ClientMeter(
+            MetricSeries(DECODER_FRONT, NotedMetrics()), self._replica.clock, terms.ttft_s, terms.tpot_s
+        )
+        self._replica.meter_by(self._meter)
+
+    @property
+    def now_s(self) -> float:
+        return self._replica.clock.now_s
+
+    def becomes(self, **workload: Any) -> None:
+        """From now on texts, or who goes on, are others."""
+        network: Any = self._replica.engine.network
+        network.workload = replace(network.workload, **workload)
+
+    def run(self, seconds: float) -> None:
+        """Texts come by chance."""
+        until_s, workload = self.now_s + seconds, self._replica.engine.network.workload  # type: ignore[attr-defined]
+        while self._due_s < until_s:
+            self._replica.run_until(self._due_s)
+            place = self._luck.randrange(len(workload.prompts))
+            self._replica.ask(self._asked, AskedText(self._due_s, workload.prompts[place], workload.outputs[place]))
+            self._asked += 1
+            self._due_s += self._luck.expovariate(self.per_s)
+        self._replica.run_until(until_s)
+
+    def seen(self) -> Observed:
+        """Since the start."""
+        return self._meter.observed(self.question.profile.num_blocks)
+
+    async def observe(self) -> Observed:
+        now = self.seen()
+        news, self._before = since(now, self._before), now
+        return news
+
+    async def plan(self) -> Plan:
+        return self.running
+
+    async def roll_out(self, plan: Plan) -> None:
+        config, scheduler = self._config.led_by(plan), self._replica.engine.scheduler
+        self._replica.engine.follow(config.splits(config.cuts or (), scheduler.splits.num_blocks), config.limits())
+        self.running = plan
+        self.rolled.append(plan)
+
+    def loop(self, **patience: float) -> ControlLoop:
+        controller = Controller(
+            self.question, Patience(**patience), History(None), Events(None), self.running, self.now_s
+        )
+        return ControlLoop(self, controller, lambda: self.now_s, lambda: 0.0, told=lambda event: None)
+
+
+async def watched(app: PaperApplication, loop: ControlLoop, seconds: float, look_s: float) -> Observed:
+    """Run with the controller beside it; what was seen in that time."""
+    before, until_s = app.seen(), app.now_s + seconds
+    while app.now_s < until_s - 1e-9:
+        app.run(look_s)
+        await loop.step()
+    return since(app.seen(), before)

@@ -1,0 +1,105 @@
+"""The controller of a decoder, in virtual time: what it believes of tokens and texts, and what it changes."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from cluster.controller.corrections import Corrections
+from cluster.controller.decide import same
+from cluster.controller.decoding import DecoderQuestion
+from cluster.decoding.choice import terms_of
+from deployments.decoding.config import DecoderConfig
+from deployments.decoding.scheduler import DecodingLimits
+from deployments.decoding.sequences import Splits
+from deployments.front.observed import Observed, since
+from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, plan_of
+from optimizer.plan import Plan
+from profiles.decoding import LaunchSize
+from tests.helpers.paper_application import PaperApplication, watched
+from tests.helpers.paper_decoders import CPU, paper_decoder
+
+EASY, HARD = ((1, 0.05), (3, 0.04)), ((1, 0.95), (3, 0.9))
+GOAL = DecodingGoal(ttft_s=0.5, tpot_s=0.1, kv_megabytes=1, texts=5)
+LAUNCHES_COUNT = LaunchSize(launches=3e-3, blocks=1e-3)  # so a cut costs, where tokens go on
+MADE_UP = paper_decoder(LAUNCHES_COUNT, EASY, prompt=4, output=4)
+
+PROFILE = replace(MADE_UP, tables=(replace(MADE_UP.tables[0], residents=4),))
+
+
+def way(cut: int, launches: int = 1, residents: int = 4) -> Plan:
+    return plan_of(DecodingWay(cut, launches, residents, 64), DecodingFacts(PROFILE, CPU), GOAL, 1)
+
+
+def question(running: Plan, goal: DecodingGoal = GOAL) -> DecoderQuestion:
+    return DecoderQuestion(PROFILE, (CPU,), goal, running)
+
+
+def test_a_plan_follows_tokens_that_go_on_more_often() -> None:
+    """What was cut for tokens that leave early is cut no more, and sustains what comes; nobody is lost meanwhile."""
+    plan = way(2, launches=8)
+    asked = question(plan)
+    hard = asked.facts((1.0, 1.0, 0.95, 0.95, *[0.9] * 4), Corrections())
+    sustained = [asked.score(each, hard).goodput_per_s for each in (plan, way(8))]
+    assert sustained[1] > 1.15 * sustained[0]
+    rate = sum(sustained) / 2 / PROFILE.workload.output
+    app = PaperApplication(asked, plan, rate)
+    loop = app.loop(replan_every_s=4.0, enough_inputs=50)
+    quiet = asyncio.run(watched(app, loop, 4.0, 1.0))
+    assert quiet.in_time > 0.97 * quiet.arrivals
+    assert len(app.running.splits) == 2
+    app.becomes(survival=HARD)
+    asyncio.run(watched(app, loop, 4.0, 1.0))
+    assert len(app.running.splits) == 1, [event.why for event in loop.controller.record.events.all]
+    assert loop.controller.beliefs.survival[2] > 0.8
+    assert loop.controller.beliefs.inputs_per_text == pytest.approx(PROFILE.workload.output, rel=0.2)
+    app.run(1.0)  # what has waited is written
+    before = app.seen()
+    app.run(3.0)
+    after = since(app.seen(), before)
+    assert after.in_time > 0.9 * after.arrivals
+    assert sum(after.exits) == pytest.approx(3.0 * rate * PROFILE.workload.output, rel=0.25)
+
+
+def test_texts_are_believed_to_be_as_those_that_come() -> None:
+    plan = way(2)
+    asked = question(plan).seeing(Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10),) * 19))
+    assert asked.lengths == (), "a handful tells nothing"
+    asked = asked.seeing(Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10), (8, 30)) * 10))
+    workload = asked.of_texts(40.0).facts((1.0,) * 8, Corrections()).profile.workload
+    assert (workload.prompt, workload.output) == (6, 40)
+    assert set(workload.outputs) == {20, 60}
+    longest = asked.of_texts(10_000.0).facts((1.0,) * 8, Corrections()).profile.workload
+    assert set(longest.outputs) == {124, 120}, "no more than there is memory for"
+
+
+def test_all_ramps_are_opened_by_a_cut_behind_each() -> None:
+    asked = question(way(8))
+    opened = asked.opened(way(8), asked.facts((1.0,) * 8, Corrections()))
+    assert [(split.start, split.ramps) for split in opened.splits] == [(0, (1,)), (2, (3,)), (4, ())]
+    assert terms_of(opened).exits == "recompute"
+    off = question(way(8), replace(GOAL, exits="off"))
+    assert same(off.opened(way(8), off.facts((1.0,) * 8, Corrections())), way(8)), "there is none to open"
+
+
+def test_what_a_running_replica_cannot_change_stays() -> None:
+    plan = way(2)
+    asked = question(replace(plan, decoding=replace(terms_of(plan), kv_megabytes=1, max_context=96)))
+    terms = terms_of(asked.best(asked.prior.survival, Corrections(), {}))
+    assert (terms.kv_megabytes, terms.max_context) == (1, 96)
+    config = DecoderConfig(model="", kv_megabytes=7, max_residents=3, replicas=2, ttft_ms=5.0)
+    led = config.led_by(plan)
+    assert (led.kv_megabytes, led.replicas, led.ttft_ms) == (7, 2, 5.0)
+    assert (led.max_residents, led.cuts, led.exits) == (4, (2,), "recompute")
+
+
+@pytest.mark.parametrize("exits", ["recompute", "verified", "project", "off"])
+def test_a_configuration_is_led_by_the_plan_that_it_amounts_to(exits: str) -> None:
+    config = DecoderConfig.model_validate({"model": "", "exits": exits, "deep_share": 0.25, "max_residents": 8})
+    cut, limits = config.splits((3,), 8), config.limits()
+    plan = config.standing(cut, limits, "cpu")
+    led = config.led_by(plan)
+    assert (led.splits(led.cuts or (), 8), led.limits().deep_share) == (cut, 0.25 if exits != "off" else 1.0)
+    assert replace(led.limits(), deep_share=0.25) == limits
+    assert isinstance(cut, Splits)
+    assert isinstance(limits, DecodingLimits)
