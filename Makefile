@@ -64,8 +64,8 @@ dashboards: setup  ## write cluster/grafana: what `isobatch dashboards` gives to
 chaos: setup  ## break a live application 30 times, and see how it recovers
 	$(BIN)/python -m experiments.bench chaos
 
-soak: setup  ## mixed traffic, drift and faults for an hour (make soak MINUTES=8: shorter), and see what grows
-	ISOBATCH_SOAK_MINUTES=$(or $(MINUTES),60) $(BIN)/python -m experiments.bench soak
+soak: setup  ## mixed traffic, drift and faults for an hour (make soak MINUTES=8 PER_S=200: shorter, no faster), and see what grows
+	ISOBATCH_SOAK_MINUTES=$(or $(MINUTES),60) ISOBATCH_SOAK_PER_S=$(or $(PER_S),inf) $(BIN)/python -m experiments.bench soak
 
 browser: setup  ## install what the test of the page needs: Chromium (as root, on Debian) and playwright
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'

@@ -1,8 +1,9 @@
 """Claim: 10 million requests, or an hour of them, lose nothing, get no wrong answer, and let no process grow.
 
 Two fronts, a controller, virtual devices; as many clients as keep two cores busy, over HTTP and gRPC, with one input
-and many, wrong ones among them; inputs that become harder and easier in turns, so that plans change; and the faults of
-`experiments/chaos`. A shorter run, `ISOBATCH_SOAK_MINUTES=8`, says in its figures how long it was.
+and many, wrong ones among them; inputs that become harder and easier in turns, so that plans change; and in the first
+half the faults of `experiments/chaos`: whoever is left then lives long enough to tell whether it grows. A shorter run,
+`ISOBATCH_SOAK_MINUTES=8`, says in its figures how long it was; `ISOBATCH_SOAK_PER_S=200` asks no more than that.
 """
 
 import asyncio
@@ -37,17 +38,21 @@ BLOCK_S = 0.003  # of the virtual devices: so fast that this machine is the limi
 PATIENCE = {"look_every_s": 1.0, "replan_every_s": 20.0}  # of the controller
 LOOK_EVERY_S, TELL_EVERY_S = 2.0, 15.0
 REPAIRED_AFTER_S = 15.0  # then slow processes are fast again
+STRUCK_SHARE, FAULTS_AT_MOST = 0.5, 20  # in this share of the run there are so many faults
+MUCH_MIB_PER_H = 10.0
+TELLING_SHARE = 0.25  # of the run: who lived for less, once settled, does not tell whether it grows
 console = Console(stderr=True, width=140)
 
 
 def measure(requests: int = REQUESTS, minutes: int = 0) -> dict[str, float]:
     long_s = 60 * (minutes or float(os.environ.get("ISOBATCH_SOAK_MINUTES", MINUTES)))
+    most_per_s = float(os.environ.get("ISOBATCH_SOAK_PER_S", math.inf))
     with TemporaryDirectory() as folder, served(Path(folder)) as (here, grpc_port):
-        soak = Soak(here, grpc_port, long_s)
+        soak = Soak(here, grpc_port, long_s, most_per_s)
         with redirect_stdout(StringIO()):  # Ray prints much about processes that died
             asyncio.run(soak.run(requests))
         history = _history(Path(folder) / "memory")
-    console.print(_table(soak.watch.lives()))
+    console.print(_table(soak.lives()))
     for surprise in soak.traffic.surprises:
         console.print(surprise, markup=False)
     return soak.figures() | history
@@ -68,12 +73,12 @@ def served(folder: Path) -> Iterator[tuple[Live, int]]:
 class Soak:
     """The traffic, the faults and whoever watches, at once."""
 
-    def __init__(self, here: Live, grpc_port: int, long_s: float) -> None:
+    def __init__(self, here: Live, grpc_port: int, long_s: float, most_per_s: float) -> None:
         self._here, self._long_s = here, long_s
         place = urlsplit(here.base)
         assert place.hostname
         assert place.port
-        self.traffic = Traffic((place.hostname, place.port), grpc_port, self._hard_share)
+        self.traffic = Traffic((place.hostname, place.port), grpc_port, self._hard_share, most_per_s)
         self.watch = Watch()
         self._faults = self._changes = 0
         self._plan: Plan | None = None
@@ -102,10 +107,13 @@ class Soak:
         return 0.5 - 0.5 * math.cos(2 * math.pi * self._now_s / period_s)
 
     async def _strike(self) -> None:
-        """Every fault in turn, then all again in another order."""
-        chance, every_s = random.Random(7), min(120.0, max(25.0, self._long_s / 12))
+        """Every fault in turn, then all again in another order, until the run's second part begins."""
+        struck_s = STRUCK_SHARE * self._long_s
+        chance, every_s = random.Random(7), max(25.0, struck_s / FAULTS_AT_MOST)
         while True:
             for name in chance.sample(sorted(FAULTS), len(FAULTS)):
+                if self._elapsed_s() + every_s > struck_s:
+                    return
                 await asyncio.sleep(every_s - REPAIRED_AFTER_S)
                 console.print(f"{self._elapsed_s():5.0f} s: {name}")
                 await FAULTS[name](self._here, chance)
@@ -129,13 +137,19 @@ class Soak:
         outcomes = ", ".join(f"{count} {name}" for name, count in self.traffic.outcomes.most_common())
         console.print(f"{self._elapsed_s():5.0f} s: {outcomes}; {self._changes} changes of plan, {self._faults} faults")
 
+    def lives(self) -> list[Life]:
+        """Of the processes that lived long enough to tell whether they grow."""
+        return self.watch.lives(TELLING_SHARE * self._now_s)
+
     def figures(self) -> dict[str, float]:
-        traffic, lives = self.traffic, self.watch.lives()
+        traffic, lives = self.traffic, self.lives()
         found = {"minutes": self._now_s / 60, "requests": traffic.requests, "faults": self._faults}
         found |= {name: traffic.outcomes[name] for name in OUTCOMES} | {"resent": traffic.resent}
+        found["longest_repeated_s"] = traffic.repeated_s
         found |= {"plan_changes": self._changes, "processes": len(lives)}
         found |= {f"requests_{kind.replace(' ', '_')}": count for kind, count in traffic.kinds.items()}
         found["growing"] = sum(life.memory.grows for life in lives)
+        found["growing_much"] = sum(life.memory.grows_by(MUCH_MIB_PER_H) for life in lives)
         found["handles_growing"] = sum(life.handles.grows for life in lives)
         found["threads_growing"] = sum(life.threads.grows for life in lives)
         for name in sorted({life.name for life in lives}):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
 import grpc
@@ -16,7 +17,7 @@ from deployments.front.open_inference.messages import SERVICE, message
 from experiments.replan.suite import BLOCKS
 from experiments.shared.live import NAME
 
-AGAIN_S = 10.0  # how long a client repeats what got no answer
+AGAIN_S = 30.0  # how long a client repeats what got no answer
 PAUSE_S = 0.1  # before it repeats, and after a refusal
 DEADLINE_MS = 2000.0
 MANY = 16  # inputs of one request, at most
@@ -50,15 +51,20 @@ class SoakRequest:
 
 
 class Traffic:
-    """So many clients at once, of one server; `hard_share()` of the inputs are hard."""
+    """So many clients at once, of one server; `hard_share()` of the inputs are hard.
 
-    def __init__(self, http: tuple[str, int], grpc_port: int, hard_share: Callable[[], float]) -> None:
+    All together ask no more than `most_per_s`, so that the machine has something left for whatever it does besides.
+    """
+
+    def __init__(
+        self, http: tuple[str, int], grpc_port: int, hard_share: Callable[[], float], most_per_s: float = inf
+    ) -> None:
         self.outcomes: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
-        self.resent = 0
+        self.resent, self.repeated_s = 0, 0.0  # the longest that anybody repeated
         self.surprises: list[str] = []  # what was wrong, failed or lost, the first few
         self._place, self._hard_share = http, hard_share
-        self._grpc = f"{http[0]}:{grpc_port}"
+        self._grpc, self._most_per_s = f"{http[0]}:{grpc_port}", most_per_s
         self._going = True
 
     @property
@@ -70,14 +76,16 @@ class Traffic:
 
     async def run(self, clients: int) -> None:
         """Returns when everybody has the last answer after `stop`."""
-        await asyncio.gather(*(self._client(random.Random(number)) for number in range(clients)))
+        every_s = clients / self._most_per_s
+        await asyncio.gather(*(self._client(random.Random(number), every_s) for number in range(clients)))
 
-    async def _client(self, chance: random.Random) -> None:
-        http = _Http(self._place)
+    async def _client(self, chance: random.Random, every_s: float) -> None:
+        http, loop = _Http(self._place), asyncio.get_running_loop()
         # A connection of its own: gRPC would share one among all, and so one front.
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(self._grpc, options) as channel:
             while self._going:
+                again_s = loop.time() + every_s * 2 * chance.random()
                 asked = self._next(chance)
                 ask = partial(_call, channel) if asked.kind.startswith("grpc") else http.ask
                 status, answer = await self._until_answered(ask, asked.what)
@@ -86,19 +94,21 @@ class Traffic:
                 self.kinds[asked.kind] += 1
                 if outcome in ("wrong", "failed", "lost") and len(self.surprises) < 20:
                     self.surprises.append(f"{outcome}, {asked.kind}: {status} {answer!r:.200}")
-                if outcome == "refused":
-                    await asyncio.sleep(PAUSE_S)
+                pause_s = max(again_s - loop.time(), PAUSE_S if outcome == "refused" else 0.0)
+                if pause_s > 0:
+                    await asyncio.sleep(pause_s)
         http.close()
 
     async def _until_answered(self, ask: Callable[[bytes], Any], what: bytes) -> tuple[int, Any]:
         """As HTTP clients do: what was sent to a process that died had no effect, and is sent again."""
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + AGAIN_S
+        began_s = loop.time()
         while True:
             status, answer = await ask(what)
-            if status not in (BROKEN, 502) or loop.time() > until_s:
+            if status not in (BROKEN, 502) or loop.time() > began_s + AGAIN_S:
                 return status, answer
             self.resent += 1
+            self.repeated_s = max(self.repeated_s, loop.time() - began_s)
             await asyncio.sleep(PAUSE_S)
 
     def _next(self, chance: random.Random) -> SoakRequest:

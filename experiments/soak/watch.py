@@ -27,7 +27,11 @@ class Slope:
 
     @property
     def grows(self) -> bool:
-        return self.per_hour > 2 * self.error
+        return self.grows_by(0.0)
+
+    def grows_by(self, per_hour: float) -> bool:
+        """Surely by more than this, that is by two standard errors."""
+        return self.per_hour - 2 * self.error > per_hour
 
 
 def slope_of(times_s: Sequence[float], values: Sequence[float]) -> Slope:
@@ -80,14 +84,14 @@ class Watch:
                     self._names[process] = name
                 self._samples[process].append(sample)
 
-    def lives(self) -> list[Life]:
-        """Of the processes that lived long enough to tell."""
-        found = [self._life(process, samples) for process, samples in self._samples.items()]
+    def lives(self, settled_s: float = 0.0) -> list[Life]:
+        """Of the processes that lived for so long once they had settled, and at least some samples."""
+        found = [self._life(process, samples, settled_s) for process, samples in self._samples.items()]
         return sorted((life for life in found if life), key=lambda life: life.name)
 
-    def _life(self, process: int, samples: list[tuple[float, float, int, int]]) -> Life | None:
+    def _life(self, process: int, samples: list[tuple[float, float, int, int]], settled_s: float) -> Life | None:
         settled = samples[round(SETTLING * len(samples)) :]
-        if len(settled) < LEAST_SAMPLES:
+        if len(settled) < LEAST_SAMPLES or settled[-1][0] - settled[0][0] < settled_s:
             return None
         times_s, memory, handles, threads = zip(*settled, strict=True)
         slopes = (slope_of(times_s, each) for each in (memory, handles, threads))

@@ -1,5 +1,6 @@
 """What the soak counts as right and as growing, without a server."""
 
+import asyncio
 import json
 import os
 import random
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.soak.traffic import SoakRequest, Traffic
-from experiments.soak.watch import LEAST_SAMPLES, Watch, slope_of
+from experiments.soak.watch import LEAST_SAMPLES, Slope, Watch, slope_of
 
 
 def test_a_slope_that_is_there_is_seen_and_noise_is_none() -> None:
@@ -26,6 +27,37 @@ def test_samples_that_follow_each_other_count_as_fewer() -> None:
     grown = [slope_of(times_s, walk.tolist()) for walk in walks]
     simple = sum(slope.per_hour > 2 * slope.error / 10 for slope in grown)  # ten times less, as if each counted fully
     assert sum(slope.grows for slope in grown) < 0.8 * simple
+
+
+def test_a_slope_may_be_surely_there_and_small() -> None:
+    slope = Slope(per_hour=5.0, error=1.0)
+    assert (slope.grows, slope.grows_by(2.9), slope.grows_by(3.1)) == (True, True, False)
+
+
+def test_who_lived_too_short_does_not_tell() -> None:
+    watch = Watch()
+    for second in range(60):
+        watch.look(float(second))
+    assert watch.lives(settled_s=30.0)
+    assert not watch.lives(settled_s=60.0)
+
+
+def test_clients_ask_no_more_often_than_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = Traffic(("127.0.0.1", 1), 1, lambda: 0.0, most_per_s=200.0)
+
+    async def answered(*_: object) -> tuple[int, bytes]:
+        return 503, b""
+
+    async def asked_for_half_a_second() -> None:
+        clients = asyncio.create_task(traffic.run(20))
+        await asyncio.sleep(0.5)
+        traffic.stop()
+        await clients
+
+    monkeypatch.setattr(traffic, "_until_answered", answered)
+    monkeypatch.setattr("experiments.soak.traffic.PAUSE_S", 0.0)
+    asyncio.run(asked_for_half_a_second())
+    assert 20 < traffic.requests <= 200, "200 a second; the first 20 come at once"
 
 
 def test_this_process_has_memory_handles_and_threads() -> None:
