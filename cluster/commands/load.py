@@ -134,6 +134,7 @@ def load(
     from cluster.commands import above_0, check_writable, server_at
     from cluster.load import generator, report
     from cluster.load.bodies import bodies_of, predicts_at, promised_ms
+    from cluster.load.connection import looking
     from cluster.load.prompts import PromptLoad, prompts_in
 
     if clients is not None and (rate is not None or trace is not None):
@@ -159,7 +160,7 @@ def load(
     sent = bodies_of(map(text_of, tokens)) if tokens else _bodies(url, key, data, wanted, max_rows, bodies, console)
     source = generator.LoadGenerator(url, sent, max(connections, clients or 0), headers)
     with console.status(f"asking {url} for {seconds:g} s"):
-        record = asyncio.run(asking(source))
+        record = looking(asking(source))
     found = report.summary(record, slo_ms, tokens)
     report.write(found, out)
     report.draw(record, slo_ms, out.with_suffix(".png"))

@@ -4,11 +4,44 @@ Answers are parsed by `httptools`, which takes no more processor time than handw
 """
 
 import asyncio
-from collections.abc import Callable
+import selectors
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from httptools import HttpParserError, HttpResponseParser
 
 BROKEN = 0  # the status of a request that got no answer
+T = TypeVar("T")
+
+
+class _Looks(selectors.DefaultSelector):
+    """Knows when it looked before it looked last: what is read now was not here then."""
+
+    before_s = _last_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        found = super().select(timeout)
+        self.before_s, self._last_s = self._last_s, time.perf_counter()
+        return found
+
+
+class _LookingLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.looks = _Looks()
+        super().__init__(self.looks)
+
+
+def looking(work: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, in an event loop that knows when it looked for answers: a busy one reads them late."""
+    with asyncio.Runner(loop_factory=_LookingLoop) as runner:
+        return runner.run(work)
+
+
+def absent_s() -> float:
+    """When whatever is read now was not here yet, as far as this event loop knows."""
+    loop = asyncio.get_running_loop()
+    return loop.looks.before_s if isinstance(loop, _LookingLoop) else 0.0
 
 
 class HttpConnection(asyncio.Protocol):

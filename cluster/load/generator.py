@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.load.connection import BROKEN, HttpConnection
+from cluster.load.connection import BROKEN, HttpConnection, absent_s
 from profiles.errors import UserError
 
 Floats = NDArray[np.float64]
@@ -28,7 +28,8 @@ AGAIN_S = 0.1  # the wait before a request whose connection broke is sent again
 class LoadRecord:
     """The times of each request in seconds since the start, and HTTP's status of its answer.
 
-    The time from `due_s` to `reached_s` is the generator's own delay; the rest is up to the server.
+    The time from `due_s` to `reached_s` is the generator's own delay, that to `absent_s` the server's; in the rest,
+    until `ended_s`, either the answer was not here yet, or the generator was busy and did not look.
     """
 
     due_s: Floats
@@ -36,6 +37,7 @@ class LoadRecord:
     sent_s: Floats  # once a connection was free
     ended_s: Floats
     status: NDArray[np.int64]
+    absent_s: Floats  # when it last looked, and had no answer; when it was sent, where that is not known
 
 
 class LoadGenerator:
@@ -90,7 +92,7 @@ class LoadGenerator:
         sent = slice(self._sent)
         return LoadRecord(
             self._due_s[sent].copy(), self._reached_s[sent].copy(), self._sent_s[sent].copy(),
-            self._ended_s[sent].copy(), self._status[sent].copy(),
+            self._ended_s[sent].copy(), self._status[sent].copy(), self._absent_s[sent].copy(),
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -141,7 +143,8 @@ class LoadGenerator:
 
     def _begin(self, due_s: Floats) -> None:
         self._due_s = np.array(due_s, np.float64)
-        self._reached_s, self._sent_s, self._ended_s = (np.full(len(due_s), np.nan) for _ in range(3))
+        times = [np.full(len(due_s), np.nan) for _ in range(4)]
+        self._reached_s, self._sent_s, self._ended_s, self._absent_s = times
         self._status = np.full(len(due_s), BROKEN)
         self._background: set[asyncio.Task[None]] = set()
         self._pending = 0
@@ -187,6 +190,7 @@ class LoadGenerator:
             if status != 200:
                 self.said.setdefault(status, answer)
             self._ended_s[index], self._status[index] = self.now_s(), status
+            self._absent_s[index] = max(self._sent_s[index], absent_s() - self._started_s)
             self._pending -= 1
             self._release(connection)
             return self._done(index)

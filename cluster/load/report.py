@@ -53,7 +53,7 @@ class Lateness:
     """The parts of the answers' latencies: the generator's until it turned to a due request, then the server's.
 
     A request that is due while no connection is free waits for the server. An answer that the generator reads late
-    counts as the server's delay, but a generator that reads late also sends late, which shows.
+    counts as the server's delay here; `late_by_server` leaves out those that may have been there in time, unread.
     """
 
     generator_ms: Mapping[str, float]
@@ -62,7 +62,8 @@ class Lateness:
     generator_share: float  # of the sum of all answers' latencies
     server_share: float
     late: int  # answers after the SLO
-    late_by_generator: int  # those among them that would have been in time but for the generator
+    late_by_generator: int  # those among them that would have been in time but for the generator's delay before sending
+    late_by_server: int  # those that were surely not there, when the generator looked, an SLO after it turned to them
 
     @property
     def warning(self) -> str | None:
@@ -105,9 +106,10 @@ def summary(record: LoadRecord, slo_ms: float, tokens: Sequence[int] | None = No
 
 
 def _lateness(record: LoadRecord, answered: NDArray[np.bool_], slo_ms: float) -> Lateness:
-    due_s, reached_s, sent_s, ended_s = (
-        each[answered] for each in (record.due_s, record.reached_s, record.sent_s, record.ended_s)
+    due_s, reached_s, sent_s, ended_s, absent_s = (
+        each[answered] for each in (record.due_s, record.reached_s, record.sent_s, record.ended_s, record.absent_s)
     )
+    absent_ms = 1e3 * (absent_s - reached_s)
     generator_ms, server_ms, all_ms = 1e3 * (reached_s - due_s), 1e3 * (ended_s - reached_s), 1e3 * (ended_s - due_s)
     late = all_ms > slo_ms
     share = float(generator_ms.sum() / all_ms.sum()) if len(all_ms) else 0.0
@@ -119,6 +121,7 @@ def _lateness(record: LoadRecord, answered: NDArray[np.bool_], slo_ms: float) ->
         server_share=1.0 - share if len(all_ms) else 0.0,
         late=int(late.sum()),
         late_by_generator=int((late & (server_ms <= slo_ms)).sum()),
+        late_by_server=int((absent_ms > slo_ms).sum()),
     )
 
 
@@ -161,7 +164,9 @@ def table(found: Summary, slo_ms: float) -> Table:
         told = ", ".join(f"{name} {times_ms[name]:,.1f}" for name in ("p50", "p99") if times_ms)
         rows.add_row(f"by the {who}", f"{share:.1%} of it ({told} ms)" if told else "-")
     if found.lateness.late:
-        rows.add_row("late", f"{found.lateness.late:,} ({found.lateness.late_by_generator:,} by the generator alone)")
+        by_generator, by_server = found.lateness.late_by_generator, found.lateness.late_by_server
+        told = f"{by_generator:,} by the generator alone, {by_server:,} surely by the server"
+        rows.add_row("late", f"{found.lateness.late:,} ({told})")
     return rows
 
 

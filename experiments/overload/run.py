@@ -2,15 +2,18 @@
 
 The demo on this machine's cores with real compute, which the load generator shares. Open loop, every request with the
 SLO as its deadline: first what can be done at best, then 1.5, 3 and 10 times that, then half of it. An answer is good
-within the SLO; it is late if the server, not the generator, took longer (over gRPC the client itself ends a call at its
-deadline). `goodput_beside_share_*` compares with what is done at the best rate while the rest of the flood goes to a
-decoy: what the generator and HAProxy take of the cores by themselves counts against neither.
+if it was read within the SLO. It is late if it was not there yet when the generator looked, an SLO after it was sent;
+`late_as_read` also counts those that may have been there in time, while the generator waited for a core and did not
+look. Refusals are timed both ways, too. Clients wait for answers beyond the deadline that they tell.
+`goodput_beside_share_*` compares with what is done at the best rate while the rest of the flood goes to a decoy: what
+the generator and HAProxy take of the cores by themselves counts against neither.
 """
 
 import asyncio
 import json
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +23,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from cluster.load.connection import looking
 from cluster.load.generator import Floats, LoadRecord
 from cluster.load.workloads import arrivals
 from cluster.serving.local import ROOT, free_port
 from deployments.demo.digits import demo_inputs
-from experiments.overload.askers import Asker, GrpcAsker, HttpAsker
+from experiments.overload.askers import Asker, grpc_asker, http_asker
 from experiments.overload.decoy import decoy
 from experiments.serve import measures, servers
 
@@ -35,6 +39,8 @@ STEP = 1.5  # from one rate that is tried to the next
 BODIES = 32
 EDGE_S = 1.0  # at both ends of a run, which do not count: it starts, and it empties
 AFTER_S = 3.0
+COUNTED = ("late", "late_as_read", "lost")
+REFUSALS = ("refusal_p99_ms", "refusal_p99_ms_as_read")
 console = Console(stderr=True)
 
 
@@ -48,13 +54,18 @@ class Target:
 
 @dataclass(frozen=True)
 class Flooded:
-    """What came of one run. `generator_cores`: its own processor time, by the second."""
+    """What came of one run. `generator_cores`: its own processor time, by the second.
+
+    `late` and `refusal_p99_ms` are what the server took at least, `*_as_read` what the client saw.
+    """
 
     offered_per_s: float
     good_per_s: float
     late: int
+    late_as_read: int
     lost: int
     refusal_p99_ms: float
+    refusal_p99_ms_as_read: float
     generator_cores: float
 
 
@@ -70,11 +81,17 @@ def measure(seconds: int = 4, fronts: int = 2, only: str = "") -> dict[str, floa
                     target = _target(url, grpc_port, refusing, inputs, protocol)
                     start_per_s = STARTS_PER_S[inputs, protocol]
                     figures |= _flooded(name, url, target, start_per_s, float(seconds))
-    for figure in ("refusal_p99_ms", "back_after_s", "rss_growth_mb"):
-        figures[figure] = max(value for name, value in figures.items() if name.startswith(f"{figure}_"))
-    for figure in ("late", "lost"):
-        figures[figure] = sum(value for name, value in figures.items() if name.startswith(f"{figure}_"))
-    return figures
+    return figures | _overall(figures)
+
+
+def _overall(figures: Mapping[str, float]) -> dict[str, float]:
+    """The worst of all kinds of requests, and how many were late or lost of all."""
+
+    def each(figure: str) -> list[float]:
+        return [value for name, value in figures.items() if re.fullmatch(rf"{figure}_\d+_.*", name)]
+
+    worst = {figure: max(each(figure)) for figure in ("back_after_s", "rss_growth_mb", *REFUSALS)}
+    return worst | {figure: sum(each(figure)) for figure in COUNTED}
 
 
 @contextmanager
@@ -100,12 +117,12 @@ def _target(url: str, grpc_port: int, refusing: tuple[int, int], inputs: int, pr
     digits = demo_inputs(BODIES * inputs).reshape(BODIES, inputs, 8, 8)
     if protocol == "http":
         return Target(
-            HttpAsker(url, list(digits), SLO_MS),
-            HttpAsker(f"http://127.0.0.1:{refusing[0]}/predict", list(digits), SLO_MS),
+            http_asker(url, list(digits), SLO_MS),
+            http_asker(f"http://127.0.0.1:{refusing[0]}/predict", list(digits), SLO_MS),
         )
     return Target(
-        GrpcAsker(f"127.0.0.1:{grpc_port}", "demo", list(digits), SLO_MS),
-        GrpcAsker(f"127.0.0.1:{refusing[1]}", "demo", list(digits), SLO_MS),
+        grpc_asker(f"127.0.0.1:{grpc_port}", "demo", list(digits), SLO_MS),
+        grpc_asker(f"127.0.0.1:{refusing[1]}", "demo", list(digits), SLO_MS),
     )
 
 
@@ -113,8 +130,7 @@ def _flooded(name: str, url: str, target: Target, start_per_s: float, seconds: f
     best_per_s, best_rate = _best(name, target, start_per_s, seconds)
     figures = {f"best_per_s_{name}": best_per_s}
     before_mb = measures.fronts(url)["memory_mb"]
-    late = lost = 0
-    refusal_ms = 0.0
+    floods: list[Flooded] = []
     for flood, times in FLOODS.items():
         offered_per_s = times * best_per_s
         seen = _run(target.server, _poisson(offered_per_s, seconds))
@@ -125,19 +141,17 @@ def _flooded(name: str, url: str, target: Target, start_per_s: float, seconds: f
             f"generator_cores_{flood}_{name}": seen.generator_cores,
             f"offered_share_{flood}_{name}": seen.offered_per_s / offered_per_s,
         }
-        late, lost, refusal_ms = late + seen.late, lost + seen.lost, max(refusal_ms, seen.refusal_p99_ms)
+        floods.append(seen)
         console.print(
             f"{name} {flood}: good {seen.good_per_s:.1f}/s of {best_per_s:.1f}/s, {beside.good_per_s:.1f}/s beside the "
-            f"decoy; late {seen.late}, lost {seen.lost}, refusals p99 {seen.refusal_p99_ms:.0f} ms, "
+            f"decoy; late {seen.late}, as read {seen.late_as_read}, lost {seen.lost}, refusals p99 "
+            f"{seen.refusal_p99_ms:.0f} ms, as read {seen.refusal_p99_ms_as_read:.0f} ms, "
             f"generator {seen.generator_cores:.2f} cores"
         )
     figures[f"back_after_s_{name}"] = _back_after_s(target.server, FLOODS["10x"] * best_per_s, best_per_s / 2)
-    return figures | {
-        f"late_{name}": late,
-        f"lost_{name}": lost,
-        f"refusal_p99_ms_{name}": refusal_ms,
-        f"rss_growth_mb_{name}": measures.fronts(url)["memory_mb"] - before_mb,
-    }
+    figures |= {f"{figure}_{name}": sum(getattr(each, figure) for each in floods) for figure in COUNTED}
+    figures |= {f"{figure}_{name}": max(getattr(each, figure) for each in floods) for figure in REFUSALS}
+    return figures | {f"rss_growth_mb_{name}": measures.fronts(url)["memory_mb"] - before_mb}
 
 
 def _best(name: str, target: Target, start_per_s: float, seconds: float) -> tuple[float, float]:
@@ -146,7 +160,9 @@ def _best(name: str, target: Target, start_per_s: float, seconds: float) -> tupl
     rate, best_per_s, best_rate = start_per_s, 0.0, start_per_s
     while True:
         seen = _run(target.server, _poisson(rate, seconds))
-        console.print(f"{name} at {rate:.0f}/s: good {seen.good_per_s:.1f}/s, late {seen.late}")
+        console.print(
+            f"{name} at {rate:.0f}/s: good {seen.good_per_s:.1f}/s, late {seen.late}, as read {seen.late_as_read}"
+        )
         if seen.good_per_s > best_per_s:
             best_per_s, best_rate = seen.good_per_s, rate
         if seen.good_per_s < 0.9 * rate:
@@ -163,7 +179,7 @@ def _beside(target: Target, rate: float, flood_per_s: float, seconds: float) -> 
         return record, await flood
 
     began_s, cpu_s = time.perf_counter(), time.process_time()
-    record, _ = asyncio.run(both())
+    record, _ = looking(both())
     return _seen(record, (time.process_time() - cpu_s) / (time.perf_counter() - began_s))
 
 
@@ -171,14 +187,14 @@ def _back_after_s(server: Asker, flood_per_s: float, then_per_s: float) -> float
     """How long after the end of a flood the last request came that had no good answer."""
     flood_s = 2.0
     calm = flood_s + _poisson(then_per_s, AFTER_S)
-    record = asyncio.run(server.at(np.concatenate([_poisson(flood_per_s, flood_s), calm])))
+    record = looking(server.at(np.concatenate([_poisson(flood_per_s, flood_s), calm])))
     bad = record.due_s[(record.due_s >= flood_s) & ~_good(record)]
     return float(bad.max() - flood_s) if len(bad) else 0.0
 
 
 def _run(server: Asker, due_s: Floats) -> Flooded:
     began_s, cpu_s = time.perf_counter(), time.process_time()
-    record = asyncio.run(server.at(due_s))
+    record = looking(server.at(due_s))
     return _seen(record, (time.process_time() - cpu_s) / (time.perf_counter() - began_s))
 
 
@@ -193,14 +209,21 @@ def _good(record: LoadRecord) -> Any:
 def _seen(record: LoadRecord, cores: float) -> Flooded:
     end_s = float(record.due_s.max())
     counted = (record.ended_s >= EDGE_S) & (record.ended_s <= end_s)
-    server_s = record.ended_s - record.sent_s
+    least_s, read_s = record.absent_s - record.sent_s, record.ended_s - record.sent_s
+    answered, slo_s = record.status == 200, SLO_MS / 1e3
     refused = np.isin(record.status, (429, 503))
     known = np.isin(record.status, (200, 429, 503, 504))
     return Flooded(
         offered_per_s=float(np.isfinite(record.sent_s).sum()) / max(end_s, float(np.nanmax(record.reached_s))),
         good_per_s=float((_good(record) & counted).sum()) / (end_s - EDGE_S),
-        late=int(((record.status == 200) & (server_s > SLO_MS / 1e3)).sum()),
+        late=int((answered & (least_s > slo_s)).sum()),
+        late_as_read=int((answered & (read_s > slo_s)).sum()),
         lost=int((~known).sum()),
-        refusal_p99_ms=float(1e3 * np.percentile(server_s[refused], 99)) if refused.any() else 0.0,
+        refusal_p99_ms=_p99_ms(least_s[refused]),
+        refusal_p99_ms_as_read=_p99_ms(read_s[refused]),
         generator_cores=cores,
     )
+
+
+def _p99_ms(times_s: Floats) -> float:
+    return float(1e3 * np.percentile(times_s, 99)) if len(times_s) else 0.0

@@ -37,6 +37,7 @@ CLIENTS = 24
 BLOCK_S = 0.003  # of the virtual devices: so fast that this machine is the limit
 PATIENCE = {"look_every_s": 1.0, "replan_every_s": 20.0}  # of the controller
 LOOK_EVERY_S, TELL_EVERY_S = 2.0, 15.0
+STARTS_WITHIN_S = 600.0  # on a busy machine
 REPAIRED_AFTER_S = 15.0  # then slow processes are fast again
 STRUCK_SHARE, FAULTS_AT_MOST = 0.5, 20  # in this share of the run there are so many faults
 MUCH_MIB_PER_H = 10.0
@@ -66,7 +67,7 @@ def served(folder: Path) -> Iterator[tuple[Live, int]]:
         beside = controller(folder, devices=DEVICES, max_batch=BATCH, slo_ms=DEADLINE_MS, **PATIENCE)
         told = {"slo_ms": DEADLINE_MS, "front_replicas": 2, "grpc_port": grpc_port, "name": NAME}
         told |= {"cpus_per_replica": 0.0}  # each front reserves a core
-        here.deploy(application(START, profile({FAST: BLOCK_S}), folder, **told), beside)
+        here.deploy(application(START, profile({FAST: BLOCK_S}), folder, **told), beside, patience_s=STARTS_WITHIN_S)
         yield here, grpc_port
 
 

@@ -28,6 +28,11 @@ def within_s() -> float:
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
+def refused_share() -> float:
+    """Of those who mean well, so many may be refused at most: a front that gets few turns has no room for all."""
+    return min(0.1, 0.02 * within_s())
+
+
 async def attack(kind: str, share: float, case: Case[T], act: Callable[[T], Awaitable[str]], at_once: int = 1) -> None:
     """Send so many cases, several at once, none of which may take longer than `within_s`."""
     begin = _begun[kind]

@@ -20,7 +20,7 @@ from optimizer.plan import read_plan
 from profiles import files
 from profiles.errors import UserError
 from tests.fuzz import cases
-from tests.fuzz.attack import AT_ONCE, COUNTS, MOST_GROWTH_MIB, attack, rss_mib, within_s
+from tests.fuzz.attack import AT_ONCE, COUNTS, MOST_GROWTH_MIB, attack, refused_share, rss_mib, within_s
 from tests.fuzz.clients import HOST, Grpc, Honest, judged, judged_raw, post, raw
 from tests.fuzz.live import Live
 from tests.fuzz.served import Served
@@ -99,7 +99,7 @@ def judged_honest(where: str, honest: Honest) -> None:
     COUNTS[where, "worst_ms"] = round(1e3 * honest.worst_s)
     assert honest.asked
     assert not honest.wrong
-    assert refused < 0.02 * honest.asked, honest.refusals
+    assert refused < refused_share() * honest.asked, (refused, honest.asked, honest.refusals[0])
     assert honest.worst_s < within_s()
 
 

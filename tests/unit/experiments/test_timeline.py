@@ -16,7 +16,7 @@ def record(late_from_s: float = 0.0, late_until_s: float = 0.0) -> LoadRecord:
     """Each is answered after 50 ms, but those that are due in between only after two seconds."""
     due_s = np.arange(RATE * SECONDS) / RATE
     late = (due_s >= late_from_s) & (due_s < late_until_s)
-    return LoadRecord(due_s, due_s, due_s, due_s + np.where(late, 2.0, 0.05), np.full(len(due_s), 200))
+    return LoadRecord(due_s, due_s, due_s, due_s + np.where(late, 2.0, 0.05), np.full(len(due_s), 200), due_s)
 
 
 def test_a_gap_shows_where_it_is_and_nowhere_else() -> None:

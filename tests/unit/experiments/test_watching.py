@@ -108,7 +108,8 @@ def test_the_load_of_a_traced_turn_runs_before_it_counts(monkeypatch: pytest.Mon
         async def by_clients(self, clients: int, seconds: float) -> LoadRecord:
             loads.append((self.headers, seconds))
             times_s = np.linspace(0.0, seconds, 50)
-            return LoadRecord(times_s, times_s, times_s, times_s + 0.001, np.full(50, 200))  # the last one after it
+            ended_s = times_s + 0.001  # the last one after it
+            return LoadRecord(times_s, times_s, times_s, ended_s, np.full(50, 200), times_s)
 
     monkeypatch.setattr(run, "LoadGenerator", Load)
     monkeypatch.setattr(run, "_digits", lambda: [b"{}"])

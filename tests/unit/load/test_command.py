@@ -213,7 +213,8 @@ def test_what_is_no_address_is_said_so(load: Load, capsys: pytest.CaptureFixture
 def test_the_picture_names_what_was_answered_otherwise() -> None:
     status = np.array([200, 200, 404, 422, 503, BROKEN])
     times = np.arange(6.0)
-    kinds = _kinds(LoadRecord(times, times, times, times + 0.1, status), np.array([1.0, 9, 1, 1, 1, 1]), slo_ms=5)
+    record = LoadRecord(times, times, times, times + 0.1, status, times)
+    kinds = _kinds(record, np.array([1.0, 9, 1, 1, 1, 1]), slo_ms=5)
     assert {name: chosen.tolist().index(True) for name, chosen in kinds.items()} == {
         "in time": 0, "late": 1, "status 404": 2, "status 422": 3, "refused": 4, "unanswered": 5,
     }  # fmt: skip
@@ -224,4 +225,4 @@ def test_the_picture_names_what_was_answered_otherwise() -> None:
 )
 def test_refusals_are_no_failure_beside_answers(status: list[int], failed: bool) -> None:
     times = np.arange(float(len(status)))
-    assert summary(LoadRecord(times, times, times, times + 1, np.array(status)), 10).failed is failed
+    assert summary(LoadRecord(times, times, times, times + 1, np.array(status), times), 10).failed is failed

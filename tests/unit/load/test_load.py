@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from cluster.load.connection import BROKEN
+from cluster.load.connection import BROKEN, looking
 from cluster.load.generator import LoadGenerator, LoadRecord
 from cluster.load.report import summary, table
 from profiles.errors import UserError
@@ -43,7 +43,7 @@ def measured(answer: Answer, ask: Callable[[str], Awaitable[Found]]) -> Found:
         finally:
             server.close()
 
-    return asyncio.run(run())
+    return looking(run())
 
 
 def test_every_request_is_sent_when_it_is_due() -> None:
@@ -113,16 +113,32 @@ def test_a_generator_that_is_late_says_so() -> None:
 
 def test_a_generator_in_time_is_not_warned_of() -> None:
     on_time = np.arange(100) / 100
-    record = LoadRecord(on_time, on_time + 0.001, on_time + 0.001, on_time + 0.02, np.full(100, 200))
+    record = LoadRecord(on_time, on_time + 0.001, on_time + 0.001, on_time + 0.02, np.full(100, 200), on_time + 0.012)
     found = summary(record, slo_ms=10).lateness
-    assert (found.late, found.late_by_generator, found.warning) == (100, 0, None)
+    assert (found.late, found.late_by_generator, found.late_by_server, found.warning) == (100, 0, 100, None)
     assert found.generator_share == pytest.approx(0.05)
-    behind = LoadRecord(on_time, on_time + 0.015, on_time + 0.015, on_time + 0.02, np.full(100, 200))
-    assert summary(behind, slo_ms=10).lateness.late_by_generator == 100
+    behind = LoadRecord(on_time, on_time + 0.015, on_time + 0.015, on_time + 0.02, np.full(100, 200), on_time + 0.015)
+    found = summary(behind, slo_ms=10).lateness
+    assert (found.late_by_generator, found.late_by_server) == (100, 0)
+
+
+def test_answers_that_lay_there_unread_are_not_the_servers() -> None:
+    """The server answers at once; then the generator's process does something else for 0.3 s before it reads."""
+
+    def answer(number: int) -> tuple[float, bytes]:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lambda: loop.call_soon(time.sleep, 0.3))
+        return 0.0, OK
+
+    record = measured(answer, lambda url: LoadGenerator(url, [b"{}"]).at(np.zeros(1)))
+    found = summary(record, slo_ms=200).lateness
+    assert (found.late, found.late_by_generator, found.late_by_server) == (1, 0, 0)
+    record = measured(lambda _: (0.5, OK), lambda url: LoadGenerator(url, [b"{}"]).at(np.zeros(1)))
+    assert summary(record, slo_ms=200).lateness.late_by_server == 1
 
 
 def test_what_no_answer_came_for_has_no_lateness() -> None:
-    nothing = LoadRecord(np.zeros(1), np.zeros(1), np.zeros(1), np.full(1, np.nan), np.array([BROKEN]))
+    nothing = LoadRecord(np.zeros(1), np.zeros(1), np.zeros(1), np.full(1, np.nan), np.array([BROKEN]), np.zeros(1))
     found = summary(nothing, slo_ms=10)
     assert (found.lateness.generator_ms, found.lateness.server_share, found.lateness.warning) == ({}, 0.0, None)
     assert table(found, 10).row_count > 0
@@ -187,7 +203,7 @@ def test_nobody_there_is_one_sentence() -> None:
 
 def test_texts_of_known_lengths_are_counted_in_tokens_too() -> None:
     times = np.arange(4.0)
-    record = LoadRecord(times, times, times, times + 0.01, np.array([200, 200, 503, 200]))
+    record = LoadRecord(times, times, times, times + 0.01, np.array([200, 200, 503, 200]), times)
     found = summary(record, 100, tokens=(10, 40))
     assert (found.offered_tokens_per_s, found.good_tokens_per_s) == (100 / 3, 90 / 3)
     assert summary(record, 100).offered_tokens_per_s is None
