@@ -21,7 +21,7 @@ from experiments.serve.ray_default import READY
 from optimizer.plan import Plan
 from profiles.files import Profile
 
-PATIENCE_S = 180.0
+PATIENCE_S = 600.0  # a busy machine takes its time
 MARK = "ISOBATCH_BENCH_SERVER"  # in the environment of a server and of all that it starts
 _NONE: Mapping[str, str] = {}
 SAID = 2000  # how many of the last letters of its log are shown if a server does not start

@@ -147,8 +147,10 @@ HEADLINES = {
             for inputs in (1, 64)
             for flood, times in (("1_5x", "1.5"), ("3x", "3"), ("10x", "10"))
         ),
-        Headline("overload", "refusal_p99_ms", "a refusal, p99 (ms)", 50, True),
-        Headline("overload", "late", "answers after their deadline", 0, True),
+        Headline("overload", "refusal_p99_ms", "a refusal, p99 (ms), of the server at least", 50, True),
+        Headline("overload", "refusal_p99_ms_as_read", "the same, until the generator had read it"),
+        Headline("overload", "late", "answers that the server was late with", 0, True),
+        Headline("overload", "late_as_read", "the same, and those that the generator read late"),
         Headline("overload", "back_after_s", "from the end of a flood to all in time (s)", 2, True),
     ),
     "The simulator": (
@@ -276,7 +278,11 @@ HEADLINES = {
         Headline("soak", "faults", "faults meanwhile"),
         Headline("soak", "lost", "requests that were lost", 0, True),
         Headline("soak", "wrong", "wrong answers", 0, True),
-        Headline("soak", "growing", "processes whose memory grew by more than two standard errors", 0, True),
+        Headline("soak", "processes", "processes that lived long enough to tell whether they grow"),
+        Headline("soak", "growing", "whose memory grew by more than two standard errors", 0, True),
+        Headline("soak", "growing_much", "whose memory surely grew by more than 10 MiB an hour", 0, True),
+        Headline("soak", "handles_growing", "whose file handles grew", 0, True),
+        Headline("soak", "threads_growing", "whose threads grew", 0, True),
     ),
     "Computing, on two cores": (
         Headline("backend", "onnx_over_torch_bert", "BERT-base, ONNX Runtime over torch", 1),
