@@ -10,19 +10,20 @@ import json
 import re
 import shlex
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from deployments.front.headers import OPEN_PATHS
 from deployments.front.proxy import (
     FEW,
-    HEALTH_MS,
     QUESTIONS,
     QUESTIONS_MS,
     QUEUED,
     QUEUED_MS,
     REQUEST_S,
     RETRY_S,
+    asks_little,
+    of_clients,
 )
 from deployments.ray_settings import haproxy_program
 from profiles.errors import UserError
@@ -70,17 +71,13 @@ s#(return status 50. content-type) text/plain string "([^"]*)"#\1 application/js
     # isobatch\
     timeout http-request {request_s}s\
     timeout client {silent_s}s\
-    stick-table type ipv6 size 100k expire 60s store conn_cur,http_req_rate(1s)\
-    tcp-request connection track-sc0 src\
-    tcp-request connection reject if {{ sc0_conn_cur gt {of_one} }}\
+{clients}\
     http-request set-header X-Request-Start t=%[date(0,us)]\
-    http-request set-priority-offset sc0_http_req_rate,mul(100)\
-    http-request set-priority-offset sc0_http_req_rate,mul(100),sub({health_ms}) if METH_GET {{ path_end {health} }}\
     http-request wait-for-body time {request_s}s if !{{ req.hdr_val(content-length) gt {most_bytes} }}\
     acl says_when res.hdr(retry-after) -m found\
     http-after-response set-header Retry-After %[rand({retry_s}),add(1)] if {{ status 503 }} !says_when
-s/^ *use_backend ([^ ]+) if is_\1$/    use_backend \1{questions} if is_\1 METH_GET !{{ req.body_len gt 0 }}\
-    use_backend \1{few} if is_\1 !{{ sc0_http_req_rate gt {queued} }}\n&/
+s/^ *use_backend ([^ ]+) if is_\1$/    use_backend \1:{questions} if is_\1 METH_GET !{{ req.body_len gt 0 }}\
+    use_backend \1:{few} if is_\1 {asks_little}\n&/
 /^ *http-reuse/a\
     timeout queue {queued_ms}\
     http-request {refuse}/empty.json if {{ nbsrv eq 0 }}\
@@ -95,17 +92,16 @@ name && $1 == "server" {{
   seen = (/ check/ ? " track " name "/" $2 : "") (/ backup$/ ? " backup" : "")
   servers[name] = servers[name] "    server " $2 " " $3 seen "\\n"
 }}
-function backend(of, kind, queued_ms) {{
-  print "backend " of kind
+function backend(of, kind, waits_ms) {{
+  print "backend " of ":" kind
   print "    http-reuse always"
-  print "    timeout queue " queued_ms
+  print "    timeout queue " waits_ms
   print "    http-request {refuse}/empty.json if {{ nbsrv eq 0 }}"
   printf "%s", servers[of]
 }}
 END {{
   for (each in servers) {{
-    backend(each, "{few}", {queued_ms})
-    backend(each, "{questions}", {questions_ms})
+{backends}
   }}
 }}
 """
@@ -142,22 +138,22 @@ def guarded(folder: Path, ports: Collection[str]) -> str:
         ports="|".join(ports),
         folder=folder,
         refuse=refuse,
-        errorfiles="\\\n".join(f"    errorfile {status} {folder}/{status}.http" for status in _ERRORS),
+        errorfiles=_added(f"errorfile {status} {folder}/{status}.http" for status in _ERRORS),
         request_s=REQUEST_S,
         most_bytes=MOST_BYTES,
         silent_s=SILENT_S,
-        of_one=MAX_OF_ONE_ADDRESS,
+        clients=_added(of_clients(MAX_OF_ONE_ADDRESS, f"METH_GET {{ path_end {' '.join(sorted(OPEN_PATHS))} }}")),
         queued_ms=QUEUED_MS,
         queued=QUEUED,
         retry_s=RETRY_S,
-        health_ms=HEALTH_MS,
-        health=" ".join(sorted(OPEN_PATHS)),
+        asks_little=asks_little(QUEUED),
         few=FEW,
         questions=QUESTIONS,
     )
     (folder / "haproxy.sed").write_text(edits)
-    aside = {"few": FEW, "queued_ms": QUEUED_MS, "questions": QUESTIONS, "questions_ms": QUESTIONS_MS}
-    (folder / "aside.awk").write_text(_ASIDE.format(refuse=refuse, **aside))
+    waits = {FEW: QUEUED_MS, QUESTIONS: QUESTIONS_MS}
+    backends = "\n".join(f'    backend(each, "{kind}", {waits_ms})' for kind, waits_ms in waits.items())
+    (folder / "aside.awk").write_text(_ASIDE.format(refuse=refuse, backends=backends))
     script = folder / "haproxy"
     (folder / _STARTING).touch()
     told = {"folder": shlex.quote(str(folder)), "binary": shlex.quote(_copied(folder))}
@@ -165,6 +161,11 @@ def guarded(folder: Path, ports: Collection[str]) -> str:
     script.write_text(_SCRIPT.format(**told))
     script.chmod(0o700)
     return str(script)
+
+
+def _added(lines: Iterable[str]) -> str:
+    """As sed reads lines that it adds."""
+    return "\\\n".join(f"    {line}" for line in lines)
 
 
 def ready(folder: Path) -> None:

@@ -24,8 +24,9 @@ from pathlib import Path
 from deployments.front.headers import STARTED, TIMEOUT
 from deployments.front.open_inference.messages import SERVICE
 from deployments.front.proxy import (
-    HEALTH_MS,
+    FEW,
     MOST,
+    QUESTIONS,
     QUESTIONS_AT_ONCE,
     QUESTIONS_MS,
     QUEUED,
@@ -34,6 +35,8 @@ from deployments.front.proxy import (
     RETRY_S,
     Burden,
     ProxyLimit,
+    asks_little,
+    of_clients,
     said,
 )
 from deployments.ray_settings import haproxy_folder
@@ -50,8 +53,9 @@ CALLS_TO_FRONT = 1024  # of one connection to the front: there need not be many
 QUESTION = 16_384  # bytes of a call that only asks about the server: all of it is here before it takes a place
 IDLE_S = 300  # a client that says nothing for so long is hung up on; it connects again by itself
 LONGEST_FOLDER = 72  # characters: sockets have 97, of which we need 25 below it
-_SERVERS = ["few/front", "inferences/front"]  # what HAProxy calls the front, where its places are limited
+_SERVERS = [f"{FEW}/front", "inferences/front"]  # what HAProxy calls the front, where its places are limited
 _STARTS_WITHIN_S, _ENDS_WITHIN_S, _AGAIN_AFTER_S = 30.0, 0.3, 0.5
+_HEALTH = f"{{ path /{SERVICE}/ServerLive /{SERVICE}/ServerReady }}"
 _CROWDED = "there are too many calls now: try again later"
 _GONE = "this front stops: connect again"
 _ENDED = "the front ended before it had answered"
@@ -92,9 +96,7 @@ defaults
 {errors}
 frontend calls
     bind {address} proto h2
-    stick-table type ipv6 size 100k expire 60s store conn_cur,http_req_rate(1s)
-    tcp-request connection track-sc0 src
-    tcp-request connection reject if {{ sc0_conn_cur gt {of_one} }}
+{clients}
     acl infers path /{service}/ModelInfer
     acl streams path /{service}/ModelStreamInfer
     acl refused status ge 400
@@ -104,9 +106,6 @@ frontend calls
     http-request del-header {timeout}
     http-request set-header {started} t=%[date(0,us)] if infers
     http-request set-header {timeout} %[req.hdr(grpc-timeout)] if infers {{ req.hdr(grpc-timeout) -m found }}
-    acl health path /{service}/ServerLive /{service}/ServerReady
-    http-request set-priority-offset sc0_http_req_rate,mul(100)
-    http-request set-priority-offset sc0_http_req_rate,mul(100),sub({health_ms}) if health
     http-request track-sc1 src table streams if streams
     http-request return status 503 if streams {{ sc1_conn_cur gt {streams_of_one} }}
     http-request return status 503 if infers {{ avg_queue(inferences) gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
@@ -118,20 +117,20 @@ frontend calls
     http-after-response set-header grpc-message "{gone}" if unavailable turned_to_front
     http-after-response set-header grpc-retry-pushback-ms %[rand({retry_ms}),add(1000)] if {{ status 502:504 }}
     http-after-response set-status 200 if refused
-    use_backend few if infers !{{ sc0_http_req_rate gt {queued} }}
+    use_backend {few} if infers {asks_little}
     use_backend inferences if infers
     use_backend streams if streams
-    default_backend questions
-backend few
+    default_backend {questions}
+backend {few}
     server front unix@{folder}/front.sock proto h2 maxconn {places}
 backend inferences
     server front unix@{folder}/front.sock proto h2 maxconn {places}
 backend streams
     stick-table type ipv6 size 100k expire 60s store conn_cur
     server front unix@{folder}/front.sock proto h2 maxconn {streams}
-backend questions
+backend {questions}
     timeout queue {questions_ms}
-    server front unix@{folder}/front.sock proto h2 maxconn {questions}
+    server front unix@{folder}/front.sock proto h2 maxconn {questions_at_once}
 """
 # Runs a program that the kernel kills when the thread that started it is no more.
 _TIED = """
@@ -229,7 +228,7 @@ def _configuration(folder: Path, host: str, port: int) -> str:
         address=f"[{host}]:{port} v4v6" if ":" in host else f"{host}:{port}",
         errors="\n".join(says.format(status, *told) for status, told in _SAYS.items()),
         connections=CONNECTIONS,
-        of_one=OF_ONE_ADDRESS,
+        clients="\n".join(f"    {line}" for line in of_clients(OF_ONE_ADDRESS, _HEALTH)),
         calls=CALLS,
         calls_to_front=CALLS_TO_FRONT,
         streams=STREAMS,
@@ -239,10 +238,12 @@ def _configuration(folder: Path, host: str, port: int) -> str:
         queued_ms=QUEUED_MS,
         queued=QUEUED,
         places=MOST,
-        questions=QUESTIONS_AT_ONCE,
-        health_ms=HEALTH_MS,
-        question=QUESTION,
+        asks_little=asks_little(QUEUED),
+        few=FEW,
+        questions=QUESTIONS,
         questions_ms=QUESTIONS_MS,
+        questions_at_once=QUESTIONS_AT_ONCE,
+        question=QUESTION,
         retry_ms=1000 * (RETRY_S - 1),
         service=SERVICE,
         started=STARTED.decode(),

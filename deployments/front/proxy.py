@@ -30,12 +30,32 @@ LEAST, MOST = 4, 4096  # requests at once
 REQUEST_S = 10  # the time that a client has to send its headers, and as much to begin its body, before it has a place
 QUEUED_MS = 25  # how long a request waits there for a front that has as many as it wants at once
 QUEUED = 64  # requests wait there for each front; then clients who ask for as many in a second are refused at once
-# Two kinds of requests have places of their own, in backends of the same servers whose names end so:
-FEW = ":few"  # of clients who ask for no more than QUEUED in a second: as many places as all others have
-QUESTIONS = ":questions"  # of who only asks about the server: a turn of the event loop answers all of these
+# Two kinds of requests have places of their own, in backends of the same servers that are called so:
+FEW = "few"  # of clients who ask for no more than QUEUED in a second: as many places as all others have
+QUESTIONS = "questions"  # of who only asks about the server: a turn of the event loop answers all of these
 QUESTIONS_AT_ONCE, QUESTIONS_MS = 8, 2000
 HEALTH_MS = 1000  # health checks come before what was asked so long before them
 RETRY_S = 4  # who is refused there is told to come back after a number of seconds up to this, drawn for each
+_ASKED = "sc0_http_req_rate,mul(100)"  # in milliseconds by which a request comes later than it did
+
+
+def asks_little(in_a_second: int) -> str:
+    """HAProxy's condition for a client that has not asked more often."""
+    return f"!{{ sc0_http_req_rate gt {in_a_second} }}"
+
+
+def of_clients(most_connections: int, health: str) -> list[str]:
+    """What HAProxy does with clients before any front: none has too many connections; who asks least is next.
+
+    `health`: HAProxy's condition for a health check.
+    """
+    return [
+        "stick-table type ipv6 size 100k expire 60s store conn_cur,http_req_rate(1s)",
+        "tcp-request connection track-sc0 src",
+        f"tcp-request connection reject if {{ sc0_conn_cur gt {most_connections} }}",
+        f"http-request set-priority-offset {_ASKED}",
+        f"http-request set-priority-offset {_ASKED},sub({HEALTH_MS}) if {health}",
+    ]
 
 
 class Burden(NamedTuple):
@@ -128,7 +148,7 @@ class ProxyLimit(threading.Thread):
 
 
 def _places(server: str, limit: int) -> int:
-    return QUESTIONS_AT_ONCE if f"{QUESTIONS}/" in server else limit
+    return QUESTIONS_AT_ONCE if f":{QUESTIONS}/" in server else limit
 
 
 def said(path: Path, command: str) -> str:

@@ -115,7 +115,7 @@ def allow(orders: Path, front: int, requests: int) -> None:
 
 def end(orders: Path) -> None:
     """HAProxy takes the front for one that has gone."""
-    said(orders, ";".join(f"disable server app{kind}/front" for kind in ("", FEW, QUESTIONS)))
+    said(orders, ";".join(f"disable server {backend}/front" for backend in ("app", f"app:{FEW}", f"app:{QUESTIONS}")))
 
 
 def asked(port: int, path: str = "/", source: str = "127.0.0.1", said: bytes | None = None) -> tuple[int, bytes, bytes]:
