@@ -13,7 +13,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,7 @@ STEP = 1.5  # from one rate that is tried to the next
 BODIES = 32
 EDGE_S = 1.0  # at both ends of a run, which do not count: it starts, and it empties
 AFTER_S = 3.0
+WARMS_UP_S, KEPT_UP = 2.0, 0.9
 COUNTED = ("late", "late_as_read", "lost")
 REFUSALS = ("refusal_p99_ms", "refusal_p99_ms_as_read")
 console = Console(stderr=True)
@@ -69,7 +70,7 @@ class Flooded:
     generator_cores: float
 
 
-def measure(seconds: int = 4, fronts: int = 2, only: str = "") -> dict[str, float]:
+def measure(seconds: int = 3, fronts: int = 2, only: str = "") -> dict[str, float]:
     figures: dict[str, float] = {}
     with decoy() as refusing:
         for count in range(1, fronts + 1):
@@ -155,19 +156,35 @@ def _flooded(name: str, url: str, target: Target, start_per_s: float, seconds: f
 
 
 def _best(name: str, target: Target, start_per_s: float, seconds: float) -> tuple[float, float]:
-    """The most that comes in time at any rate, and that rate: it grows while that brings more."""
-    _run(target.server, _poisson(start_per_s / 2, 2.0))  # warms up
-    rate, best_per_s, best_rate = start_per_s, 0.0, start_per_s
-    while True:
+    """The most that comes in time at any rate, and that rate: it grows, or falls, while that brings more."""
+    _run(target.server, _poisson(start_per_s / 2, WARMS_UP_S))
+
+    def good_per_s(rate: float) -> float:
         seen = _run(target.server, _poisson(rate, seconds))
-        console.print(
-            f"{name} at {rate:.0f}/s: good {seen.good_per_s:.1f}/s, late {seen.late}, as read {seen.late_as_read}"
-        )
-        if seen.good_per_s > best_per_s:
-            best_per_s, best_rate = seen.good_per_s, rate
-        if seen.good_per_s < 0.9 * rate:
+        late = f"late {seen.late}, as read {seen.late_as_read}"
+        console.print(f"{name} at {rate:.0f}/s: good {seen.good_per_s:.1f}/s, {late}")
+        return seen.good_per_s
+
+    return peak(good_per_s, start_per_s)
+
+
+def peak(good_per_s: Callable[[float], float], rate: float) -> tuple[float, float]:
+    """The most that comes of any rate, and the rate; the search ends where a rate brings less, or is not kept up with.
+
+    >>> peak(lambda rate: min(rate, 500.0), 400.0), peak(lambda rate: min(rate, 100.0), 400.0)
+    ((500.0, 600.0), (100.0, 400.0))
+    """
+    best_per_s, best_rate = good_per_s(rate), rate
+    step = STEP if best_per_s >= KEPT_UP * rate else 1 / STEP
+    while True:
+        rate *= step
+        found_per_s = good_per_s(rate)
+        if found_per_s > best_per_s:
+            best_per_s, best_rate = found_per_s, rate
+        elif step < 1:
             return best_per_s, best_rate
-        rate *= STEP
+        if (found_per_s < KEPT_UP * rate) == (step > 1):
+            return best_per_s, best_rate
 
 
 def _beside(target: Target, rate: float, flood_per_s: float, seconds: float) -> Flooded:
