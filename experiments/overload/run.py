@@ -2,9 +2,9 @@
 
 The demo on this machine's cores with real compute, which the load generator shares. Open loop, every request with the
 SLO as its deadline: first what can be done at best, then 1.5, 3 and 10 times that, then half of it. An answer is good
-if it was read within the SLO. It is late if it was not there yet when the generator looked, an SLO after it was sent;
-`late_as_read` also counts those that may have been there in time, while the generator waited for a core and did not
-look. Refusals are timed both ways, too. Clients wait for answers beyond the deadline that they tell.
+if it was read within the SLO, and late if it was not. That may be the generator's doing, where it waits for a core:
+`late_by_server` counts what was not there yet when the generator looked, an SLO after it had sent the request. Refusals
+are timed both ways, too. Clients wait for answers beyond the deadline that they tell.
 `goodput_beside_share_*` compares with what is done at the best rate while the rest of the flood goes to a decoy: what
 the generator and HAProxy take of the cores by themselves counts against neither.
 """
@@ -40,8 +40,8 @@ BODIES = 32
 EDGE_S = 1.0  # at both ends of a run, which do not count: it starts, and it empties
 AFTER_S = 3.0
 WARMS_UP_S, KEPT_UP = 2.0, 0.9
-COUNTED = ("late", "late_as_read", "lost")
-REFUSALS = ("refusal_p99_ms", "refusal_p99_ms_as_read")
+COUNTED = ("late", "late_by_server", "lost")
+REFUSALS = ("refusal_p99_ms", "refusal_p99_ms_by_server")
 console = Console(stderr=True)
 
 
@@ -57,16 +57,16 @@ class Target:
 class Flooded:
     """What came of one run. `generator_cores`: its own processor time, by the second.
 
-    `late` and `refusal_p99_ms` are what the server took at least, `*_as_read` what the client saw.
+    `late` and `refusal_p99_ms` are what the client saw, `*_by_server` what the server took at least.
     """
 
     offered_per_s: float
     good_per_s: float
     late: int
-    late_as_read: int
+    late_by_server: int
     lost: int
     refusal_p99_ms: float
-    refusal_p99_ms_as_read: float
+    refusal_p99_ms_by_server: float
     generator_cores: float
 
 
@@ -145,8 +145,8 @@ def _flooded(name: str, url: str, target: Target, start_per_s: float, seconds: f
         floods.append(seen)
         console.print(
             f"{name} {flood}: good {seen.good_per_s:.1f}/s of {best_per_s:.1f}/s, {beside.good_per_s:.1f}/s beside the "
-            f"decoy; late {seen.late}, as read {seen.late_as_read}, lost {seen.lost}, refusals p99 "
-            f"{seen.refusal_p99_ms:.0f} ms, as read {seen.refusal_p99_ms_as_read:.0f} ms, "
+            f"decoy; late {seen.late}, surely by it {seen.late_by_server}, lost {seen.lost}, refusals p99 "
+            f"{seen.refusal_p99_ms:.0f} ms, at least {seen.refusal_p99_ms_by_server:.0f} ms, "
             f"generator {seen.generator_cores:.2f} cores"
         )
     figures[f"back_after_s_{name}"] = _back_after_s(target.server, FLOODS["10x"] * best_per_s, best_per_s / 2)
@@ -161,7 +161,7 @@ def _best(name: str, target: Target, start_per_s: float, seconds: float) -> tupl
 
     def good_per_s(rate: float) -> float:
         seen = _run(target.server, _poisson(rate, seconds))
-        late = f"late {seen.late}, as read {seen.late_as_read}"
+        late = f"late {seen.late}, surely by it {seen.late_by_server}"
         console.print(f"{name} at {rate:.0f}/s: good {seen.good_per_s:.1f}/s, {late}")
         return seen.good_per_s
 
@@ -233,11 +233,11 @@ def _seen(record: LoadRecord, cores: float) -> Flooded:
     return Flooded(
         offered_per_s=float(np.isfinite(record.sent_s).sum()) / max(end_s, float(np.nanmax(record.reached_s))),
         good_per_s=float((_good(record) & counted).sum()) / (end_s - EDGE_S),
-        late=int((answered & (least_s > slo_s)).sum()),
-        late_as_read=int((answered & (read_s > slo_s)).sum()),
+        late=int((answered & (read_s > slo_s)).sum()),
+        late_by_server=int((answered & (least_s > slo_s)).sum()),
         lost=int((~known).sum()),
-        refusal_p99_ms=_p99_ms(least_s[refused]),
-        refusal_p99_ms_as_read=_p99_ms(read_s[refused]),
+        refusal_p99_ms=_p99_ms(read_s[refused]),
+        refusal_p99_ms_by_server=_p99_ms(least_s[refused]),
         generator_cores=cores,
     )
 

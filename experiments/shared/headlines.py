@@ -147,10 +147,10 @@ HEADLINES = {
             for inputs in (1, 64)
             for flood, times in (("1_5x", "1.5"), ("3x", "3"), ("10x", "10"))
         ),
-        Headline("overload", "refusal_p99_ms", "a refusal, p99 (ms), of the server at least", 50, True),
-        Headline("overload", "refusal_p99_ms_as_read", "the same, until the generator had read it"),
-        Headline("overload", "late", "answers that the server was late with", 0, True),
-        Headline("overload", "late_as_read", "the same, and those that the generator read late"),
+        Headline("overload", "refusal_p99_ms", "a refusal, p99 (ms)", 50, True),
+        Headline("overload", "refusal_p99_ms_by_server", "the same, what the server took of it at least", 50, True),
+        Headline("overload", "late", "answers that were read after their deadline", 0, True),
+        Headline("overload", "late_by_server", "of those, what was surely not there in time", 0, True),
         Headline("overload", "back_after_s", "from the end of a flood to all in time (s)", 2, True),
     ),
     "The simulator": (
