@@ -7,7 +7,7 @@ import asyncio
 import selectors
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from httptools import HttpParserError, HttpResponseParser
 
@@ -42,6 +42,15 @@ def absent_s() -> float:
     """When whatever is read now was not here yet, as far as this event loop knows."""
     loop = asyncio.get_running_loop()
     return loop.looks.before_s if isinstance(loop, _LookingLoop) else 0.0
+
+
+class Carrier(Protocol):
+    """Carries one request at a time, as long as it has a transport."""
+
+    @property
+    def transport(self) -> asyncio.Transport | None: ...
+
+    def ask(self, request: bytes, done: Callable[[int, bytes], None]) -> None: ...
 
 
 class HttpConnection(asyncio.Protocol):

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.load.connection import BROKEN, HttpConnection, absent_s
+from cluster.load.connection import BROKEN, Carrier, HttpConnection, absent_s
 from profiles.errors import UserError
 
 Floats = NDArray[np.float64]
@@ -68,7 +68,7 @@ class LoadGenerator:
         self.resent: set[int] = set()  # requests that were sent more than once since the load began
         self.said: dict[int, bytes] = {}  # the first answer of every status other than 200
         self._open = 0
-        self._idle: list[HttpConnection] = []
+        self._idle: list[Carrier] = []
         self._queue: deque[int] = deque()
         self._done: Callable[[int], None] = lambda _: None
 
@@ -178,7 +178,7 @@ class LoadGenerator:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _ask(self, connection: HttpConnection, index: int) -> None:
+    def _ask(self, connection: Carrier, index: int) -> None:
         self._sent_s[index] = self.now_s()
 
         def done(status: int, answer: bytes) -> None:
@@ -213,7 +213,7 @@ class LoadGenerator:
         self._open += 1
         return self._ask(connection, index)
 
-    def _release(self, connection: HttpConnection) -> None:
+    def _release(self, connection: Carrier) -> None:
         if not connection.transport:
             self._open -= 1
             if self._queue:
