@@ -72,31 +72,28 @@ class Watch:
     """Samples of this process and of all below it."""
 
     def __init__(self) -> None:
-        self._samples: dict[int, list[tuple[float, float, int, int]]] = defaultdict(list)
-        self._names: dict[int, str] = {}
+        # Ray's workers wait under another name, and one that is just being written may be read in part.
+        self._samples: dict[tuple[str, int], list[tuple[float, float, int, int]]] = defaultdict(list)
 
     def look(self, now_s: float) -> None:
         for process in [os.getpid(), *descendants(os.getpid())]:
             with suppress(OSError, IndexError):
-                name, sample = _name(process), (now_s, *_taken(process))
-                if self._names.setdefault(process, name) != name:  # Ray's workers wait under another name
-                    self._samples[process].clear()
-                    self._names[process] = name
-                self._samples[process].append(sample)
+                self._samples[_name(process), process].append((now_s, *_taken(process)))
 
     def lives(self, settled_s: float = 0.0) -> list[Life]:
         """Of the processes that lived for so long once they had settled, and at least some samples."""
-        found = [self._life(process, samples, settled_s) for process, samples in self._samples.items()]
+        found = [_life(*named, samples, settled_s) for named, samples in self._samples.items()]
         return sorted((life for life in found if life), key=lambda life: life.name)
 
-    def _life(self, process: int, samples: list[tuple[float, float, int, int]], settled_s: float) -> Life | None:
-        settled = samples[round(SETTLING * len(samples)) :]
-        if len(settled) < LEAST_SAMPLES or settled[-1][0] - settled[0][0] < settled_s:
-            return None
-        times_s, memory, handles, threads = zip(*settled, strict=True)
-        slopes = (slope_of(times_s, each) for each in (memory, handles, threads))
-        quarters = tuple(float(part.mean()) for part in np.array_split([sample[1] for sample in samples], 4))
-        return Life(self._names[process], process, len(settled), quarters, *slopes)
+
+def _life(name: str, process: int, samples: list[tuple[float, float, int, int]], settled_s: float) -> Life | None:
+    settled = samples[round(SETTLING * len(samples)) :]
+    if len(settled) < LEAST_SAMPLES or settled[-1][0] - settled[0][0] < settled_s:
+        return None
+    times_s, memory, handles, threads = zip(*settled, strict=True)
+    slopes = (slope_of(times_s, each) for each in (memory, handles, threads))
+    quarters = tuple(float(part.mean()) for part in np.array_split([sample[1] for sample in samples], 4))
+    return Life(name, process, len(settled), quarters, *slopes)
 
 
 def _name(process: int) -> str:

@@ -42,6 +42,17 @@ def test_who_lived_too_short_does_not_tell() -> None:
     assert not watch.lives(settled_s=60.0)
 
 
+def test_a_name_that_is_read_in_part_loses_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = iter(["load"] * 30 + ["lo"] + ["load"] * 30)
+    monkeypatch.setattr("experiments.soak.watch._name", lambda process: next(names))
+    monkeypatch.setattr("experiments.soak.watch.descendants", lambda process: [])
+    watch = Watch()
+    for second in range(61):
+        watch.look(float(second))
+    (life,) = watch.lives()
+    assert (life.name, life.samples) == ("load", 40), "60, less the third in which it settles"
+
+
 def test_clients_ask_no_more_often_than_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     traffic = Traffic(("127.0.0.1", 1), 1, lambda: 0.0, most_per_s=200.0)
 
