@@ -1,7 +1,7 @@
 """Who asks: open loop over HTTP or gRPC, by the project's load generator; both leave the same record."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -15,17 +15,19 @@ PATIENCE_S = 5.0
 
 
 class Asker:
-    def __init__(self, load: LoadGenerator) -> None:
+    """Each time over new connections: those of another event loop are of no use in this one."""
+
+    def __init__(self, load: Callable[[], LoadGenerator]) -> None:
         self._load = load
 
     async def at(self, due_s: Floats) -> LoadRecord:
         """Ask at each of these times."""
-        return await self._load.at(due_s, PATIENCE_S)
+        return await self._load().at(due_s, PATIENCE_S)
 
 
 def http_asker(url: str, inputs: Sequence[NDArray[Any]], slo_ms: float) -> Asker:
     bodies = [json.dumps({"inputs": [one.round(1).tolist() for one in each]}).encode() for each in inputs]
-    return Asker(LoadGenerator(url, bodies, AT_ONCE, f"X-Deadline-Ms: {slo_ms:g}\r\n"))
+    return Asker(lambda: LoadGenerator(url, bodies, AT_ONCE, f"X-Deadline-Ms: {slo_ms:g}\r\n"))
 
 
 def grpc_asker(target: str, model: str, inputs: Sequence[NDArray[Any]], slo_ms: float) -> Asker:
@@ -39,4 +41,4 @@ def grpc_asker(target: str, model: str, inputs: Sequence[NDArray[Any]], slo_ms: 
         ).SerializeToString()
         for each in inputs
     ]
-    return Asker(CallLoad(target, messages, slo_ms, AT_ONCE // CALLS))
+    return Asker(lambda: CallLoad(target, messages, slo_ms, AT_ONCE // CALLS))
