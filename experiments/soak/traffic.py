@@ -17,7 +17,7 @@ from deployments.front.open_inference.messages import SERVICE, message
 from experiments.replan.suite import BLOCKS
 from experiments.shared.live import NAME
 
-AGAIN_S = 30.0  # how long a client repeats what got no answer
+AGAIN_S = 10.0  # how long a client repeats what got no answer
 PAUSE_S = 0.1  # before it repeats, and after a refusal
 DEADLINE_MS = 2000.0
 MANY = 16  # inputs of one request, at most

@@ -30,7 +30,7 @@ def test_the_same_plan_counts_tokens_and_inputs() -> None:
 
 def test_figures_are_of_the_best_rate_of_each() -> None:
     def one(goodput_per_s: float) -> Summary:
-        lateness = Lateness({}, {}, {}, 0.0, 1.0, 2, 0)
+        lateness = Lateness({}, {}, {}, 0.0, 1.0, 2, 0, 2)
         return Summary(100, 1.0, 9.0, 9.0, goodput_per_s, 1.0, {}, {}, None, 0.0, lateness, 9.0, goodput_per_s * 20)
 
     inputs, padded = [one(45.0), one(40.0)], [one(30.0), one(20.0)]
