@@ -56,7 +56,7 @@ experiments: setup  ## the paper's figures in simulation, those that are not the
 	$(BIN)/python -m experiments.bench e3
 
 results: setup  ## write the tables of docs/results.md from what the benchmarks have kept, and mark what is old
-	$(BIN)/python -m experiments.shared.headlines
+	$(BIN)/python -m experiments.shared.results_page
 
 dashboards: setup  ## write cluster/grafana: what `isobatch dashboards` gives to users
 	$(BIN)/isobatch dashboards --out cluster/grafana

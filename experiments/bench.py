@@ -22,9 +22,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from experiments.shared import headlines
+from experiments.shared import results_page
 from experiments.shared import version as version_of
-from experiments.shared.headlines import EXPERIMENTS, RESULTS
+from experiments.shared.results_page import EXPERIMENTS, RESULTS
 from profiles.errors import UserError
 
 
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
         print(f"not written to {RESULTS.name}/{name}.json: {' '.join(told)} makes this a part of the benchmark")
         return 0
     console.print(f"written to {write(name, figures)}")
-    headlines.write()
+    results_page.write()
     return 0
 
 

@@ -7,11 +7,8 @@ are for the controller. Beside it the answers that the demo's own thresholds wou
 import asyncio
 import json
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,7 +16,6 @@ from rich.console import Console
 
 from cluster.controller.record import THRESHOLDS
 from cluster.load.generator import LoadGenerator
-from cluster.serving.local import ROOT
 from deployments.demo import demo_directory
 from deployments.demo.digits import NOISE, demo_inputs
 from deployments.models import load
@@ -30,6 +26,7 @@ from profiles.losses import Labels
 
 MINUTES = 10
 REQUESTS_PER_S, TOGETHER = 25, 8  # so many digits in a request
+STEERING = {"slo_ms": 50, "max_batch": 32, "one_machine": True}
 AUDITS = {"audit_share": 0.2, "audit_cost": 0.1}  # a fifth of so few inputs tells within a minute
 NOISIEST = 0.6  # as shares of full ink: as far as the page's slider goes
 PROMISED = 0.99  # what the demo promises of agreement
@@ -85,7 +82,7 @@ def live(minutes: int) -> dict[str, float]:
     """The share of minutes in which at least 99 % of the answers are the full network's."""
     network = load(demo_directory())
     steps = [NoisyDigits.of(network, noise, seed) for seed, noise in enumerate(noises(minutes * A_MINUTE))]
-    with demo() as base:
+    with servers.demo(STEERING, AUDITS) as base:
         kept = [step.asked(base) for step in steps]
         events = _told(f"{base}/controller/status")["events"]
         stats = _told(f"{base}/stats")
@@ -115,25 +112,3 @@ def _kept_share(shares: Sequence[float]) -> float:
 def _told(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=30) as reply:
         return json.load(reply)
-
-
-@contextmanager
-def demo() -> Iterator[str]:
-    """The address of the demo, as it is shipped; the controller remembers nothing of other days."""
-    arguments: dict[str, object] = {"cpus_per_replica": 0, "replan": True, **AUDITS}
-    arguments |= {name: str(ROOT / f"cluster/demo/{name}.json") for name in ("plan", "profile")}
-    with TemporaryDirectory() as folder:
-        steering = {"memory": folder, "slo_ms": 50, "max_batch": 32, "one_machine": True}
-        applications = [
-            {"name": "isobatch", "import_path": "deployments.app:build", "route_prefix": "/", "args": arguments},
-            {
-                "name": "controller",
-                "import_path": "cluster.controller.app:build",
-                "route_prefix": "/controller",
-                "args": steering,
-            },
-        ]
-        file = Path(folder) / "serve.yaml"
-        file.write_text(json.dumps({"applications": applications}))  # JSON is YAML
-        with servers.isobatch(file) as url:
-            yield url.removesuffix("/predict")

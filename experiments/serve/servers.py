@@ -1,6 +1,7 @@
 """Servers to be measured: each is a program of its own, started before and ended after."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO
 from uuid import uuid4
 
-from cluster.serving.local import free_port
+from cluster.serving.local import ROOT, free_port
 from deployments.ray_settings import SETTINGS
 from experiments.serve.fleet import serve_file
 from experiments.serve.ray_default import READY
@@ -35,6 +36,36 @@ def isobatch(serve_file: Path, grpc_port: int = 0, environment: Mapping[str, str
     command += ["--grpc-port", str(grpc_port)]
     with running(command, "ready at", environment=environment):
         yield f"http://127.0.0.1:{port}/predict"
+
+
+@contextmanager
+def demo(
+    steering: Mapping[str, object], told: Mapping[str, object] = _NONE, environment: Mapping[str, str] = _NONE
+) -> Iterator[str]:
+    """The demo as it is shipped, told a little more, and a controller that remembers nothing of other days.
+
+    Yields the address of both.
+    """
+    files = {name: str(ROOT / f"cluster/demo/{name}.json") for name in ("plan", "profile")}
+    with TemporaryDirectory() as folder:
+        applications = [
+            {
+                "name": "isobatch",
+                "import_path": "deployments.app:build",
+                "route_prefix": "/",
+                "args": {"cpus_per_replica": 0, "replan": True, **files, **told},
+            },
+            {
+                "name": "controller",
+                "import_path": "cluster.controller.app:build",
+                "route_prefix": "/controller",
+                "args": {"memory": folder, **steering},
+            },
+        ]
+        file = Path(folder) / "serve.yaml"
+        file.write_text(json.dumps({"applications": applications}))  # JSON is YAML
+        with isobatch(file, environment=environment) as url:
+            yield url.removesuffix("/predict")
 
 
 @contextmanager

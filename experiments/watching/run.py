@@ -30,15 +30,12 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from math import comb
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
 from cluster.load.generator import LoadGenerator
 from cluster.load.report import summary
-from cluster.serving.local import ROOT
 from deployments.demo.digits import demo_inputs
 from deployments.tracing import EXPORTER, PARENT, SHARE, USUAL_SHARE
 from experiments.serve import servers
@@ -119,25 +116,9 @@ def measurable() -> dict[str, Watcher]:
 @contextmanager
 def demo(environment: Mapping[str, str]) -> Iterator[str]:
     """Served as it is shipped; the controller looks, and changes nothing while it is measured."""
-    args: dict[str, object] = {"cpus_per_replica": 0, "replan": True}
-    args |= {name: str(ROOT / f"cluster/demo/{name}.json") for name in ("plan", "profile")}
-    with TemporaryDirectory() as folder:
-        controller = {"memory": folder, "replan_every_s": 86_400.0}
-        applications = [
-            {"name": "isobatch", "import_path": "deployments.app:build", "route_prefix": "/", "args": args},
-            {
-                "name": "controller",
-                "import_path": "cluster.controller.app:build",
-                "route_prefix": "/controller",
-                "args": controller,
-            },
-        ]
-        file = Path(folder) / "serve.yaml"
-        file.write_text(json.dumps({"applications": applications}))  # JSON is YAML
-        with servers.isobatch(file, environment=environment) as url:
-            base = url.removesuffix("/predict")
-            _await(f"{base}/controller/status")
-            yield base
+    with servers.demo({"replan_every_s": 86_400.0}, environment=environment) as base:
+        _await(f"{base}/controller/status")
+        yield base
 
 
 def _await(url: str) -> None:

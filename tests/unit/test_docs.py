@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.shared import headlines
+from experiments.shared import results_page
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("profiles", "optimizer", "deployments", "cluster", "experiments")
@@ -37,5 +37,5 @@ def test_each_package_is_found_inside_the_checkout_from_anywhere() -> None:
 
 
 def test_the_page_of_results_says_what_the_benchmarks_have_kept() -> None:
-    text = headlines.PAGE.read_text()
-    assert headlines.page(text) == text, "run: make results"
+    text = results_page.PAGE.read_text()
+    assert results_page.page(text) == text, "run: make results"
