@@ -15,6 +15,12 @@ BEGAN_S = time.perf_counter()
 KEPT = "ISOBATCH_FUZZ_KEPT" in os.environ
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Those that attack one server stay in one process (--dist loadgroup): its honest client is judged last."""
+    if "served" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.xdist_group("served"))
+
+
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
     served = Served()
