@@ -10,14 +10,11 @@ the generator and HAProxy take of the cores by themselves counts against neither
 """
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -26,7 +23,7 @@ from rich.console import Console
 from cluster.load.connection import looking
 from cluster.load.generator import Floats, LoadRecord
 from cluster.load.workloads import arrivals
-from cluster.serving.local import ROOT, free_port
+from cluster.serving.local import free_port
 from deployments.demo.digits import demo_inputs
 from experiments.overload.askers import Asker, grpc_asker, http_asker
 from experiments.overload.decoy import decoy
@@ -99,19 +96,8 @@ def _overall(figures: Mapping[str, float]) -> dict[str, float]:
 def _demo(fronts: int) -> Iterator[tuple[str, int]]:
     """The demo without a controller, which would change its plan meanwhile."""
     port = free_port(0)
-    arguments = {
-        "name": "demo",
-        "plan": str(ROOT / "cluster/demo/plan.json"),
-        "profile": str(ROOT / "cluster/demo/profile.json"),
-        "cpus_per_replica": 0,
-        "front_replicas": fronts,
-    }
-    application = {"name": "bench", "import_path": "deployments.app:build", "args": arguments}
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "serve.yaml"
-        file.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
-        with servers.isobatch(file, port) as url:
-            yield url, port
+    with servers.demo({"name": "demo", "front_replicas": fronts}, grpc_port=port) as base:
+        yield f"{base}/predict", port
 
 
 def _target(url: str, grpc_port: int, refusing: tuple[int, int], inputs: int, protocol: str) -> Target:

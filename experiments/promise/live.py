@@ -82,7 +82,7 @@ def live(minutes: int) -> dict[str, float]:
     """The share of minutes in which at least 99 % of the answers are the full network's."""
     network = load(demo_directory())
     steps = [NoisyDigits.of(network, noise, seed) for seed, noise in enumerate(noises(minutes * A_MINUTE))]
-    with servers.demo(STEERING, AUDITS) as base:
+    with servers.demo(AUDITS, STEERING) as base:
         kept = [step.asked(base) for step in steps]
         events = _told(f"{base}/controller/status")["events"]
         stats = _told(f"{base}/stats")

@@ -40,31 +40,33 @@ def isobatch(serve_file: Path, grpc_port: int = 0, environment: Mapping[str, str
 
 @contextmanager
 def demo(
-    steering: Mapping[str, object], told: Mapping[str, object] = _NONE, environment: Mapping[str, str] = _NONE
+    told: Mapping[str, object],
+    steering: Mapping[str, object] | None = None,
+    grpc_port: int = 0,
+    environment: Mapping[str, str] = _NONE,
 ) -> Iterator[str]:
-    """The demo as it is shipped, told a little more, and a controller that remembers nothing of other days.
+    """The demo as it is shipped, told a little more; yields its address.
 
-    Yields the address of both.
+    `steering`: of the controller beside it, which remembers nothing of other days; None: there is none.
     """
     files = {name: str(ROOT / f"cluster/demo/{name}.json") for name in ("plan", "profile")}
+    args = {"cpus_per_replica": 0, "replan": steering is not None, **files, **told}
     with TemporaryDirectory() as folder:
-        applications = [
-            {
-                "name": "isobatch",
-                "import_path": "deployments.app:build",
-                "route_prefix": "/",
-                "args": {"cpus_per_replica": 0, "replan": True, **files, **told},
-            },
-            {
-                "name": "controller",
-                "import_path": "cluster.controller.app:build",
-                "route_prefix": "/controller",
-                "args": {"memory": folder, **steering},
-            },
+        applications: list[dict[str, object]] = [
+            {"name": "isobatch", "import_path": "deployments.app:build", "route_prefix": "/", "args": args}
         ]
+        if steering is not None:
+            applications.append(
+                {
+                    "name": "controller",
+                    "import_path": "cluster.controller.app:build",
+                    "route_prefix": "/controller",
+                    "args": {"memory": folder, **steering},
+                }
+            )
         file = Path(folder) / "serve.yaml"
         file.write_text(json.dumps({"applications": applications}))  # JSON is YAML
-        with isobatch(file, environment=environment) as url:
+        with isobatch(file, grpc_port, environment) as url:
             yield url.removesuffix("/predict")
 
 

@@ -116,7 +116,7 @@ def measurable() -> dict[str, Watcher]:
 @contextmanager
 def demo(environment: Mapping[str, str]) -> Iterator[str]:
     """Served as it is shipped; the controller looks, and changes nothing while it is measured."""
-    with servers.demo({"replan_every_s": 86_400.0}, environment=environment) as base:
+    with servers.demo({}, {"replan_every_s": 86_400.0}, environment=environment) as base:
         _await(f"{base}/controller/status")
         yield base
 
