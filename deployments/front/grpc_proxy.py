@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deployments.front.headers import STARTED, TIMEOUT
+from deployments.front.headers import CLIENT, STARTED, TIMEOUT
 from deployments.front.open_inference.messages import SERVICE
 from deployments.front.proxy import (
     FEW,
@@ -106,6 +106,7 @@ frontend calls
     http-request del-header {timeout}
     http-request set-header {started} t=%[date(0,us)] if infers
     http-request set-header {timeout} %[req.hdr(grpc-timeout)] if infers {{ req.hdr(grpc-timeout) -m found }}
+    http-request set-header {client} %[src] if streams
     http-request track-sc1 src table streams if streams
     http-request return status 503 if streams {{ sc1_conn_cur gt {streams_of_one} }}
     http-request return status 503 if infers {{ avg_queue(inferences) gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
@@ -248,6 +249,7 @@ def _configuration(folder: Path, host: str, port: int) -> str:
         service=SERVICE,
         started=STARTED.decode(),
         timeout=TIMEOUT,
+        client=CLIENT,
         crowded=_CROWDED,
         gone=_GONE,
     )

@@ -14,6 +14,7 @@ DEADLINE_HEADER = "x-deadline-ms"
 STARTED = b"x-request-start"  # when a proxy of ours saw the request: t=MICROSECONDS since 1970
 FULL = b"x-full"
 TIMEOUT = "x-grpc-timeout"  # how long the client of a call waits since then, as gRPC writes it and keeps it to itself
+CLIENT = "x-client-address"  # whose stream it is, as our HAProxy saw it
 _MOST_WAITED_S = 60.0  # whoever says more has another clock
 LONGEST_MS = 86_400_000.0  # a day: no client waits longer, and clocks and timers have their limits
 # Load balancers ask these paths, so they need no key even where one is set.

@@ -9,10 +9,8 @@ Serve has a gRPC proxy, but its replicas would listen on every interface, and ne
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from math import ceil
 from typing import Any
 
 import grpc
@@ -21,7 +19,7 @@ from deployments.front import grpc_proxy
 from deployments.front.answers import RefusedError
 from deployments.front.bodies import LONGEST_NAME, MOST_NAMED
 from deployments.front.grpc_proxy import GrpcProxy
-from deployments.front.headers import DEADLINE_HEADER, STARTED, TIMEOUT, deadline_s, timeout_s_by, waited_s_by
+from deployments.front.headers import CLIENT, DEADLINE_HEADER, STARTED, TIMEOUT, deadline_s, timeout_s_by, waited_s_by
 from deployments.front.open_inference.calls import (
     OF_CALLS,
     OF_CONNECTIONS,
@@ -33,6 +31,7 @@ from deployments.front.open_inference.calls import (
 )
 from deployments.front.open_inference.messages import message
 from deployments.front.open_inference.methods import METHODS, Answering, Call, content
+from deployments.front.open_inference.places import Places
 from deployments.front.open_inference.tensors import MOST_TEXTS
 from deployments.front.proxy import MOST
 from deployments.front.service import Service, Visit
@@ -42,9 +41,6 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 64  # requests of one stream
 PUSH_BACK_S = 0.05  # a request that there was no time for keeps its place for so long: to refuse is work, too
-TAKEN, TAKEN_CROWDED = 0.8, 0.4  # of the SLO requests of streams may take, as plans do; where many are refused
-MANY_REFUSED = 0.05  # of those that are answered
-LEAST_PACED = 8  # requests of all streams, however few were answered lately
 _BEHIND_PROXY = [("grpc.max_concurrent_streams", grpc_proxy.CALLS_TO_FRONT)]
 
 
@@ -101,6 +97,12 @@ def _call(context: Any) -> Call:
     return Call(metadata, left_s)
 
 
+def _client(context: Any) -> str:
+    """The address of whoever asks: as HAProxy tells it over its socket, or as gRPC saw it itself."""
+    protocol, _, place = str(context.peer()).partition(":")
+    return str(dict(context.invocation_metadata())[CLIENT]) if protocol == "unix" else place.rpartition(":")[0]
+
+
 def _unary(service: Service, name: str, answer: Answering) -> grpc.RpcMethodHandler:
     response, most_fields = message(f"{name}Response"), _most_fields(service)
 
@@ -139,54 +141,6 @@ def _most_fields(service: Service) -> int:
     return MOST_TEXTS * service.config.max_inputs + 8 * MOST_NAMED
 
 
-class Places:
-    """Of all streams together, so many requests are worked on at once; others are not read.
-
-    They wait where gRPC keeps them, at the client in the end: a flood costs the front no more than what it answers.
-    There are as many as were answered lately in most of `slo_s`, so that each takes about so long; fewer once some were
-    refused, and never more than `limit` says now. Each stream waits for one place, and who has waited longest is next:
-    all get as much.
-    """
-
-    def __init__(self, limit: Callable[[], int], slo_s: float, clock: Callable[[], float]) -> None:
-        self._limit, self._slo_s, self._clock = limit, slo_s, clock
-        self._paced, self._taken = LEAST_PACED, 0
-        self._began_s, self._answered, self._refused = clock(), 0, 0  # the window, and requests in it
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def most(self) -> int:
-        return min(self._paced, self._limit())
-
-    async def take(self) -> None:
-        if not self._waiting and self._taken < self.most:
-            self._taken += 1
-            return
-        mine = asyncio.get_running_loop().create_future()
-        self._waiting.append(mine)
-        try:
-            await mine
-        except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():  # it had just been given
-                self.leave(answered=False)
-            raise
-
-    def leave(self, answered: bool) -> None:
-        self._taken -= 1
-        self._answered += answered
-        self._refused += not answered
-        if (took_s := self._clock() - self._began_s) >= self._slo_s:
-            if self._waiting:  # else it is not known how many more could be answered
-                share = TAKEN_CROWDED if self._refused > MANY_REFUSED * self._answered else TAKEN
-                self._paced = max(LEAST_PACED, ceil(share * self._answered * self._slo_s / took_s))
-            self._began_s, self._answered, self._refused = self._clock(), 0, 0
-        while self._waiting and self._taken < self.most:
-            longest = self._waiting.popleft()
-            if not longest.done():
-                self._taken += 1
-                longest.set_result(None)
-
-
 def _is_answer(done: asyncio.Task[Any]) -> bool:
     return not done.cancelled() and not done.exception() and not done.result().error_message
 
@@ -210,15 +164,15 @@ def _streamed(service: Service, places: Places) -> grpc.RpcMethodHandler:
             return response(error_message=refused.sentence, infer_response={"id": told})
 
     async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        call = _call(context)
+        call, client = _call(context), _client(context)
         begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_AT_ONCE)
 
         async def begin() -> None:
             try:
                 async for sent in requests:
-                    await places.take()
+                    await places.take(client)
                     task = asyncio.create_task(one(sent, call))
-                    task.add_done_callback(lambda done: places.leave(_is_answer(done)))
+                    task.add_done_callback(lambda done: places.leave(client, _is_answer(done)))
                     await begun.put(task)
             finally:
                 await begun.put(None)

@@ -1,0 +1,95 @@
+"""A front's gRPC behind a HAProxy of its own, and what a client says to it, byte by byte where it must."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from deployments.config import AppConfig
+from deployments.front.grpc_proxy import GrpcProxy
+from deployments.front.open_inference.messages import SERVICE, message
+from deployments.front.open_inference.rpc import serving
+from deployments.front.proxy import Burden
+from deployments.front.service import Service
+from deployments.ray_settings import haproxy_program
+
+INFER, LIVE, STATISTICS, STREAM = (
+    f"/{SERVICE}/{method}" for method in ("ModelInfer", "ServerLive", "ModelStatistics", "ModelStreamInfer")
+)
+REQUEST = message("ModelInferRequest")(
+    model_name="toy",
+    inputs=[{"name": "inputs", "datatype": "INT64", "shape": (1, 2), "contents": {"int64_contents": [4, 7]}}],
+).SerializeToString()
+needs_haproxy = pytest.mark.skipif(not haproxy_program(), reason="there is no HAProxy for this platform")
+
+
+def calm() -> Burden:
+    return Burden(0, 0, 0)
+
+
+@contextmanager
+def proxy(port: int, burden: Callable[[], Burden] = calm) -> Iterator[GrpcProxy]:
+    """HAProxy without a front."""
+    program = haproxy_program()
+    assert program
+    it = GrpcProxy(program, "127.0.0.1", port, 1.0, burden)
+    try:
+        it.open()
+        yield it
+    finally:
+        it.drain()
+        it.close()
+
+
+def toy(port: int) -> Service:
+    config = {"model": "/models/toy", "loader": "tests.helpers.toy_model:load", "slo_ms": 20_000, "drain_s": 5}
+    return Service(AppConfig(grpc_port=port, **config), time.perf_counter)
+
+
+def play(scene: Callable[[grpc.aio.Channel, Service], Awaitable[Any]], port: int) -> Any:
+    async def act() -> Any:
+        service = toy(port)
+        await service.open()
+        async with serving(service), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            result = await asyncio.wait_for(scene(channel, service), 60)
+        await service.close()
+        return result
+
+    return asyncio.run(act())
+
+
+async def until(true: Callable[[], Any], within_s: float = 60.0) -> None:
+    until_s = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < until_s
+        await asyncio.sleep(0.02)
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return error.value
+
+
+async def everything(stream: Any) -> list[Any]:
+    return [reply async for reply in stream]
+
+
+def frame(kind: int, flags: int, content: bytes, stream: int = 1) -> bytes:
+    """Of HTTP/2."""
+    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+
+
+def literal(name: str, value: str) -> bytes:
+    """A header as HPACK writes it in full."""
+    return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+
+
+def headers(path: str) -> bytes:
+    told = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
+    told |= {"content-type": "application/grpc", "te": "trailers"}
+    return b"".join(literal(*each) for each in told.items())

@@ -1,0 +1,39 @@
+"""A front behind its HAProxy, with little room and a network that takes its time."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster.serving import local
+from deployments.front import grpc_proxy
+from deployments.front.proxy import ProxyLimit
+from tests.helpers.toy_model import Toy
+
+
+@pytest.fixture
+def free_port() -> int:
+    return local.free_port(0)
+
+
+@pytest.fixture
+def one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front has room for one inference at once, whatever it learns."""
+    monkeypatch.setattr(grpc_proxy, "MOST", 1)
+    monkeypatch.setattr(grpc_proxy, "QUEUED", 10_000)
+    monkeypatch.setattr(ProxyLimit, "_tell", lambda *_: None)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The network answers nothing until this is set."""
+    end, run = threading.Event(), Toy.run
+
+    def waits(*args: Any) -> Any:
+        assert end.wait(60)
+        return run(*args)
+
+    monkeypatch.setattr(Toy, "run", waits)
+    yield end
+    end.set()

@@ -1,0 +1,109 @@
+"""How long the HAProxy before a front's gRPC lives, and what it is told meanwhile."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from deployments.front import grpc_proxy
+from deployments.front.grpc_proxy import GrpcProxy
+from deployments.front.open_inference.messages import SERVICE
+from deployments.front.open_inference.rpc import serving
+from deployments.front.proxy import MOST, Burden, said
+from tests.helpers.grpc_proxy import INFER, REQUEST, needs_haproxy, proxy, refusal, toy, until
+
+pytestmark = needs_haproxy
+
+
+def test_what_was_admitted_is_answered_though_the_server_ends(held: threading.Event, free_port: int) -> None:
+    async def act() -> Any:
+        service = toy(free_port)
+        await service.open()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+            async with serving(service):
+                call = channel.unary_unary(INFER)(REQUEST)
+                await until(lambda: service.burden().inside)
+                threading.Timer(0.3, held.set).start()
+            assert await call
+        await service.close()
+
+    asyncio.run(act())
+
+
+def test_haproxy_is_told_the_limit_and_told_it_again(free_port: int) -> None:
+    """One that was started again, because it was killed, knows nothing of what the one before it was told."""
+    refused = iter(range(0, 10_000_000, 100))
+
+    async def act(it: GrpcProxy) -> None:
+        await until(lambda: places(it) < MOST)
+        assert it._process
+        first = it._process
+        first.kill()
+        await until(lambda: it._process is not first and it._listens())
+        await until(lambda: places(it) < MOST)
+        assert "is started again" not in str(it._said())
+
+    with proxy(free_port, lambda: Burden(10, next(refused), 0)) as it:
+        asyncio.run(act(it))
+
+
+def places(it: GrpcProxy) -> int:
+    """As many inferences as the front may have at once."""
+    head, *rows = (line.split(",") for line in said(it._orders, "show stat").splitlines() if line)
+    (row,) = (row for row in rows if row[:2] == grpc_proxy._SERVERS[0].split("/"))
+    return int(row[head.index("slim")])
+
+
+def test_where_there_is_no_front_it_is_said_so(free_port: int) -> None:
+    async def act() -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+            for method in ("ModelInfer", "ServerLive"):
+                refused = await refusal(channel.unary_unary(f"/{SERVICE}/{method}")(REQUEST))
+                assert (refused.code().name, refused.details()) == ("UNAVAILABLE", grpc_proxy._GONE)
+
+    with proxy(free_port):
+        asyncio.run(act())
+
+
+def test_the_port_is_free_at_once_and_shared_meanwhile(free_port: int) -> None:
+    with proxy(free_port), proxy(free_port) as second:
+        folder = second._folder
+    assert not folder.exists()
+    with proxy(free_port):
+        pass
+
+
+FRONT = """
+import sys, time
+from deployments.front.grpc_proxy import GrpcProxy
+from deployments.front.proxy import Burden
+from deployments.ray_settings import haproxy_program
+it = GrpcProxy(haproxy_program(), "127.0.0.1", int(sys.argv[1]), 1.0, lambda: Burden(0, 0, 0))
+it.open()
+print(it._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_it_does_not_outlive_a_front_that_is_killed(free_port: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FRONT, str(free_port)]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as front:
+        assert front.stdout
+        child = int(front.stdout.readline())
+        assert lives(child)
+        front.send_signal(signal.SIGKILL)
+    asyncio.run(until(lambda: not lives(child)))
+
+
+def lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -1,0 +1,129 @@
+"""Streams behind the HAProxy before a front's gRPC: they keep nobody out, and are read no faster than answered."""
+
+import asyncio
+import threading
+import time
+
+import grpc
+import pytest
+
+from deployments.front import grpc_proxy
+from deployments.front.grpc_proxy import GrpcProxy
+from deployments.front.headers import CLIENT
+from deployments.front.open_inference import rpc
+from deployments.front.open_inference.messages import SERVICE
+from deployments.front.open_inference.places import Places
+from deployments.front.proxy import ProxyLimit
+from deployments.front.service import Service
+from tests.helpers.grpc_proxy import INFER, REQUEST, STREAM, everything, needs_haproxy, play, refusal, until
+
+pytestmark = needs_haproxy
+
+
+def test_streams_and_questions_take_no_places_of_calls(one_place: None, held: threading.Event, free_port: int) -> None:
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        stream = channel.stream_stream(STREAM)
+        streams = [stream() for _ in range(3)]
+        for each in streams:
+            await each.write(REQUEST)
+        await until(lambda: service.burden().inside == 3)
+        inferred = asyncio.ensure_future(channel.unary_unary(INFER)(REQUEST))
+        await until(lambda: service.burden().inside == 4)
+        assert await channel.unary_unary(f"/{SERVICE}/ServerLive")(b"")
+        held.set()
+        assert await inferred
+        for each in streams:
+            assert await each.read()
+            await each.done_writing()
+
+    play(scene, free_port)
+
+
+def test_a_flood_of_streams_is_read_no_faster_than_it_is_answered(
+    monkeypatch: pytest.MonkeyPatch, held: threading.Event, free_port: int
+) -> None:
+    """Who floods waits: the front has no more of them than places, refuses nobody, and answers all in the end."""
+    monkeypatch.setattr(grpc_proxy, "MOST", 4)
+    monkeypatch.setattr(ProxyLimit, "_tell", lambda *_: None)
+    monkeypatch.setattr(GrpcProxy, "places", 4)
+
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        streams = [channel.stream_stream(STREAM)() for _ in range(3)]
+        for each in streams:
+            for _ in range(20):
+                await each.write(REQUEST)
+            await each.done_writing()
+        await until(lambda: service.burden().inside == 4)
+        await asyncio.sleep(0.2)
+        assert service.burden().inside == 4
+        held.set()
+        replies = await asyncio.gather(*(everything(each) for each in streams))
+        assert [len(each) for each in replies] == [20, 20, 20]
+        assert service.burden().strained == 0
+
+    play(scene, free_port)
+
+
+def test_refusing_what_streams_ask_is_no_faster_than_answering_it(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setattr(GrpcProxy, "places", 4)
+
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        late = (("x-deadline-ms", "0.001"),)
+        streams = [channel.stream_stream(STREAM)(metadata=late) for _ in range(2)]
+        began_s = time.monotonic()
+        for each in streams:
+            for _ in range(16):
+                await each.write(REQUEST)
+            await each.done_writing()
+        replies = await asyncio.gather(*(everything(each) for each in streams))
+        assert [len(each) for each in replies] == [16, 16]
+        assert time.monotonic() - began_s > 32 / 4 * rpc.PUSH_BACK_S
+
+    play(scene, free_port)
+
+
+def test_no_address_holds_all_streams(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+    monkeypatch.setattr(grpc_proxy, "STREAMS_OF_ONE_ADDRESS", 2)
+
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        open_one = channel.stream_stream(STREAM)
+        streams = [open_one() for _ in range(2)]
+        for each in streams:
+            await each.write(REQUEST)
+            assert await each.read()
+        refused = await refusal(everything(open_one()))
+        assert (refused.code().name, refused.details()) == ("UNAVAILABLE", grpc_proxy._CROWDED)
+        await streams[0].done_writing()
+        assert await streams[0].read() is grpc.aio.EOF
+        again = open_one()
+        await again.write(REQUEST)
+        assert await again.read()
+        for each in (streams[1], again):
+            await each.done_writing()
+            assert await each.read() is grpc.aio.EOF
+
+    play(scene, free_port)
+
+
+def test_streams_are_told_apart_by_the_addresses_of_their_clients(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    """Whatever they say of themselves."""
+    seen: list[str] = []
+    take = Places.take
+
+    async def noted(self: Places, client: str) -> None:
+        seen.append(client)
+        await take(self, client)
+
+    monkeypatch.setattr(Places, "take", noted)
+
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        for told in ((), ((CLIENT, "10.0.0.7"),)):
+            call = channel.stream_stream(STREAM)(iter([REQUEST]), metadata=told)
+            assert len(await everything(call)) == 1
+
+    play(scene, free_port)
+    assert seen == ["127.0.0.1"] * 2

@@ -1,0 +1,116 @@
+"""How many requests of streams are worked on at once, and whose is next."""
+
+import asyncio
+from collections import Counter, deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.front.open_inference.places import Places
+from deployments.front.proxy import MOST
+
+
+class Queue:
+    """Clients that ask for places, and who got one."""
+
+    def __init__(self) -> None:
+        self.most, self.asked = 2, 0
+        self.inside: list[str] = []
+        self.served: list[int] = []
+        self.waiting: dict[asyncio.Task[None], tuple[int, str]] = {}
+        self.places = Places(lambda: self.most, 1.0, lambda: 0.0)
+
+    async def ask(self, number: int, client: str) -> None:
+        await self.places.take(client)
+        fewest = min(self.inside.count(other) for _, other in self.waiting.values())
+        assert self.inside.count(client) == fewest, "whoever has the fewest is next"
+        before = [each for each, other in self.waiting.values() if other == client]
+        assert number == min(before), "and of one client who has waited longest"
+        del self.waiting[next(task for task, (each, _) in self.waiting.items() if each == number)]
+        self.served.append(number)
+        self.inside.append(client)
+
+    async def play(self, step: str) -> None:
+        match step.split():
+            case "ask", client:
+                self.waiting[asyncio.create_task(self.ask(self.asked, client))] = (self.asked, client)
+                self.asked += 1
+            case ["leave"] if self.inside:
+                self.places.leave(self.inside.pop(0), answered=True)
+            case ["give", "up"] if self.waiting:
+                task, _ = self.waiting.popitem()
+                task.cancel()
+            case ["more" | "fewer"]:
+                self.most = max(1, self.most + (1 if step == "more" else -1))
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+@given(st.lists(st.sampled_from(["ask a", "ask a", "ask b", "ask c", "leave", "leave", "more", "fewer", "give up"])))
+def test_places_of_streams_are_never_too_many_and_go_to_who_has_the_fewest(steps: list[str]) -> None:
+    async def act() -> None:
+        queue = Queue()
+        for step in steps:
+            before = len(queue.served)
+            await queue.play(step)
+            assert len(queue.served) == before or len(queue.inside) <= queue.most
+            assert queue.inside or not queue.waiting, "somebody must be there who lets the next one in"
+        while queue.waiting:
+            assert queue.inside, "nobody is forgotten"
+            await queue.play("leave")
+
+    asyncio.run(act())
+
+
+def test_who_opens_many_streams_gets_no_more_than_who_opens_one() -> None:
+    async def act() -> None:
+        places, served = Places(lambda: 8, 1.0, lambda: 0.0), Counter[str]()
+
+        async def stream(client: str) -> None:
+            while True:
+                await places.take(client)
+                served[client] += 1
+                await asyncio.sleep(0)
+                places.leave(client, answered=True)
+
+        # Each of these streams has one request at work at once, so that one client needs several for half of eight.
+        streams = [asyncio.create_task(stream(client)) for client in ["flood"] * 60 + ["calm"] * 6]
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        for each in streams:
+            each.cancel()
+        assert served["calm"] > 0.8 * served["flood"]
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize(("alone_s", "per_s"), [(0.01, 1000.0), (0.2, 200.0), (0.5, 20.0)])
+def test_requests_of_streams_take_most_of_the_time_that_there_is(alone_s: float, per_s: float) -> None:
+    """Of a server that answers so many a second, each after so long at least: all it can are answered, in time."""
+
+    async def act() -> None:
+        now_s, slo_s = 0.0, 1.0
+        places = Places(lambda: MOST, slo_s, lambda: now_s)
+        entered, times_s = deque[float](), list[float]()
+
+        async def flood() -> None:
+            while True:
+                await places.take("one")
+                entered.append(now_s)
+
+        floods = [asyncio.create_task(flood()) for _ in range(5)]
+        for _ in range(round(8 * per_s)):
+            now_s += 1 / per_s
+            for _ in range(3):
+                await asyncio.sleep(0)
+            if entered and now_s - entered[0] >= alone_s:
+                times_s.append(now_s - entered.popleft())
+                places.leave("one", answered=True)
+        late = times_s[len(times_s) // 2 :]
+        assert max(late) <= slo_s
+        assert len(times_s) > 0.7 * 8 * per_s
+        for each in floods:
+            each.cancel()
+
+    asyncio.run(act())
