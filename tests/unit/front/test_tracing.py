@@ -5,7 +5,7 @@ import json
 import random
 import time
 import timeit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -182,8 +182,13 @@ def test_a_span_costs_less_than_opentelemetrys_tracer_takes(seen: Seen) -> None:
         seen.tracing.span("queue", parent, about={"block": 0}).end()
 
     seen.tracing._processor = TracerProvider()._active_span_processor  # neither sends anything
-    taken_s = [min(timeit.repeat(each, number=100, repeat=20)) for each in (ours, theirs)]
-    assert taken_s[0] < 0.8 * taken_s[1]
+    # In turns, a moment each: a machine that is slow for a while is so for both, and the fastest moments tell.
+    taken_s = [(_taken_s(ours), _taken_s(theirs)) for _ in range(200)]
+    assert min(each for each, _ in taken_s) < 0.8 * min(each for _, each in taken_s)
+
+
+def _taken_s(act: Callable[[], None]) -> float:
+    return timeit.timeit(act, number=20)
 
 
 def test_a_network_that_seeds_the_numbers_of_a_process_does_not_choose_those_of_spans(seen: Seen) -> None:
