@@ -1,6 +1,7 @@
 """The Open Inference Protocol over gRPC: answers and sentences as over HTTP, field numbers as published."""
 
 import asyncio
+import re
 import socket
 import threading
 import time
@@ -231,9 +232,10 @@ def test_a_deadline_may_be_told_in_three_ways(within: dict[str, Any], monkeypatc
         await busy
         (statistics,) = (await client.ask("ModelStatistics")).model_stats
         assert statistics.inference_count == 2
-        return str(error.value.code().name)
+        return f"{error.value.code().name}: {error.value.details()}"
 
-    assert play(scene, slo_ms=60_000) == "DEADLINE_EXCEEDED"
+    # Where the machine itself is slow, it is refused before it waits, for the same reason.
+    assert re.match("DEADLINE_EXCEEDED|UNAVAILABLE: refused: the deadline", play(scene, slo_ms=60_000))
 
 
 def test_a_stream_answers_in_order_and_survives_a_refusal() -> None:
