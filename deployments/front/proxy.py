@@ -2,8 +2,10 @@
 
 To refuse a request takes this process a good part of what it takes to answer one; HAProxy refuses at a fraction of
 that. So while a front must refuse, it asks HAProxy over its own socket for fewer requests at once, until it refuses
-next to none. What cannot be handed on within some milliseconds is told 503 there (cluster/serving/haproxy.py). What the
-front may have then grows again for as long as it refuses nothing. A thread does all this: the event loop may be late.
+next to none. What cannot be handed on within some milliseconds is told 503 there (cluster/serving/haproxy.py). While
+nothing is refused and many want in, each answer lets a little more in; where few want in, what was found is forgotten
+over a minute, so that the next flood meets a front that knows its limit. A thread does all this: the event loop may be
+late.
 """
 
 import csv
@@ -24,7 +26,11 @@ TELL_AGAIN_S = 1.0  # HAProxy forgets the limit when Serve starts it anew
 WITHIN_S = 1.0  # a HAProxy that says nothing for so long is asked again later
 SEEN_AFTER_S, SURELY_SEEN_AFTER_S = 0.06, 0.3  # a lower limit shows its effect
 LEAST_KEPT, MOST_KEPT = 0.7, 0.9  # of the limit when it is lowered: the less, the more of those that came are strained
-MANY_STRAINED = 0.05  # of those that came
+FEW_STRAINED, MANY_STRAINED = 1.5, 0.05  # requests: one may have bad luck; of those that ended
+COUNTED_S = 0.1  # in so long half of both is forgotten
+MOST_MORE, MORE_PER_S = 0.2, 0.2  # places for each answer, while many want in: at most; by how long ago it was lowered
+FORGOTTEN_S = 5.0  # in so long a limit that few want to reach becomes twice as high
+TOLD_FROM = 1.05  # of what HAProxy knows: to tell it of less that is more would take time from those who answer
 LEAST, MOST = 4, 4096  # requests at once
 # What a HAProxy before the front is told when it starts, by whoever starts it:
 REQUEST_S = 10  # the time that a client has to send its headers, and as much to begin its body, before it has a place
@@ -73,29 +79,42 @@ class Limit:
     """
 
     def __init__(self) -> None:
-        self.value = MOST
-        self.calm = True  # nothing has to be refused
+        self.calm = True  # nothing has to be refused, and few want in
+        self._value = float(MOST)
         self._inside = Peak()
         self._last = Burden(0, 0, 0)
+        self._strained = self._ended = 0.0  # of late
+        self._stepped_s = inf
         self._lowered_s = -inf
+
+    @property
+    def value(self) -> int:
+        return int(self._value)
 
     def step(self, now_s: float, burden: Burden) -> None:
         """Some time has passed. As long as many are refused it may have fewer than were inside, then a few more."""
         self._inside.saw(now_s, burden.inside)
         inside = self._inside.at(now_s)
-        strained, answered = burden.strained - self._last.strained, burden.answered - self._last.answered
-        self._last = burden
-        if strained > 1 and strained > MANY_STRAINED * (strained + answered):
+        since_s = max(0.0, now_s - self._stepped_s)
+        answered = burden.answered - self._last.answered
+        kept = 0.5 ** (since_s / COUNTED_S)
+        self._strained = kept * self._strained + burden.strained - self._last.strained
+        self._ended = kept * self._ended + burden.strained - self._last.strained + answered
+        self._last, self._stepped_s = burden, now_s
+        crowded = 2 * inside > self._value
+        if self._strained > FEW_STRAINED and self._strained > MANY_STRAINED * self._ended:
             if self._has_shown(now_s, burden.inside):
-                kept = max(LEAST_KEPT, 1.0 - strained / (strained + answered))
-                self.value = max(LEAST, int(min(MOST_KEPT, kept) * min(self.value, inside)))
-                self._lowered_s = now_s
-        elif 2 * inside > self.value:  # the longer ago it was lowered, the faster
-            share = min(0.1, (now_s - self._lowered_s) / 10.0)
-            self.value = min(MOST, self.value + max(1, int(share * self.value)))
+                kept = min(MOST_KEPT, max(LEAST_KEPT, 1.0 - self._strained / self._ended))
+                self._value = max(float(LEAST), kept * min(self._value, inside))
+                self._lowered_s, self._strained, self._ended = now_s, 0.0, 0.0
+        elif crowded:  # by answers: a lower limit of long requests shows its effect later than one of short ones
+            self._raise(self._value + answered * min(MOST_MORE, MORE_PER_S * (now_s - self._lowered_s)))
         else:
-            self.value = min(MOST, 2 * self.value)
-        self.calm = not strained and self.value == MOST
+            self._raise(self._value * 2 ** (since_s / FORGOTTEN_S))
+        self.calm = not crowded and self._strained < FEW_STRAINED
+
+    def _raise(self, value: float) -> None:
+        self._value = min(float(MOST), value)
 
     def _has_shown(self, now_s: float, inside: int) -> bool:
         """A lower limit shows its effect once those who were let in before are out, or some time later at most."""
@@ -130,7 +149,7 @@ class ProxyLimit(threading.Thread):
         while not self._ended.wait(CALM_EVERY_S if self._limit.calm else EVERY_S):
             self._limit.step(time.monotonic(), self._burden())
             again = time.monotonic() - self._looked_s > TELL_AGAIN_S
-            if again or self._limit.value != self._told:
+            if again or not self._told <= self._limit.value < TOLD_FROM * self._told:
                 self._tell(self._limit.value, again)
 
     def _tell(self, limit: int, again: bool = True) -> None:
