@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 EVERY_S, CALM_EVERY_S = 0.02, 0.1  # while requests are refused; while none are: this takes time from those who answer
 TELL_AGAIN_S = 1.0  # HAProxy forgets the limit when Serve starts it anew
 WITHIN_S = 1.0  # a HAProxy that says nothing for so long is asked again later
-SEEN_AFTER_S, SURELY_SEEN_AFTER_S = 0.06, 0.3  # a lower limit shows its effect
+SEEN_AFTER_S, SURELY_SEEN_AFTER_S = 0.06, 0.2  # a lower limit shows its effect
 LEAST_KEPT, MOST_KEPT = 0.7, 0.9  # of the limit when it is lowered: the less, the more of those that came are strained
 FEW_STRAINED, MANY_STRAINED = 1.5, 0.05  # requests: one may have bad luck; of those that ended
 COUNTED_S = 0.1  # in so long half of both is forgotten
@@ -71,6 +71,11 @@ class Burden(NamedTuple):
     strained: int  # requests since the start that were refused, late, or waited long, as there was too much to do
     answered: int
 
+    @property
+    def ended(self) -> int:
+        """Who was answered after a long wait counts twice."""
+        return self.strained + self.answered
+
 
 class Limit:
     """How many requests the front may have at once.
@@ -84,42 +89,47 @@ class Limit:
         self._inside = Peak()
         self._last = Burden(0, 0, 0)
         self._strained = self._ended = 0.0  # of late
-        self._stepped_s = inf
-        self._lowered_s = -inf
+        self._stepped_s, self._lowered_s = inf, -inf
+        self._shown_at = 0  # requests that will have ended then
 
     @property
     def value(self) -> int:
         return int(self._value)
 
     def step(self, now_s: float, burden: Burden) -> None:
-        """Some time has passed. As long as many are refused it may have fewer than were inside, then a few more."""
+        """Some time has passed. As long as many are strained it may have fewer than were inside, then a few more."""
+        since_s, last = max(0.0, now_s - self._stepped_s), self._last
+        self._stepped_s, self._last = now_s, burden
         self._inside.saw(now_s, burden.inside)
         inside = self._inside.at(now_s)
-        since_s = max(0.0, now_s - self._stepped_s)
-        answered = burden.answered - self._last.answered
+        if not self._has_shown(now_s, burden):
+            return
+        answered, strained = burden.answered - last.answered, burden.strained - last.strained
         kept = 0.5 ** (since_s / COUNTED_S)
-        self._strained = kept * self._strained + burden.strained - self._last.strained
-        self._ended = kept * self._ended + burden.strained - self._last.strained + answered
-        self._last, self._stepped_s = burden, now_s
+        self._strained = kept * self._strained + strained
+        self._ended = kept * self._ended + strained + answered
         crowded = 2 * inside > self._value
-        if self._strained > FEW_STRAINED and self._strained > MANY_STRAINED * self._ended:
-            if self._has_shown(now_s, burden.inside):
-                kept = min(MOST_KEPT, max(LEAST_KEPT, 1.0 - self._strained / self._ended))
-                self._value = max(float(LEAST), kept * min(self._value, inside))
-                self._lowered_s, self._strained, self._ended = now_s, 0.0, 0.0
+        self.calm = not crowded and self._strained < FEW_STRAINED
+        if self._strained > max(FEW_STRAINED, MANY_STRAINED * self._ended):
+            self._lower(now_s, burden, inside)
         elif crowded:  # by answers: a lower limit of long requests shows its effect later than one of short ones
             self._raise(self._value + answered * min(MOST_MORE, MORE_PER_S * (now_s - self._lowered_s)))
         else:
             self._raise(self._value * 2 ** (since_s / FORGOTTEN_S))
-        self.calm = not crowded and self._strained < FEW_STRAINED
+
+    def _lower(self, now_s: float, burden: Burden, inside: float) -> None:
+        kept = min(MOST_KEPT, max(LEAST_KEPT, 1.0 - self._strained / self._ended))
+        self._value = max(float(LEAST), kept * min(self._value, inside))
+        self._lowered_s, self._shown_at = now_s, burden.ended + burden.inside
+        self._strained = self._ended = 0.0
 
     def _raise(self, value: float) -> None:
         self._value = min(float(MOST), value)
 
-    def _has_shown(self, now_s: float, inside: int) -> bool:
-        """A lower limit shows its effect once those who were let in before are out, or some time later at most."""
+    def _has_shown(self, now_s: float, burden: Burden) -> bool:
+        """A lower limit shows its effect once those who were inside before have ended, or some time later at most."""
         since_s = now_s - self._lowered_s
-        return since_s >= (SEEN_AFTER_S if inside <= self.value else SURELY_SEEN_AFTER_S)
+        return since_s >= (SEEN_AFTER_S if burden.ended >= self._shown_at else SURELY_SEEN_AFTER_S)
 
 
 class ProxyLimit(threading.Thread):
