@@ -21,6 +21,7 @@ from profiles.errors import UserError
 
 Floats = NDArray[np.float64]
 WRONG = -1  # the status of a request whose answer is not what it should be
+TURN_S = 0.01
 AGAIN_S = 0.1  # the wait before a request whose connection broke is sent again
 
 
@@ -73,7 +74,7 @@ class LoadGenerator:
         self._done: Callable[[int], None] = lambda _: None
 
     async def at(self, due_s: Floats, patience_s: float = 10.0) -> LoadRecord:
-        """Open loop: send a request at each of these times; what has no answer `patience_s` after the last is lost."""
+        """Open loop: send a request at each of these times; once none has ended for `patience_s`, the rest is lost."""
         await self._connect(min(self._most, 32))
         self._begin(due_s)
         self._stopped, self._sent = False, 0
@@ -152,9 +153,12 @@ class LoadGenerator:
         self._started_s = time.perf_counter()
 
     async def _end(self, patience_s: float) -> None:
-        until_s = self.now_s() + patience_s
-        while self._pending and self.now_s() < until_s:
-            await asyncio.sleep(0.01)
+        """Wait for what is pending. A time for which this process itself was held up does not count."""
+        waited_s = 0.0
+        while self._pending and waited_s < patience_s:
+            pending = self._pending
+            await asyncio.sleep(TURN_S)
+            waited_s = 0.0 if self._pending < pending else waited_s + TURN_S
         self._done = lambda _: None
         for connection in self._idle:
             if connection.transport:

@@ -4,7 +4,8 @@ The demo on this machine's cores with real compute, which the load generator sha
 SLO as its deadline: first what can be done at best, then 1.5, 3 and 10 times that, then half of it. An answer is good
 if it was read within the SLO, and late if it was not. That may be the generator's doing, where it waits for a core:
 `late_by_server` counts what was not there yet when the generator looked, an SLO after it had sent the request. Refusals
-are timed both ways, too. Clients wait for answers beyond the deadline that they tell.
+are timed both ways, too. Clients wait for answers beyond the deadline that they tell. A request is lost if its
+connection ends without an answer, or if for seconds nobody has one.
 `goodput_beside_share_*` compares with what is done at the best rate while the rest of the flood goes to a decoy: what
 the generator and HAProxy take of the cores by themselves counts against neither.
 """
@@ -52,7 +53,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Flooded:
-    """What came of one run. `generator_cores`: its own processor time, by the second.
+    """What came of one run. `generator_cores`, `server_cores`: processor time, by the second; HAProxy is the server's.
 
     `late` and `refusal_p99_ms` are what the client saw, `*_by_server` what the server took at least.
     """
@@ -65,6 +66,7 @@ class Flooded:
     refusal_p99_ms: float
     refusal_p99_ms_by_server: float
     generator_cores: float
+    server_cores: float
 
 
 def measure(seconds: int = 3, fronts: int = 2, only: str = "") -> dict[str, float]:
@@ -126,14 +128,15 @@ def _flooded(name: str, url: str, target: Target, start_per_s: float, seconds: f
             f"goodput_share_{flood}_{name}": seen.good_per_s / best_per_s,
             f"goodput_beside_share_{flood}_{name}": seen.good_per_s / beside.good_per_s if beside.good_per_s else 0.0,
             f"generator_cores_{flood}_{name}": seen.generator_cores,
+            f"server_cores_{flood}_{name}": seen.server_cores,
             f"offered_share_{flood}_{name}": seen.offered_per_s / offered_per_s,
         }
         floods.append(seen)
         console.print(
             f"{name} {flood}: good {seen.good_per_s:.1f}/s of {best_per_s:.1f}/s, {beside.good_per_s:.1f}/s beside the "
-            f"decoy; late {seen.late}, surely by it {seen.late_by_server}, lost {seen.lost}, refusals p99 "
-            f"{seen.refusal_p99_ms:.0f} ms, at least {seen.refusal_p99_ms_by_server:.0f} ms, "
-            f"generator {seen.generator_cores:.2f} cores"
+            f"decoy; late {seen.late}, surely by it {seen.late_by_server}, lost {seen.lost}, "
+            f"refusals p99 {seen.refusal_p99_ms:.0f} ms, at least {seen.refusal_p99_ms_by_server:.0f} ms, "
+            f"generator {seen.generator_cores:.2f} cores, server {seen.server_cores:.2f}"
         )
     figures[f"back_after_s_{name}"] = _back_after_s(target.server, FLOODS["10x"] * best_per_s, best_per_s / 2)
     figures |= {f"{figure}_{name}": sum(getattr(each, figure) for each in floods) for figure in COUNTED}
@@ -181,9 +184,9 @@ def _beside(target: Target, rate: float, flood_per_s: float, seconds: float) -> 
         record = await target.server.at(_poisson(rate, seconds))
         return record, await flood
 
-    began_s, cpu_s = time.perf_counter(), time.process_time()
+    cores = _Cores()
     record, _ = looking(both())
-    return _seen(record, (time.process_time() - cpu_s) / (time.perf_counter() - began_s))
+    return _seen(record, cores)
 
 
 def _back_after_s(server: Asker, flood_per_s: float, then_per_s: float) -> float:
@@ -196,9 +199,22 @@ def _back_after_s(server: Asker, flood_per_s: float, then_per_s: float) -> float
 
 
 def _run(server: Asker, due_s: Floats) -> Flooded:
-    began_s, cpu_s = time.perf_counter(), time.process_time()
+    cores = _Cores()
     record = looking(server.at(due_s))
-    return _seen(record, (time.process_time() - cpu_s) / (time.perf_counter() - began_s))
+    return _seen(record, cores)
+
+
+class _Cores:
+    """The processor time by the second of this process and of the server, since it was made."""
+
+    def __init__(self) -> None:
+        self._server_s = servers.processor_s()
+        self._began_s, self._own_s = time.perf_counter(), time.process_time()
+
+    def taken(self) -> tuple[float, float]:
+        seconds = time.perf_counter() - self._began_s
+        own_s = time.process_time() - self._own_s
+        return own_s / seconds, (servers.processor_s() - self._server_s) / seconds
 
 
 def _poisson(rate_per_s: float, seconds: float) -> Floats:
@@ -209,7 +225,8 @@ def _good(record: LoadRecord) -> Any:
     return (record.status == 200) & (record.ended_s - record.due_s <= SLO_MS / 1e3)
 
 
-def _seen(record: LoadRecord, cores: float) -> Flooded:
+def _seen(record: LoadRecord, cores: _Cores) -> Flooded:
+    generator_cores, server_cores = cores.taken()
     end_s = float(record.due_s.max())
     counted = (record.ended_s >= EDGE_S) & (record.ended_s <= end_s)
     least_s, read_s = record.absent_s - record.sent_s, record.ended_s - record.sent_s
@@ -217,14 +234,15 @@ def _seen(record: LoadRecord, cores: float) -> Flooded:
     refused = np.isin(record.status, (429, 503))
     known = np.isin(record.status, (200, 429, 503, 504))
     return Flooded(
-        offered_per_s=float(np.isfinite(record.sent_s).sum()) / max(end_s, float(np.nanmax(record.reached_s))),
+        offered_per_s=float(np.isfinite(record.sent_s).sum()) / max(end_s, float(np.nanmax(record.sent_s))),
         good_per_s=float((_good(record) & counted).sum()) / (end_s - EDGE_S),
         late=int((answered & (read_s > slo_s)).sum()),
         late_by_server=int((answered & (least_s > slo_s)).sum()),
         lost=int((~known).sum()),
         refusal_p99_ms=_p99_ms(read_s[refused]),
         refusal_p99_ms_by_server=_p99_ms(least_s[refused]),
-        generator_cores=cores,
+        generator_cores=generator_cores,
+        server_cores=server_cores,
     )
 
 

@@ -76,7 +76,7 @@ def test_an_answer_is_late_that_was_not_there_after_the_slo(absent_s: float, lat
     """The first is read after 0.8 s; the second is refused, and lies unread for half of its time."""
     due_s, status = np.array([1.0, 2.0]), np.array([200, 503])
     record = LoadRecord(due_s, due_s, due_s, np.array([1.8, 2.04]), status, np.array([1.0 + absent_s, 2.02]))
-    seen = run._seen(record, cores=0.1)
+    seen = run._seen(record, run._Cores())
     assert (seen.late, seen.late_by_server, seen.lost) == (1, late, 0)
     assert (seen.refusal_p99_ms, seen.refusal_p99_ms_by_server) == pytest.approx((40.0, 20.0))
 

@@ -68,6 +68,20 @@ def test_every_request_is_sent_when_it_is_due() -> None:
     assert np.median(record.sent_s - due_s) < 0.02 + np.median(at_best_s)
 
 
+def test_what_waits_for_a_connection_is_not_lost_while_others_are_answered() -> None:
+    """Ten requests at once over one connection, with more patience than one takes, and less than all do."""
+    asked = measured(lambda n: (0.2, OK), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.zeros(10), patience_s=0.4))
+    assert asked.status.tolist() == [200] * 10
+
+
+def test_what_is_never_answered_is_lost_some_time_after_the_last_answer() -> None:
+    def ask(url: str) -> Awaitable[LoadRecord]:
+        return LoadGenerator(url, [b"{}"], 2).at(np.zeros(3), patience_s=0.3)
+
+    record = measured(lambda n: (0.1 if n == 1 else 3600.0, OK), ask)
+    assert sorted(record.status.tolist()) == [BROKEN, BROKEN, 200]
+
+
 def test_a_server_that_stalls_does_not_lighten_its_load() -> None:
     """One connection, and a first answer that takes 0.3 s: all that were due meanwhile count their wait."""
     due_s = np.arange(20) / 100
