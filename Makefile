@@ -40,7 +40,7 @@ test-cluster: setup  ## run the tests of several nodes on this machine, which ma
 	$(BIN)/python -m pytest -m cluster tests/integration
 
 fuzz: setup  ## 100,000 wrong requests and files, beside a client that means well; its figures go to experiments/results
-	ISOBATCH_FUZZ=100000 ISOBATCH_FUZZ_KEPT=1 $(BIN)/python -m pytest -q tests/fuzz
+	ISOBATCH_FUZZ=100000 ISOBATCH_FUZZ_KEPT=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/fuzz
 
 lint: setup  ## check format, style, types and the direction of imports
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .

@@ -3,7 +3,7 @@
 import os
 import re
 import resource
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -68,25 +68,34 @@ class Life:
     threads: Slope
 
 
+Sample = tuple[float, float, int, int]  # when, and what it took then
+
+
 class Watch:
     """Samples of this process and of all below it."""
 
     def __init__(self) -> None:
+        self._samples: dict[int, list[Sample]] = defaultdict(list)  # by process
         # Ray's workers wait under another name, and one that is just being written may be read in part.
-        self._samples: dict[tuple[str, int], list[tuple[float, float, int, int]]] = defaultdict(list)
+        self._names: dict[int, Counter[str]] = defaultdict(Counter)
 
     def look(self, now_s: float) -> None:
         for process in [os.getpid(), *descendants(os.getpid())]:
             with suppress(OSError, IndexError):
-                self._samples[_name(process), process].append((now_s, *_taken(process)))
+                self._samples[process].append((now_s, *_taken(process)))
+                self._names[process][_name(process)] += 1
 
     def lives(self, settled_s: float = 0.0) -> list[Life]:
         """Of the processes that lived for so long once they had settled, and at least some samples."""
-        found = [_life(*named, samples, settled_s) for named, samples in self._samples.items()]
+        found = [_life(self._named(process), process, each, settled_s) for process, each in self._samples.items()]
         return sorted((life for life in found if life), key=lambda life: life.name)
 
+    def _named(self, process: int) -> str:
+        """What it was called most."""
+        return max(self._names[process], key=lambda name: self._names[process][name], default="")
 
-def _life(name: str, process: int, samples: list[tuple[float, float, int, int]], settled_s: float) -> Life | None:
+
+def _life(name: str, process: int, samples: list[Sample], settled_s: float) -> Life | None:
     settled = samples[round(SETTLING * len(samples)) :]
     if len(settled) < LEAST_SAMPLES or settled[-1][0] - settled[0][0] < settled_s:
         return None

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.fuzz.cases import Case
 
@@ -56,3 +56,13 @@ async def _one(kind: str, number: int, case: Case[T], act: Callable[[T], Awaitab
 def rss_mib(process: int | str = "self") -> float:
     with open(f"/proc/{process}/statm") as statm:  # noqa: PTH123
         return int(statm.read().split()[1]) * resource.getpagesize() / 2**20
+
+
+def within_memory(kind: str, half: Callable[[], Any]) -> None:
+    """Attack twice: what is set aside once is so in the first half, what leaks grows in the second, too."""
+    half()
+    before_mib = rss_mib()
+    half()
+    grown_mib = rss_mib() - before_mib
+    COUNTS["memory", f"{kind}_grown_mib"] = round(grown_mib)
+    assert grown_mib < MOST_GROWTH_MIB

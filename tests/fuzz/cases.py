@@ -162,6 +162,13 @@ def grpc_stream(random: Random) -> list[bytes]:
     return [*(grpc_message(random) for _ in range(random.randint(1, 4))), GRPC[0]]
 
 
+INFER = "/v2/models/toy/infer"
+# Of all cases so many, to this path.
+HTTP: dict[str, tuple[float, str, Case[tuple[bytes, Headers]]]] = {
+    "predict": (0.20, "/predict", predict),
+    "v2_json": (0.20, INFER, v2_json),
+    "v2_binary": (0.10, INFER, v2_binary),
+}
 _HTTP = [
     b'POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n{"inputs": [[0, 3]]}',
     b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
@@ -178,7 +185,7 @@ def _one_of(valid: Sequence[bytes], random: Random) -> bytes:
     return damaged(random.choice(valid), random) if random.randrange(8) else noise(random)
 
 
-http = partial(_one_of, _HTTP)
+raw_http = partial(_one_of, _HTTP)
 frames = partial(_one_of, _FRAMES)  # for the ports of replicas
 
 

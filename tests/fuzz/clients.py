@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from deployments.front.open_inference.messages import SERVICE, message
+from tests.fuzz.attack import COUNTS, refused_share, within_s
 from tests.fuzz.cases import Headers
 
 HOST = "127.0.0.1"
@@ -124,3 +125,14 @@ class Honest:
             self.refusals.append(json.loads(body)["error"])
         else:
             self.wrong += status != 200 or [each["label"] for each in json.loads(body)["outputs"]] != [7, 3]
+
+
+def judged_honest(where: str, honest: Honest) -> None:
+    refused = len(honest.refusals)
+    COUNTS[where, "right"] = honest.asked - honest.wrong - refused
+    COUNTS[where, "wrong"], COUNTS[where, "refused"] = honest.wrong, refused
+    COUNTS[where, "worst_ms"] = round(1e3 * honest.worst_s)
+    assert honest.asked
+    assert not honest.wrong
+    assert refused < refused_share() * honest.asked, (refused, honest.asked, honest.refusals[0])
+    assert honest.worst_s < within_s()

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,20 @@ KEPT = "ISOBATCH_FUZZ_KEPT" in os.environ
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Those that attack one server stay in one process (--dist loadgroup): its honest client is judged last."""
+    """Those of a file attack one server in one process (--dist loadgroup): its honest client is judged last."""
     if "served" in getattr(item, "fixturenames", ()):
-        item.add_marker(pytest.mark.xdist_group("served"))
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where several processes attack, each tells the first of them what came of its cases."""
+    if told := getattr(session.config, "workeroutput", None):
+        told["fuzz"] = [(*of, n) for of, n in COUNTS.items()]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    COUNTS.update({(kind, what): n for kind, what, n in getattr(node, "workeroutput", {}).get("fuzz", ())})
 
 
 @pytest.fixture(scope="session")
@@ -50,4 +62,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
         terminalreporter.line(f"{kind}: " + ", ".join(f"{n} {what}" for what, n in found.items()))
     if KEPT and not exitstatus:
         figures = {f"{kind}_{what}".replace(".", "_"): float(n) for (kind, what), n in sorted(COUNTS.items())}
+        figures["honest_wrong"] = sum(n for of, n in figures.items() if of.startswith("honest") and "wrong" in of)
         write("fuzz", {"cases": float(cases), "minutes": (time.perf_counter() - BEGAN_S) / 60} | figures)
