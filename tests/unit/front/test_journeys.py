@@ -120,7 +120,7 @@ def test_virtual_devices_hold_and_hand_over_too(data: st.DataObject, blocks: lis
     assert journey.held() == 0
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.data(), st.sampled_from(["bert", "vit"]))
 def test_nor_with_a_real_network_that_pads(data: st.DataObject, name: str) -> None:
     model = network(name, "entropy", [0.8])

@@ -43,7 +43,7 @@ def test_every_pair_of_cuts_equals_the_uncut_network(name: str, padded: bool) ->
             assert np.abs(run_in_splits(model, batch, cuts) - expected).max() < 1e-5
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(data=st.data(), name=st.sampled_from(FAMILIES), policy=st.sampled_from([None, *POLICIES]))
 def test_any_merging_gives_each_input_what_it_has_alone(data: st.DataObject, name: str, policy: str | None) -> None:
     model = network(name, policy, [POLICIES[policy]] if policy else [])

@@ -64,7 +64,7 @@ def tensors(passed: Passed) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=6)
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     seed=st.integers(0, 99),

@@ -34,7 +34,7 @@ def test_every_cut_of_every_family_equals_torch(name: str, cache: Path) -> None:
     assert not served.pieces.ordered, "every piece was there"
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(
     count=st.integers(1, 7),
     seed=st.integers(0, 99),

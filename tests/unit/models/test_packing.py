@@ -84,7 +84,7 @@ def served(exact: TorchModel, name: str, backend: str, exported: Exported) -> To
 @pytest.mark.usefixtures("cheap_bands")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", TEXT)
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(data=st.data(), lengths=some_lengths, seed=st.integers(0, 99), active=st.booleans())
 def test_in_any_company_a_text_gets_what_it_gets_alone(
     exported: Exported,
@@ -207,7 +207,7 @@ def fake_kernel(tokens: attention.Three, edges: torch.Tensor, longest: int, scal
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(some_lengths, st.integers(0, 99))
 def test_with_a_fused_kernel_there_are_the_same_answers(recorded: bool, lengths: list[int], seed: int) -> None:
     """CUDA's, in half precision: heads are 8 wide here, as the kernel wants them."""

@@ -26,9 +26,9 @@ from profiles.devices import Device, Link
 from profiles.latency import LatencyTable
 
 SEEDS = st.integers(0, 10**6)
-few = settings(max_examples=8, deadline=None, derandomize=True)
+few = settings(max_examples=6, deadline=None, derandomize=True)
 SCANT = Effort(narrow=1, wide=1, full=1, crowd=1, cuts=1, ascent_steps=3)
-many = settings(max_examples=24, deadline=None, derandomize=True)
+many = settings(max_examples=15, deadline=None, derandomize=True)
 
 
 def value(facts: Problem, objective: Objective) -> float:

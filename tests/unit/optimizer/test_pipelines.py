@@ -18,8 +18,8 @@ from optimizer.pipelines.spread import value
 from optimizer.search.exact import search
 from optimizer.sensitivity import sensitivity
 
-few = settings(max_examples=8, deadline=None, derandomize=True)
-many = settings(max_examples=20, deadline=None, derandomize=True)
+few = settings(max_examples=6, deadline=None, derandomize=True)
+many = settings(max_examples=12, deadline=None, derandomize=True)
 
 
 @few

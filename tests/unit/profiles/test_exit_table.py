@@ -71,7 +71,7 @@ def test_the_ladder_is_on_average_better_than_apparates_tuner(metric: Metric) ->
     assert max(gaps) < 0.05
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), ramps=st.integers(1, 6), metric=st.sampled_from(["accuracy", "agreement"]))
 def test_the_ladder_leads_from_nobody_to_as_early_as_possible(seed: int, ramps: int, metric: Metric) -> None:
     found = exit_table(seed, ramps, count=100)
@@ -107,8 +107,8 @@ def test_outcome_counts_who_leaves_where_as_the_definition_says() -> None:
 def test_a_promise_is_broken_no_more_often_than_its_confidence_says(
     metric: Metric, rare: float, max_loss: float
 ) -> None:
-    """The whole procedure, 200 times: of 5 % that may fail, more than 9.6 % would be three standard errors off."""
-    everything, trials = exit_table(7, count=20_000, rare=rare), 200
+    """The whole procedure, 100 times: of 5 % that may fail, more than 11.5 % would be three standard errors off."""
+    everything, trials = exit_table(7, count=20_000, rare=rare), 100
     random, broken, early = np.random.default_rng(0), 0, 0
     of_class = [np.flatnonzero(everything.truth == label) for label in (0, 1)]
     counts = [round(800 * (1 - rare)), round(800 * rare)]
@@ -120,7 +120,7 @@ def test_a_promise_is_broken_no_more_often_than_its_confidence_says(
         found = outcome(everything, evidence.prepared, metric)
         broken += found.lost.mean > max_loss
         early += found.cost < 1.0
-    assert broken <= 0.096 * trials
+    assert broken <= 0.115 * trials
     assert early > 0.9 * trials
 
 
