@@ -28,7 +28,7 @@ SMALL = {
     "serve": "",
     "load": "--seconds 0.2",
     "status": "",
-    "bench": "--device cpu --backend torch --slo-ms 500 --seconds 0.1 --budget 0.1 --largest 4 --max-rows 50",
+    "bench": "--device cpu --backend torch --slo-ms 250 --seconds 0.1 --budget 0.1 --largest 4 --max-rows 50",
 }
 
 SERVE_FILE = """
