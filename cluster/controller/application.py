@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from deployments.decoding.config import FRONT
+from deployments.config import AppConfig
+from deployments.decoding.config import FRONT, DecoderConfig
 from deployments.deployer.steps import DEPLOYER, Moved, Undone
 from deployments.front.observed import Observed, merged, since
 from optimizer.plan import Plan
@@ -66,6 +67,11 @@ class RunningApplication:
         news = [since(count, self._before.get(front)) for front, count in now.items()]
         self._before = now
         return replace(merged(news), devices=self._inventory())
+
+    async def config(self) -> AppConfig | DecoderConfig:
+        """As it is deployed now."""
+        config: AppConfig | DecoderConfig = await self._deployer.config.remote()
+        return config
 
     async def plan(self) -> Plan:
         plan: Plan = await self._deployer.plan.remote()

@@ -140,6 +140,10 @@ class Controller:
             self.running, self._trial, self.question = plan, None, self.question.counted_as(plan)
             self._tell("began", "another plan was found running", now_s)
 
+    def deployed_anew(self, now_s: float) -> None:
+        """What the user says of the application is another since the controller before this one began."""
+        self._tell("began", "the application was deployed with another configuration", now_s)
+
     def rolled_out(self, step: NextStep, took_s: float, now_s: float) -> None:
         assert step.plan, "This is a bug: there was nothing to roll out."
         event, self.running = step.event, step.plan

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -61,11 +61,18 @@ class ControlLoop:
         self._asked: Mapping[str, int] | None = None  # what the autoscaler was told last
         self._turn = asyncio.Lock()  # a person may ask while the loop looks
 
-    async def run(self, look_every_s: float) -> None:
-        """Look for ever. Whatever fails in one look, the next one comes."""
+    def go_on_from(self, before: "ControlLoop") -> None:
+        """The application was deployed anew while that one looked: what it counted is counted on."""
+        self.spent, self.decided = before.spent, before.decided
+        self.controller.deployed_anew(self._clock())
+
+    async def run(self, look_every_s: float, stays: Callable[[], Awaitable[bool]]) -> None:
+        """Look for as long as the application stays what it was. Whatever fails in one look, the next one comes."""
         while True:
             await asyncio.sleep(look_every_s)
             try:
+                if not await stays():
+                    return
                 await self.step()
                 self.trouble = None
             except Exception as error:

@@ -4,7 +4,7 @@ import asyncio
 import fcntl
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import sha256
@@ -47,7 +47,7 @@ from profiles.windows import History
 RETRY_S = 1.0
 _REFUSALS = 401, 500, 503
 log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
-_locks: list[Any] = []  # held for as long as this process lives
+_locks = dict[Path, Any]()  # of the folders that are this process's for as long as it lives
 
 
 class ControllerService:
@@ -57,18 +57,26 @@ class ControllerService:
         self.config, self.name, self.key = config, config.application, key_in(config.api_key_variable)
         self.loop: ControlLoop | None = None
         self._ask: Callable[[Mapping[str, int]], None] = nobody
+        self._stays: Callable[[], Awaitable[bool]]  # whether it is deployed as it was when the loop began
         self.waits_for, self.promise = "the application to run", NOTHING
 
     async def run(self) -> None:
+        """Control the application, and begin anew where it is deployed with another configuration."""
         join_serves_log()
         self._metrics = asyncio.create_task(export(lambda: self.loop))
-        while self.loop is None:
+        while True:
             try:
-                self.loop = await self._begin()
+                begun = await self._begin()
             except Exception as error:
                 self.waits_for = f"the application to run ({type(error).__name__}: {error})"
+                if self.loop:
+                    self.loop.trouble = f"it waits for {self.waits_for}"
                 await asyncio.sleep(RETRY_S)
-        await self.loop.run(self.config.look_every_s)
+                continue
+            if self.loop:
+                begun.go_on_from(self.loop)
+            self.loop = begun
+            await begun.run(self.config.look_every_s, self._stays)
 
     async def _begin(self) -> ControlLoop:
         from ray import serve
@@ -77,17 +85,20 @@ class ControllerService:
         from deployments.resources import replica_needs, room_for
 
         leader = await asyncio.to_thread(leader_of, self.config.application)
-        deployer = serve.get_deployment_handle(leader, self.config.application)
-        app_config: AppConfig | DecoderConfig = await deployer.config.remote()
+        deployed = RunningApplication(self.config.application, leader=leader)
+        app_config = await deployed.config()
+
+        async def stays() -> bool:
+            return await deployed.config() == app_config
+
+        self._stays = stays
         if isinstance(app_config, DecoderConfig):
-            application = RunningApplication(self.config.application, leader=leader)
-            await application.observe()
-            return decoders_loop(
-                self.config, app_config, application, await application.plan(), await deployer.pinned.remote()
-            )
+            pinned = await serve.get_deployment_handle(leader, self.config.application).pinned.remote()
+            await deployed.observe()
+            return decoders_loop(self.config, app_config, deployed, await deployed.plan(), pinned)
         profile = profile_of(app_config)
         self.promise = str((app_config.promising and promise_in(app_config.promising)) or NOTHING)
-        running = await RunningApplication(self.config.application).plan()
+        running = await deployed.plan()
         most, room = allowed(self.config, app_config, profile), partial(room_for, app_config)
         nodes = partial(nodes_beside_others, self.config.application)
         virtual = self.config.grow_to if app_config.backend == VIRTUAL else ()
@@ -166,6 +177,8 @@ def memory(config: ControllerConfig, profile: Profile | DecoderProfile) -> Path:
     mark = sha256(f"{profile.model} {profile.num_blocks}".encode()).hexdigest()[:6]
     for number in count():
         folder = Path(config.memory).expanduser() / f"{config.application}-{mark}{f'-{number}' if number else ''}"
+        if folder in _locks:  # of the loop before
+            return folder
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
         try:
@@ -173,7 +186,7 @@ def memory(config: ControllerConfig, profile: Profile | DecoderProfile) -> Path:
         except OSError:
             lock.close()  # another controller, of another cluster on this machine
         else:
-            _locks.append(lock)
+            _locks[folder] = lock
             return folder
     raise AssertionError("This is a bug: counting never ends.")
 

@@ -33,17 +33,24 @@ def adopt_orphans() -> None:
 
 
 def end_with_us(folder: Path) -> None:
-    """From now on whatever we start ends when this process ends, even if it is killed; the folder is deleted then.
+    """From now on whatever we start ends when this process ends, even if it is killed; the folder is deleted then."""
+    os.environ |= bound_to_us(folder)
+
+
+def bound_to_us(folder: Path) -> dict[str, str]:
+    """What the environment of a process must have that is to end when this one ends; the folder is deleted then.
 
     A guard sees to it, a shell of a megabyte. It leads a session, so that a signal to our group does not reach it.
     """
-    os.environ.pop(_FOLDER, None)  # the guard must not find itself
     command = ["/bin/sh", "-c", _GUARD, "isobatch-guard", _FOLDER, str(folder)]
+    unseen = {name: value for name, value in os.environ.items() if name != _FOLDER}  # it must not find itself
     quiet = subprocess.DEVNULL
     _guards.append(
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, cwd="/", start_new_session=True)
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, cwd="/", env=unseen, start_new_session=True
+        )
     )
-    os.environ[_FOLDER] = str(folder)
+    return {_FOLDER: str(folder)}
 
 
 _guards: list[subprocess.Popen[bytes]] = []  # this holds our ends of their pipes

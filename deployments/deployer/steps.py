@@ -11,6 +11,7 @@ from optimizer.plan import Plan
 
 DEPLOYER = "deployer"  # the name of its deployment
 LOOK_EVERY_S = 0.25  # each look takes processor time of Serve, which is needed for what starts
+COUNT_EVERY_S = 1.0  # Ray is asked so often whether the devices are there
 ReplicaCounts = Mapping[str, int]  # replicas by kind
 
 
@@ -104,15 +105,21 @@ async def move(
 async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float, only_here: bool = False) -> None:
     """Ask for so many replicas of each kind; returns when they run. `only_here`: nobody waits for nodes to come."""
     await asyncio.to_thread(fleet.want, counts)
-    until_s = now_s() + patience_s
+    until_s, count_s = now_s() + patience_s, now_s()
     while late := await _below(fleet, counts):
-        if only_here and (lacks := await asyncio.to_thread(fleet.lacks, {kind: counts[kind] for kind in late})):
-            told = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in lacks.items())
-            raise CannotStartError(f"no node has a device for {told}")
+        if only_here and now_s() >= count_s:
+            await _check_devices(fleet, {kind: counts[kind] for kind in late})
+            count_s = now_s() + COUNT_EVERY_S
         if now_s() > until_s:
             told = ", ".join(f"{running} of {counts[kind]} {kind}" for kind, running in late.items())
             raise CannotStartError(f"after {patience_s:g} s only {told} run: are there enough devices?")
         await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _check_devices(fleet: Fleet, counts: ReplicaCounts) -> None:
+    if lacks := await asyncio.to_thread(fleet.lacks, counts):
+        told = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in lacks.items())
+        raise CannotStartError(f"no node has a device for {told}")
 
 
 async def _below(fleet: Fleet, counts: ReplicaCounts) -> dict[str, int]:

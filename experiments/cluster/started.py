@@ -13,7 +13,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from cluster.serving.local import free_port
-from cluster.serving.processes import descendants
+from cluster.serving.processes import bound_to_us, descendants
 from experiments.shared.live import kill_node
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ class Started:
         self.port, self.http_port, self.dashboard_port = (free_port(0) for _ in range(3))
         self.address = f"{HEAD}:{self.port}"
         self.plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
-        self.plain |= {"RAY_AUTH_MODE": "token", "RAY_TMPDIR": str(folder / "ray")}
+        self.plain |= bound_to_us(folder) | {"RAY_AUTH_MODE": "token", "RAY_TMPDIR": str(folder / "ray")}
         # The usual ports may be another's on this machine.
         ports = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT")
         self.prepared = self.plain | self._environment() | {name: str(free_port(0)) for name in ports}
@@ -123,7 +123,7 @@ class Started:
 
 @contextmanager
 def started(devices: Mapping[str, int], cpus: int = 0, kinds: Mapping[str, int] | None = None) -> Iterator[Started]:
-    """A head with these devices. Everything ends with the block."""
+    """A head with these devices. Everything ends with the block, and with this process if it is killed."""
     folder = Path(tempfile.mkdtemp(prefix="ib", dir="/tmp"))  # short, as the paths of sockets must be
     (folder / "ray").mkdir()
     found = Started(folder, kinds)

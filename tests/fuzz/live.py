@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.serving.local import free_port
-from cluster.serving.processes import descendants
+from cluster.serving.processes import bound_to_us, descendants
 from tests.fuzz.attack import rss_mib
 from tests.fuzz.cases import PREDICT, as_json
 from tests.fuzz.clients import Honest, post
@@ -103,6 +103,7 @@ def live_server(folder: Path) -> Iterator[Live]:
     )
     (folder / "serve.yaml").write_text(json.dumps({"applications": [served]}))  # JSON is YAML
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
+    environment |= bound_to_us(folder)
     line = [sys.executable, "-m", "cluster.cli", "serve", str(folder / "serve.yaml")]
     with subprocess.Popen(
         [*line, "--port", str(port), "--grpc-port", str(grpc_port)],

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.serving.local import free_port
+from cluster.serving.processes import bound_to_us
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
@@ -36,11 +37,15 @@ def marked(mark: str) -> list[str]:
 
 @contextmanager
 def serving(folder: Path, file: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """The command at work on a Serve file: its process, its address, and the mark that all its processes bear."""
+    """The command at work on a Serve file: its process, its address, and the mark that all its processes bear.
+
+    It ends with whoever runs the tests, even if that is killed.
+    """
     mark, port = f"ISOBATCH_TEST={uuid.uuid4().hex}", free_port(0)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
     environment |= dict([mark.split("=")]) | {"TMPDIR": str(temporary(folder)), "RAY_TMPDIR": "/tmp"}
     temporary(folder).mkdir()
+    environment |= bound_to_us(temporary(folder))
     with subprocess.Popen(
         [*SERVE, str(file), "--port", str(port), "--grpc-port", "0"],
         cwd=ROOT,

@@ -86,6 +86,21 @@ def test_what_is_decided_is_told_to_prometheus(steered: str) -> None:
     assert "rolling out" in whats
 
 
+def test_links_that_are_declared_later_are_learned(
+    steered: str, deployed: Put, toy: dict[str, Any], controller: dict[str, Any]
+) -> None:
+    """The plan of the file is deployed anew with them, and sends survivors over what is slow now."""
+    slow = toy | {"args": toy["args"] | {"links": {"cpu>cpu": 1e-5}}}
+    with Load(steered) as load:
+        deployed(slow, controller)
+        why = "the application was deployed with another configuration"
+        assert eventually(lambda: any(event["why"] == why for event in status(steered)["events"]))
+        (begun,) = (each["number"] for each in status(steered)["events"] if each["why"] == why)
+        (moved, *_) = eventually(lambda: [each for each in rolled_out(steered) if each["number"] > begun])
+    assert not [each for each in load.wrong if "try again later" not in str(each)], "a front may have just ended"
+    assert "more goodput" in moved["why"]
+
+
 def test_a_controller_that_is_killed_goes_on_where_it_was(steered: str) -> None:
     from ray.serve.context import _get_global_client
 

@@ -1,9 +1,12 @@
 """A controller that begins again in the folder of the one before: it knows what that one knew and was at."""
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from optimizer import evaluate
 from tests.helpers.fluid_application import HARD, MEDIUM, Fluid, batches, control_loop, first_plan, moves, question, run
 
 
@@ -55,3 +58,26 @@ def test_a_restart_while_ramps_were_open_closes_them_again(tmp_path: Path):
     loop = control_loop(app, tmp_path)
     run(app, loop, 90)
     assert app.running == first
+
+
+def test_links_that_are_declared_later_are_learned(tmp_path: Path):
+    """The application is deployed anew, and the plan that runs sends survivors over what is slow now."""
+    asked = replace(question(MEDIUM), one_machine=False)
+    app = Fluid(asked, first_plan(asked))
+    before = control_loop(app, tmp_path)
+    run(app, before, 900)
+    looked, first = before.spent.looks, app.running
+
+    async def stays() -> bool:
+        return False
+
+    asyncio.run(before.run(0.0, stays))
+    app.asked = replace(asked, links={"v100>v100": 1e-4})
+    after = control_loop(app, tmp_path)
+    after.go_on_from(before)
+    assert after.controller.record.events.last.why == "the application was deployed with another configuration"
+    (moved, *_) = moves(run(app, after, 900))
+    assert moved.what == "rolled out"
+    kept, given_up = (evaluate(plan, app.facts()).goodput_per_s for plan in (app.running, first))
+    assert kept > 5 * given_up
+    assert after.spent.looks > looked, "what the controller did is counted on"

@@ -21,6 +21,7 @@ class CountedFleet:
     silent: frozenset[str] = frozenset()  # never start, and nobody says why
     gone: frozenset[str] = frozenset()  # whose node vanishes while they start
     log: list[str] = field(default_factory=list)
+    counted: int = 0  # how often Ray was asked for its nodes
 
     def standing(self) -> dict[str, Standing]:
         return {kind: self._standing(kind, count) for kind, count in self.counts.items()}
@@ -39,6 +40,7 @@ class CountedFleet:
         return sum(self.counts.values()) + sum(more.values()) <= self.room
 
     def lacks(self, counts: Mapping[str, int]) -> dict[str, int]:
+        self.counted += 1
         return {kind: count for kind, count in counts.items() if kind in self.gone}
 
 
@@ -113,6 +115,21 @@ def test_a_node_that_vanishes_in_a_roll_out_is_not_waited_for(room: int) -> None
         moved(fleet, devices(a=4), devices(a=2, b=2), patience_s=600.0)
     assert steps.now_s() - began_s < 60.0
     assert fleet.counts == {"a": 4, "b": 0}
+
+
+def test_while_replicas_are_late_nodes_are_counted_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_s = 0.0
+
+    async def pass_s(seconds: float) -> None:
+        nonlocal at_s
+        at_s += seconds
+
+    monkeypatch.setattr(steps, "now_s", lambda: at_s)
+    monkeypatch.setattr(steps.asyncio, "sleep", pass_s)
+    fleet = CountedFleet({"a": 4}, silent=frozenset("b"))
+    with pytest.raises(CannotStartError, match="only 0 of 2 b run"):
+        moved(fleet, devices(a=4), devices(a=4, b=2), patience_s=20.0)
+    assert fleet.counted in (20, 21)
 
 
 def test_where_the_first_plan_may_not_return_either_nobody_waits_for_it() -> None:
