@@ -73,7 +73,7 @@ def expected_in(lane: Lane, now_s: float, weight: int = 1, more: int = 0) -> Exp
     the table would let in inputs that expire half-way. `more`: what others of its request weigh, admitted before it.
     """
     costs = lane.entry.costs_s(more) if more else {}
-    at_s = all_own_s = 0.0
+    at_s = full_s = 0.0
     ends_s = []
     for stage in lane.promised:
         if stage.is_alone and not stage.stage.start:
@@ -84,10 +84,10 @@ def expected_in(lane: Lane, now_s: float, weight: int = 1, more: int = 0) -> Exp
             full = False
             ahead_s = stage.group.ahead_s(now_s, costs.get(stage.group, 0.0))
         own_s = _own_s(stage, weight, full)
-        all_own_s += own_s
+        full_s += stage.stage.launch_s[-1] * stage.group.slowdown
         at_s = (ahead_s if ahead_s > at_s else at_s) + own_s
         ends_s.append(at_s)
-    return Expected(lane.experience, now_s, ends_s, all_own_s)
+    return Expected(lane.experience, now_s, ends_s, full_s)
 
 
 def _own_s(queues: StageQueues, weight: int, full: bool) -> float:

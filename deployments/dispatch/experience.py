@@ -2,8 +2,9 @@
 
 What is expected leaves things out: who leaves early, what waits in bulk, launches that vary, a front that is late. They
 show in how much later or earlier inputs really were. Their mean corrects what is expected, their spread says how sure
-that is; both become small where all goes as planned. They are counted in what an input's own launches take, so that
-they grow and shrink with these where replicas become slower or faster.
+that is; both become small where all goes as planned. They are counted in what full launches take, so that they grow and
+shrink with these where replicas become slower or faster. (In what an input's own launches take, a few milliseconds are
+much for one that meets nobody, and the same share of a full launch was then feared for those who meet many.)
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 FORGETS = 0.02  # the share of what was seen before that a launch replaces
 FIRST = 8  # launches that what is believed before any is as good as
-MOST_OFF = 5.0  # of an input's own launches: one outlier should not count for all
+MOST_OFF = 5.0  # full launches: one outlier should not count for all
 SURE = 3.0  # spreads beyond the mean: nearly nobody is later
 FEW = 0.01  # of all inputs, who may be late
 _STEEP = 1.702  # of the logistic curve that is nearest to the normal one
@@ -25,19 +26,19 @@ class Expected(NamedTuple):
     experience: "Experience"  # in that lane
     now_s: float
     ends_s: Sequence[float]
-    own_s: float  # what its own launches take of that
+    full_s: float  # what full launches take on its way: the measure of how far off it is
 
     @property
     def mean_s(self) -> float:
         """When it has its answer, in the mean."""
         each = zip(self.experience.leave, self.ends_s, self.experience.off, strict=True)
-        return sum([leave * (end_s + off * self.own_s) for leave, end_s, off in each])
+        return sum([leave * (end_s + off * self.full_s) for leave, end_s, off in each])
 
     @property
     def sure_s(self) -> float:
         """By when it has its answer, nearly for sure."""
         number = self.experience.last
-        return self.ends_s[number] + self.experience.sure[number] * self.own_s
+        return self.ends_s[number] + self.experience.sure[number] * self.full_s
 
     def needed_s(self, chance: float) -> float:
         """How much time it must have, to be late with this probability."""
@@ -47,26 +48,30 @@ class Expected(NamedTuple):
         # Of those who leave at that stage.
         share = max(1e-6, (chance - experience.beyond[number]) / experience.leave[number])
         spreads = log(1.0 / share - 1.0) / _STEEP if share < 1.0 else -SURE
-        return self.ends_s[number] + (experience.off[number] + spreads * experience.spread[number]) * self.own_s
+        return self.ends_s[number] + (experience.off[number] + spreads * experience.spread[number]) * self.full_s
 
     def late(self, left_s: float) -> float:
         """The probability that it has no answer within this time."""
-        experience, own_s = self.experience, self.own_s
+        experience, full_s = self.experience, self.full_s
         if self.sure_s <= left_s:
             return experience.beyond[experience.last]
         each = zip(experience.leave, self.ends_s, experience.off, experience.spread, strict=True)
         return sum(
-            [leave * tail(left_s - end_s - off * own_s, spread * own_s) for leave, end_s, off, spread in each if leave]
+            [
+                leave * tail(left_s - end_s - off * full_s, spread * full_s)
+                for leave, end_s, off, spread in each
+                if leave
+            ]
         )
 
     def learn(self, number: int, now_s: float) -> None:
         """It is through this stage now."""
-        if self.own_s > 0.0:
-            self.experience.learn(number, (now_s - self.now_s - self.ends_s[number]) / self.own_s)
+        if self.full_s > 0.0:
+            self.experience.learn(number, (now_s - self.now_s - self.ends_s[number]) / self.full_s)
 
 
 class Experience:
-    """What was seen in one lane, stage by stage: how much later than expected, in what an input's own launches take."""
+    """What was seen in one lane, stage by stage: how much later than expected, in what full launches take."""
 
     def __init__(self, survival: Sequence[float], slack: float) -> None:
         """`survival`: how many get to each stage. Before any was seen, some are believed to be later by `slack`."""

@@ -5,8 +5,9 @@ are declared slow are avoided.
 The nodes that vanish are on this machine, at addresses of their own in a network of their own (`unshare`, Linux), so
 that the way to one of them can be cut: what is sent there vanishes, and nobody is told.
 
-It is measured in parts, the faults in several. What a part has found is kept until the code is another, so a run that
-was broken off goes on where it was. `python -m experiments.bench cluster parts=link` measures one part anew.
+It is measured in parts, fronts and faults in several. What a part has found is kept in `~/.cache/isobatch/bench-cluster`
+until the code is another or its file is deleted, so a run that was broken off goes on where it was. `python -m
+experiments.bench cluster parts=link` measures one part alone.
 """
 
 import json
@@ -29,24 +30,26 @@ FAULTS, TOGETHER = 100, 20  # so many faults hit one application, and then the n
 
 
 def measure(parts: str = "", faults: int = FAULTS) -> dict[str, float]:
-    """`parts`: those that are measured anew, by their names; none: all, as far as they were not measured before."""
-    todo: dict[str, Callable[[], Any]] = {
-        "fronts": fronts.measure,
-        "growth": growing.measure,
-        "share": fleets.four_nodes,
-        "link": fleets.slow_link,
+    """`parts`: those that are measured, by their names; none: all. Neither those that were measured before."""
+    todo: dict[str, Callable[[], dict[str, float]]] = {
+        "fronts": _fronts,
+        "growth": partial(_done, "growth", growing.measure),
+        "share": partial(_done, "share", fleets.four_nodes),
+        "link": partial(_done, "link", fleets.slow_link),
+        "nodes": partial(_nodes, faults),
     }
     figures = dict[str, float]()
     for part, work in todo.items():
         if not parts or part in parts.split():
-            figures |= _done(part, work, anew=bool(parts))
-    if not parts or "nodes" in parts.split():
-        figures |= _nodes(faults)
+            figures |= work()
     return figures
 
 
+def _fronts() -> dict[str, float]:
+    return fronts.figures({each: _done(f"fronts {each}", partial(fronts.measure, each)) for each in fronts.FRONTS})
+
+
 def _nodes(faults: int) -> dict[str, float]:
-    """Resumed also where it is asked for by name: it is the longest part."""
     struck = [
         Round(**each)
         for seed in range(-(-faults // TOGETHER))
@@ -68,11 +71,11 @@ def _struck(faults: int, seed: int) -> list[dict[str, Any]]:
     return found
 
 
-def _done(part: str, work: Callable[[], Any], anew: bool = False) -> Any:
-    """What a part finds, or has found by the same code."""
+def _done(part: str, work: Callable[[], Any]) -> Any:
+    """What a part finds, or has found by the same code; its file may be deleted, and it is measured anew."""
     path = cache_directory() / "bench-cluster" / f"{part}.json"
     code = sha256(json.dumps(code_of("cluster")).encode()).hexdigest()
-    kept = json.loads(path.read_text()) if path.exists() and not anew else {}
+    kept = json.loads(path.read_text()) if path.exists() else {}
     if kept.get("code") == code:
         return kept["found"]
     found = work()

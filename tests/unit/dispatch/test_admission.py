@@ -116,7 +116,7 @@ def test_who_has_the_time_that_is_needed_is_late_as_rarely_as_asked(
         experience.sure[number] = off + 3.0 * spread
     # Stages so far apart that who is late at one is in time at those before it.
     ends_s = [10.0 * (number + 1) for number in range(len(survival))]
-    expected = Expected(experience, 0.0, ends_s, own_s=1.0)
+    expected = Expected(experience, 0.0, ends_s, full_s=1.0)
     needed_s = expected.needed_s(chance)
     assert expected.late(needed_s + 1e-6) <= chance + 0.02
     assert expected.late(needed_s - 1e-6) >= min(chance, expected.late(0.0)) - 0.02
@@ -124,11 +124,21 @@ def test_who_has_the_time_that_is_needed_is_late_as_rarely_as_asked(
 
 def test_what_was_seen_corrects_what_is_expected() -> None:
     experience = Experience([1.0], slack=0.2)
-    expected = Expected(experience, 0.0, [0.1], own_s=0.05)
+    expected = Expected(experience, 0.0, [0.1], full_s=0.05)
     for _ in range(300):
         expected.learn(0, 0.12)
     assert expected.mean_s == pytest.approx(0.12, abs=1e-3)
     assert expected.needed_s(0.01) == pytest.approx(0.12, abs=2e-3), "as sure as it was always the same"
+
+
+def test_milliseconds_of_who_met_nobody_are_not_feared_as_a_share_of_full_launches() -> None:
+    launch_s = tuple(0.004 + 0.002 * size for size in range(32))
+    lane = Dispatcher(Route((Stage(0, 1, 32, "a", launch_s),)), {"a": ["a"]})._lanes[0]
+    for late_s in (0.0, 0.004) * 150:
+        alone = soonest([lane], 0.0)[1]
+        alone.learn(0, alone.ends_s[0] + late_s)
+    behind_many = soonest([lane], 0.0, more=40)[1]
+    assert behind_many.needed_s(0.01) - behind_many.ends_s[0] < 0.010
 
 
 def test_a_lane_that_is_later_than_expected_gets_nobody_who_is_earlier_in_another() -> None:
