@@ -5,9 +5,9 @@ are declared slow are avoided.
 The nodes that vanish are on this machine, at addresses of their own in a network of their own (`unshare`, Linux), so
 that the way to one of them can be cut: what is sent there vanishes, and nobody is told.
 
-It is measured in parts, fronts and faults in several. What a part has found is kept in `~/.cache/isobatch/bench-cluster`
+It is measured in parts, fronts and faults in several. What a part has found is kept (`~/.cache/isobatch/bench-cluster`)
 until the code is another or its file is deleted, so a run that was broken off goes on where it was. `python -m
-experiments.bench cluster parts=link` measures one part alone.
+experiments.bench cluster parts=link` measures one part alone; `parts=nodes faults=20` the first of its faults.
 """
 
 import json
