@@ -69,5 +69,5 @@ def first_wrong(error: "ValidationError") -> Wrong:
     Wrong(place='gpus.1', reason='Input should be a valid integer', value='two', kind='int_type')
     """
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
+    place = ".".join(str(part) for part in first["loc"] if part != "[key]")  # of a dictionary, whose key is named
     return Wrong(place, first["msg"].removeprefix("Value error, "), first["input"], first["type"])

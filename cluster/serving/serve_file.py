@@ -1,6 +1,6 @@
 """The standard Serve file, which says what is served: read from YAML, or made for a model's directory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,21 @@ DECODER = "deployments.decoding.app:build"
 HTTP = {"host": "127.0.0.1", "port": 8000}
 GRPC_PORT = 8001
 LONGEST = 64_000  # characters of a file: PyYAML takes 4 us for each, and its parser in C fails on deep nesting
+
+# What Serve reads, which passes over what it does not know; and what `isobatch serve` reads beside it.
+OF_FILES = frozenset(
+    (
+        "applications", "controller_options", "grpc_options", "http_options", "logging_config", "proxy_location",
+        "target_capacity", "tracing_config",
+    )
+)  # fmt: skip
+NODES = "nodes"
+OF_APPLICATIONS = frozenset(
+    (
+        "args", "autoscaling_policy", "deployments", "external_scaler_enabled", "host", "import_path", "logging_config",
+        "name", "port", "route_prefix", "runtime_env",
+    )
+)  # fmt: skip
 
 ServeFile = dict[str, Any]
 
@@ -209,7 +224,18 @@ def _read(path: Path) -> ServeFile:
         found = settings.get(place) or {}
         if not (isinstance(found, dict) and all(isinstance(name, str) for name in found)):
             raise UserError(f"{path}: '{place}:' must be fields with values, got {type(found).__name__}")
+    for known, settings in [(OF_FILES | {NODES}, content), *((OF_APPLICATIONS, one) for one in applications)]:
+        _check_fields(path, known, settings)
     return content  # type: ignore[no-any-return]
+
+
+def _check_fields(path: Path, known: Collection[str], settings: dict[Any, Any]) -> None:
+    """A misspelt `route_prefix` would put an application where another one is meant to be."""
+    for name in settings:
+        if name not in known:
+            (meant,) = get_close_matches(str(name), known, n=1) or [None]
+            what = f"is {meant!r} meant?" if meant else f"there are: {', '.join(sorted(known))}"
+            raise UserError(f"{path}: there is no field {name!r}; {what}")
 
 
 def _check_import_path(path: Any) -> None:

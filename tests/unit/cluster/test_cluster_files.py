@@ -21,7 +21,15 @@ from cluster.controller.config import ControllerConfig
 from cluster.serving.capacity import check_capacity
 from cluster.serving.haproxy import MAX_CONNECTIONS
 from cluster.serving.nodes import local_nodes
-from cluster.serving.serve_file import APPLICATION, CONTROLLER, controllers, serve_file
+from cluster.serving.serve_file import (
+    APPLICATION,
+    CONTROLLER,
+    NODES,
+    OF_APPLICATIONS,
+    OF_FILES,
+    controllers,
+    serve_file,
+)
 from deployments.config import parse
 from deployments.ray_settings import PROXY_PROGRAM, node_settings
 from deployments.resources import KIND, Resources
@@ -35,7 +43,6 @@ CLUSTER = Path(__file__).parents[3] / "cluster"
 SERVE = ["serve.yaml", "demo.yaml", "local.yaml", "two-apps.yaml"]
 UP = ["aws.yaml", "gcp.yaml"]
 RAY = "2.60.0"
-OF_OURS = {"nodes"}  # fields of `isobatch serve` that Serve does not know, and lets pass
 
 
 def content(name: str) -> dict[str, Any]:
@@ -66,7 +73,7 @@ def test_serve_takes_them_and_knows_every_field(told: dict[str, Any]) -> None:
     from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
     ServeDeploySchema.model_validate(told)
-    assert set(told) - OF_OURS <= known(ServeDeploySchema)
+    assert set(told) - {NODES} <= known(ServeDeploySchema)
     assert set(told["http_options"]) <= known(HTTPOptionsSchema)
     for application in told["applications"]:
         assert set(application) <= known(ServeApplicationSchema)
@@ -79,6 +86,12 @@ def test_serve_takes_them_and_knows_every_field(told: dict[str, Any]) -> None:
 
 def known(model: type[BaseModel]) -> set[str]:
     return set(model.model_fields)
+
+
+def test_the_fields_that_are_let_pass_are_those_that_serve_reads() -> None:
+    from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+
+    assert (known(ServeDeploySchema), known(ServeApplicationSchema)) == (OF_FILES, OF_APPLICATIONS)
 
 
 @pytest.mark.parametrize("name", SERVE)

@@ -90,6 +90,16 @@ def test_applications_of_others_are_left_alone(tmp_path: Path) -> None:
         (f"applications: [{{import_path: '{APPLICATION}', args: {{model: /nowhere}}}}]", "'/nowhere': no such"),
         (f"applications: [{{import_path: '{APPLICATION}', args: {{plan: \"a\\0b\"}}}}]", "is no path"),
         (str(["x"] * LONGEST), "64,000 at most"),
+        (
+            f"applications: [{{import_path: '{APPLICATION}', rout_prefix: /a}}]",
+            "'rout_prefix'; is 'route_prefix' meant",
+        ),
+        (f"applications: [{{import_path: '{APPLICATION}'}}]\nhttp_option: {{port: 9}}", "is 'http_options' meant"),
+        (f"applications: [{{import_path: '{APPLICATION}'}}]\n7: 8", "no field 7; there are: applications, contr"),
+        (
+            f"applications: [{{import_path: '{APPLICATION}', args: {{links: {{v100: 1}}}}}}]",
+            "args: links.v100 = 'v100': ",
+        ),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, sentence: str) -> None:
