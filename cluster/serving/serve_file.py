@@ -233,8 +233,8 @@ def _check_fields(path: Path, known: Collection[str], settings: dict[Any, Any]) 
     """A misspelt `route_prefix` would put an application where another one is meant to be."""
     for name in settings:
         if name not in known:
-            (meant,) = get_close_matches(str(name), known, n=1) or [None]
-            what = f"is {meant!r} meant?" if meant else f"there are: {', '.join(sorted(known))}"
+            meant = get_close_matches(str(name), known, n=1)
+            what = f"is {meant[0]!r} meant?" if meant else f"there are: {', '.join(sorted(known))}"
             raise UserError(f"{path}: there is no field {name!r}; {what}")
 
 

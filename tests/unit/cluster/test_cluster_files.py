@@ -6,6 +6,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +95,19 @@ def test_the_fields_that_are_let_pass_are_those_that_serve_reads() -> None:
     assert (known(ServeDeploySchema), known(ServeApplicationSchema)) == (OF_FILES, OF_APPLICATIONS)
 
 
+@cache
+def taken(name: str) -> dict[str, Any]:
+    """As `isobatch serve` takes it, which plans for its devices."""
+    return serve_file(CLUSTER / name, {})
+
+
 @pytest.mark.parametrize("name", SERVE)
 def test_isobatch_serve_takes_them(name: str) -> None:
-    serve_file(CLUSTER / name, {})
+    assert taken(name)["applications"]
 
 
 def test_the_local_fleet_has_a_node_for_each_kind_and_a_plan_for_at_least_three() -> None:
-    told = serve_file(CLUSTER / "local.yaml", {})
+    told = taken("local.yaml")
     config = parse(told["applications"][0]["args"])
     from deployments.graph import read_graph
 
@@ -112,7 +119,7 @@ def test_the_local_fleet_has_a_node_for_each_kind_and_a_plan_for_at_least_three(
 
 
 def test_two_applications_share_all_devices_of_their_file_and_name_no_more() -> None:
-    told = serve_file(CLUSTER / "two-apps.yaml", {})
+    told = taken("two-apps.yaml")
     nodes: list[Resources] = [{"CPU": 2.0}, *(node.devices for node in local_nodes(told))]
     check_capacity(told, nodes)
     for kind, node in (("v100", 1), ("k80", 2)):
