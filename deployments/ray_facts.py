@@ -220,6 +220,14 @@ def application_name() -> str:
     return str(serve.get_replica_context().app_name)
 
 
+def is_gone(application: str, deployment: str) -> bool:
+    """Whether Serve has this deployment no more, or is about to end it for good: no restart comes after that."""
+    from ray import serve
+
+    found = serve.status().applications.get(application)
+    return found is None or found.status.value == "DELETING" or deployment not in found.deployments
+
+
 # What Serve's controller is asked
 
 

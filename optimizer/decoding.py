@@ -11,7 +11,7 @@ from itertools import product
 from math import ceil
 
 from optimizer.plan import DecodingTerms, Placement, Plan, Split
-from profiles.decoding import DecoderProfile, DecodingTable, LaunchSize
+from profiles.decoding import PROJECT, DecoderProfile, DecodingTable, LaunchSize
 from profiles.devices import Device
 
 RHYTHMS = (1, 2, 3, 4, 6, 8)  # launches of the first part for one of the deep part
@@ -105,11 +105,12 @@ def ways(facts: DecodingFacts, goal: DecodingGoal) -> Iterator[DecodingWay]:
             yield DecodingWay(cut, launches, count, rows)
 
 
-def expected(facts: DecodingFacts, way: DecodingWay) -> ExpectedPace:
+def expected(facts: DecodingFacts, way: DecodingWay, projects: bool = False) -> ExpectedPace:
     """What one cycle brings and takes: so many launches of the first part, and one of the deep part.
 
     A token goes on after the cut with the probability p, so 1 - (1 - p)^k of the residents wait for the deep part at
-    the end. It takes all rows along that it has not seen, prompts among them, but for those with which texts end.
+    the end. It takes all rows along that it has not seen, prompts among them, but for those with which texts end. Where
+    it `projects`, rows of tokens that have left do not run.
     """
     workload, num_blocks = facts.profile.workload, facts.profile.num_blocks
     p = workload.after(way.cut - 1) if way.cut < num_blocks else 1.0
@@ -120,7 +121,8 @@ def expected(facts: DecodingFacts, way: DecodingWay) -> ExpectedPace:
     seconds = [facts.table.seconds(first)] * way.launches
     if way.cut < num_blocks:
         rows = max(waiting, tokens * (1.0 - _unseen(p, workload.output)))
-        deep = _launch(facts.profile, num_blocks - way.cut, max(waiting, 1.0), prompts, rows)
+        projected = rows - waiting if projects else 0.0
+        deep = _launch(facts.profile, num_blocks - way.cut, max(waiting, 1.0), prompts, rows - projected, projected)
         seconds.append(facts.table.seconds(deep))
     tokens_per_s = tokens / sum(seconds)
     return ExpectedPace(way, tokens_per_s, _begins_s(facts, way, max(seconds)), way.residents / tokens_per_s)
@@ -135,8 +137,11 @@ def _unseen(p: float, output: float) -> float:
     return (1.0 - p) * (1.0 - (1.0 - p) ** output) / (p * output) if p else 1.0
 
 
-def _launch(profile: DecoderProfile, blocks: int, sequences: float, prompts: float, rows: float) -> LaunchSize:
-    """A launch through so many blocks, of `rows` positions of `sequences`, and of so many positions of prompts."""
+def _launch(
+    profile: DecoderProfile, blocks: int, sequences: float, prompts: float, rows: float, projected: float = 0.0
+) -> LaunchSize:
+    """A launch through so many blocks, of `rows` positions of `sequences`, and of so many positions of prompts; of
+    `projected` others only KV is made."""
     workload = profile.workload
     context = workload.prompt + workload.output / 2
     begin = prompts / workload.prompt  # texts
@@ -156,6 +161,8 @@ def _launch(profile: DecoderProfile, blocks: int, sequences: float, prompts: flo
         sources=min(1.0, begin) if encoded else 0.0,
         source_rows=prompts if encoded else 0.0,
         source_seen=prompts * workload.prompt if encoded else 0.0,
+        projections=blocks * min(1.0, projected),
+        projected=blocks * projected,
     )
 
 
@@ -169,7 +176,7 @@ def _begins_s(facts: DecodingFacts, way: DecodingWay, launch_s: float) -> float:
 
 def paces(facts: DecodingFacts, goal: DecodingGoal) -> list[ExpectedPace]:
     """What is expected of all that may be chosen."""
-    return [expected(facts, way) for way in ways(facts, goal)]
+    return [expected(facts, way, goal.exits == PROJECT) for way in ways(facts, goal)]
 
 
 def screened(found: Iterable[ExpectedPace], goal: DecodingGoal, count: int) -> list[ExpectedPace]:
@@ -240,8 +247,10 @@ def _context(kv_bytes: int, facts: DecodingFacts) -> int:
 
 
 def fits(facts: DecodingFacts, goal: DecodingGoal) -> str | None:
-    """Why texts have no room on this device, or in what the network reads; None where they have."""
+    """Why texts cannot be written so on this device, or with what the network reads; None where they can."""
     workload, device = facts.profile.workload, facts.device
+    if goal.exits == PROJECT and not facts.table.projects:
+        return f"exits = 'project': what projection takes on {device.kind} is not known: isobatch profile tells"
     if (shortest := min(workload.prompts) + (0 if facts.profile.has_encoder else 1)) > facts.profile.reads:
         return f"the shortest text has {shortest} tokens, and the network reads {facts.profile.reads}"
     needed = facts.table.weights_bytes

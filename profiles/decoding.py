@@ -37,6 +37,8 @@ class LaunchSize:
     sources: float = 0.0  # groups of texts that an encoder reads side by side
     source_rows: float = 0.0  # their positions
     source_seen: float = 0.0  # positions times positions that they see
+    projections: float = 0.0  # blocks in which some rows only leave their KV
+    projected: float = 0.0  # these rows, in each of these blocks
 
     def __add__(self, other: "LaunchSize") -> "LaunchSize":
         return LaunchSize(*(getattr(self, name) + getattr(other, name) for name in PARTS))
@@ -48,7 +50,8 @@ class LaunchSize:
 PARTS = tuple(field.name for field in fields(LaunchSize))
 # Where a device reads memory while it computes, the longer of these two hides the other.
 MEMORY = ("blocks", "read", "heads", "sources")
-ARITHMETIC = ("rows", "seen", "asked", "source_rows", "source_seen")
+ARITHMETIC = ("rows", "seen", "asked", "source_rows", "source_seen", "projected")
+PROJECT = "project"
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class DecodingTable:
     `overlaps`: what is read and what is computed hide each other, as on a GPU by its datasheet; else all parts add up.
     `error`: of launches that no price was fitted to, the median share by which they took more or less, and `bias` that
     of all of them together; None: it is estimated, not measured. `residents`: launches that were timed had no more
-    sequences, so a plan has no more; None: nothing was timed.
+    sequences, so a plan has no more; None: nothing was timed. `projects`: projecting KV is priced.
     """
 
     kind: str
@@ -71,6 +74,7 @@ class DecodingTable:
     error: float | None = None
     bias: float = 0.0
     residents: int | None = None
+    projects: bool = False
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -104,14 +108,15 @@ class DecodingTable:
 class DecodingWorkload:
     """What clients ask for, and how early tokens are known.
 
-    `survival`: for each block that a ramp may follow, the share of tokens that go on after it. `prompts` and `outputs`
-    have the tokens of each of some texts.
+    `survival`: for each block that a ramp may follow, the share of tokens that go on after it; `projected`: the same
+    where KV is projected. `prompts` and `outputs` have the tokens of each of some texts.
     """
 
     survival: tuple[tuple[int, float], ...]
     prompts: tuple[int, ...]
     outputs: tuple[int, ...]
     agreement: float = 1.0  # of tokens that leave early, those that the full network says too
+    projected: tuple[tuple[int, float], ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -120,8 +125,9 @@ class DecodingWorkload:
             raise ValueError(f"{len(self.prompts)} prompts and {len(self.outputs)} outputs: as many of each are needed")
         if min(*self.prompts, *self.outputs) < 1:
             raise ValueError("a prompt and an output have 1 token at least")
-        if not all(0 <= share <= 1 for share in (self.agreement, *dict(self.survival).values())):
-            raise ValueError("survival and agreement are shares: from 0 to 1")
+        shares = self.agreement, *dict(self.survival).values(), *dict(self.projected).values()
+        if not all(0 <= share <= 1 for share in shares):
+            raise ValueError("survival, projected and agreement are shares: from 0 to 1")
 
     @property
     def prompt(self) -> float:
@@ -217,7 +223,8 @@ class DecoderProfile:
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
             raise ValueError(f"num_blocks = {self.num_blocks} must be above 0")
-        if wrong := [block for block, _ in self.workload.survival if not 0 <= block < self.num_blocks - 1]:
+        ramps = (*self.workload.survival, *self.workload.projected)
+        if wrong := [block for block, _ in ramps if not 0 <= block < self.num_blocks - 1]:
             raise ValueError(f"no ramp can stand after block {wrong[0]} of {self.num_blocks} blocks")
 
     def table(self, kind: str) -> DecodingTable:
@@ -226,6 +233,17 @@ class DecoderProfile:
             kinds = ", ".join(table.kind for table in self.tables)
             raise UserError(f"{self.model}: nothing is known of it on {kind}, only on {kinds}: see isobatch profile")
         return found
+
+    def under(self, exits: str) -> "DecoderProfile":
+        """The same for those who decode so: where KV is projected, others go on, and after fewer ramps that is known.
+
+        Raise UserError where it is not known at all.
+        """
+        if exits != PROJECT:
+            return self
+        if not self.workload.projected:
+            raise UserError("exits = 'project': nothing is known of who goes on: isobatch prepare, then profile, tell")
+        return replace(self, workload=replace(self.workload, survival=self.workload.projected))
 
     def check_same(self, model: str, num_blocks: int, weights: str) -> None:
         """Raise UserError unless it is of this network."""

@@ -92,7 +92,7 @@ def plan(
         float | None, typer.Option(help="Of a decoder: from one token to the next; 200 if not given.")
     ] = None,
     exits: Annotated[
-        str | None, typer.Option(help="Of a decoder: recompute, verified or off; recompute if not given.")
+        str | None, typer.Option(help="Of a decoder: recompute, verified, project or off; recompute if not given.")
     ] = None,
     kv_megabytes: Annotated[
         int | None, typer.Option(min=1, help="Of a decoder: a replica's memory for KV, at most; none: all there is.")

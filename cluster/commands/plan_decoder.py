@@ -43,7 +43,7 @@ class DecoderPlanning:
         check_not_given(self.given, "a decoder is planned by --ttft-ms, --tpot-ms and --rate")
         if self.out:
             check_writable(self.out)
-        known = profile_for(built_in(self.source) or self.source, self.profile)
+        known = profile_for(built_in(self.source) or self.source, self.profile).under(self.goal.exits)
         goal = self.goal
         if self.observed:
             seen = observed_texts(self.observed)
@@ -172,10 +172,8 @@ def goal_of(
 
     if min_cost and rate is None and not observed:
         raise UserError("--min-cost needs --rate, or --observed: the least cost of how many texts per second?")
-    if exits == "project":
-        raise UserError("--exits project: what projection takes is not timed, so nothing is planned with it")
-    if exits not in (None, "recompute", "verified", "off"):
-        raise UserError(f"--exits {exits!r} must be recompute, verified or off")
+    if exits not in (None, "recompute", "verified", "project", "off"):
+        raise UserError(f"--exits {exits!r} must be recompute, verified, project or off")
     if not 0 < in_time < 1:
         raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of texts that keep each limit")
     return DecodingGoal(

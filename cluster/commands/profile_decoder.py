@@ -90,6 +90,7 @@ class DecoderProfiling:
             error=prices.error,
             bias=prices.bias,
             residents=prices.sequences,
+            projects=True,
         )
 
     def _estimated(self, config: Any) -> "list[DecodingTable]":
@@ -108,8 +109,9 @@ def workload_of(rules: "DecoderRules", source: Path) -> "DecodingWorkload":
         )
     survival = tuple((ramp.block, ramp.survival) for ramp in rules.all_ramps if ramp.survival is not None)
     agreement = min((ramp.exit_agreement for ramp in rules.ramps if ramp.exit_agreement is not None), default=1.0)
+    projected = ((rules.ramps[0].block, rules.project.survival),) if rules.project and rules.ramps else ()
     try:
-        return DecodingWorkload(survival, rules.lengths.prompts, rules.lengths.outputs, agreement)
+        return DecodingWorkload(survival, rules.lengths.prompts, rules.lengths.outputs, agreement, projected)
     except ValueError as error:
         raise UserError(f"{source}: the lengths in exits.json: {error}") from None
 

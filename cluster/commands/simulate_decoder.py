@@ -28,6 +28,7 @@ class DecoderRehearsal:
         """Play the plan, and say what came of it."""
         from cluster.commands import check_not_given
         from cluster.commands.plan_decoder import profile_for
+        from cluster.decoding.choice import terms_of
         from cluster.decoding.playing import asked_texts, play
         from cluster.load.prompts import summed, table
         from deployments.config import checked
@@ -40,14 +41,14 @@ class DecoderRehearsal:
         config = checked(DecoderConfig, self.applications[0]["args"])
         if config.plan is None:
             raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
-        source = Path(config.model)
-        profile = profile_for(source, Path(config.profile) if config.profile else None)
+        source, made = Path(config.model), read_plan(Path(config.plan))
+        profile = profile_for(source, Path(config.profile) if config.profile else None).under(terms_of(made).exits)
         texts = asked_texts(profile.workload, self.load.times_s(), self.load.seed)
         if not texts:
             raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")
         texts = self._prompted(texts, source) if self.prompts else texts
         with Console(stderr=True).status("playing"):
-            run = play(read_plan(Path(config.plan)), profile, texts, self.load.seed, config)
+            run = play(made, profile, texts, self.load.seed, config)
         console = Console(soft_wrap=True)
         console.print(table(summed(run.texts, 1e3 * run.ttft_s), 1e3 * run.ttft_s))
         written = sum(run.exits.values()) or 1

@@ -90,7 +90,9 @@ class Beliefs:
     def _window(self, seen: Observed, ramps: Collection[int]) -> Window:
         """Exits are spread over the closed ramps in the proportions that were seen before."""
         left = revealed(seen.exits, ramps, self._seen)
-        return Window(seen.started_s, seen.seconds, seen.arrivals, left, seen.texts)
+        # Only texts that have ended tell how long texts are; tokens of others arrive meanwhile.
+        texts = round(seen.arrivals * seen.texts / seen.ended) if seen.ended else seen.texts
+        return Window(seen.started_s, seen.seconds, seen.arrivals, left, texts)
 
 
 def _imagined(survival: Sequence[float]) -> Window:

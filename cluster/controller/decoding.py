@@ -126,4 +126,4 @@ def decoder_question(config: DecoderConfig, profile: DecoderProfile, running: Pl
     """The question for a decoder of this configuration, which runs by this plan."""
     terms, (kind,) = terms_of(running), running.devices()
     goal = DecodingGoal(terms.ttft_s, terms.tpot_s, exits=config.exits, kv_megabytes=terms.kv_megabytes)
-    return DecoderQuestion(profile, fleet(f"{kind}={config.replicas}"), goal, running)
+    return DecoderQuestion(profile.under(config.exits), fleet(f"{kind}={config.replicas}"), goal, running)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 from random import Random
 from typing import Any
 
@@ -20,12 +20,13 @@ from deployments.decoding.loading import engine_of
 from deployments.decoding.scheduler import DecodingLaunch
 from deployments.decoding.sequences import Opinion, Splits, Wanted
 from deployments.decoding.virtual import size_of
-from profiles.decoding import PARTS, DecodingWorkload, LaunchSize
+from profiles.decoding import PARTS, PROJECT, DecodingWorkload, LaunchSize
 from profiles.errors import UserError
 
 Floats = NDArray[np.float64]
 RESIDENTS = (1, 8, 32, 128)
 DEPTHS = (0.25, 0.5, 0.75, 1.0)  # of the first part; 1: no cut
+TURNS = (*product(RESIDENTS, DEPTHS, ("recompute",)), *product(RESIDENTS, DEPTHS[:-1], (PROJECT,)))
 LEAVE = 0.5  # of the tokens, at a cut
 HELD_OUT = 4  # of so many launches one tests the prices
 WARM = 5  # launches that count for nothing
@@ -72,20 +73,15 @@ def measured(
     clock = clock or _clock_for(weights.device)
     found: list[TimedLaunch] = []
     until_s = clock() + seconds
-    for number, (residents, depth) in enumerate(_turns()):
+    # Settings again and again, so that what disturbs the machine for a while disturbs all of them.
+    for number, (residents, depth, exits) in enumerate(cycle(TURNS)):
         if clock() > until_s and len(found) >= least:
             break
-        if not found and number == len(RESIDENTS) * len(DEPTHS):
+        if not found and number == len(TURNS):
             raise UserError("texts are too short to time their launches: prepare with longer ones (--max-tokens)")
         texts = _texts(model, workload, residents, number)
-        found += _launches(model, texts, residents, depth, clock, until_s, number)
+        found += _launches(model, texts, residents, depth, exits, clock, until_s, number)
     return fitted(found)
-
-
-def _turns() -> Iterator[tuple[int, float]]:
-    """Settings again and again, so that what disturbs the machine for a while disturbs all of them."""
-    while True:
-        yield from product(RESIDENTS, DEPTHS)
 
 
 def _clock_for(device: torch.device) -> Callable[[], float]:
@@ -139,6 +135,7 @@ def _launches(
     texts: Sequence[Wanted],
     residents: int,
     depth: float,
+    exits: str,
     clock: Callable[[], float],
     until_s: float,
     seed: int,
@@ -147,7 +144,7 @@ def _launches(
     num_blocks = anatomy_of(model).shape.num_blocks
     cut = max(1, round(depth * num_blocks))
     cuts = () if cut >= num_blocks else (cut,)
-    engine, drawn = _engine(model, residents, cuts, seed)
+    engine, drawn = _engine(model, residents, cuts, exits, seed)
     for text in texts:
         engine.open(text)
     for number in range(10**9):
@@ -161,9 +158,9 @@ def _launches(
             return
 
 
-def _engine(model: Any, residents: int, cuts: tuple[int, ...], seed: int) -> tuple[Engine, _Drawn]:
+def _engine(model: Any, residents: int, cuts: tuple[int, ...], exits: str, seed: int) -> tuple[Engine, _Drawn]:
     rules = DecoderRules(ramps=tuple(DecoderRamp(block=cut - 1, threshold=0.5) for cut in cuts))
-    told = {"max_residents": residents, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}
+    told = {"exits": exits, "max_residents": residents, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}
     engine = engine_of(model, rules, DecoderConfig.model_validate({"model": "", **told}))
     drawn = _Drawn(engine.network, engine.scheduler.splits, Random(seed))
     return Engine(engine.scheduler, drawn, time.perf_counter), drawn

@@ -12,7 +12,7 @@ from profiles.datasheet import BYTES, COMPUTE_SHARE, KERNEL_S, LAUNCH_S, MEMORY_
 from profiles.decoding import DecodingTable, LaunchSize
 from profiles.devices import known_kind
 
-KERNELS = 10  # of one block
+KERNELS, PROJECTING = 10, 4  # of one block; of one that only makes keys and values
 
 
 def estimated_table(config: Any, kind: str, dtype: str = "") -> DecodingTable:
@@ -37,6 +37,8 @@ def estimated_table(config: Any, kind: str, dtype: str = "") -> DecodingTable:
         sources=(encoder + crossed) * wide / stream + layers * KERNELS * KERNEL_S,
         source_rows=2 * (encoder + crossed) / peak,
         source_seen=4 * attended * layers / peak,
+        projections=PROJECTING * KERNEL_S,
+        projected=4 * shape.kv_width * width / peak,
     )
     tied = getattr(config, "tie_word_embeddings", False)
     weights = shape.num_blocks * block + encoder + crossed + head * (1 if tied else 2)
@@ -48,6 +50,7 @@ def estimated_table(config: Any, kind: str, dtype: str = "") -> DecodingTable:
         weights_bytes=weights * wide,
         dtype=dtype,
         overlaps=True,
+        projects=True,
     )
 
 

@@ -13,12 +13,12 @@ from time import monotonic
 
 from deployments import ray_facts
 from deployments.decoding.checkpoint import DecoderRules
-from deployments.decoding.config import DecoderConfig
+from deployments.decoding.config import FRONT, DecoderConfig
 from deployments.decoding.loading import way_of
 from deployments.deployer.steps import Moved, Undone
 from deployments.ray_facts import Remembered, remembered
 from optimizer.plan import Plan
-from profiles.decoding import load_decoder_profile
+from profiles.decoding import PROJECT, load_decoder_profile
 from profiles.errors import UserError
 
 FOLLOW_WITHIN_S = 5.0
@@ -87,16 +87,16 @@ class DecoderLead:
 
     def end(self) -> None:
         """Forget the plan if the application goes for good."""
-        from ray import serve
-
         with suppress(Exception):
-            application = serve.status().applications.get(self._application)
-            if application is None or application.status.value == "DELETING":
+            if ray_facts.is_gone(self._application, FRONT):
                 ray_facts.forget(self._application)
 
     def _refusal(self, plan: Plan) -> str | None:
+        led = self.config.led_by(plan)
         try:
-            way_of(self.config.led_by(plan), self._rules, self._num_blocks)
+            if led.exits == PROJECT:
+                self._rules.check_projectable(led.cuts)
+            way_of(led, self._rules, self._num_blocks)
             has, wants = self.plan().devices(), plan.devices()
         except UserError as error:
             return str(error)

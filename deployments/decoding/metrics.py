@@ -23,6 +23,7 @@ class ClientMeter:
         self.clock, self.series = clock, series
         self.lengths: deque[tuple[int, int]] = deque(maxlen=LENGTHS)  # of the latest texts: of the prompt, and written
         self._asked, self._began_s = 0, clock()
+        self._ended, self._ended_tokens = 0, 0  # texts that are whole
         self._ttft_s, self._tpot_s = ttft_s, tpot_s
         self._depths: Counter[int] = Counter()  # tokens, by the block after which they were known
         self._in_time, self._never = 0, 0.0  # tokens, and those of texts that were refused, had they been as the latest
@@ -64,9 +65,16 @@ class ClientMeter:
             self._in_time,
             exits,
             arrived_weight=tokens,
-            texts=self._asked,
+            texts=self._ended,
+            ended=self._ended_tokens,
             lengths=tuple(self.lengths),
         )
+
+    def whole(self, prompt_tokens: int, tokens: int) -> None:
+        """A text is written to its end: its lengths are such as clients ask for."""
+        self.lengths.append((prompt_tokens, tokens))
+        self._ended += 1
+        self._ended_tokens += tokens
 
     def workload(self) -> dict[str, Any]:
         """What clients have asked for, as `isobatch plan --observed` reads it."""
@@ -102,8 +110,7 @@ class SequenceMeter:
         self._meter.refused()
 
     def finished(self) -> None:
-        """The text is whole: its lengths are such as clients ask for."""
-        self._meter.lengths.append((self._prompt_tokens, self._first + self._further))
+        self._meter.whole(self._prompt_tokens, self._first + self._further)
 
     def ended(self) -> None:
         """The time from one token to the next, where there was a next one."""

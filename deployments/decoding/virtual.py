@@ -18,7 +18,7 @@ TOKEN, OTHER = 1, 2  # what is written, and what the full network says where it 
 def size_of(launch: DecodingLaunch, splits: Splits) -> LaunchSize:
     """What a launch is made of, as its time is told from it."""
     blocks, bands, read, seen = len(splits.blocks(launch.split)), 0, 0, 0
-    for _, alike in groupby(launch.pieces, key=Piece.size):
+    for _, alike in groupby((part for part in launch.pieces if part.running), key=Piece.size):
         parts = list(alike)
         rows, context = max(part.running for part in parts), max(part.start + part.rows for part in parts)
         context += max(len(part.sequence.wanted.source) for part in parts)
@@ -40,6 +40,8 @@ def size_of(launch: DecodingLaunch, splits: Splits) -> LaunchSize:
         sources=sources,
         source_rows=source_rows,
         source_seen=source_seen,
+        projections=blocks * launch.projects,
+        projected=blocks * (sum(part.rows for part in launch.pieces) - launch.running),
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from ray import serve
 from ray.serve import Application
 
 from deployments import ray_facts, resources
@@ -189,8 +188,8 @@ class Deployer:
     def __del__(self) -> None:
         """Serve calls this when no front listens any more: end the replicas, unless another deployer needs them."""
         with contextlib.suppress(Exception):
-            application, memory = serve.status().applications.get(self._application), remembered(self._application)
-            if application is None or application.status.value == "DELETING" or DEPLOYER not in application.deployments:
+            memory = remembered(self._application)
+            if ray_facts.is_gone(self._application, DEPLOYER):
                 delete_fleets(fleets_of(self._application))
                 ray_facts.forget(self._application)
             elif memory and memory.fleet != self._fleet.prefix:

@@ -51,7 +51,10 @@ class Observed:
     exit_weights: tuple[int, ...] = ()
     audited: tuple[int, ...] = ()
     missed: tuple[int, ...] = ()
-    texts: int = 0  # that arrived, where what is counted above is inputs of one length (`counted_in`), or tokens
+    # Where what is counted above is inputs of one length (`counted_in`): the texts that arrived. Where it is tokens
+    # that are written: the texts that have ended, and their tokens.
+    texts: int = 0
+    ended: int = 0
     lengths: tuple[tuple[int, int], ...] = ()  # of the latest texts that were written: of the prompt, and of the answer
 
     @property
@@ -145,6 +148,7 @@ def merged(observations: Iterable[Observed]) -> Observed:
         _sums(part.audited for part in parts),
         _sums(part.missed for part in parts),
         sum(part.texts for part in parts),
+        sum(part.ended for part in parts),
         next((part.lengths for part in reversed(parts) if part.lengths), ()),
     )
 
@@ -191,6 +195,7 @@ def since(now: Observed, before: Observed | None) -> Observed:
         audited=_more(now.audited, before.audited),
         missed=_more(now.missed, before.missed),
         texts=now.texts - before.texts,
+        ended=now.ended - before.ended,
     )
 
 

@@ -1,6 +1,7 @@
 """A decoder on Serve, asked by OpenAI's own client: whole, streamed, left alone, and over the death of its replica."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 
 from cluster.serving.local import free_port
 from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, rules_of
-from deployments.decoding.config import DecoderConfig
+from deployments.decoding.config import FRONT, DecoderConfig
 from deployments.decoding.loading import decoder_shape, engine_of, load_decoder, load_tokenizer, stop_tokens
 from deployments.demo import llm_demo_directory
 from deployments.demo.sums import answer_to, prompt_of, sums
+from deployments.deployer.steps import Moved
 from deployments.metrics import DECODER_FRONT, DECODER_REPLICA
 from deployments.prepare import t5_sums
 from deployments.prepare.llm_demo import SumsRecipe
@@ -206,6 +208,50 @@ def test_the_controller_changes_the_plan_while_texts_are_written_and_no_token(
     told = controlled()
     assert told["forecast"]["tokens_per_text"] == pytest.approx(tokens / len(written), rel=0.3)
     assert told["survival"][2] < 0.3
+
+
+def test_a_cut_moves_while_texts_are_written_and_all_are_right(client: Any, decoder: str, written: list[str]) -> None:
+    """Residents begin again from what they have written; the ramp behind block 3 says of these sums what the other
+    says."""
+    from ray import serve
+
+    front = serve.get_deployment_handle(FRONT, "decoder")
+    before: Plan = front.plan.remote().result(timeout_s=60)
+    residents, (placement,) = before.splits[0].batch_size, before.placements
+    splits = (Split(0, 4, residents, ramps=(3,)), Split(4, 8, max(1, residents // 4)))
+    moved = replace(before, placements=(replace(placement, splits=splits, local=True),))
+    found: list[Any] = []
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            found.extend(client.completions.create(model="llm-demo", prompt=PROMPTS, max_tokens=24).choices)
+
+    def both() -> list[Any]:
+        return [choice for choice in list(found) if {1, 3} <= set(choice.exit_blocks)]
+
+    def cut_behind(block: int) -> None:
+        assert isinstance(front.apply.remote(moved if block == 3 else before).result(timeout_s=60), Moved)
+        assert ask(decoder, "GET", "/stats")[1]["ramps"] == [block]
+        so_far = len(found)
+        assert eventually(lambda: len(found) > so_far)
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert eventually(lambda: ask(decoder, "GET", "/stats")[1]["residents"])
+        for _ in range(10):  # until a move has met a text half written
+            cut_behind(3)
+            cut_behind(1)
+            if both():
+                break
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert both(), "no cut has moved in the middle of a text"
+    assert [choice.text for choice in found] == len(found) // len(written) * written
 
 
 def test_the_death_of_a_replica_changes_no_token(client: Any, decoder: str, written: list[str]) -> None:

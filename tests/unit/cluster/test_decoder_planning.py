@@ -68,6 +68,21 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     assert "cannot read" in call(*rehearsal, "--prompts", prompts)
 
 
+def test_a_plan_that_projects_is_made_where_its_loss_is_known(call: Called, profile: Path, tmp_path: Path) -> None:
+    """And served with the one cut that exits.json has measured."""
+    plan, told = tmp_path / "plan.json", ("--profile", profile, "--kv-megabytes", 2, "--exits", "project")
+    assert "nothing is known of who goes on: isobatch prepare" in call("plan", DEMO, *told)
+    known = load_decoder_profile(profile)
+    workload = replace(known.workload, survival=((0, 0.2), (1, 0.1)), projected=((1, 0.15),))
+    save_decoder_profile(replace(known, workload=workload), profile)
+    assert "what projection takes on cpu is not known" in call("plan", DEMO, *told)
+    save_decoder_profile(replace(known, workload=workload, tables=(replace(known.tables[0], projects=True),)), profile)
+    assert "behind block 1 of 8 (project)" in call("plan", DEMO, *told, "--out", plan)
+    assert serve_file(DEMO, {"plan": str(plan)})["applications"][0]["args"]["plan"] == str(plan)
+    simulated = call("simulate", "--config", DEMO, "--plan", plan, "--rate", 20, "--hours", 0.002)
+    assert "was not measured here yet" in simulated
+
+
 def test_a_plan_for_what_a_server_has_seen(call: Called, profile: Path, tmp_path: Path) -> None:
     """Texts of other lengths, of which more go on: from a file, and from the server itself."""
     seen, told = tmp_path / "stats.json", ("plan", DEMO, "--profile", profile, "--kv-megabytes", 2, "--tpot-ms", 20)
@@ -135,8 +150,7 @@ def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
     [
         (("plan", DEMO), "was not measured here yet: isobatch profile"),
         (("plan", DEMO, "--slo-ms", "3"), "--slo-ms is for classifiers"),
-        (("plan", DEMO, "--exits", "some"), "must be recompute, verified or off"),
-        (("plan", DEMO, "--exits", "project"), "nothing is planned with it"),
+        (("plan", DEMO, "--exits", "some"), "must be recompute, verified, project or off"),
         (("plan", DEMO, "--min-cost"), "--min-cost needs --rate"),
         (("plan", DEMO, "--rate", "inf"), "--rate inf must be above 0, and finite"),
         (("plan", "nowhere"), "nowhere is no directory of a decoder"),

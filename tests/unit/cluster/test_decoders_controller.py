@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.controller.beliefs import Beliefs
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import same
 from cluster.controller.decoding import DecoderQuestion
@@ -16,6 +17,7 @@ from deployments.front.observed import Observed, since
 from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, plan_of
 from optimizer.plan import Plan
 from profiles.decoding import LaunchSize
+from profiles.windows import History
 from tests.helpers.paper_application import PaperApplication, watched
 from tests.helpers.paper_decoders import CPU, paper_decoder
 
@@ -71,6 +73,15 @@ def test_texts_are_believed_to_be_as_those_that_come() -> None:
     assert set(workload.outputs) == {20, 60}
     longest = asked.of_texts(10_000.0).facts((1.0,) * 8, Corrections()).profile.workload
     assert set(longest.outputs) == {124, 120}, "no more than there is memory for"
+
+
+def test_only_texts_that_have_ended_tell_how_long_texts_are() -> None:
+    """In a short window most tokens are of texts that began before it, or go on after it."""
+    beliefs = Beliefs(History(None), question(way(2)).prior, (1, 3))
+    beliefs.close(Observed(0.0, 1.0, 1000, 1000, (0, 900, 0, 0, 0, 0, 0, 100), texts=20, ended=400), (1,))
+    assert beliefs.inputs_per_text == pytest.approx(20.0, rel=0.01)
+    beliefs.close(Observed(1.0, 1.0, 1000, 1000, (0, 900, 0, 0, 0, 0, 0, 100)), (1,))
+    assert beliefs.inputs_per_text == pytest.approx(20.0, rel=0.01), "none has ended: nothing is known anew"
 
 
 def test_all_ramps_are_opened_by_a_cut_behind_each() -> None:

@@ -1,5 +1,6 @@
 """Launches on paper: what they are made of, and who leaves."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -44,6 +45,23 @@ def test_an_encoder_reads_each_source_once() -> None:
     texts = [Wanted((TOKEN,), 5, source=(TOKEN,) * 7), Wanted((TOKEN,), 3, source=(TOKEN,) * 9)]
     assert seconds(LaunchSize(source_rows=1.0), texts, max_residents=1) == 16
     assert seconds(LaunchSize(sources=1.0), texts) == 1
+
+
+def test_projected_rows_are_all_that_leave_and_do_not_end_a_text() -> None:
+    """One text, cut in the middle, of which half leaves: its prompt and those that go on run deep."""
+    profile = paper_decoder(LaunchSize(projected=1.0), survival=((3, 0.5),))
+    config = DecoderConfig.model_validate(PATIENT | {"exits": "project"})
+    found = {}
+    for part in ("rows", "projected", "projections"):
+        clock = VirtualClock()
+        priced = replace(profile, tables=(replace(profile.tables[0], price_s=LaunchSize(**{part: 1.0})),))
+        engine = virtual_engine(priced, "cpu", config, Random(0), clock)
+        ((_, depths),) = engine.write_with_depths([Wanted((TOKEN,) * 5, 40)])
+        found[part] = clock.now_s
+    deep = [place for place, depth in enumerate(depths) if depth == 7]  # a token is known at the position before it
+    assert found["rows"] == 4 * (5 + 39) + 4 * (5 - (0 not in deep) + sum(place > 0 for place in deep))
+    assert found["projected"] == 4 * sum(depth == 3 for depth in depths[: deep[-1]])
+    assert 4 <= found["projections"] <= 4 * len(deep)
 
 
 def test_as_many_tokens_leave_as_the_profile_says() -> None:

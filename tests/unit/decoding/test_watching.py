@@ -104,7 +104,7 @@ def test_the_controller_is_told_tokens_by_their_depth_and_how_many_were_in_time(
     scene.full = True
     scene.client.post("/v1/completions", json=ASKED)
     seen = scene.front.meter.observed(num_blocks=4)
-    assert (seen.exits, seen.in_time, seen.texts) == ((0, 0, 0, 8), 2 * 2, 3)
+    assert (seen.exits, seen.in_time, seen.texts, seen.ended) == ((0, 0, 0, 8), 2 * 2, 2, 8)
     assert seen.arrivals == seen.arrived_weight == 12, "who was refused would have become as long as the others"
     assert seen.lengths == ((4, 4), (4, 4))
     assert seen.seconds == pytest.approx(scene.now_s)

@@ -23,6 +23,7 @@ from optimizer.decoding import (
 from optimizer.plan import Plan
 from profiles.decoding import LaunchSize
 from profiles.devices import Device
+from profiles.errors import UserError
 from tests.helpers.paper_decoders import CPU, paper_decoder
 
 WIDE = DecodingGoal(ttft_s=1e3, tpot_s=1e3)
@@ -45,6 +46,29 @@ def test_where_rows_bind_recompute_gains_nothing_and_where_kv_binds_all() -> Non
         facts = DecodingFacts(paper_decoder(price, prompt=200, output=2000), CPU)
         cut, full = (expected(facts, DecodingWay(at, 1, 32, 256)).tokens_per_s for at in (2, 8))
         assert cut / full == pytest.approx(gain, rel=0.02)
+
+
+def test_where_rows_bind_projection_gains_what_rows_that_do_not_run_would_cost() -> None:
+    """Three of ten tokens run deep; of the others only KV is made, at a tenth of a row's price, or for nothing."""
+    for projected, gain in ((0.0, 1 / (0.25 + 0.75 * 0.3)), (1e-4, 1 / (0.25 + 0.75 * (0.3 + 0.7 * 0.1)))):
+        prices = LaunchSize(rows=1e-3, projected=projected)
+        facts = DecodingFacts(paper_decoder(prices, prompt=1, output=2000), CPU)
+        cut, full = (expected(facts, DecodingWay(at, 1, 32, 256), at < 8).tokens_per_s for at in (2, 8))
+        assert cut / full == pytest.approx(gain, rel=0.01)
+
+
+def test_projection_is_planned_where_it_is_known() -> None:
+    profile = paper_decoder(survival=((1, 0.3), (3, 0.2)))
+    goal = DecodingGoal(exits="project")
+    with pytest.raises(UserError, match="nothing is known of who goes on"):
+        profile.under("project")
+    known = replace(profile, workload=replace(profile.workload, projected=((3, 0.1),))).under("project")
+    assert known.under("recompute") == known
+    facts = DecodingFacts(known, CPU)
+    assert {way.cut for way in ways(facts, goal)} == {4, 8}, "what is lost is known with this cut alone"
+    assert "what projection takes on cpu is not known" in str(fits(facts, goal))
+    priced = replace(known, tables=(replace(known.tables[0], projects=True),))
+    assert fits(DecodingFacts(priced, CPU), goal) is None
 
 
 def test_the_best_of_all_ways_within_the_limits_comes_first() -> None:
