@@ -86,6 +86,11 @@ def replica_options(config: AppConfig, kind: str, labelled: bool = False) -> dic
         return {"num_cpus": config.cpus_per_replica if told else 0.01}
     if kind == "cpu":
         return {"num_cpus": config.cpus_per_replica}
+    return gpu_options(kind, labelled)
+
+
+def gpu_options(kind: str, labelled: bool) -> dict[str, Any]:
+    """How a replica asks Ray for a GPU of this kind."""
     return {"num_gpus": 1} | ({"label_selector": {KIND: kind}} if labelled else {"accelerator_type": kind.upper()})
 
 

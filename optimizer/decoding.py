@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil
 
-from optimizer.plan import DecodingTerms, Placement, Plan, Split
 from profiles.decoding import PROJECT, DecoderProfile, DecodingTable, LaunchSize
 from profiles.devices import Device
 
@@ -29,7 +28,8 @@ class DecodingGoal:
     """What is wanted: most texts per second in time, or a rate at the least cost.
 
     `kept`: the share of texts that begin within `ttft_s`, and of those whose tokens follow each other within `tpot_s`.
-    `kv_megabytes`: memory for KV that a replica may have at most; None: what the device has beside the weights.
+    `kv_megabytes`: memory for KV that a replica may have at most; None: what the device has beside the weights. `held`:
+    the same for some kinds of devices alone.
     `texts`: how many are played at least to see what is kept.
     """
 
@@ -40,6 +40,7 @@ class DecodingGoal:
     kept: float = 0.99
     kv_megabytes: int | None = None
     texts: int = 200
+    held: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class DecodingFacts:
     def kv_bytes(self, goal: DecodingGoal) -> int:
         """Memory for KV."""
         room = int(USED * self.device.memory_bytes) - self.table.weights_bytes
-        return room if goal.kv_megabytes is None else min(room, goal.kv_megabytes * MEGABYTE)
+        most = dict(goal.held).get(self.device.kind, goal.kv_megabytes)
+        return room if most is None else min(room, most * MEGABYTE)
 
     def texts_held(self, goal: DecodingGoal) -> int:
         """How many texts of mean length have all their KV in memory."""
@@ -200,50 +202,6 @@ def _leanest(alike: list[ExpectedPace]) -> ExpectedPace:
 
 def _speed(each: ExpectedPace) -> float:
     return each.tokens_per_s
-
-
-def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas: int) -> Plan:
-    """The plan by which replicas decode in this way; nothing is promised yet."""
-    profile = facts.profile
-    splits: tuple[Split, ...] = (Split(0, profile.num_blocks, way.residents),)
-    if way.cut < profile.num_blocks:
-        survival = profile.workload.after(way.cut - 1)
-        waits = min(way.residents, max(1, round(way.residents * (1 - (1 - survival) ** way.launches))))
-        splits = (Split(0, way.cut, way.residents, (way.cut - 1,)), Split(way.cut, profile.num_blocks, waits))
-    kv_bytes, whole = _kv_bytes(way, facts, goal)
-    terms = DecodingTerms(
-        exits=goal.exits if len(splits) > 1 else OFF,
-        prompt_rows=way.prompt_rows,
-        kv_megabytes=ceil(kv_bytes / MEGABYTE),
-        ttft_s=goal.ttft_s,
-        tpot_s=goal.tpot_s,
-        max_context=None if whole else _context(kv_bytes, facts),
-    )
-    table = facts.table
-    return Plan(
-        (Placement(facts.device.kind, replicas, splits, local=len(splits) > 1),),
-        model=profile.model,
-        weights=profile.weights,
-        backend="torch",
-        dtype=table.dtype,
-        origin="estimated" if table.estimated else "measured",
-        decoding=terms,
-    )
-
-
-def _kv_bytes(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal) -> tuple[int, bool]:
-    """Memory for the KV of all residents, and whether it holds the longest text that the network reads."""
-    prompt, output = facts.profile.workload.longest
-    one = facts.profile.reads * (1 + facts.profile.has_encoder)
-    wanted = max(way.residents * (prompt + output + PAGE), one + PAGE) * facts.position_bytes
-    room = facts.kv_bytes(goal)
-    return min(wanted, room), room >= (one + PAGE) * facts.position_bytes
-
-
-def _context(kv_bytes: int, facts: DecodingFacts) -> int:
-    """The longest text whose KV has so much room, in whole pages; with an encoder, of its source or of itself."""
-    positions = kv_bytes // (facts.position_bytes * (1 + facts.profile.has_encoder))
-    return max(2, positions // PAGE * PAGE)
 
 
 def fits(facts: DecodingFacts, goal: DecodingGoal) -> str | None:

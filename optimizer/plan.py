@@ -83,7 +83,7 @@ class DecodingTerms:
     The batch sizes of its splits are sequences: as many as are resident for the first, and for a deep one as many as
     it waits for. `prompt_rows`: positions of prompts in one launch. `max_context`: tokens of a text, where memory holds
     fewer than the network reads. `ttft_s`, `tpot_s`: the time until the first token, and from one to the next, within
-    which the promise holds; `tokens_per_s` are promised, of all replicas.
+    which the promise holds; `tokens_per_s` are promised, of all these replicas.
     """
 
     exits: str

@@ -15,6 +15,7 @@ from profiles.errors import UserError, first_wrong, read_text
 if TYPE_CHECKING:
     from cluster.decoding.choice import DecodingChoice
     from optimizer.decoding import DecodingGoal
+    from optimizer.plan import Plan
     from profiles.decoding import DecoderProfile, ObservedTexts
     from profiles.devices import Device
 
@@ -123,38 +124,49 @@ def seen_in_words(seen: "ObservedTexts", known: "DecoderProfile") -> str:
 
 def figures(found: "DecodingChoice") -> dict[str, object]:
     """What another program may want to know."""
-    promise, terms = found.plan.promise, found.plan.decoding
-    assert promise, "This is a bug: what is chosen makes a promise."
-    assert terms, "This is a bug: what is chosen decodes."
+    from optimizer.decoding_plans import tokens_per_s
+
     run = found.run
     kept = {"ttft_kept": run.ttft_kept, "tpot_kept": run.tpot_kept, "ceiling_tokens_per_s": found.ceiling_per_s}
-    return {"plan": json.loads(found.plan.to_json()), "tokens_per_s": terms.tokens_per_s, **kept}
+    return {"plan": json.loads(found.plan.to_json()), "tokens_per_s": tokens_per_s(found.plan), **kept}
 
 
 def told(found: "DecodingChoice", known: "DecoderProfile") -> Table:
     """The plan in words."""
-    plan, promise, terms = found.plan, found.plan.promise, found.plan.decoding
+    from optimizer.decoding_plans import terms_of, tokens_per_s
+
+    plan, promise, terms = found.plan, found.plan.promise, terms_of(found.plan)
     assert promise, "This is a bug: what is chosen makes a promise."
-    assert terms, "This is a bug: what is chosen decodes."
-    placement, splits = plan.placements[0], plan.splits
-    shown = Table(title=f"{known.model}: {plan.origin} on {placement.kind}", title_justify="left", show_header=False)
-    shown.add_row("devices", f"{placement.replicas} {placement.kind}, ${promise.cost_per_hour:.4g} per hour")
-    if len(splits) > 1:
-        shown.add_row("cut", f"behind block {splits[0].ramps[0]} of {plan.num_blocks} ({terms.exits})")
-        shown.add_row("deep part", f"runs when {splits[1].batch_size} of {splits[0].batch_size} residents wait for it")
-    else:
-        shown.add_row("cut", "nowhere: every token runs through the whole network")
-    timed = known.table(placement.kind).residents
-    limit = f" (no launch of more than {timed} was timed)" if timed else ""
-    shown.add_row("residents", f"{splits[0].batch_size} a replica{limit}, {terms.kv_megabytes} MB for their KV")
-    shown.add_row("prompts", f"{terms.prompt_rows} tokens of them in one launch")
-    shown.add_row("promise", f"{terms.tokens_per_s:,.0f} tokens/s, {promise.goodput_per_s:,.4g} texts/s")
+    devices = ", ".join(f"{count} {kind}" for kind, count in plan.devices().items())
+    title = ", ".join(f"{each.origin} on {each.placements[0].kind}" for each in plan.pipelines)
+    shown = Table(title=f"{known.model}: {title}", title_justify="left", show_header=False)
+    shown.add_row("devices", f"{devices}, ${promise.cost_per_hour:.4g} per hour")
+    for each in plan.pipelines:
+        _show(shown, each, known.table(each.placements[0].kind).residents, several=bool(plan.beside))
+    shown.add_row("promise", f"{tokens_per_s(plan):,.0f} tokens/s, {promise.goodput_per_s:,.4g} texts/s")
     limits = f"TTFT {1e3 * terms.ttft_s:g} ms for {found.run.ttft_kept:.1%}, "
     shown.add_row("in time, played", limits + f"TPOT {1e3 * terms.tpot_s:g} ms for {found.run.tpot_kept:.1%}")
     arithmetic = f"by arithmetic over {found.looked_at:,} ways, or played"
     most = f"{found.ceiling_per_s:,.0f} tokens/s: never idle, no limits, {arithmetic}"
     shown.add_row("ceiling", f"{most}; the promise is {promise.gap:.0%} below")
     return shown
+
+
+def _show(shown: Table, pipeline: "Plan", timed: int | None, several: bool) -> None:
+    """How one pipeline decodes; `timed`: residents of the largest launch that was."""
+    from optimizer.decoding_plans import terms_of
+
+    terms, splits, (placement,) = terms_of(pipeline), pipeline.splits, pipeline.placements
+    if several:
+        shown.add_row("", f"on each {placement.kind}, {terms.tokens_per_s:,.0f} tokens/s of all of them")
+    if len(splits) > 1:
+        shown.add_row("cut", f"behind block {splits[0].ramps[0]} of {pipeline.num_blocks} ({terms.exits})")
+        shown.add_row("deep part", f"runs when {splits[1].batch_size} of {splits[0].batch_size} residents wait for it")
+    else:
+        shown.add_row("cut", "nowhere: every token runs through the whole network")
+    limit = f" (no launch of more than {timed} was timed)" if timed else ""
+    shown.add_row("residents", f"{splits[0].batch_size} a replica{limit}, {terms.kv_megabytes} MB for their KV")
+    shown.add_row("prompts", f"{terms.prompt_rows} tokens of them in one launch")
 
 
 def goal_of(

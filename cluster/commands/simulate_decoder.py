@@ -28,11 +28,11 @@ class DecoderRehearsal:
         """Play the plan, and say what came of it."""
         from cluster.commands import check_not_given
         from cluster.commands.plan_decoder import profile_for
-        from cluster.decoding.choice import terms_of
         from cluster.decoding.playing import asked_texts, play
         from cluster.load.prompts import summed, table
         from deployments.config import checked
         from deployments.decoding.config import DecoderConfig
+        from optimizer.decoding_plans import terms_of
         from optimizer.plan import read_plan
 
         check_not_given(self.given, "it plays no decoder")

@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 
 from cluster.controller.corrections import Corrections
-from cluster.decoding.choice import chosen, sustains, terms_of
+from cluster.decoding.choice import hoped, sustains
 from deployments.decoding.config import OFF, DecoderConfig
 from deployments.decoding.scheduler import DEEP_SHARE
 from deployments.front.observed import Observed
 from optimizer import Objective, Plan, Score
 from optimizer.decoding import DecodingGoal
-from optimizer.plan import Split
+from optimizer.decoding_plans import on_terms, terms_of
+from optimizer.plan import DecodingTerms, Split
 from profiles.decoding import LEAST_OBSERVED, DecoderProfile
 from profiles.devices import Device, fleet
 from profiles.exits import ExitProfile
@@ -72,7 +73,8 @@ class DecoderQuestion:
 
     def _reads(self, prompt: int) -> int:
         """How much may be written after a prompt."""
-        most = terms_of(self.running).max_context or self.profile.reads
+        held = [terms_of(each).max_context or self.profile.reads for each in self.running.pipelines]
+        most = min(held)
         return most - 1 if self.profile.has_encoder else most - prompt
 
     def facts(self, survival: Sequence[float], corrections: Corrections) -> DecoderFacts:
@@ -93,17 +95,25 @@ class DecoderQuestion:
         return Score((), tokens_per_s, facts.goal.ttft_s, cost, ())
 
     def best(self, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]) -> Plan:
-        """What `isobatch plan` would choose."""
+        """What `isobatch plan` would choose. While nobody asks, beliefs stay, and nothing is sought again."""
         facts = self.facts(survival, corrections)
-        plan, stays = _chosen(facts.profile, self.fleet, facts.goal), terms_of(self.running)
-        terms = replace(terms_of(plan), kv_megabytes=stays.kv_megabytes, max_context=stays.max_context)
-        return replace(plan, decoding=terms)
+        stay = {each.placements[0].kind: terms_of(each) for each in self.running.pipelines}
+
+        def as_it_is(pipeline: Plan) -> DecodingTerms:
+            held = stay[pipeline.placements[0].kind]
+            return replace(terms_of(pipeline), kv_megabytes=held.kv_megabytes, max_context=held.max_context)
+
+        return on_terms(hoped(facts.profile, self.fleet, facts.goal), as_it_is)
 
     def carrying(self, *_: object) -> None:
         """None is sought that is quicker: where more goodput is not needed, more of it must be gained."""
 
     def opened(self, plan: Plan, facts: DecoderFacts) -> Plan:
         """The same plan, cut behind every ramp."""
+        first, *others = (self._opened(each, facts) for each in plan.pipelines)
+        return replace(first, beside=tuple(others))
+
+    def _opened(self, plan: Plan, facts: DecoderFacts) -> Plan:
         (placement,), splits = plan.placements, plan.splits
         residents = splits[0].batch_size
         deep = splits[-1].batch_size if len(splits) > 1 else max(1, round(DEEP_SHARE * residents))
@@ -116,14 +126,11 @@ class DecoderQuestion:
         return replace(plan, placements=(opened,), decoding=replace(terms_of(plan), exits=self.goal.exits))
 
 
-@lru_cache(maxsize=8)
-def _chosen(profile: DecoderProfile, devices: tuple[Device, ...], goal: DecodingGoal) -> Plan:
-    """While nobody asks, beliefs stay, and nothing is sought again."""
-    return chosen(profile, devices, goal).plan
-
-
 def decoder_question(config: DecoderConfig, profile: DecoderProfile, running: Plan) -> DecoderQuestion:
     """The question for a decoder of this configuration, which runs by this plan."""
-    terms, (kind,) = terms_of(running), running.devices()
-    goal = DecodingGoal(terms.ttft_s, terms.tpot_s, exits=config.exits, kv_megabytes=terms.kv_megabytes)
-    return DecoderQuestion(profile.under(config.exits), fleet(f"{kind}={config.replicas}"), goal, running)
+    terms = terms_of(running)
+    held = tuple((each.placements[0].kind, terms_of(each).kv_megabytes) for each in running.pipelines)
+    exits = next((each.exits for each in map(terms_of, running.pipelines) if each.exits != OFF), config.exits)
+    goal = DecodingGoal(terms.ttft_s, terms.tpot_s, exits=exits, held=held)
+    devices = fleet(",".join(f"{kind}={count}" for kind, count in running.devices().items()))
+    return DecoderQuestion(profile.under(exits), devices, goal, running)

@@ -7,6 +7,7 @@ from cluster.controller.described import STATUS_VERSION
 from cluster.controller.loop import ControlLoop
 from cluster.controller.record import Event
 from deployments.planning import summary
+from optimizer.decoding_plans import tokens_per_s
 from profiles.agreement import said
 from profiles.forecast import Forecast
 
@@ -50,12 +51,13 @@ def brief(event: Event) -> dict[str, Any]:
 
 
 def _plan(controller: Controller) -> dict[str, Any]:
-    promise, terms = controller.running.promise, controller.running.decoding
+    promise, decodes = controller.running.promise, controller.running.decoding
+    goodput = promise.goodput_per_s if promise else None
     return {
         "summary": summary(controller.running),
         "devices": controller.running.devices(),
         "ramps": list(controller.running.ramps),
-        "promised_per_s": terms.tokens_per_s or None if terms else promise.goodput_per_s if promise else None,
+        "promised_per_s": tokens_per_s(controller.running) or None if decodes else goodput,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
         "sustains_per_s": controller.sustained(controller.running),
         "kept": controller.record.kept(controller.running),

@@ -3,9 +3,10 @@
 What is promised is the highest rate at which nearly all texts begin within TTFT and go on within TPOT.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import product
 from math import ceil
 
 import numpy as np
@@ -13,18 +14,9 @@ import numpy as np
 from cluster.decoding.playing import DecodingRun, asked_texts, play, tpot_of
 from cluster.load.workloads import arrivals, highest
 from deployments.decoding.config import DecoderConfig
-from optimizer.decoding import (
-    PROMPT_ROWS,
-    DecodingFacts,
-    DecodingGoal,
-    DecodingWay,
-    cuts_of,
-    fits,
-    paces,
-    plan_of,
-    screened,
-)
-from optimizer.plan import DecodingTerms, Plan, Promise
+from optimizer.decoding import PROMPT_ROWS, DecodingFacts, DecodingGoal, DecodingWay, cuts_of, fits, paces, screened
+from optimizer.decoding_plans import on_terms, plan_of, promising, residents_of, terms_of, tokens_per_s
+from optimizer.plan import Plan, Promise
 from profiles.decoding import DecoderProfile
 from profiles.devices import Device
 from profiles.errors import UserError
@@ -32,7 +24,7 @@ from profiles.errors import UserError
 PLAYED = 4  # ways of each kind of device
 TURNS = 4  # a run has so many times as many texts as are resident, at least
 JUDGED = 3  # times as many in the runs that a promise is of
-STEPS = 5  # halvings between the rates that may be kept
+NEAR, STEPS, FAR_STEPS = 0.8, 4, 5  # a rate that is kept is sought near the highest that may be, and then below
 # Of what a replica writes that is never idle. More cannot be kept for long, though a short run may look well: an
 # overload shows only once the queue is as long as TTFT.
 BUSY = 0.97
@@ -50,7 +42,7 @@ class DecodingTrial:
     run: DecodingRun
 
     def keeps(self, goal: DecodingGoal) -> bool:
-        return min(self.run.ttft_kept, self.run.tpot_kept) >= goal.kept
+        return min(self.run.ttft_kept, self.run.tpot_kept) >= goal.kept and not self.run.given_up
 
 
 @dataclass(frozen=True)
@@ -78,26 +70,53 @@ class _OfKind:
     ceiling_per_s: float
     ways: int
 
-    def hoped(self, replicas: int) -> float:
+    @property
+    def kind(self) -> str:
+        return self.facts.device.kind
+
+    @property
+    def count(self) -> int:
+        return self.facts.device.count
+
+    def on(self, replicas: int) -> float:
+        """Texts per second that so many may keep."""
         return replicas * self.texts_per_s
 
 
 def chosen(profile: DecoderProfile, fleet: Sequence[Device], goal: DecodingGoal) -> DecodingChoice:
-    """The best plan; raise UserError with what binds where there is none."""
+    """The best plan, of pipelines side by side where there are several kinds of devices; raise UserError with what
+    binds where there is none."""
+    found = _found(profile, fleet, goal)
+    plan, trial = _with_rate(found, goal) if goal.texts_per_s else _with_all(found, goal)
+    has, tokens = plan.devices(), trial.texts_per_s * profile.workload.output
+    used = [(has.get(each.kind, 0), each) for each in found]
+    # Arithmetic takes all launches of a part as alike, so a run may have more.
+    most = sum(
+        count * max(each.ceiling_per_s, each.most_per_s / BUSY * profile.workload.output) for count, each in used
+    )
+    cost = sum(count * each.facts.device.price_per_hour for count, each in used)
+    promise = Promise(trial.texts_per_s, goal.ttft_s, cost, max(0.0, 1 - tokens / most))
+    plan = replace(promising(plan, tokens), promise=promise)
+    return DecodingChoice(plan, trial.run, most, sum(each.ways for each in found))
+
+
+@lru_cache(maxsize=8)
+def hoped(profile: DecoderProfile, fleet: tuple[Device, ...], goal: DecodingGoal) -> Plan:
+    """The same plan on all these devices, with what it kept when it was chosen, which is what luck helped it to: for
+    those who play it again anyway, beside others."""
+    found = _found(profile, fleet, goal)
+    return _side_by_side(found, [each.count for each in found], goal)
+
+
+def _found(profile: DecoderProfile, fleet: Sequence[Device], goal: DecodingGoal) -> list[_OfKind]:
+    """The best way on each kind of device on which the limits can be kept."""
     facts = [DecodingFacts(profile, device) for device in fleet if device.count]
     if not facts:
         raise UserError("there are no devices to plan for: a fleet needs at least one")
     found = [best for each in facts if (best := _best(each, goal))]
     if not found:
         raise UserError(_binds(facts, goal))
-    best, plan, played_at = _with_rate(found, goal) if goal.texts_per_s else _with_all(found, goal)
-    replicas, tokens = plan.placements[0].replicas, played_at.texts_per_s * profile.workload.output
-    # Arithmetic takes all launches of a part as alike, so a run may have more.
-    most = replicas * max(best.ceiling_per_s, best.most_per_s / BUSY * profile.workload.output)
-    cost = replicas * best.facts.device.price_per_hour
-    promise = Promise(played_at.texts_per_s, goal.ttft_s, cost, max(0.0, 1 - tokens / most))
-    plan = replace(plan, promise=promise, decoding=replace(terms_of(plan), tokens_per_s=tokens))
-    return DecodingChoice(plan, played_at.run, most, sum(each.ways for each in found))
+    return found
 
 
 def _best(facts: DecodingFacts, goal: DecodingGoal) -> _OfKind | None:
@@ -110,92 +129,109 @@ def _best(facts: DecodingFacts, goal: DecodingGoal) -> _OfKind | None:
     for each in screened(all_ways, goal, PLAYED):
         plan, least = plan_of(each.way, facts, goal, 1), BETTER * best.texts_per_s if best else 0.0
         most = BUSY * saturated(plan, facts.profile, goal.texts // 2)
-        if most <= least or (best and not played(plan, facts.profile, least, goal.texts).keeps(goal)):
-            continue
-        if found := _most(plan, facts.profile, goal, least, most):
+        if most > least and (found := _most(plan, facts.profile, goal, least, most)):
             best = _OfKind(facts, each.way, found.texts_per_s, most, most_of_all, len(all_ways))
     return best
 
 
 def saturated(plan: Plan, profile: DecoderProfile, texts: int) -> float:
     """Texts per second that are ended while more wait than have a place: they all come at once."""
-    resident = plan.placements[0].replicas * plan.splits[0].batch_size
+    resident = residents_of(plan)
     # Texts of one length end together, so whole rounds of all residents are counted, and one follows them.
     rounds = max(TURNS, ceil(texts / resident))
     count = (rounds + 1) * resident
     config = DecoderConfig(model="", max_waiting=count)
-    wide = replace(plan, decoding=replace(terms_of(plan), ttft_s=FOR_EVER_S, tpot_s=FOR_EVER_S))
+    wide = on_terms(plan, lambda each: replace(terms_of(each), ttft_s=FOR_EVER_S, tpot_s=FOR_EVER_S))
     run = play(wide, profile, asked_texts(profile.workload, np.zeros(count), seed=0), config=config)
     ended_s = sorted(text.last_s for text in run.answered)[: rounds * resident]
     return len(ended_s) / ended_s[-1]
 
 
-def terms_of(plan: Plan) -> DecodingTerms:
-    """How a plan's replicas decode."""
-    assert plan.decoding, "This is a bug: it is a plan for a network that classifies."
-    return plan.decoding
-
-
 def played(
-    plan: Plan, profile: DecoderProfile, texts_per_s: float, texts: int, seed: int = 0, times: int = 1
+    plan: Plan, profile: DecoderProfile, texts_per_s: float, goal: DecodingGoal, seed: int = 0, times: int = 1
 ) -> DecodingTrial:
-    """What becomes of texts that come at a rate, by chance."""
-    count = times * max(texts, TURNS * plan.placements[0].replicas * plan.splits[0].batch_size)
-    times_s = arrivals("poisson", texts_per_s, count / texts_per_s, seed)
-    return DecodingTrial(texts_per_s, play(plan, profile, asked_texts(profile.workload, times_s, seed), seed))
+    """What becomes of texts that come at a rate, by chance; it is given up once too many have missed a limit."""
+    count = times * max(goal.texts, TURNS * residents_of(plan))
+    texts = asked_texts(profile.workload, arrivals("poisson", texts_per_s, count / texts_per_s, seed), seed)
+    return DecodingTrial(texts_per_s, play(plan, profile, texts, seed, may_miss=(1.0 - goal.kept) * len(texts)))
 
 
 @lru_cache(maxsize=64)
 def sustains(plan: Plan, profile: DecoderProfile, goal: DecodingGoal) -> float:
-    """The texts per second at which a plan keeps both limits; 0 where it keeps them at none."""
-    found = _most(plan, profile, goal, 0.0, BUSY * saturated(plan, profile, goal.texts // 2))
+    """The texts per second at which a plan keeps both limits; 0 where it keeps them at none. The texts are others than
+    plans are chosen with."""
+    found = _most(plan, profile, goal, 0.0, BUSY * saturated(plan, profile, goal.texts // 2), OTHER_SEED)
     return found.texts_per_s if found else 0.0
 
 
 def _most(
     plan: Plan, profile: DecoderProfile, goal: DecodingGoal, low: float, high: float, seed: int = 0, times: int = 1
 ) -> DecodingTrial | None:
-    """The trial at the highest rate between these that keeps the limits."""
-    return highest(
-        lambda rate: played(plan, profile, rate, goal.texts, seed, times),
-        lambda trial: trial.keeps(goal),
-        low,
-        high,
-        STEPS,
+    """The trial at the highest rate between these that keeps the limits. Where these are loose, it is the highest."""
+
+    def at(rate: float) -> DecodingTrial:
+        return played(plan, profile, rate, goal, seed, times)
+
+    def kept(trial: DecodingTrial) -> bool:
+        return trial.keeps(goal)
+
+    if kept(top := at(high)):
+        return top
+    if low and not kept(at(low)):
+        return None
+    near = max(low, NEAR * high)
+    return highest(at, kept, near, high, STEPS) or (highest(at, kept, low, near, FAR_STEPS) if near > low else None)
+
+
+def _side_by_side(found: Sequence[_OfKind], counts: Sequence[int], goal: DecodingGoal) -> Plan:
+    """A pipeline on so many devices of each kind; each promises what its devices keep one by one."""
+    parts = []
+    for each, count in zip(found, counts, strict=True):
+        if count:
+            plan, output = plan_of(each.way, each.facts, goal, count), each.facts.profile.workload.output
+            tokens = each.on(count) * output
+            parts.append(replace(plan, decoding=replace(terms_of(plan), tokens_per_s=tokens)))
+    first, *others = sorted(parts, key=tokens_per_s, reverse=True)
+    return replace(first, beside=tuple(others))
+
+
+def _with_all(found: Sequence[_OfKind], goal: DecodingGoal) -> tuple[Plan, DecodingTrial]:
+    """All devices of all kinds on which the limits can be kept."""
+    plan = _side_by_side(found, [each.count for each in found], goal)
+    most = sum(each.count * min(1.2 * each.texts_per_s, each.most_per_s) for each in found)
+    profile = found[0].facts.profile
+    trial = _most(plan, profile, goal, 0.0, most, OTHER_SEED, JUDGED)
+    if trial is None:
+        raise UserError(_binds([each.facts for each in found], goal))
+    return plan, trial
+
+
+def _with_rate(found: Sequence[_OfKind], goal: DecodingGoal) -> tuple[Plan, DecodingTrial]:
+    """The cheapest devices that sustain the rate."""
+    profile = found[0].facts.profile
+    for counts in sorted(_enough(found, goal.texts_per_s), key=partial(_cost_per_hour, found)):
+        plan = _side_by_side(found, counts, goal)
+        trial = played(plan, profile, goal.texts_per_s, goal, OTHER_SEED, JUDGED)
+        if trial.keeps(goal):
+            return plan, trial
+    devices = ", ".join(f"{each.count} {each.kind}" for each in found)
+    raise UserError(
+        f"{goal.texts_per_s:.4g} texts per second: {devices} sustain about "
+        f"{sum(each.on(each.count) for each in found):.4g} within {_limits(goal)}"
     )
 
 
-def _with_all(found: Sequence[_OfKind], goal: DecodingGoal) -> tuple[_OfKind, Plan, DecodingTrial]:
-    """All devices of the kind that writes most."""
-    best = max(found, key=lambda each: each.facts.device.count * each.texts_per_s)
-    plan, hoped = plan_of(best.way, best.facts, goal, best.facts.device.count), best.hoped(best.facts.device.count)
-    most = min(1.2 * hoped, best.facts.device.count * best.most_per_s)
-    trial = _most(plan, best.facts.profile, goal, 0.7 * hoped, most, OTHER_SEED, JUDGED)
-    trial = trial or _most(plan, best.facts.profile, goal, 0.0, 0.7 * hoped, OTHER_SEED, JUDGED)
-    if trial is None:
-        raise UserError(_binds([best.facts], goal))
-    return best, plan, trial
+def _cost_per_hour(found: Sequence[_OfKind], counts: Sequence[int]) -> float:
+    return sum(count * each.facts.device.price_per_hour for each, count in zip(found, counts, strict=True))
 
 
-def _with_rate(found: Sequence[_OfKind], goal: DecodingGoal) -> tuple[_OfKind, Plan, DecodingTrial]:
-    """The cheapest devices of one kind that sustain the rate."""
-    able: list[tuple[float, _OfKind, Plan, DecodingTrial]] = []
-    for each in found:
-        device = each.facts.device
-        for count in range(ceil(goal.texts_per_s / each.most_per_s), device.count + 1):
-            plan = plan_of(each.way, each.facts, goal, count)
-            trial = played(plan, each.facts.profile, goal.texts_per_s, goal.texts, OTHER_SEED, JUDGED)
-            if trial.keeps(goal):
-                able.append((count * device.price_per_hour, each, plan, trial))
-                break
-    if not able:
-        most = max(found, key=lambda each: each.hoped(each.facts.device.count))
-        sustained, kind = most.hoped(most.facts.device.count), most.facts.device.kind
-        raise UserError(
-            f"{goal.texts_per_s:.4g} texts per second: {most.facts.device.count} {kind} sustain about {sustained:.4g} "
-            f"within {_limits(goal)}"
-        )
-    return min(able, key=lambda each: each[0])[1:]
+def _enough(found: Sequence[_OfKind], texts_per_s: float) -> Iterator[tuple[int, ...]]:
+    """How many devices of each kind may sustain a rate: none of them is left out that could be."""
+    *others, last = found
+    for counts in product(*(range(each.count + 1) for each in others)):
+        left = texts_per_s - sum(count * each.most_per_s for count, each in zip(counts, others, strict=True))
+        for more in range(max(0, ceil(left / last.most_per_s)), last.count + 1):
+            yield *counts, more
 
 
 def _binds(facts: Sequence[DecodingFacts], goal: DecodingGoal) -> str:

@@ -1,11 +1,12 @@
 """Plays a decoder's plan in virtual time: the engine and the scheduler that would serve it, on launches on paper.
 
-A text comes to one of two replicas that are drawn, that with fewer texts, as Serve sends it. Not played: what the front
-and the way there cost.
+A text comes to the pipeline with the fewest texts for what it promises, as the front sends it, and there to one of two
+replicas that are drawn, that with fewer texts, as Serve sends it. Not played: what the front and the way there cost.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 
 import numpy as np
@@ -17,6 +18,7 @@ from deployments.decoding.engine import Engine
 from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Wanted
 from deployments.decoding.virtual import TOKEN, VirtualClock, virtual_engine
+from optimizer.decoding_plans import emptiest, shares_of
 from optimizer.plan import Plan
 from profiles.decoding import DecoderProfile, DecodingWorkload
 
@@ -41,6 +43,7 @@ class DecodingRun:
     tpot_s: float
     exits: dict[int, int]  # tokens by the block after which they were known
     preempted: int
+    given_up: bool = False
 
     @property
     def answered(self) -> list[WrittenText]:
@@ -77,19 +80,29 @@ def asked_texts(workload: DecodingWorkload, times_s: Floats, seed: int) -> list[
 
 
 def play(
-    plan: Plan, profile: DecoderProfile, texts: Iterable[AskedText], seed: int = 0, config: DecoderConfig | None = None
-) -> DecodingRun:
-    """What becomes of these texts, in the order in which they are due, under a plan."""
-    luck = Random(seed)
-    config = (config or DecoderConfig(model="")).following(plan)
-    replicas = [PaperReplica(profile, plan.placements[0].kind, config, luck) for _ in range(config.replicas)]
-    asked = list(texts)
-    for place, text in enumerate(asked):
-        drawn = luck.sample(replicas, min(len(replicas), DRAWN))
+    plan: Plan, profile: DecoderProfile, texts: Iterable[AskedText], seed: int = 0,
+    config: DecoderConfig | None = None, may_miss: float = inf,
+) -> DecodingRun:  # fmt: skip
+    """What becomes of these texts, in the order in which they are due, under a plan. The rest is given up once more
+    than `may_miss` have begun, or gone on, too late."""
+    luck, config = Random(seed), config or DecoderConfig(model="")
+    told = config.by_kind(plan).items()
+    groups = [[PaperReplica(profile, kind, own, luck) for _ in range(own.replicas)] for kind, own in told]
+    replicas, shares = [replica for group in groups for replica in group], shares_of(plan)
+    given_up = False
+    for place, text in enumerate(texts):
+        group = groups[0]
+        if len(groups) > 1:
+            for replica in replicas:
+                replica.run_until(text.due_s)
+            group = groups[emptiest([sum(len(each.names) for each in group) for group in groups], shares)]
+        drawn = luck.sample(group, min(len(group), DRAWN))
         for replica in drawn:
             replica.run_until(text.due_s)
         min(drawn, key=lambda replica: len(replica.names)).ask(place, text)
-    for replica in replicas:
+        if given_up := _missed(replicas) > may_miss:
+            break
+    for replica in replicas if not given_up else ():
         replica.run_until(None)
     found = {place: written for replica in replicas for place, written in replica.written.items()}
     exits: dict[int, int] = {}
@@ -97,12 +110,18 @@ def play(
         for block, count in replica.exits.items():
             exits[block] = exits.get(block, 0) + count
     return DecodingRun(
-        [found[place] for place in range(len(asked))],
-        config.ttft_ms / 1e3,
-        config.tpot_ms / 1e3,
+        [found[place] for place in sorted(found)],
+        replicas[0].limits.ttft_s,
+        replicas[0].limits.tpot_s,
         exits,
         sum(replica.engine.scheduler.preempted for replica in replicas),
+        given_up,
     )
+
+
+def _missed(replicas: "Sequence[PaperReplica]") -> int:
+    """Texts that kept the one or the other limit least, so far."""
+    return max(sum(replica.began_late for replica in replicas), sum(replica.went_on_late for replica in replicas))
 
 
 def wanted_of(text: AskedText, profile: DecoderProfile) -> Wanted:
@@ -130,20 +149,28 @@ class PaperReplica:
     names: dict[int, _Text] = field(default_factory=dict)
     written: dict[int, WrittenText] = field(default_factory=dict)
     exits: dict[int, int] = field(default_factory=dict)
+    began_late: int = 0  # texts, those that were refused among them
+    went_on_late: int = 0
 
     def __post_init__(self) -> None:
+        self.limits = self.config.limits()
         self.clock = VirtualClock()
         self.engine: Engine = virtual_engine(self.profile, self.kind, self.config, self.luck, self.clock)
 
     def ask(self, place: int, text: AskedText) -> None:
         if not self._is_readable(text):
-            self.written[place] = WrittenText(text.due_s, 400)
+            self._refuse(place, text, 400)
             return
         opened = self.engine.open(wanted_of(text, self.profile))
         if isinstance(opened, Full):
-            self.written[place] = WrittenText(text.due_s, 429)
+            self._refuse(place, text, 429)
         else:
             self.names[opened] = _Text(place, text)
+
+    def _refuse(self, place: int, text: AskedText, status: int) -> None:
+        self.written[place] = WrittenText(text.due_s, status)
+        self.began_late += 1
+        self.went_on_late += 1
 
     def _is_readable(self, text: AskedText) -> bool:
         context = self.config.max_context or self.profile.reads
@@ -166,10 +193,12 @@ class PaperReplica:
             text = self.names[one.name]
             if one.tokens and not text.tokens:
                 text.first_s = now_s
+                self.began_late += now_s - text.asked.due_s > self.limits.ttft_s
             text.tokens += len(one.tokens)
             for block in one.depths:
                 self.exits[block] = self.exits.get(block, 0) + 1
             if one.finish:
                 due_s = text.asked.due_s
-                self.written[text.place] = WrittenText(due_s, 200, text.first_s, now_s, text.tokens)
+                self.written[text.place] = written = WrittenText(due_s, 200, text.first_s, now_s, text.tokens)
+                self.went_on_late += tpot_of(written) > self.limits.tpot_s
                 del self.names[one.name]

@@ -29,7 +29,7 @@ def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
     has = total(nodes)
     needs = {name: _needs(config, read_graph(config), has) for name, config in planned.items()}
     needs |= {name: _alone(config) for name, config in configs.items() if not config.planned}
-    needs |= {named(one): _decoding(checked(DecoderConfig, one["args"]).planned()) for one in decoders(content)}
+    needs |= {named(one): _decoding(checked(DecoderConfig, one["args"])) for one in decoders(content)}
     if len(needs) > 1:
         _check_together(needs, has)
 
@@ -129,7 +129,10 @@ def _alone(config: AppConfig) -> dict[str, float]:
 
 
 def _decoding(config: DecoderConfig) -> dict[str, float]:
-    return {name: config.replicas * amount for name, amount in asked_for(config.replica_options()).items()}
+    """What all replicas of a decoder ask for, on devices of all kinds."""
+    asked = [(each.replicas, asked_for(each.replica_options(kind))) for kind, each in config.planned().items()]
+    names = {name for _, each in asked for name in each}
+    return {name: sum(replicas * each.get(name, 0.0) for replicas, each in asked) for name in names}
 
 
 def _check_together(needs: Mapping[str, Mapping[str, float]], has: Resources) -> None:

@@ -16,6 +16,7 @@ from deployments.named import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, 
 from deployments.surroundings import PATHS, check_http
 from deployments.tasks import check_one_label
 from optimizer.plan import read_plan
+from profiles.decoding import PROJECT
 from profiles.errors import UserError, read_text
 from profiles.files import differ
 
@@ -269,8 +270,8 @@ def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     config = checked(DecoderConfig, given)
     if not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
-    planned = config.planned()
-    check_decoder(Path(config.model), planned.cuts, planned.exits == "project")
+    for planned in config.planned().values():
+        check_decoder(Path(config.model), planned.cuts, planned.exits == PROJECT)
     _check_plans_weights(config)
     key_in(config.api_key_variable)
     return given

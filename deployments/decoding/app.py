@@ -6,8 +6,9 @@ DecoderConfig.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +34,24 @@ from deployments.front.observed import Observed
 from deployments.front.open_inference.calls import check_port
 from deployments.logs import join_serves_log, logging_config
 from deployments.metrics import DECODER_FRONT, MetricSeries
-from deployments.ray_facts import ask_all, replica_name
+from deployments.ray_facts import ask_all, labelled, nodes, replica_name
+from deployments.resources import declared
 from deployments.tracing import current, tracing_here
+from optimizer.decoding_plans import emptiest
 from optimizer.plan import Plan, read_plan
 
 
 class DecoderIngress:
     """The front as Serve runs it."""
 
-    def __init__(self, config: DecoderConfig, replicas: Any, first: Plan | None) -> None:
+    def __init__(self, config: DecoderConfig, first: Plan | None, kinds: Sequence[str], *replicas: Any) -> None:
         join_serves_log()
         folder = Path(config.model)
         self._config, self._shape = config, decoder_shape(folder)
         self._key = key_in(config.api_key_variable)
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
-        self._replicas = replicas
+        self._first, self._groups = first, [ReplicaGroup(*each) for each in zip(kinds, replicas, strict=True)]
         self._tracing = tracing_here(time.perf_counter)
         series = MetricSeries(DECODER_FRONT, serve.metrics)
         meter = ClientMeter(series, time.perf_counter, config.ttft_ms / 1e3, config.tpot_ms / 1e3)
@@ -59,9 +62,9 @@ class DecoderIngress:
         self._front = DecoderFront(config, name, self._shape, texts, stop, self._ask, meter)
 
     def _ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
-        span = current()
-        trace = span.traceparent if span else ""
-        return _until_left(self._replicas.options(stream=True).write.remote(wanted, trace))
+        span, shares = current(), self._lead.shares
+        place = emptiest([each.writing for each in self._groups], [shares.get(each.kind, 1.0) for each in self._groups])
+        return self._groups[place].write(wanted, span.traceparent if span else "")
 
     # Calls of the controller, as those of a deployer
 
@@ -70,7 +73,7 @@ class DecoderIngress:
 
     async def pinned(self) -> Plan | None:
         """The user's own plan, where no controller may replace it."""
-        return None if self._lead.config.replan else self._lead.first
+        return None if self._lead.config.replan else self._first
 
     async def plan(self) -> Plan:
         return self._lead.plan()
@@ -82,15 +85,16 @@ class DecoderIngress:
         return await self._lead.apply(plan)
 
     async def _states(self) -> list[ReplicaState]:
-        return await ask_all(self._replicas, "state")
+        answers = await asyncio.gather(*(ask_all(each.replicas, "state") for each in self._groups))
+        return [state for group in answers for state in group]
 
     async def _versions(self) -> list[int]:
         return [state.version for state in await self._states()]
 
     async def _stats(self) -> dict[str, Any]:
         """The sum over all replicas that answer; while there is none, of the first that does."""
-        states = await self._states() or [await self._replicas.state.remote()]
-        return summed(states, self._shape.num_blocks, self._lead.following.max_residents, self._lead.ramps)
+        states = await self._states() or [await self._groups[0].replicas.state.remote()]
+        return summed(states, self._shape.num_blocks, self._lead.ramps)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_decoder_api(self._front, self._key, self._stats, self._tracing, self._beside)
@@ -103,36 +107,64 @@ class DecoderIngress:
         await asyncio.to_thread(self._lead.end)
 
 
-async def _until_left(groups: Any) -> AsyncGenerator[Written | Full, None]:
-    """What a replica writes; it is told when nobody listens any more."""
-    try:
-        async for group in groups:
-            yield group
-    except (asyncio.CancelledError, GeneratorExit):
-        groups.cancel()
-        raise
+@dataclass
+class ReplicaGroup:
+    """Replicas on one kind of device, by Serve's handle to them, and how many texts they are writing for this front."""
+
+    kind: str
+    replicas: Any
+    writing: int = 0
+
+    async def write(self, wanted: Wanted, trace: str) -> AsyncGenerator[Written | Full, None]:
+        """What one of them writes; it is told when nobody listens any more."""
+        self.writing += 1
+        groups = self.replicas.options(stream=True).write.remote(wanted, trace)
+        try:
+            async for group in groups:
+                yield group
+        except (asyncio.CancelledError, GeneratorExit):
+            groups.cancel()
+            raise
+        finally:
+            self.writing -= 1
 
 
 def build(config: DecoderConfig) -> Application:
     """What `import_path: deployments.decoding.app:build` in a Serve file makes of its `args:`."""
-    first, config = read_plan(Path(config.plan)) if config.plan else None, config.planned()
-    decoder = serve.deployment(
-        name=DECODER,
-        num_replicas=config.replicas,
-        max_ongoing_requests=4 * (config.max_residents + config.max_waiting),  # its own queue refuses with a reason
-        ray_actor_options=config.replica_options(),
-        health_check_period_s=1.0,
-        graceful_shutdown_timeout_s=config.drain_s,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config=logging_config(config.log_format),
-    )(DecoderReplica)
+    first, pipelines = read_plan(Path(config.plan)) if config.plan else None, config.planned()
+    leading = next(iter(pipelines.values()))
+    kinds = pipelines if len(pipelines) > 1 else [""]  # one kind is whatever there is
+    decoders = [
+        _decoders(each, kind).bind(each, leading, kind) for kind, each in zip(kinds, pipelines.values(), strict=True)
+    ]
     front = serve.deployment(
         name=FRONT,
-        max_ongoing_requests=config.most_asked,
+        max_ongoing_requests=sum(each.most_asked for each in pipelines.values()),
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=1.0,
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.1,
         logging_config=logging_config(config.log_format),
     )(serve.ingress()(DecoderIngress))
-    return front.bind(config, decoder.bind(config), first)
+    return front.bind(leading, first, list(kinds), *decoders)
+
+
+def _decoders(config: DecoderConfig, kind: str) -> Any:
+    """The deployment of the replicas of one pipeline; `kind`: of its devices, where there are several."""
+    return serve.deployment(
+        name=f"{DECODER}-{kind}" if kind else DECODER,
+        num_replicas=config.replicas,
+        max_ongoing_requests=4 * (config.max_residents + config.max_waiting),  # its own queue refuses with a reason
+        ray_actor_options=_options(config, kind),
+        health_check_period_s=1.0,
+        graceful_shutdown_timeout_s=config.drain_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config=logging_config(config.log_format),
+    )(DecoderReplica)
+
+
+def _options(config: DecoderConfig, kind: str) -> dict[str, Any]:
+    """What a replica asks Ray for."""
+    if not kind:
+        return config.replica_options()
+    return config.replica_options(kind, labelled()) | {"resources": declared(kind, nodes())}

@@ -11,6 +11,7 @@ from deployments.config import ALLOWED_ORIGINS, DeviceName, LogFormat, WebOrigin
 from deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
 from deployments.decoding.sequences import Splits
 from deployments.folders import cache_directory, content_of
+from deployments.resources import gpu_options
 from optimizer.plan import DecodingTerms, Placement, Plan, Split, read_plan
 from profiles.errors import UserError
 
@@ -95,9 +96,16 @@ class DecoderConfig(BaseModel):
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for what was let in.")
     log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
 
-    def planned(self) -> "DecoderConfig":
-        """The same with all that its plan says."""
-        return self if self.plan is None else self.following(read_plan(Path(self.plan)))
+    def planned(self) -> "dict[str, DecoderConfig]":
+        """The same with all that its plan says, for the replicas on each kind of device; without a plan, for "": on
+        whatever there is."""
+        return {"": self} if self.plan is None else self.by_kind(read_plan(Path(self.plan)))
+
+    def by_kind(self, plan: Plan) -> "dict[str, DecoderConfig]":
+        """The same by this plan, for the replicas on each kind of device. Any of them may be sent the longest text."""
+        found = {each.placements[0].kind: self.following(each) for each in plan.pipelines}
+        most = min((each.max_context for each in found.values() if each.max_context), default=None)
+        return {kind: each.model_copy(update={"max_context": most}) for kind, each in found.items()}
 
     def following(self, plan: Plan) -> "DecoderConfig":
         """The same by this plan, which says all that it may say."""
@@ -148,10 +156,12 @@ class DecoderConfig(BaseModel):
         """Requests at once, beyond what all replicas refuse with a reason."""
         return 4 * self.replicas * (self.max_residents + self.max_waiting)
 
-    def replica_options(self) -> dict[str, float]:
-        """What a replica asks Ray for, in the words of `ray_actor_options`."""
-        on_gpu = self.device.startswith("cuda")
-        return {"num_cpus": 1 if on_gpu else self.cpus_per_replica, "num_gpus": int(on_gpu)}
+    def replica_options(self, kind: str = "", labelled: bool = False) -> dict[str, Any]:
+        """What a replica asks Ray for, in the words of `ray_actor_options`. `kind`: the one that it must be on, where
+        there are several."""
+        on_gpu = self.device.startswith("cuda") and kind != "cpu"
+        options: dict[str, Any] = {"num_cpus": 1 if on_gpu else self.cpus_per_replica, "num_gpus": int(on_gpu)}
+        return options | gpu_options(kind, labelled) if on_gpu and kind else options
 
     def limits(self, deep_share: float | None = None) -> DecodingLimits:
         """The limits of a replica. `deep_share` is what the checkpoint itself says."""
@@ -164,6 +174,11 @@ class DecoderConfig(BaseModel):
             ttft_s=self.ttft_ms / 1e3,
             tpot_s=self.tpot_ms / 1e3,
         )
+
+
+def pipeline_on(plan: Plan, kind: str) -> Plan:
+    """What replicas on this kind of device are to follow."""
+    return next((each for each in plan.pipelines if each.placements[0].kind == kind), plan.pipelines[0])
 
 
 def _said_by(plan: Plan, called: str) -> dict[str, Any]:

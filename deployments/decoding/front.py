@@ -135,15 +135,16 @@ def _after(wanted: Wanted, group: Written) -> Wanted:
     )
 
 
-def summed(
-    states: Sequence[ReplicaState], num_blocks: int, residents: int, ramps: Sequence[int] = ()
-) -> dict[str, Any]:
+def summed(states: Sequence[ReplicaState], num_blocks: int, ramps: Sequence[int] = ()) -> dict[str, Any]:
     """The state of all replicas together, with the names that `isobatch serve` shows. `ramps`: blocks with one."""
     depths = {block: sum(state.depths.get(block, 0) for state in states) for block in range(num_blocks)}
     starts = sorted({start for state in states for start in state.launches})
-    launches = [
-        tuple(map(sum, zip(*(state.launches.get(start, (0, 0)) for state in states), strict=True))) for start in starts
-    ]
+    fills = []
+    for start in starts:
+        ran = [(*state.launches.get(start, (0, 0)), state.room) for state in states]
+        room = sum(count * residents for count, _, residents in ran)
+        fill = sum(sequences for _, sequences, _ in ran) / room if room else 0.0
+        fills.append((sum(count for count, *_ in ran), fill))
     return {
         "replicas": len(states),
         "ramps": list(ramps),
@@ -156,8 +157,5 @@ def summed(
         },
         "preempted": sum(state.preempted for state in states),
         "tokens_per_s": sum(state.tokens_per_s for state in states),
-        "splits": [
-            {"split": split, "launches": count, "fill": sequences / (count * residents) if count else 0.0}
-            for split, (count, sequences) in enumerate(launches)
-        ],
+        "splits": [{"split": split, "launches": count, "fill": fill} for split, (count, fill) in enumerate(fills)],
     }

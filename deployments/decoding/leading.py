@@ -6,7 +6,7 @@ prompts are read. Memory, precision and the number of replicas are those of the 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from time import monotonic
@@ -17,6 +17,7 @@ from deployments.decoding.config import FRONT, DecoderConfig
 from deployments.decoding.loading import way_of
 from deployments.deployer.steps import Moved, Undone
 from deployments.ray_facts import Remembered, remembered
+from optimizer.decoding_plans import shares_of
 from optimizer.plan import Plan
 from profiles.decoding import PROJECT, load_decoder_profile
 from profiles.errors import UserError
@@ -36,7 +37,8 @@ def _origin_of(config: DecoderConfig) -> str:
 
 
 class DecoderLead:
-    """What the controller asks of a decoder. `first` is the user's plan, if there is one.
+    """What the controller asks of a decoder. `first` is the user's plan, if there is one, and `config` that of the
+    first of its pipelines.
 
     `versions` tells which plan each replica follows, of those that answer.
     """
@@ -49,28 +51,32 @@ class DecoderLead:
         num_blocks: int,
         versions: Callable[[], Awaitable[Sequence[int]]],
     ) -> None:
-        self.config, self.first = config, first
+        self.config = config
         self._rules, self._num_blocks, self._versions = rules, num_blocks, versions
         self._application = ray_facts.application_name()
         self._memory = led_to(config)
+        self._told = Plan.from_json(self._memory.plan) if self._memory else first
         self._moving = asyncio.Lock()
 
     @property
-    def following(self) -> DecoderConfig:
-        """The configuration as replicas follow it now."""
-        return self.config.led_by(Plan.from_json(self._memory.plan)) if self._memory else self.config
+    def ramps(self) -> list[int]:
+        """The blocks after which tokens may be known early, on some replicas at least."""
+        if self._told:
+            return sorted({ramp for each in self._told.pipelines for ramp in each.ramps})
+        splits, _ = way_of(self.config, self._rules, self._num_blocks)
+        return [end - 1 for end in splits.ends[:-1]]
 
     @property
-    def ramps(self) -> list[int]:
-        """The blocks after which tokens may be known early."""
-        splits, _ = way_of(self.following, self._rules, self._num_blocks)
-        return [end - 1 for end in splits.ends[:-1]]
+    def shares(self) -> Mapping[str, float]:
+        """How much of all texts those on each kind of device are to have, where a plan says it."""
+        if self._told is None:
+            return {}
+        kinds = (each.placements[0].kind for each in self._told.pipelines)
+        return dict(zip(kinds, shares_of(self._told), strict=True))
 
     def plan(self) -> Plan:
         """The plan that runs; without one of the user's, that which his configuration amounts to."""
-        if self._memory:
-            return Plan.from_json(self._memory.plan)
-        return self.first or self._standing()
+        return self._told or self._standing()
 
     async def apply(self, plan: Plan) -> Moved | Undone:
         """Returns when all replicas follow it that answer in time; the others follow as soon as they can."""
@@ -80,6 +86,7 @@ class DecoderLead:
                 return Undone(why)
             version = self._memory.version + 1 if self._memory else 1
             self._memory = Remembered("", _origin_of(self.config), version, plan.to_json())
+            self._told = plan
             await asyncio.to_thread(self._memory.keep, self._application)
             while set(await self._versions()) - {version} and monotonic() < begun_s + FOLLOW_WITHIN_S:
                 await asyncio.sleep(LOOK_EVERY_S)
@@ -92,11 +99,12 @@ class DecoderLead:
                 ray_facts.forget(self._application)
 
     def _refusal(self, plan: Plan) -> str | None:
-        led = self.config.led_by(plan)
         try:
-            if led.exits == PROJECT:
-                self._rules.check_projectable(led.cuts)
-            way_of(led, self._rules, self._num_blocks)
+            for each in plan.pipelines:
+                led = self.config.led_by(each)
+                if led.exits == PROJECT:
+                    self._rules.check_projectable(led.cuts)
+                way_of(led, self._rules, self._num_blocks)
             has, wants = self.plan().devices(), plan.devices()
         except UserError as error:
             return str(error)

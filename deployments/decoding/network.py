@@ -115,7 +115,7 @@ def _begins(launch: DecodingLaunch) -> Iterator[tuple[int, Piece]]:
 
 
 def _source_size(part: Piece) -> int:
-    return part.size()[-1]
+    return part.size[-1]
 
 
 def _draws(launch: DecodingLaunch) -> list[Draw]:

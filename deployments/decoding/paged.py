@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deployments.decoding.pages import PageTable, pages_for
-from deployments.decoding.scheduler import DecodingLaunch, Piece
+from deployments.decoding.scheduler import DecodingLaunch, Piece, by_size
 
 NAME = "isobatch_paged"
 
@@ -165,7 +165,7 @@ class PagedKv:
     def view(self, launch: DecodingLaunch, blocks: range) -> PagedView:
         """Where the rows that run in a launch write and read. The parts of one size follow each other."""
         run = (part for part in launch.pieces if part.running)
-        alike = [list(parts) for _, parts in groupby(run, key=Piece.size)]
+        alike = [list(parts) for _, parts in groupby(run, key=by_size)]
         bands = [self._band(parts, blocks) for parts in alike]
         positions, write = (np.concatenate(each, axis=-1) for each in zip(*(band[:2] for band in bands), strict=True))
         own = [band[2] for band in bands]

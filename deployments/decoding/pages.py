@@ -49,8 +49,8 @@ class PageTable:
 
     def missing(self, blocks: range, positions: int) -> int:
         """How many pages these blocks need beyond what they have, to hold so many positions."""
-        needed = pages_for(positions, self._page_tokens)
-        return sum(max(0, needed - self._held[block]) for block in blocks)
+        needed, held = pages_for(positions, self._page_tokens), self._held[blocks.start : blocks.stop]
+        return 0 if min(held) >= needed else sum(max(0, needed - each) for each in held)
 
     def grow(self, blocks: range, positions: int, pages: list[int]) -> None:
         """Take as many pages as are missing."""

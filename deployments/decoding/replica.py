@@ -15,7 +15,7 @@ import torch
 
 from deployments.decoding.anatomy import shape_of
 from deployments.decoding.checkpoint import rules_of
-from deployments.decoding.config import DecoderConfig
+from deployments.decoding.config import DecoderConfig, pipeline_on
 from deployments.decoding.engine import Engine
 from deployments.decoding.leading import led_to
 from deployments.decoding.loading import engine_of, load_decoder, way_of
@@ -45,18 +45,23 @@ class ReplicaState:
     tokens_per_s: float
     depths: dict[int, int]  # tokens by the block after which they were known
     launches: dict[int, tuple[int, int]]  # by a split's first block: how many, and sequences in them
+    room: int  # residents that it may have
     version: int = 0  # of the plan that it follows
 
 
 class DecoderReplica:
-    """Decodes what fronts ask for. Tokens come in groups: as many as were written while the front was busy."""
+    """Decodes what fronts ask for. Tokens come in groups: as many as were written while the front was busy.
 
-    def __init__(self, config: DecoderConfig) -> None:
+    `leading`: the configuration that the front leads all replicas by; `kind`: of the device that this one is on.
+    """
+
+    def __init__(self, config: DecoderConfig, leading: DecoderConfig, kind: str = "") -> None:
         join_serves_log()
         folder = Path(config.model)
         if config.device == "cpu":
             torch.set_num_threads(max(1, round(config.cpus_per_replica)))
-        model = load_decoder(folder, config.device, config.dtype)
+        model = load_decoder(folder, "cpu" if kind == "cpu" else config.device, config.dtype)
+        self._leading, self._kind = leading, kind
         self._config, self._rules = config, rules_of(folder, shape_of(model.config).num_blocks)
         engine = engine_of(model, self._rules, config)
         self._version = 0  # of the plan that is followed
@@ -100,12 +105,12 @@ class DecoderReplica:
 
     async def _catch_up(self) -> None:
         """Follow the plan that is written down, whoever wrote it: so a replica that starts later does, too."""
-        written = await asyncio.to_thread(led_to, self._config)
+        written = await asyncio.to_thread(led_to, self._leading)
         if written and written.version != self._version:
             await self._loop.call(partial(self._follow, written))
 
     def _follow(self, written: Remembered, engine: Engine) -> None:
-        config = self._config.led_by(Plan.from_json(written.plan))
+        config = self._config.led_by(pipeline_on(Plan.from_json(written.plan), self._kind))
         engine.follow(*way_of(config, self._rules, engine.scheduler.splits.num_blocks))
         self._version = written.version
 
@@ -128,6 +133,7 @@ class DecoderReplica:
             scheduler.pace.tokens_per_s,
             dict(self._depths),
             dict(scheduler.launched),
+            scheduler.limits.max_residents,
             self._version,
         )
 

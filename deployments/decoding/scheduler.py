@@ -9,13 +9,15 @@ from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
 
 from deployments.decoding.pace import Pace
 from deployments.decoding.pages import PagePool, pages_for
 from deployments.decoding.sequences import Finish, Opinion, Sequence, Splits, Wanted
 
+by_size = attrgetter("size")  # of pieces
 DEEP_SHARE = 0.6  # where nobody has measured
-ALIKE = 4  # parts are of one size up to about so many times the rows or the context of each other
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Piece:
     def running(self) -> int:
         return self.rows - len(self.projected)
 
+    @cached_property
     def size(self) -> tuple[int, int, int]:
         """Attention sees parts of one size side by side, padded to one number of rows, one context and one source."""
         return _power(self.running), _power(self.start + self.rows), _power(len(self.sequence.wanted.source))
@@ -92,14 +95,12 @@ class Full:
 
 
 def _power(size: int) -> int:
-    """
+    """Parts are of one size up to about four times the rows or the context of each other.
+
     >>> [_power(size) for size in (1, 2, 4, 5, 200)]
     [0, 1, 1, 2, 4]
     """
-    power = 0
-    while ALIKE**power < size:
-        power += 1
-    return power
+    return (max(size - 1, 0).bit_length() + 1) // 2  # of 4
 
 
 class Scheduler:
@@ -113,6 +114,7 @@ class Scheduler:
         self.preempted = 0
         self.launched: dict[int, tuple[int, int]] = {}  # by a split's first block: launches, and sequences in them
         self._names = 0
+        self._largest = 0  # pages that any sequence has needed, at most
         self._dropped: list[int] = []
 
     def full(self) -> Full | None:
@@ -125,8 +127,9 @@ class Scheduler:
 
     def add(self, wanted: Wanted, now_s: float) -> int:
         """The name of a new sequence, which waits for a place."""
-        needed = self._pages(len(wanted.prompt) + wanted.max_tokens) + self._pages(len(wanted.source))
-        assert needed <= self.pool.count, "This is a bug: it never fits."
+        longest, source = len(wanted.prompt) + wanted.max_tokens, self._pages(len(wanted.source))
+        assert self._pages(longest) + source <= self.pool.count, "This is a bug: it never fits."
+        self._largest = max(self._largest, self._pages(longest + self.limits.page_tokens) + source)
         self._names += 1
         self.waiting.append(Sequence(self._names, wanted, self.splits, now_s, self.limits.page_tokens))
         return self._names
@@ -180,7 +183,8 @@ class Scheduler:
             if sequence.corrected > corrected:
                 self._dropped.append(sequence.name)  # what followed the wrong draft is pending no more
             new = slice(before, sequence.told)
-            tokens = sequence.tokens[len(sequence.wanted.prompt) :][new]
+            given = len(sequence.wanted.prompt)
+            tokens = sequence.tokens[given + before : given + sequence.told]
             if finish := sequence.finish:
                 del self.residents[sequence.name]
                 self._release(sequence)
@@ -203,6 +207,8 @@ class Scheduler:
             return True
         if count >= self.limits.max_residents or self.pace.tpot_s(count + 1) > self.limits.tpot_s:
             return False
+        if (count + 1) * self._largest <= self.pool.count:
+            return True
         # Each is to have room for its next page too: a place is no use to one that is put out again at once.
         ahead = self.limits.page_tokens
         needed = sum(
@@ -239,18 +245,18 @@ class Scheduler:
 
     def _with_pages(self, split: int) -> tuple[Piece, ...]:
         """The rows to run there, once they have pages: where these are short, who came last is put out."""
-        parts = list(self._parts(split))
-        while sum(part.sequence.missing(split, part.start + part.rows) for part in parts) > self.pool.free:
+        found = [(part, part.sequence.missing(split, part.start + part.rows)) for part in self._parts(split)]
+        while sum(missing for _, missing in found) > self.pool.free:
             youngest = next(reversed(self.residents.values()))
             self._put_out(youngest)
             self.preempted += 1
-            parts = [part for part in parts if part.sequence is not youngest]
-        for part in parts:
-            sequence, stop = part.sequence, part.start + part.rows
-            taken = self.pool.take(sequence.missing(split, stop))
-            assert taken is not None, "This is a bug: there were pages enough."
-            sequence.grow(split, stop, taken)
-        return tuple(sorted(parts, key=Piece.size))
+            found = [(part, missing) for part, missing in found if part.sequence is not youngest]
+        for part, missing in found:
+            if missing:
+                taken = self.pool.take(missing)
+                assert taken is not None, "This is a bug: there were pages enough."
+                part.sequence.grow(split, part.start + part.rows, taken)
+        return tuple(sorted((part for part, _ in found), key=by_size))
 
     def _parts(self, split: int) -> Iterator[Piece]:
         """Everybody who stands there; of long prompts as much as one launch takes, first those who came first. A source

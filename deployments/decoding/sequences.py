@@ -8,6 +8,7 @@ instead, it depends on where those before it left, too, which a sequence that be
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from deployments.decoding.pages import PageTable
 
@@ -76,11 +77,11 @@ class Splits:
     max_pending: int = 16
     project: bool = False
 
-    @property
+    @cached_property
     def last(self) -> int:
         return len(self.ends) - 1
 
-    @property
+    @cached_property
     def num_blocks(self) -> int:
         return self.ends[-1]
 
@@ -156,8 +157,7 @@ class Sequence:
 
     def grow(self, split: int, positions: int, pages: list[int]) -> None:
         """Take as many pages as are missing."""
-        cut = self._source_missing()
-        if cut:
+        if cut := self._source_missing():
             self.source_table.grow(range(self._splits.num_blocks), len(self.wanted.source), pages[:cut])
         self.table.grow(self._splits.blocks(split), positions, pages[cut:])
 
@@ -166,7 +166,7 @@ class Sequence:
         return self.table.clear() + self.source_table.clear()
 
     def _source_missing(self) -> int:
-        unread = self.unread(split=0)
+        unread = self.wanted.source and self.unread(split=0)
         return self.source_table.missing(range(self._splits.num_blocks), unread) if unread else 0
 
     def wants(self, split: int, rows: int) -> int:

@@ -8,17 +8,18 @@ from random import Random
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine
 from deployments.decoding.pages import PagePool
-from deployments.decoding.scheduler import DecodingLaunch, Piece, Scheduler
+from deployments.decoding.scheduler import DecodingLaunch, Piece, Scheduler, by_size
 from deployments.decoding.sequences import Opinion, Splits
 from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
 TOKEN, OTHER = 1, 2  # what is written, and what the full network says where it does not agree
+_SAID = Opinion(TOKEN, sure=False), Opinion(TOKEN)
 
 
 def size_of(launch: DecodingLaunch, splits: Splits) -> LaunchSize:
     """What a launch is made of, as its time is told from it."""
     blocks, bands, read, seen = len(splits.blocks(launch.split)), 0, 0, 0
-    for _, alike in groupby((part for part in launch.pieces if part.running), key=Piece.size):
+    for _, alike in groupby((part for part in launch.pieces if part.running), key=by_size):
         parts = list(alike)
         rows, context = max(part.running for part in parts), max(part.start + part.rows for part in parts)
         context += max(len(part.sequence.wanted.source) for part in parts)
@@ -48,7 +49,7 @@ def size_of(launch: DecodingLaunch, splits: Splits) -> LaunchSize:
 def _read_by_encoder(launch: DecodingLaunch) -> tuple[int, int, int]:
     """Groups, positions, and what these see, of sources that are read in this launch."""
     beginning = sorted(
-        (part.size()[-1], unread) for part in launch.pieces if (unread := part.sequence.unread(launch.split))
+        (part.size[-1], unread) for part in launch.pieces if (unread := part.sequence.unread(launch.split))
     )
     groups = [[length for _, length in alike] for _, alike in groupby(beginning, key=lambda each: each[0])]
     padded = [(len(group), max(group)) for group in groups]
@@ -69,8 +70,8 @@ class VirtualDecoder:
         self.wait(self.table.seconds(size_of(launch, self.splits)))
         if launch.split == self.splits.last:
             return [self._checked(part) for part in launch.pieces]
-        leaves = 1.0 - self._goes_on(launch.split)
-        return [[Opinion(TOKEN, self.luck.random() < leaves)] * part.asked for part in launch.pieces]
+        leaves, draw = 1.0 - self._goes_on(launch.split), self.luck.random
+        return [[_SAID[draw() < leaves]] * part.asked for part in launch.pieces]
 
     def drop(self, name: int) -> None:
         """Nothing is kept of a sequence."""

@@ -15,7 +15,8 @@ from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, TextLengt
 from deployments.decoding.config import DecoderConfig
 from deployments.demo import llm_demo_directory
 from deployments.folders import weights_of
-from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, plan_of
+from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay
+from optimizer.decoding_plans import plan_of
 from optimizer.plan import read_plan
 from profiles.decoding import load_decoder_profile, save_decoder_profile
 from profiles.errors import UserError
@@ -60,7 +61,7 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     rehearsal = ("simulate", "--config", tmp_path / "serve.yaml", "--plan", plan, "--rate", 20, "--hours", 0.002)
     assert "tokens per second" in call(*rehearsal, "--prompts", prompts)
     (served,) = serve_file(DEMO, {"plan": str(plan)})["applications"]
-    config = DecoderConfig.model_validate(served["args"]).planned()
+    (config,) = DecoderConfig.model_validate(served["args"]).planned().values()
     split = read_plan(plan).splits[0]
     assert (config.cuts, config.max_residents, config.tpot_ms) == ((2,), split.batch_size, 20.0)
     assert "no text comes in so short a time" in call(*rehearsal[:-1], 1e-9)

@@ -9,12 +9,12 @@ from cluster.controller.beliefs import Beliefs
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import same
 from cluster.controller.decoding import DecoderQuestion
-from cluster.decoding.choice import terms_of
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.scheduler import DecodingLimits
 from deployments.decoding.sequences import Splits
 from deployments.front.observed import Observed, since
-from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, plan_of
+from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay
+from optimizer.decoding_plans import plan_of, terms_of
 from optimizer.plan import Plan
 from profiles.decoding import LaunchSize
 from profiles.windows import History

@@ -272,8 +272,8 @@ class Decoding:
 
     @staticmethod
     async def stats() -> dict[str, Any]:
-        state = ReplicaState(2, 1, 6, 8, 0, 40.0, {0: 30, 3: 10}, {0: (2, 4)})
-        return summed([state], num_blocks=4, residents=8)
+        state = ReplicaState(2, 1, 6, 8, 0, 40.0, {0: 30, 3: 10}, {0: (2, 4)}, room=8)
+        return summed([state], num_blocks=4)
 
 
 def test_a_decoder_is_shown_and_nobody_is_told_to_add_a_controller() -> None:

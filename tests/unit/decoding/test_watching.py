@@ -161,9 +161,9 @@ def test_a_replica_divides_a_sequence_at_its_first_token(scene: Scene) -> None:
 def test_a_replica_tells_what_it_has_done_and_what_is_on_it() -> None:
     noted = NotedMetrics()
     series, limits = MetricSeries(DECODER_REPLICA, noted), DecodingLimits(max_residents=8)
-    before = ReplicaState(3, 1, 10, 40, 0, 0.0, {1: 5}, {0: (4, 12)})
+    before = ReplicaState(3, 1, 10, 40, 0, 0.0, {1: 5}, {0: (4, 12)}, 8)
     tell(series, before, limits)
-    tell(series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16), 2: (1, 2)}), limits)
+    tell(series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16), 2: (1, 2)}, 8), limits)
     told = {name: dict(found) for name, found in noted.told.items()}
     assert told["isobatch_exits"] == {("1",): 7, ("5",): 2}
     assert told["isobatch_launches"] == {("decoder", "0"): 6, ("decoder", "2"): 1}

@@ -16,10 +16,10 @@ from optimizer.decoding import (
     expected,
     fits,
     paces,
-    plan_of,
     screened,
     ways,
 )
+from optimizer.decoding_plans import plan_of
 from optimizer.plan import Plan
 from profiles.decoding import LaunchSize
 from profiles.devices import Device

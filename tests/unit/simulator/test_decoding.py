@@ -8,9 +8,10 @@ import pytest
 from cluster.decoding.choice import BUSY, chosen, played, saturated
 from cluster.decoding.playing import AskedText, play
 from deployments.decoding.config import DecoderConfig
-from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, expected, plan_of, ways
-from profiles.decoding import LaunchSize
-from profiles.devices import fleet
+from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, expected, ways
+from optimizer.decoding_plans import plan_of, shares_of, tokens_per_s
+from profiles.decoding import DecoderProfile, LaunchSize
+from profiles.devices import Device, fleet
 from profiles.errors import UserError
 from tests.helpers.paper_decoders import BOTH, CPU, WEIGHTS_BIND, paper_decoder
 
@@ -36,7 +37,8 @@ def test_a_promise_is_kept_for_other_texts() -> None:
     found = chosen(profile, [CPU], GOAL)
     assert found.plan.promise
     assert found.plan.decoding
-    run = played(found.plan, profile, 0.97 * found.plan.promise.goodput_per_s, texts=200, seed=7)
+    whole = replace(GOAL, kept=0.0, texts=200)  # no run is given up
+    run = played(found.plan, profile, 0.97 * found.plan.promise.goodput_per_s, whole, seed=7)
     # Of 200 texts or more, 1 % may be late; chance adds 3 standard deviations.
     assert min(run.run.ttft_kept, run.run.tpot_kept) >= 0.99 - 3 * (0.01 / 200) ** 0.5
     assert run.run.tokens_per_s >= 0.9 * found.plan.decoding.tokens_per_s
@@ -52,8 +54,64 @@ def test_no_way_that_is_played_keeps_much_more_than_the_one_that_is_chosen() -> 
     able = [way for way in ways(facts, goal) if way.prompt_rows == 64 and expected(facts, way).tokens_per_s / 10 > more]
     for plan in (plan_of(way, facts, goal, 1) for way in able):
         # A short run lets an overload pass: nobody keeps more than a replica writes that is never idle.
-        keeps = played(plan, profile, more, texts=60, seed=3).keeps(goal)
+        keeps = played(plan, profile, more, goal, seed=3).keeps(goal)
         assert not (keeps and BUSY * saturated(plan, profile, 60) >= more)
+
+
+def test_a_run_is_given_up_once_it_cannot_keep_the_limits() -> None:
+    """And no other one: whether the limits are kept is the same."""
+    profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=8)
+    goal = replace(GOAL, ttft_s=0.02)
+    plan = plan_of(DecodingWay(2, 2, 8, 64), DecodingFacts(profile, CPU), goal, 1)
+    most = saturated(plan, profile, 60)
+    for rate in (0.6 * most, 0.95 * most, 1.5 * most):
+        trial = played(plan, profile, rate, goal)
+        whole = played(plan, profile, rate, replace(goal, kept=0.0))
+        assert trial.keeps(goal) == whole.keeps(goal)
+        assert trial == whole or trial.run.given_up
+    assert trial.run.given_up
+    assert len(trial.run.texts) < len(whole.run.texts)
+
+
+def two_kinds() -> DecoderProfile:
+    """On the one, launches take four times as long as on the other, and have a price of their own."""
+    profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=8)
+    slow = LaunchSize(launches=8e-4, blocks=8e-4, rows=4e-5, heads=4e-4, asked=2e-5)
+    return replace(profile, tables=(*profile.tables, replace(profile.tables[0], kind="t4", price_s=slow)))
+
+
+SLOW = Device("t4", 2, 16 * 10**9, 0.05)
+LOOSE = replace(GOAL, tpot_s=0.05)
+
+
+def test_all_kinds_of_devices_write_side_by_side() -> None:
+    """Each cut and filled in its own way, and each with its share of the texts: together they keep their sum."""
+    profile = two_kinds()
+    found = chosen(profile, [CPU, SLOW], LOOSE)
+    alone = [chosen(profile, [each], LOOSE).plan for each in (CPU, SLOW)]
+    assert found.plan.devices() == {"cpu": 1, "t4": 2}
+    assert [each.placements[0].kind for each in found.plan.pipelines] == ["cpu", "t4"]
+    assert found.plan.promise
+    kept = [each.promise.goodput_per_s for each in alone if each.promise]
+    assert found.plan.promise.goodput_per_s == pytest.approx(sum(kept), rel=0.1)
+    assert found.plan.promise.cost_per_hour == CPU.price_per_hour + 2 * SLOW.price_per_hour
+    assert tokens_per_s(found.plan) <= found.ceiling_per_s
+    assert tokens_per_s(found.plan) == pytest.approx(found.plan.promise.goodput_per_s * profile.workload.output)
+    shares = shares_of(found.plan)
+    assert shares[0] / sum(shares) == pytest.approx(kept[0] / sum(kept), rel=0.1)
+
+
+def test_the_cheapest_devices_of_several_kinds_sustain_a_rate() -> None:
+    profile = two_kinds()
+    kept = {each.kind: chosen(profile, [replace(each, count=1)], LOOSE).plan.promise for each in (CPU, SLOW)}
+    fast, slow = (promise.goodput_per_s for promise in kept.values() if promise)
+    for rate, devices in ((0.8 * slow, {"t4": 1}), (fast + 0.5 * slow, {"cpu": 1, "t4": 1})):
+        found = chosen(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=rate))
+        assert found.plan.devices() == devices
+        assert found.plan.promise
+        assert found.plan.promise.goodput_per_s == rate
+    with pytest.raises(UserError, match="1 cpu, 2 t4 sustain about"):
+        chosen(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=2 * (fast + 2 * slow)))
 
 
 def test_a_rate_is_sustained_at_the_least_cost() -> None:

@@ -1,0 +1,95 @@
+"""Plans of decoders: how replicas decode in a way that was chosen, on one kind of device or on several side by side."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import ceil
+
+from optimizer.decoding import MEGABYTE, OFF, PAGE, DecodingFacts, DecodingGoal, DecodingWay
+from optimizer.plan import DecodingTerms, Placement, Plan, Split
+
+
+def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas: int) -> Plan:
+    """The plan by which replicas decode in this way; nothing is promised yet."""
+    profile = facts.profile
+    splits: tuple[Split, ...] = (Split(0, profile.num_blocks, way.residents),)
+    if way.cut < profile.num_blocks:
+        survival = profile.workload.after(way.cut - 1)
+        waits = min(way.residents, max(1, round(way.residents * (1 - (1 - survival) ** way.launches))))
+        splits = (Split(0, way.cut, way.residents, (way.cut - 1,)), Split(way.cut, profile.num_blocks, waits))
+    kv_bytes, whole = _kv_bytes(way, facts, goal)
+    terms = DecodingTerms(
+        exits=goal.exits if len(splits) > 1 else OFF,
+        prompt_rows=way.prompt_rows,
+        kv_megabytes=ceil(kv_bytes / MEGABYTE),
+        ttft_s=goal.ttft_s,
+        tpot_s=goal.tpot_s,
+        max_context=None if whole else _context(kv_bytes, facts),
+    )
+    table = facts.table
+    return Plan(
+        (Placement(facts.device.kind, replicas, splits, local=len(splits) > 1),),
+        model=profile.model,
+        weights=profile.weights,
+        backend="torch",
+        dtype=table.dtype,
+        origin="estimated" if table.estimated else "measured",
+        decoding=terms,
+    )
+
+
+def terms_of(plan: Plan) -> DecodingTerms:
+    """How a pipeline's replicas decode."""
+    assert plan.decoding, "This is a bug: it is a plan for a network that classifies."
+    return plan.decoding
+
+
+def on_terms(plan: Plan, of: Callable[[Plan], DecodingTerms]) -> Plan:
+    """The same plan, each of whose pipelines decodes on the terms `of` it."""
+    first, *others = (replace(each, decoding=of(each)) for each in plan.pipelines)
+    return replace(first, beside=tuple(others))
+
+
+def tokens_per_s(plan: Plan) -> float:
+    """What is promised of all pipelines."""
+    return sum(terms_of(each).tokens_per_s for each in plan.pipelines)
+
+
+def promising(plan: Plan, tokens: float) -> Plan:
+    """The same plan, that promises so many tokens per second: each pipeline as large a part as it has of the whole."""
+    times = tokens / tokens_per_s(plan)
+    return on_terms(plan, lambda each: replace(terms_of(each), tokens_per_s=times * terms_of(each).tokens_per_s))
+
+
+def shares_of(plan: Plan) -> list[float]:
+    """How much of all texts each pipeline is to have, as far as is known: in proportion."""
+    promised = [terms_of(each).tokens_per_s for each in plan.pipelines]
+    return promised if all(promised) else [float(residents_of(each)) for each in plan.pipelines]
+
+
+def emptiest(texts: Sequence[int], shares: Sequence[float]) -> int:
+    """The pipeline that the next text goes to, where each has so many: that which is soonest done with one more.
+
+    >>> emptiest([2, 1], [3.0, 1.0]), emptiest([3, 0], [3.0, 1.0])
+    (0, 1)
+    """
+    return min(range(len(texts)), key=lambda place: (texts[place] + 1) / shares[place])
+
+
+def residents_of(plan: Plan) -> int:
+    """Texts that are decoded at once, on all replicas."""
+    return sum(each.placements[0].replicas * each.splits[0].batch_size for each in plan.pipelines)
+
+
+def _kv_bytes(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal) -> tuple[int, bool]:
+    """Memory for the KV of all residents, and whether it holds the longest text that the network reads."""
+    prompt, output = facts.profile.workload.longest
+    one = facts.profile.reads * (1 + facts.profile.has_encoder)
+    wanted = max(way.residents * (prompt + output + PAGE), one + PAGE) * facts.position_bytes
+    room = facts.kv_bytes(goal)
+    return min(wanted, room), room >= (one + PAGE) * facts.position_bytes
+
+
+def _context(kv_bytes: int, facts: DecodingFacts) -> int:
+    """The longest text whose KV has so much room, in whole pages; with an encoder, of its source or of itself."""
+    positions = kv_bytes // (facts.position_bytes * (1 + facts.profile.has_encoder))
+    return max(2, positions // PAGE * PAGE)
