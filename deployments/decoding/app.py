@@ -20,7 +20,7 @@ from deployments.decoding.api import create_decoder_api
 from deployments.decoding.checkpoint import rules_of
 from deployments.decoding.config import FRONT, DecoderConfig
 from deployments.decoding.front import DecoderFront, summed
-from deployments.decoding.leading import DecoderLead
+from deployments.decoding.leading import DecoderLead, origin_of
 from deployments.decoding.loading import decoder_shape, load_tokenizer, stop_tokens
 from deployments.decoding.metrics import ClientMeter
 from deployments.decoding.replica import DECODER, DecoderReplica, ReplicaState
@@ -44,7 +44,9 @@ from optimizer.plan import Plan, read_plan
 class DecoderIngress:
     """The front as Serve runs it."""
 
-    def __init__(self, config: DecoderConfig, first: Plan | None, kinds: Sequence[str], *replicas: Any) -> None:
+    def __init__(
+        self, config: DecoderConfig, first: Plan | None, origin: str, kinds: Sequence[str], *replicas: Any
+    ) -> None:
         join_serves_log()
         folder = Path(config.model)
         self._config, self._shape = config, decoder_shape(folder)
@@ -57,7 +59,7 @@ class DecoderIngress:
         meter = ClientMeter(series, time.perf_counter, config.ttft_ms / 1e3, config.tpot_ms / 1e3)
         texts = TextTokens(load_tokenizer(folder), self._shape.context(config.max_context))
         rules = rules_of(folder, self._shape.num_blocks)
-        self._lead = DecoderLead(config, first, rules, self._shape.num_blocks, self._versions)
+        self._lead = DecoderLead(config, first, origin, rules, self._shape.num_blocks, self._versions)
         name, stop = config.name or folder.name, stop_tokens(folder)
         self._front = DecoderFront(config, name, self._shape, texts, stop, self._ask, meter)
 
@@ -132,10 +134,10 @@ class ReplicaGroup:
 def build(config: DecoderConfig) -> Application:
     """What `import_path: deployments.decoding.app:build` in a Serve file makes of its `args:`."""
     first, pipelines = read_plan(Path(config.plan)) if config.plan else None, config.planned()
-    leading = next(iter(pipelines.values()))
+    leading, origin = next(iter(pipelines.values())), origin_of(pipelines.values())
     kinds = pipelines if len(pipelines) > 1 else [""]  # one kind is whatever there is
     decoders = [
-        _decoders(each, kind).bind(each, leading, kind) for kind, each in zip(kinds, pipelines.values(), strict=True)
+        _decoders(each, kind).bind(each, origin, kind) for kind, each in zip(kinds, pipelines.values(), strict=True)
     ]
     front = serve.deployment(
         name=FRONT,
@@ -146,7 +148,7 @@ def build(config: DecoderConfig) -> Application:
         graceful_shutdown_wait_loop_s=0.1,
         logging_config=logging_config(config.log_format),
     )(serve.ingress()(DecoderIngress))
-    return front.bind(leading, first, list(kinds), *decoders)
+    return front.bind(leading, first, origin, list(kinds), *decoders)
 
 
 def _decoders(config: DecoderConfig, kind: str) -> Any:

@@ -6,7 +6,7 @@ prompts are read. Memory, precision and the number of replicas are those of the 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from time import monotonic
@@ -26,19 +26,20 @@ FOLLOW_WITHIN_S = 5.0
 LOOK_EVERY_S = 0.1
 
 
-def led_to(config: DecoderConfig) -> Remembered | None:
-    """The plan that this application was led to since the user's own file said this."""
+def led_to(origin: str) -> Remembered | None:
+    """The plan that this application was led to since the user's own files said this."""
     memory = remembered(ray_facts.application_name())
-    return memory if memory and memory.origin == _origin_of(config) else None
+    return memory if memory and memory.origin == origin else None
 
 
-def _origin_of(config: DecoderConfig) -> str:
-    return sha256(config.model_dump_json().encode()).hexdigest()
+def origin_of(configs: Iterable[DecoderConfig]) -> str:
+    """A mark of what the user's own files say of all replicas."""
+    return sha256("".join(each.model_dump_json() for each in configs).encode()).hexdigest()
 
 
 class DecoderLead:
     """What the controller asks of a decoder. `first` is the user's plan, if there is one, and `config` that of the
-    first of its pipelines.
+    first of its pipelines. `origin`: the mark of what his files say.
 
     `versions` tells which plan each replica follows, of those that answer.
     """
@@ -47,14 +48,15 @@ class DecoderLead:
         self,
         config: DecoderConfig,
         first: Plan | None,
+        origin: str,
         rules: DecoderRules,
         num_blocks: int,
         versions: Callable[[], Awaitable[Sequence[int]]],
     ) -> None:
-        self.config = config
+        self.config, self._origin = config, origin
         self._rules, self._num_blocks, self._versions = rules, num_blocks, versions
         self._application = ray_facts.application_name()
-        self._memory = led_to(config)
+        self._memory = led_to(origin)
         self._told = Plan.from_json(self._memory.plan) if self._memory else first
         self._moving = asyncio.Lock()
 
@@ -85,7 +87,7 @@ class DecoderLead:
             if why := self._refusal(plan):
                 return Undone(why)
             version = self._memory.version + 1 if self._memory else 1
-            self._memory = Remembered("", _origin_of(self.config), version, plan.to_json())
+            self._memory = Remembered("", self._origin, version, plan.to_json())
             self._told = plan
             await asyncio.to_thread(self._memory.keep, self._application)
             while set(await self._versions()) - {version} and monotonic() < begun_s + FOLLOW_WITHIN_S:

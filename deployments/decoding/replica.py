@@ -52,16 +52,16 @@ class ReplicaState:
 class DecoderReplica:
     """Decodes what fronts ask for. Tokens come in groups: as many as were written while the front was busy.
 
-    `leading`: the configuration that the front leads all replicas by; `kind`: of the device that this one is on.
+    `origin`: the mark of what the user's files say of all replicas; `kind`: of the device that this one is on.
     """
 
-    def __init__(self, config: DecoderConfig, leading: DecoderConfig, kind: str = "") -> None:
+    def __init__(self, config: DecoderConfig, origin: str, kind: str = "") -> None:
         join_serves_log()
         folder = Path(config.model)
         if config.device == "cpu":
             torch.set_num_threads(max(1, round(config.cpus_per_replica)))
         model = load_decoder(folder, "cpu" if kind == "cpu" else config.device, config.dtype)
-        self._leading, self._kind = leading, kind
+        self._origin, self._kind = origin, kind
         self._config, self._rules = config, rules_of(folder, shape_of(model.config).num_blocks)
         engine = engine_of(model, self._rules, config)
         self._version = 0  # of the plan that is followed
@@ -105,7 +105,7 @@ class DecoderReplica:
 
     async def _catch_up(self) -> None:
         """Follow the plan that is written down, whoever wrote it: so a replica that starts later does, too."""
-        written = await asyncio.to_thread(led_to, self._leading)
+        written = await asyncio.to_thread(led_to, self._origin)
         if written and written.version != self._version:
             await self._loop.call(partial(self._follow, written))
 

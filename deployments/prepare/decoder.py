@@ -29,7 +29,6 @@ from profiles.errors import UserError
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 LEAST_PROMPTS = 20
-CALIBRATE = 0.5  # of the prompts: thresholds come from these, figures from the others
 AT_ONCE = 32
 MEASURED = 16  # launches
 LENGTHS = 200  # texts whose lengths are kept, for plans
@@ -37,10 +36,12 @@ LENGTHS = 200  # texts whose lengths are kept, for plans
 
 @dataclass(frozen=True)
 class DecoderOptions:
-    """`allowed_loss`: of the tokens, those that may be others than the full network's. `max_tokens`: for a prompt."""
+    """`allowed_loss`: of the tokens, those that may be others than the full network's. `max_tokens`: for a prompt.
+    `calibrate`: of the prompts; thresholds come from these, figures from the others."""
 
     allowed_loss: float = 0.005
     max_tokens: int = 64
+    calibrate: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def ramps_for(
     shape = shape_of(model.config)
     wanted = [shape.wanted(prompt, options.max_tokens, stop) for prompt in prompts]
     full = texts(model, DecoderRules(), wanted)
-    cut = round(CALIBRATE * len(wanted))
+    cut = round(options.calibrate * len(wanted))
     seen = readings(model, wanted[:cut], full[:cut])
     thresholds = [
         threshold(seen.sure[block], seen.agrees[block], options.allowed_loss) for block in range(len(seen.sure))

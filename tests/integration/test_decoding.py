@@ -49,25 +49,44 @@ def grpc_port() -> int:
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the demo's decoder, as if launches cost hardly anything but themselves: then many residents are better. Its
-    tokens are known after block 1 or the last."""
+    tokens are known after block 1 or the last. Of the two kinds of devices one is half as fast, on paper."""
     path = tmp_path_factory.mktemp("profile") / "profile.json"
-    launches = LaunchSize(launches=1e-3, blocks=1e-4, rows=1e-6)
-    table = DecodingTable("cpu", launches, "made up", 512, 10**6, error=0.1, residents=64)
+    tables = tuple(
+        DecodingTable(kind, LaunchSize(launches=s, blocks=s / 10, rows=s / 1000), "made up", 512, 10**6, error=0.1,
+                      residents=64)
+        for kind, s in (("cpu", 1e-3), ("t4", 2e-3))
+    )  # fmt: skip
     workload = DecodingWorkload(((1, 0.03),), (6,) * 20, (18,) * 20)
-    save_decoder_profile(DecoderProfile("llm-demo", 8, 64, (table,), workload), path)
+    save_decoder_profile(DecoderProfile("llm-demo", 8, 64, tables, workload), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def side_by_side(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of two pipelines, each of one replica; the second is on the same processors here."""
+    path, splits = tmp_path_factory.mktemp("plan") / "plan.json", (Split(0, 2, 32, ramps=(1,)), Split(2, 8, 16))
+    first, other = (
+        Plan(
+            (Placement(kind, 1, splits, local=True),),
+            decoding=DecodingTerms("recompute", 256, 256, ttft_s=1.0, tpot_s=0.2, tokens_per_s=share),
+        )
+        for kind, share in (("cpu", 200.0), ("t4", 100.0))
+    )
+    path.write_text(replace(first, beside=(other,)).to_json())
     return path
 
 
 @pytest.fixture(scope="module")
 def decoder(
-    local: Any, deployed: Any, t5_folder: Path, grpc_port: int, profile: Path, tmp_path_factory: pytest.TempPathFactory
-) -> str:
+    local: Any, deployed: Any, t5_folder: Path, grpc_port: int, profile: Path, side_by_side: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> str:  # fmt: skip
     memory = str(tmp_path_factory.mktemp("memory"))
     # It decides only when a test asks it.
     watching = {"application": "decoder", "memory": memory, "replan_every_s": 3600.0, "look_every_s": 0.5}
     controller = {"name": "controller", "import_path": "cluster.controller.app:build", "route_prefix": "/controller"}
     told = {"model": str(llm_demo_directory()), "name": "llm-demo", "cpus_per_replica": 0.25, "max_prompts": 64}
-    told |= {"replicas": 2, "grpc_port": grpc_port, "profile": str(profile)}
+    told |= {"plan": str(side_by_side), "replan": True, "grpc_port": grpc_port, "profile": str(profile)}
     planned = {"model": str(t5_folder), "plan": str(t5_folder / "plan.json"), "cpus_per_replica": 0.25}
     path = "deployments.decoding.app:build"
     address: str = deployed(
@@ -101,9 +120,10 @@ def test_openais_client_gets_sums_in_words(client: Any, written: list[str]) -> N
 
 
 def test_stats_are_the_sum_over_all_replicas(written: list[str], decoder: str) -> None:
-    """Prompts of one request go to both."""
+    """Prompts of one request go to both pipelines."""
     told = ask(decoder, "GET", "/stats")[1]
     assert told["replicas"] == 2
+    assert told["splits"][0]["launches"] > 0
     assert sum(told["exits"].values()) >= sum(len(text) + 1 for text in written)
 
 
@@ -194,8 +214,7 @@ def test_the_controller_changes_the_plan_while_texts_are_written_and_no_token(
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        # Texts that are being written count already, and most of their tokens do not yet: of six rounds, one at most.
-        assert eventually(lambda: seen_tokens() >= 5 * tokens)
+        assert eventually(lambda: seen_tokens() >= 2 * tokens)
         status, event = ask(decoder, "POST", "/controller/force")[:2]
         assert (status, event["what"]) == (200, "rolled out"), event
         after = len(found)
@@ -206,7 +225,7 @@ def test_the_controller_changes_the_plan_while_texts_are_written_and_no_token(
     assert event["before"] == before != event["after"] == controlled()["plan"]["summary"]
     assert found == len(found) // len(written) * written
     told = controlled()
-    assert told["forecast"]["tokens_per_text"] == pytest.approx(tokens / len(written), rel=0.3)
+    assert told["forecast"]["tokens_per_text"] == pytest.approx(tokens / len(written), rel=0.1)
     assert told["survival"][2] < 0.3
 
 
@@ -217,9 +236,14 @@ def test_a_cut_moves_while_texts_are_written_and_all_are_right(client: Any, deco
 
     front = serve.get_deployment_handle(FRONT, "decoder")
     before: Plan = front.plan.remote().result(timeout_s=60)
-    residents, (placement,) = before.splits[0].batch_size, before.placements
-    splits = (Split(0, 4, residents, ramps=(3,)), Split(4, 8, max(1, residents // 4)))
-    moved = replace(before, placements=(replace(placement, splits=splits, local=True),))
+
+    def cut_deeper(pipeline: Plan) -> Plan:
+        residents, (placement,) = pipeline.splits[0].batch_size, pipeline.placements
+        splits = (Split(0, 4, residents, ramps=(3,)), Split(4, 8, max(1, residents // 4)))
+        return replace(pipeline, placements=(replace(placement, splits=splits, local=True),))
+
+    first, *others = map(cut_deeper, before.pipelines)
+    moved = replace(first, beside=tuple(others))
     found: list[Any] = []
     stop = threading.Event()
 
@@ -268,7 +292,7 @@ def test_the_death_of_a_replica_changes_no_token(client: Any, decoder: str, writ
     thread.start()
     assert eventually(lambda: ask(decoder, "GET", "/stats")[1]["residents"])
     names = [
-        each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if "decoder#decoder#" in each["name"]
+        each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if "decoder#decoder-" in each["name"]
     ]
     for name in names:
         ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)

@@ -69,7 +69,7 @@ asked_of_t5s = st.tuples(t5s, st.lists(requests.map(with_encoder), min_size=1, m
 either = asked_of_llamas | asked_of_t5s
 
 
-@settings(max_examples=40, **PATIENT)
+@settings(max_examples=25, **PATIENT)
 @given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200))
 def test_recompute_writes_what_plain_decoding_with_exits_writes(
     told: tuple[Any, list[Wanted]], ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int
@@ -83,7 +83,7 @@ def test_recompute_writes_what_plain_decoding_with_exits_writes(
     assert not running.network._pending  # type: ignore[attr-defined]
 
 
-@settings(max_examples=40, **PATIENT)
+@settings(max_examples=25, **PATIENT)
 @given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200))
 def test_verified_writes_what_the_full_network_writes(
     told: tuple[Any, list[Wanted]], ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int
@@ -99,7 +99,7 @@ def test_verified_writes_what_the_full_network_writes(
     assert not running.network._pending  # type: ignore[attr-defined]
 
 
-@settings(max_examples=40, **PATIENT)
+@settings(max_examples=25, **PATIENT)
 @given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200), st.integers(0, 5))
 def test_project_writes_what_plain_decoding_with_projected_kv_writes(
     told: tuple[Any, list[Wanted]],
@@ -128,7 +128,7 @@ def test_project_writes_what_plain_decoding_with_projected_kv_writes(
 changes = st.lists(st.tuples(st.integers(1, 6), st.frozensets(st.integers(0, 2)), limits), max_size=4)
 
 
-@settings(max_examples=40, **PATIENT)
+@settings(max_examples=25, **PATIENT)
 @given(either, thresholds, limits, changes, st.booleans(), st.integers(0, 200))
 def test_an_engine_that_is_led_elsewhere_while_it_writes_loses_and_changes_no_token(
     told: tuple[Any, list[Wanted]],

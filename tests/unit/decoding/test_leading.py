@@ -1,0 +1,95 @@
+"""Leading a decoder from plan to plan, and its replicas on several kinds of devices, without Ray."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deployments import ray_facts
+from deployments.decoding import leading
+from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, ProjectedTexts
+from deployments.decoding.config import DecoderConfig, pipeline_on
+from deployments.decoding.leading import DecoderLead
+from deployments.deployer.steps import Moved, Undone
+from deployments.ray_facts import Remembered
+from optimizer.plan import DecodingTerms, Placement, Plan, Split
+
+KNOWN = ProjectedTexts(survival=0.1, same_tokens=1.0, same_texts=1.0, deep_share=0.5, gain=2.0)
+RULES = DecoderRules(
+    ramps=(DecoderRamp(block=1, threshold=0.5),), others=(DecoderRamp(block=3, threshold=0.5),), project=KNOWN
+)
+
+
+def pipeline(kind: str, cut: int, tokens_per_s: float, exits: str = "recompute", replicas: int = 1) -> Plan:
+    splits = (Split(0, cut, 8, ramps=(cut - 1,)), Split(cut, 8, 4)) if cut < 8 else (Split(0, 8, 8),)
+    terms = DecodingTerms(exits, 64, 8, 1.0, 0.1, tokens_per_s, max_context=40 if kind == "t4" else 64)
+    return Plan((Placement(kind, replicas, splits, local=cut < 8),), decoding=terms)
+
+
+BOTH = replace(pipeline("cpu", 2, 300.0), beside=(pipeline("t4", 8, 100.0, "off", replicas=2),))
+
+
+@pytest.fixture
+def lead(monkeypatch: pytest.MonkeyPatch) -> DecoderLead:
+    monkeypatch.setattr(ray_facts, "application_name", lambda: "texts")
+    monkeypatch.setattr(leading, "remembered", lambda application: None)
+    monkeypatch.setattr(Remembered, "keep", lambda memory, application: None)
+    config = DecoderConfig(model="").by_kind(BOTH)["cpu"]
+
+    async def versions() -> Sequence[int]:
+        return [1]
+
+    return DecoderLead(config, BOTH, "told", RULES, 8, versions)
+
+
+def test_replicas_of_each_kind_have_a_configuration_of_their_own() -> None:
+    found = DecoderConfig(model="", device="cuda").by_kind(BOTH)
+    assert [(kind, each.cuts, each.exits, each.replicas) for kind, each in found.items()] == [
+        ("cpu", (2,), "recompute", 1),
+        ("t4", (), "off", 2),
+    ]
+    assert {each.max_context for each in found.values()} == {40}, "the longest text may be sent to any of them"
+    assert found["cpu"].replica_options("cpu") == {"num_cpus": 1.0, "num_gpus": 0}
+    assert found["t4"].replica_options("t4") == {"num_cpus": 1, "num_gpus": 1, "accelerator_type": "T4"}
+    assert found["t4"].replica_options("t4", labelled=True)["label_selector"] == {"isobatch.io/kind": "t4"}
+    assert found["t4"].replica_options() == {"num_cpus": 1, "num_gpus": 1}
+
+
+def test_a_plan_without_a_file_is_for_whatever_there_is(tmp_path: Path) -> None:
+    config = DecoderConfig(model="", max_residents=3)
+    assert config.planned() == {"": config}
+    (tmp_path / "plan.json").write_text(BOTH.to_json())
+    assert list(DecoderConfig(model="", plan=str(tmp_path / "plan.json")).planned()) == ["cpu", "t4"]
+
+
+def test_each_replica_follows_the_pipeline_of_its_kind() -> None:
+    assert pipeline_on(BOTH, "t4") == BOTH.pipelines[1]
+    assert pipeline_on(BOTH, "") == BOTH.pipelines[0], "there is one kind, whatever it is called"
+
+
+def test_texts_are_shared_as_the_plan_that_runs_says(lead: DecoderLead) -> None:
+    assert (lead.ramps, lead.shares) == ([1], {"cpu": 300.0, "t4": 100.0})
+    other = replace(pipeline("cpu", 4, 100.0), beside=(pipeline("t4", 2, 200.0, replicas=2),))
+    assert isinstance(asyncio.run(lead.apply(other)), Moved)
+    assert (lead.plan(), lead.ramps, lead.shares) == (other, [1, 3], {"cpu": 100.0, "t4": 200.0})
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (pipeline("cpu", 2, 300.0), r"a running decoder has \{'cpu': 1, 't4': 2\}, and this plan is for \{'cpu': 1\}"),
+        (replace(BOTH, beside=(pipeline("t4", 3, 1.0, replicas=2),)), "no ramp is known before block 3"),
+        (
+            replace(BOTH, beside=(pipeline("t4", 4, 1.0, "project", replicas=2),)),
+            "what it loses is known with the cuts",
+        ),
+    ],
+)
+def test_what_cannot_be_followed_is_one_sentence(lead: DecoderLead, plan: Plan, why: str) -> None:
+    undone = asyncio.run(lead.apply(plan))
+    assert isinstance(undone, Undone)
+    with pytest.raises(ValueError, match=why):
+        raise ValueError(undone.reason)
+    assert lead.plan() == BOTH
