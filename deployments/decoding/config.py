@@ -17,6 +17,8 @@ from profiles.errors import UserError
 
 FRONT = "front"  # the deployment of the front, which leads the replicas to another plan
 OFF = "off"
+# What is pending when a text ends never runs deep: so many hold most texts whose tokens all leave early.
+PENDING, UNTOLD = 64, 16
 LED = "exits", "cuts", "max_residents", "deep_share", "prompt_rows"  # what a running replica can be led to
 
 
@@ -68,8 +70,11 @@ class DecoderConfig(BaseModel):
         description="Share of the residents that a deep split waits for, while others can go on; none: what exits.json "
         f"says, or {DEEP_SHARE}.",
     )
-    max_pending: int = Field(
-        16, ge=1, description="Tokens that a sequence may write before deeper splits have seen them."
+    max_pending: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens that a sequence may write before deeper splits have seen them; none: "
+        f"{PENDING}, or {UNTOLD} with exits: verified, where they are told only then.",
     )
     prompt_rows: int = Field(256, ge=1, description="Tokens of prompts that run in one launch.")
     ttft_ms: float = Field(1000.0, gt=0, description="Time to the first token: who cannot have it is refused (429).")
@@ -145,7 +150,9 @@ class DecoderConfig(BaseModel):
     def splits(self, cuts: Sequence[int], num_blocks: int) -> Splits:
         """How the network is cut at these blocks, unless every token is to run through all of it."""
         ends = () if self.exits == OFF else tuple(cuts)
-        return Splits((*ends, num_blocks), self.exits == "verified", self.max_pending, self.exits == "project")
+        verified = self.exits == "verified"
+        pending = self.max_pending or (UNTOLD if verified else PENDING)
+        return Splits((*ends, num_blocks), verified, pending, self.exits == "project")
 
     def pages(self, kv_bytes: int) -> int:
         """How many pages there are, where one position has so many bytes in a block."""

@@ -17,6 +17,7 @@ from deployments.decoding.pages import PagePool, pages_for
 from deployments.decoding.sequences import Finish, Opinion, Sequence, Splits, Wanted
 
 by_size = attrgetter("size")  # of pieces
+FEW = 16  # rows of a sequence in its first split that are no part of a prompt's
 DEEP_SHARE = 0.6  # where nobody has measured
 
 
@@ -262,11 +263,12 @@ class Scheduler:
         """Everybody who stands there; of long prompts as much as one launch takes, first those who came first. A source
         is read as a whole, if need be alone."""
         most = room = self.limits.prompt_rows
+        pending = self.splits.max_pending if split else min(self.splits.max_pending, FEW)
         for sequence in self.residents.values():
             unread = sequence.unread(split)
             if sequence.at != split or unread > room < most:
                 continue
-            waiting, few = sequence.waiting(split), sequence.unseen(split) <= self.splits.max_pending
+            waiting, few = sequence.waiting(split), sequence.unseen(split) <= pending
             rows = waiting if few else min(waiting, room)
             room = max(0, room - unread - (0 if few else rows))
             if rows:
