@@ -1,6 +1,9 @@
 """A decoder on Serve, asked by OpenAI's own client: whole, streamed, left alone, and over the death of its replica."""
 
+import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cluster.controller.application import RunningApplication
 from cluster.serving.local import free_port
 from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, rules_of
 from deployments.decoding.config import FRONT, DecoderConfig
@@ -189,17 +193,35 @@ def test_a_client_that_goes_away_frees_its_pages(client: Any, decoder: str) -> N
     assert eventually(pages)
 
 
-def test_the_controller_changes_the_plan_while_texts_are_written_and_no_token(
-    client: Any, decoder: str, written: list[str]
-) -> None:
-    """Texts of what is served here have other lengths, and go on as often as they do."""
-    found: list[str] = []
+@contextmanager
+def writing(client: Any, threads: int = 1) -> Iterator[list[Any]]:
+    """What is written while the block runs, and until its last request is answered: all prompts, again and again."""
+    found: list[Any] = []
     stop = threading.Event()
 
     def write() -> None:
         while not stop.is_set():
-            reply = client.completions.create(model="llm-demo", prompt=PROMPTS, max_tokens=24)
-            found.extend(choice.text for choice in reply.choices)
+            found.extend(client.completions.create(model="llm-demo", prompt=PROMPTS, max_tokens=24).choices)
+
+    writers = [threading.Thread(target=write) for _ in range(threads)]
+    for writer in writers:
+        writer.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+
+
+def texts_of(found: list[Any]) -> list[str]:
+    return [choice.text for choice in found]
+
+
+def test_the_controller_changes_the_plan_while_texts_are_written_and_no_token(
+    client: Any, decoder: str, written: list[str]
+) -> None:
+    """Texts of what is served here have other lengths, and go on as often as they do."""
 
     def controlled() -> Any:
         status, told = ask(decoder, "GET", "/controller/status")[:2]
@@ -211,71 +233,52 @@ def test_the_controller_changes_the_plan_while_texts_are_written_and_no_token(
 
     tokens = sum(len(text) + 1 for text in written)
     before = eventually(controlled)["plan"]["summary"]
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
+    with writing(client) as found:
         assert eventually(lambda: seen_tokens() >= 2 * tokens)
         status, event = ask(decoder, "POST", "/controller/force")[:2]
         assert (status, event["what"]) == (200, "rolled out"), event
         after = len(found)
         assert eventually(lambda: len(found) >= after + 2 * len(written))
-    finally:
-        stop.set()
-        thread.join()
     assert event["before"] == before != event["after"] == controlled()["plan"]["summary"]
-    assert found == len(found) // len(written) * written
+    assert texts_of(found) == len(found) // len(written) * written
     told = controlled()
     assert told["forecast"]["tokens_per_text"] == pytest.approx(tokens / len(written), rel=0.1)
     assert told["survival"][2] < 0.3
 
 
+def cut_behind_block_3(pipeline: Plan) -> Plan:
+    residents, (placement,) = pipeline.splits[0].batch_size, pipeline.placements
+    splits = (Split(0, 4, residents, ramps=(3,)), Split(4, 8, max(1, residents // 4)))
+    return replace(pipeline, placements=(replace(placement, splits=splits, local=True),))
+
+
 def test_a_cut_moves_while_texts_are_written_and_all_are_right(client: Any, decoder: str, written: list[str]) -> None:
     """Residents begin again from what they have written; the ramp behind block 3 says of these sums what the other
     says."""
-    from ray import serve
 
-    front = serve.get_deployment_handle(FRONT, "decoder")
-    before: Plan = front.plan.remote().result(timeout_s=60)
+    def led(method: str, *told: Any) -> Any:
+        return asyncio.run(getattr(RunningApplication("decoder", leader=FRONT), method)(*told))
 
-    def cut_deeper(pipeline: Plan) -> Plan:
-        residents, (placement,) = pipeline.splits[0].batch_size, pipeline.placements
-        splits = (Split(0, 4, residents, ramps=(3,)), Split(4, 8, max(1, residents // 4)))
-        return replace(pipeline, placements=(replace(placement, splits=splits, local=True),))
-
-    first, *others = map(cut_deeper, before.pipelines)
+    before: Plan = led("plan")
+    first, *others = map(cut_behind_block_3, before.pipelines)
     moved = replace(first, beside=tuple(others))
-    found: list[Any] = []
-    stop = threading.Event()
-
-    def write() -> None:
-        while not stop.is_set():
-            found.extend(client.completions.create(model="llm-demo", prompt=PROMPTS, max_tokens=24).choices)
-
-    def both() -> list[Any]:
-        return [choice for choice in list(found) if {1, 3} <= set(choice.exit_blocks)]
-
-    def cut_behind(block: int) -> None:
-        assert isinstance(front.apply.remote(moved if block == 3 else before).result(timeout_s=60), Moved)
-        assert ask(decoder, "GET", "/stats")[1]["ramps"] == [block]
-        so_far = len(found)
-        assert eventually(lambda: len(found) > so_far)
-
-    threads = [threading.Thread(target=write) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    ways = [(moved, [3]), (before, [1])]
+    with writing(client, threads=2) as found:
         assert eventually(lambda: ask(decoder, "GET", "/stats")[1]["residents"])
-        for _ in range(10):  # until a move has met a text half written
-            cut_behind(3)
-            cut_behind(1)
-            if both():
+        for plan, ramps in 10 * ways:
+            assert isinstance(led("apply", plan), Moved)
+            assert ask(decoder, "GET", "/stats")[1]["ramps"] == ramps
+            so_far = len(found)
+            assert eventually(lambda so_far=so_far: len(found) > so_far)
+            if plan is before and met_half_written(found):
                 break
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert both(), "no cut has moved in the middle of a text"
-    assert [choice.text for choice in found] == len(found) // len(written) * written
+    assert met_half_written(found), "no cut has moved in the middle of a text"
+    assert texts_of(found) == len(found) // len(written) * written
+
+
+def met_half_written(found: list[Any]) -> bool:
+    """Whether there is a text that was written under both cuts."""
+    return any({1, 3} <= set(choice.exit_blocks) for choice in list(found))
 
 
 def test_the_death_of_a_replica_changes_no_token(client: Any, decoder: str, written: list[str]) -> None:
