@@ -43,6 +43,11 @@ def terms_of(plan: Plan) -> DecodingTerms:
     return plan.decoding
 
 
+def exits_of(plan: Plan) -> str:
+    """What exits mean: the same in all pipelines that are cut."""
+    return next((exits for each in plan.pipelines if (exits := terms_of(each).exits) != OFF), OFF)
+
+
 def on_terms(plan: Plan, of: Callable[[Plan], DecodingTerms]) -> Plan:
     """The same plan, each of whose pipelines decodes on the terms `of` it."""
     first, *others = (replace(each, decoding=of(each)) for each in plan.pipelines)

@@ -32,7 +32,7 @@ class DecoderRehearsal:
         from cluster.load.prompts import summed, table
         from deployments.config import checked
         from deployments.decoding.config import DecoderConfig
-        from optimizer.decoding_plans import terms_of
+        from optimizer.decoding_plans import exits_of
         from optimizer.plan import read_plan
 
         check_not_given(self.given, "it plays no decoder")
@@ -42,7 +42,7 @@ class DecoderRehearsal:
         if config.plan is None:
             raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
         source, made = Path(config.model), read_plan(Path(config.plan))
-        profile = profile_for(source, Path(config.profile) if config.profile else None).under(terms_of(made).exits)
+        profile = profile_for(source, Path(config.profile) if config.profile else None).under(exits_of(made))
         texts = asked_texts(profile.workload, self.load.times_s(), self.load.seed)
         if not texts:
             raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")

@@ -12,7 +12,7 @@ from deployments.decoding.scheduler import DEEP_SHARE
 from deployments.front.observed import Observed
 from optimizer import Objective, Plan, Score
 from optimizer.decoding import DecodingGoal
-from optimizer.decoding_plans import on_terms, terms_of
+from optimizer.decoding_plans import exits_of, on_terms, terms_of
 from optimizer.plan import DecodingTerms, Split
 from profiles.decoding import LEAST_OBSERVED, DecoderProfile
 from profiles.devices import Device, fleet
@@ -130,7 +130,8 @@ def decoder_question(config: DecoderConfig, profile: DecoderProfile, running: Pl
     """The question for a decoder of this configuration, which runs by this plan."""
     terms = terms_of(running)
     held = tuple((each.placements[0].kind, terms_of(each).kv_megabytes) for each in running.pipelines)
-    exits = next((each.exits for each in map(terms_of, running.pipelines) if each.exits != OFF), config.exits)
+    exits = exits_of(running)
+    exits = config.exits if exits == OFF else exits
     goal = DecodingGoal(terms.ttft_s, terms.tpot_s, exits=exits, held=held)
     devices = fleet(",".join(f"{kind}={count}" for kind, count in running.devices().items()))
     return DecoderQuestion(profile.under(exits), devices, goal, running)

@@ -135,7 +135,7 @@ def build(config: DecoderConfig) -> Application:
     """What `import_path: deployments.decoding.app:build` in a Serve file makes of its `args:`."""
     first, pipelines = read_plan(Path(config.plan)) if config.plan else None, config.planned()
     leading, origin = next(iter(pipelines.values())), origin_of(pipelines.values())
-    kinds = pipelines if len(pipelines) > 1 else [""]  # one kind is whatever there is
+    kinds = list(pipelines) if len(pipelines) > 1 else [""]  # one kind is whatever there is
     decoders = [
         _decoders(each, kind).bind(each, origin, kind) for kind, each in zip(kinds, pipelines.values(), strict=True)
     ]
@@ -148,7 +148,7 @@ def build(config: DecoderConfig) -> Application:
         graceful_shutdown_wait_loop_s=0.1,
         logging_config=logging_config(config.log_format),
     )(serve.ingress()(DecoderIngress))
-    return front.bind(leading, first, origin, list(kinds), *decoders)
+    return front.bind(leading, first, origin, kinds, *decoders)
 
 
 def _decoders(config: DecoderConfig, kind: str) -> Any:

@@ -109,6 +109,10 @@ class DecoderConfig(BaseModel):
     def by_kind(self, plan: Plan) -> "dict[str, DecoderConfig]":
         """The same by this plan, for the replicas on each kind of device. Any of them may be sent the longest text."""
         found = {each.placements[0].kind: self.following(each) for each in plan.pipelines}
+        if len(found) < len(plan.pipelines):
+            raise UserError(
+                f"plan = {self.plan!r}: two pipelines are on one kind of device: decoders have one for each"
+            )
         most = min((each.max_context for each in found.values() if each.max_context), default=None)
         return {kind: each.model_copy(update={"max_context": most}) for kind, each in found.items()}
 

@@ -15,6 +15,7 @@ from deployments.decoding.leading import DecoderLead
 from deployments.deployer.steps import Moved, Undone
 from deployments.ray_facts import Remembered
 from optimizer.plan import DecodingTerms, Placement, Plan, Split
+from profiles.errors import UserError
 
 KNOWN = ProjectedTexts(survival=0.1, same_tokens=1.0, same_texts=1.0, deep_share=0.5, gain=2.0)
 RULES = DecoderRules(
@@ -61,7 +62,10 @@ def test_a_plan_without_a_file_is_for_whatever_there_is(tmp_path: Path) -> None:
     config = DecoderConfig(model="", max_residents=3)
     assert config.planned() == {"": config}
     (tmp_path / "plan.json").write_text(BOTH.to_json())
-    assert list(DecoderConfig(model="", plan=str(tmp_path / "plan.json")).planned()) == ["cpu", "t4"]
+    told = DecoderConfig(model="", plan=str(tmp_path / "plan.json"))
+    assert list(told.planned()) == ["cpu", "t4"]
+    with pytest.raises(UserError, match="two pipelines are on one kind of device"):
+        told.by_kind(replace(BOTH, beside=(pipeline("cpu", 4, 1.0),)))
 
 
 def test_each_replica_follows_the_pipeline_of_its_kind() -> None:
