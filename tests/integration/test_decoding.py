@@ -255,18 +255,13 @@ def cut_behind_block_3(pipeline: Plan) -> Plan:
 def test_a_cut_moves_while_texts_are_written_and_all_are_right(client: Any, decoder: str, written: list[str]) -> None:
     """Residents begin again from what they have written; the ramp behind block 3 says of these sums what the other
     says."""
-
-    def led(method: str, *told: Any) -> Any:
-        return asyncio.run(getattr(RunningApplication("decoder", leader=FRONT), method)(*told))
-
-    before: Plan = led("plan")
-    first, *others = map(cut_behind_block_3, before.pipelines)
-    moved = replace(first, beside=tuple(others))
-    ways = [(moved, [3]), (before, [1])]
-    with writing(client, threads=2) as found:
+    with asyncio.Runner() as loop, writing(client, threads=2) as found:
+        leader = RunningApplication("decoder", leader=FRONT)
+        before = loop.run(leader.plan())
+        first, *others = map(cut_behind_block_3, before.pipelines)
         assert eventually(lambda: ask(decoder, "GET", "/stats")[1]["residents"])
-        for plan, ramps in 10 * ways:
-            assert isinstance(led("apply", plan), Moved)
+        for plan, ramps in 10 * [(replace(first, beside=tuple(others)), [3]), (before, [1])]:
+            assert isinstance(loop.run(leader.apply(plan)), Moved)
             assert ask(decoder, "GET", "/stats")[1]["ramps"] == ramps
             so_far = len(found)
             assert eventually(lambda so_far=so_far: len(found) > so_far)

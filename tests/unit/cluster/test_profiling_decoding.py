@@ -18,7 +18,7 @@ WORKLOAD = DecodingWorkload(((1, 0.5),), (6, 3), (5, 8))
 def test_prices_are_found_again() -> None:
     random = np.random.default_rng(0)
     price = LaunchSize(launches=1e-3, blocks=2e-4, rows=1e-5, read=1e-7, asked=3e-6)
-    sizes = [LaunchSize(*random.integers(1, 50, len(PARTS)).astype(float).tolist()) for _ in range(400)]
+    sizes = [LaunchSize(*random.integers(1, 50, len(PARTS)).astype(float).tolist()) for _ in range(1200)]
     noise = random.lognormal(0.0, 0.02, len(sizes))
     noise[::50] = 4.0  # the machine was busy with other things
     seconds = [sum(getattr(price, part) * getattr(size, part) for part in PARTS) for size in sizes]
@@ -26,7 +26,7 @@ def test_prices_are_found_again() -> None:
     for part in ("launches", "blocks", "rows", "asked"):
         assert getattr(found.price_s, part) == pytest.approx(getattr(price, part), rel=0.1, abs=2e-6)
     assert found.error < 0.05
-    assert "prices fitted to 300 launches" in str(found)
+    assert "prices fitted to 900 launches" in str(found)
 
 
 @pytest.mark.parametrize("kind", [decoder, t5])
