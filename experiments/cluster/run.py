@@ -6,7 +6,7 @@ The nodes that vanish are on this machine, at addresses of their own in a networ
 that the way to one of them can be cut: what is sent there vanishes, and nobody is told.
 
 It is measured in parts, fronts and faults in several. What a part has found is kept (`~/.cache/isobatch/bench-cluster`)
-until the code is another or its file is deleted, so a run that was broken off goes on where it was. `python -m
+until its code is another or its file is deleted, so a run that was broken off goes on where it was. `python -m
 experiments.bench cluster parts=link` measures one part alone; `parts=nodes faults=20` the first of its faults.
 """
 
@@ -24,7 +24,7 @@ from deployments.folders import cache_directory
 from experiments.chaos.run import Round, figures_of
 from experiments.cluster import fleets, fronts, growing
 from experiments.cluster.nodes import CUT
-from experiments.shared.version import code_of
+from experiments.shared.version import code_behind
 
 FAULTS, TOGETHER = 100, 20  # so many faults hit one application, and then the next
 
@@ -33,9 +33,9 @@ def measure(parts: str = "", faults: int = FAULTS) -> dict[str, float]:
     """`parts`: those that are measured, by their names; none: all. Neither those that were measured before."""
     todo: dict[str, Callable[[], dict[str, float]]] = {
         "fronts": _fronts,
-        "growth": partial(_done, "growth", growing.measure),
-        "share": partial(_done, "share", fleets.four_nodes),
-        "link": partial(_done, "link", fleets.slow_link),
+        "growth": partial(_done, "growth", growing.measure, "growing"),
+        "share": partial(_done, "share", fleets.four_nodes, "fleets"),
+        "link": partial(_done, "link", fleets.slow_link, "fleets"),
         "nodes": partial(_nodes, faults),
     }
     figures = dict[str, float]()
@@ -46,14 +46,15 @@ def measure(parts: str = "", faults: int = FAULTS) -> dict[str, float]:
 
 
 def _fronts() -> dict[str, float]:
-    return fronts.figures({each: _done(f"fronts {each}", partial(fronts.measure, each)) for each in fronts.FRONTS})
+    found = {each: _done(f"fronts {each}", partial(fronts.measure, each), "fronts") for each in fronts.FRONTS}
+    return fronts.figures(found)
 
 
 def _nodes(faults: int) -> dict[str, float]:
     struck = [
         Round(**each)
         for seed in range(-(-faults // TOGETHER))
-        for each in _done(f"nodes {seed}", partial(_struck, min(TOGETHER, faults - seed * TOGETHER), seed))
+        for each in _done(f"nodes {seed}", partial(_struck, min(TOGETHER, faults - seed * TOGETHER), seed), "nodes")
     ]
     if bad := [each.told for each in struck if each.lost or each.wrong or each.failed]:
         raise RuntimeError("requests were not answered as they should be: " + "; ".join(bad))
@@ -71,10 +72,10 @@ def _struck(faults: int, seed: int) -> list[dict[str, Any]]:
     return found
 
 
-def _done(part: str, work: Callable[[], Any]) -> Any:
-    """What a part finds, or has found by the same code; its file may be deleted, and it is measured anew."""
+def _done(part: str, work: Callable[[], Any], module: str) -> Any:
+    """What a part finds, or has found by the same code of its module and of what that imports."""
     path = cache_directory() / "bench-cluster" / f"{part}.json"
-    code = sha256(json.dumps(code_of("cluster")).encode()).hexdigest()
+    code = sha256(json.dumps(code_behind(f"experiments/cluster/{module}.py")).encode()).hexdigest()
     kept = json.loads(path.read_text()) if path.exists() else {}
     if kept.get("code") == code:
         return kept["found"]

@@ -23,12 +23,12 @@ def test_a_part_that_was_measured_is_kept_until_its_file_is_deleted_or_the_code_
         return {"figure": float(len(asked))}
 
     monkeypatch.setattr(run, "cache_directory", lambda: tmp_path)
-    monkeypatch.setattr(run, "code_of", lambda claim: {"a.py": "1"})
-    assert [run._done("part", work)["figure"] for _ in range(2)] == [1.0, 1.0]
+    monkeypatch.setattr(run, "code_behind", lambda path: {"a.py": "1"})
+    assert [run._done("part", work, "fleets")["figure"] for _ in range(2)] == [1.0, 1.0]
     (tmp_path / "bench-cluster" / "part.json").unlink()
-    assert run._done("part", work)["figure"] == 2.0
-    monkeypatch.setattr(run, "code_of", lambda claim: {"a.py": "2"})
-    assert run._done("part", work)["figure"] == 3.0
+    assert run._done("part", work, "fleets")["figure"] == 2.0
+    monkeypatch.setattr(run, "code_behind", lambda path: {"a.py": "2"})
+    assert run._done("part", work, "fleets")["figure"] == 3.0
 
 
 def test_fronts_are_compared_with_one() -> None:
