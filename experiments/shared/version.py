@@ -27,7 +27,8 @@ def from_tree(path: str) -> str | None:
 
 def code_of(claim: str, read: Read = from_tree) -> dict[str, str]:
     """The hash of each module that a benchmark depends on, by its path."""
-    return code_behind(f"experiments/{claim}/run.py", f"tests/{claim}/test_{claim}.py", read=read)
+    tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / claim).glob("test_*.py"))
+    return code_behind(f"experiments/{claim}/run.py", *tests, read=read)
 
 
 def code_behind(*paths: str, read: Read = from_tree) -> dict[str, str]:
