@@ -15,7 +15,14 @@ from optimizer.plan import Plan
 
 
 class RolloutError(Exception):
-    """A plan could not be rolled out. The plan from before runs again."""
+    """A plan could not be rolled out. The plan from before runs again.
+
+    `no_devices`: those that it needs are not there any more, which says nothing against the plan.
+    """
+
+    def __init__(self, reason: str, no_devices: bool = False) -> None:
+        super().__init__(reason)
+        self.no_devices = no_devices
 
 
 class Application(Protocol):
@@ -85,5 +92,5 @@ class RunningApplication:
         """The same as `roll_out`, and how it went."""
         ended: Moved | Undone = await self._deployer.apply.remote(plan)
         if isinstance(ended, Undone):
-            raise RolloutError(ended.reason)
+            raise RolloutError(ended.reason, ended.no_devices)
         return ended

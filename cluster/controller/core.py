@@ -161,12 +161,12 @@ class Controller:
             )
             self._start_window(now_s)
 
-    def failed(self, step: NextStep, reason: str, now_s: float) -> None:
-        """The plan from before runs again."""
+    def failed(self, step: NextStep, reason: str, now_s: float, no_devices: bool = False) -> None:
+        """The plan from before runs again. Where only devices were missing, this one may be tried again at once."""
         looked = step.event.what == "looking"
         if looked:
             self._peeks.peeked_s = now_s  # not again before the next look is due
-        told: What = "stayed" if looked else "failed"
+        told: What = "stayed" if looked or no_devices else "failed"
         self.record.ended(step.event, told, None, now_s, why=f"{step.event.why}, but {reason}")
         self._start_window(now_s)
 

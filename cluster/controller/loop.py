@@ -131,7 +131,7 @@ class ControlLoop:
             await self._application.roll_out(plan)
         except RolloutError as error:
             log.warning("the plan from before runs again: %s", error)
-            self.controller.failed(step, str(error), self._clock())
+            self.controller.failed(step, str(error), self._clock(), error.no_devices)
         else:
             self.controller.rolled_out(step, self._clock() - begun_s, self._clock())
 

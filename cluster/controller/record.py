@@ -162,7 +162,7 @@ class TrackRecord:
             return f"{evidence} inputs were seen, {self._patience.enough_inputs} are needed"
         if until_s := self.barred.until_s(plan, now_s):
             minutes = (until_s - now_s) / 60
-            return f"the better plan was rolled back, and is tried again in {minutes:.0f} minutes at best"
+            return f"the better plan was tried in vain, and is tried again in {minutes:.0f} minutes at best"
         return None
 
     def add(self, event: Event) -> None:

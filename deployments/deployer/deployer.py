@@ -14,7 +14,7 @@ from deployments import ray_facts, resources
 from deployments.config import AppConfig
 from deployments.deployer.fleet import ServeFleet, delete_fleets, fleets_of
 from deployments.deployer.fronts import Fronts
-from deployments.deployer.steps import DEPLOYER, CannotStartError, Moved, Undone, move, start
+from deployments.deployer.steps import DEPLOYER, CannotStartError, Moved, NoDevicesError, Undone, move, start
 from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState
 from deployments.front.observed import Observed
 from deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
@@ -103,7 +103,7 @@ class Deployer:
                 before, after = self._graph.plan, self._graph_of(plan, self._graph.version + 1).plan
                 return await move(self._fleet, before, after, self._lead, self._meanwhile, patience_s)
             except (UserError, CannotStartError) as error:
-                return Undone(str(error))
+                return Undone(str(error), isinstance(error, NoDevicesError))
             except Exception as error:
                 log.exception("a plan could not be rolled out")
                 return Undone(f"{type(error).__name__}: {error}")

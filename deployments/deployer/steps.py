@@ -49,6 +49,10 @@ class CannotStartError(Exception):
     """Some replicas that a plan needs do not start."""
 
 
+class NoDevicesError(CannotStartError):
+    """No node has the devices that they need."""
+
+
 @dataclass(frozen=True)
 class Moved:
     """A move that succeeded: the time until fronts followed, and for how long of it devices served neither plan."""
@@ -62,6 +66,7 @@ class Undone:
     """A move that did not succeed, and why. The previous plan continues."""
 
     reason: str
+    no_devices: bool = False  # those that it needs are not there, as of a node that vanished
 
 
 async def move(
@@ -119,7 +124,7 @@ async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float, only_her
 async def _check_devices(fleet: Fleet, counts: ReplicaCounts) -> None:
     if lacks := await asyncio.to_thread(fleet.lacks, counts):
         told = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in lacks.items())
-        raise CannotStartError(f"no node has a device for {told}")
+        raise NoDevicesError(f"no node has a device for {told}")
 
 
 async def _below(fleet: Fleet, counts: ReplicaCounts) -> dict[str, int]:

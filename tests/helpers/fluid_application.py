@@ -57,6 +57,7 @@ class Fluid:
         self.slower: Mapping[str, float] = {}  # than the table says
         self.poor: Callable[[Plan], float] = lambda plan: 1.0  # the real share of a plan's promise
         self.fails: Callable[[Plan], bool] = lambda plan: False
+        self.devices_vanish = False  # where it fails, for that reason
         self.rolled: list[tuple[float, Plan]] = []
         self._asked_s = 0.0
         self._sustained: dict[object, float] = {}
@@ -78,7 +79,7 @@ class Fluid:
         if moving(self.running, plan).starts:
             self.now_s += START_S
         if self.fails(plan):
-            raise RolloutError("a replica did not start")
+            raise RolloutError("a replica did not start", no_devices=self.devices_vanish)
         self.running = plan
         self.rolled.append((self.now_s, plan))
 

@@ -349,6 +349,15 @@ def test_a_roll_out_that_fails_leaves_the_plan_and_is_not_repeated_at_once():
     assert app.running == first
 
 
+def test_a_plan_whose_devices_vanished_while_it_was_rolled_out_is_tried_again_in_the_next_window():
+    asked = question(MEDIUM)
+    app = Fluid(asked, batches(first_plan(asked), 4))
+    app.devices_vanish, app.fails = True, lambda plan: app.now_s < 200
+    events = [event for event in run(app, control_loop(app), 700) if "did not start" in event.why or event.after]
+    assert [event.what for event in events] == ["stayed", "rolled out"]
+    assert events[1].at_s - events[0].at_s < 200
+
+
 def test_a_look_that_fails_is_no_change_and_not_repeated_before_the_next_is_due():
     asked = question(HARD)
     app = Fluid(asked, first_plan(asked))

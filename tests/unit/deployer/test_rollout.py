@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from deployments.deployer import steps
-from deployments.deployer.steps import CannotStartError, Moved, Standing, move
+from deployments.deployer.steps import CannotStartError, Moved, NoDevicesError, Standing, move
 from optimizer.plan import Placement, Plan, Split
 
 
@@ -111,7 +111,7 @@ def test_what_does_not_start_is_undone(room: int, why: str, says: str) -> None:
 def test_a_node_that_vanishes_in_a_roll_out_is_not_waited_for(room: int) -> None:
     fleet = CountedFleet({"a": 4}, room=room, gone=frozenset("b"))
     began_s = steps.now_s()
-    with pytest.raises(CannotStartError, match="no node has a device for 2 of 2 b"):
+    with pytest.raises(NoDevicesError, match="no node has a device for 2 of 2 b"):
         moved(fleet, devices(a=4), devices(a=2, b=2), patience_s=600.0)
     assert steps.now_s() - began_s < 60.0
     assert fleet.counts == {"a": 4, "b": 0}
@@ -134,7 +134,7 @@ def test_while_replicas_are_late_nodes_are_counted_once_a_second(monkeypatch: py
 
 def test_where_the_first_plan_may_not_return_either_nobody_waits_for_it() -> None:
     fleet = CountedFleet({"a": 4}, room=5, gone=frozenset("ab"))
-    with pytest.raises(CannotStartError, match="no node has a device for"):
+    with pytest.raises(NoDevicesError, match="no node has a device for"):
         moved(fleet, devices(a=4), devices(a=2, b=2), patience_s=600.0)
     assert fleet.log[-1] == "to a=4"
 
