@@ -80,7 +80,7 @@ def _ray(what: str) -> Finding:
 
 
 def _ports(what: str) -> Finding:
-    from cluster.serving.local import is_free
+    from cluster.serving.ports import is_free
 
     taken = [
         f"{port} is taken ({option} names another)" for port, option in PORTS.items() if not is_free("127.0.0.1", port)

@@ -55,7 +55,7 @@ def serve(
     Example: [bold]isobatch serve[/], then
     curl -d '{"inputs": ...}' http://127.0.0.1:8000/predict
     """
-    from cluster.serving.local import is_free
+    from cluster.serving.ports import is_free
     from cluster.serving.serve_file import serve_file, with_grpc
 
     told = {"device": device, "plan": str(plan.resolve()) if plan else None}
@@ -71,8 +71,9 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     from cluster.serving.capacity import check_capacity, check_processors
     from cluster.serving.deploy import deploy
     from cluster.serving.example import example
-    from cluster.serving.local import check_place, check_port, local_ray
+    from cluster.serving.local import check_place, local_ray
     from cluster.serving.nodes import local_nodes
+    from cluster.serving.ports import check_port
     from cluster.serving.serve_file import decoders, grpc_addresses, key_variable, named, ours, prefix_of, with_demo
 
     # It keeps the present stdout, because what Ray prints while it stops is redirected.

@@ -5,7 +5,6 @@ import contextlib
 import io
 import logging
 import os
-import random
 import re
 import shutil
 import signal
@@ -18,12 +17,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from cluster.serving.haproxy import MAX_CONNECTIONS, guarded, stopping
 from cluster.serving.nodes import LocalNode, join
+from cluster.serving.ports import check_port, held_ports
 from cluster.serving.processes import adopt_orphans, end_descendants, end_with_us, runs_below
 from deployments.ray_facts import RAYLET, address_file, nodes, patient_start, spare_start
 from deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, import_serve
@@ -37,34 +36,9 @@ RAY_WITHIN_S = 120.0  # for its processes to start, while they are starting
 RAY_ATTEMPTS = 4
 REACHED_WITHIN_S = 5.0  # the Ray of others
 _PLACE = re.compile(r"[^/:\[\]]+:\d+")  # not `auto`, nor ray://...
+PORTS = 3  # of HAProxy's statistics and metrics, and of the proxy of Serve that it falls back on
 LOOK_EVERY_S, RAY_ENDS_S = 0.1, 5.0  # while Ray stops; after it has ended its GCS
 ROOT = Path(__file__).resolve().parents[2]  # the folder from which isobatch's packages are imported
-
-# These lie between Ray's own ports and those of outgoing connections, which might take a port before we listen.
-OTHER_PORTS = range(20_000, 32_000)
-
-
-def free_port(preferred: int, host: str = "127.0.0.1") -> int:
-    """The preferred port if it is free, or any other free one."""
-    return preferred if preferred and is_free(host, preferred) else next(_free_ports(host))
-
-
-def is_free(host: str, port: int) -> bool:
-    try:
-        _bind(host, port)
-    except OSError:
-        return False
-    return True
-
-
-def _free_ports(host: str) -> Iterator[int]:
-    return (port for port in random.sample(OTHER_PORTS, len(OTHER_PORTS)) if is_free(host, port))
-
-
-def _bind(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
 
 
 def running_cluster() -> str | None:
@@ -96,17 +70,9 @@ def check_place(host: str, port: int) -> None:
     check_port(host, port, "--port")
 
 
-def check_port(host: str, port: int, option: str) -> None:
-    try:
-        _bind(host, port)
-    except OSError as error:
-        reason = f"port {port} of {host} cannot be used ({error.strerror})"
-        raise UserError(f"{reason}: stop what listens there, or take another with {option}") from error
-
-
-def _settings(folder: str) -> dict[str, str]:
+def _settings(folder: str, ports: Sequence[int]) -> dict[str, str]:
     """Environment variables for Ray and HAProxy. No port or path is fixed, so that two servers can run side by side."""
-    stats, metrics, fallback = map(str, islice(_free_ports("127.0.0.1"), 3))
+    stats, metrics, fallback = map(str, ports)
     program = guarded(Path(folder), (stats, metrics))
     return SETTINGS | haproxy_settings(folder, program, MAX_CONNECTIONS, stats, metrics, fallback)
 
@@ -121,9 +87,9 @@ def short_temporary() -> str:
     return ours if len(ours) <= SHORT else "/tmp"
 
 
-def prepare_environment(folder: str) -> None:
+def prepare_environment(folder: str, ports: Sequence[int]) -> None:
     """Set the environment before the first import of ray.serve, which reads it. What the user has set stays."""
-    for name, value in _settings(folder).items():
+    for name, value in _settings(folder, ports).items():
         os.environ.setdefault(name, value)
     paths = [str(ROOT), str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -159,18 +125,19 @@ def local_ray(
     folder = Path(tempfile.mkdtemp(prefix="isobatch-", dir=short_temporary()))
     _folders.add(folder)
     end_with_us(folder)
-    try:
-        prepare_environment(str(folder))
-        with _handler_kept():
-            _start_ray(dashboard, metrics_port)
-        ray = _start(http, folder, more, check)
-        yield ray
-    finally:
+    with held_ports(PORTS) as ports:
         try:
-            stopping(folder)
-            _stop()
+            prepare_environment(str(folder), ports)
+            with _handler_kept():
+                _start_ray(dashboard, metrics_port)
+            ray = _start(http, folder, more, check)
+            yield ray
         finally:
-            leave_nothing()
+            try:
+                stopping(folder)
+                _stop()
+            finally:
+                leave_nothing()
 
 
 _folders: set[Path] = set()  # created by this process, deleted when it stops

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from cluster.serving.local import free_port
+from cluster.serving.ports import free_port
 from cluster.serving.processes import bound_to_us, descendants
 from experiments.shared.live import kill_node
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from cluster.load.connection import looking
 from cluster.load.generator import Floats, LoadRecord
 from cluster.load.workloads import arrivals
-from cluster.serving.local import free_port
+from cluster.serving.ports import free_port
 from deployments.demo.digits import demo_inputs
 from experiments.overload.askers import Asker, grpc_asker, http_asker
 from experiments.overload.decoy import decoy

@@ -24,7 +24,7 @@ from rich.console import Console
 from cluster.load.generator import LoadGenerator
 from cluster.load.report import Summary, summary
 from cluster.load.workloads import arrivals
-from cluster.serving.local import free_port
+from cluster.serving.ports import free_port
 from experiments.peers.network import BATCH, READY, FullNetwork
 from experiments.peers.workloads import PeerWorkload, workloads
 from experiments.serve.servers import isobatch, memory_mb, running

@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO
 from uuid import uuid4
 
-from cluster.serving.local import ROOT, free_port
+from cluster.serving.local import ROOT
+from cluster.serving.ports import free_port
 from deployments.ray_settings import SETTINGS
 from experiments.serve.fleet import serve_file
 from experiments.serve.ray_default import READY

@@ -17,7 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cluster.serving.deploy import deploy
-from cluster.serving.local import LocalRay, free_port, local_ray
+from cluster.serving.local import LocalRay, local_ray
+from cluster.serving.ports import free_port
 from cluster.serving.processes import descendants
 from deployments.ray_facts import serve_client
 from deployments.replica.virtual import FAULTS

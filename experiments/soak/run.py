@@ -23,7 +23,7 @@ from rich.table import Table
 
 from cluster.controller.application import RunningApplication
 from cluster.controller.decide import same
-from cluster.serving.local import free_port
+from cluster.serving.ports import free_port
 from experiments.chaos.faults import FAULTS
 from experiments.chaos.suite import DEVICES, START
 from experiments.replan.suite import BATCH, FAST, profile

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import uvicorn
 
-from cluster.serving.local import free_port
+from cluster.serving.ports import free_port
 from deployments.config import AppConfig
 from deployments.front.http import create_api
 from deployments.front.service import Service

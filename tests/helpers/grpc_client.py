@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from cluster.serving.local import free_port
+from cluster.serving.ports import free_port
 from deployments.config import AppConfig
 from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.open_inference.rpc import serving

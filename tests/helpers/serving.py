@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.serving.local import free_port
+from cluster.serving.ports import free_port
 from cluster.serving.processes import bound_to_us
 
 ROOT = Path(__file__).parents[2]

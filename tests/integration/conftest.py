@@ -16,7 +16,8 @@ import pytest
 
 from cluster.controller.application import RunningApplication
 from cluster.serving.deploy import deploy
-from cluster.serving.local import LocalRay, free_port, local_ray
+from cluster.serving.local import LocalRay, local_ray
+from cluster.serving.ports import free_port, held_ports
 from deployments.replica.virtual import FAULTS
 from optimizer.plan import Plan
 from tests.helpers.toy_graph import application, cut_at
@@ -56,8 +57,10 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRay, 
     os.environ.pop("RAY_ADDRESS", None)
     os.environ[FAULTS] = str(tmp_path_factory.mktemp("faults"))  # read by virtual devices that play broken ones
     os.environ |= SETTINGS
-    port = free_port(0)
-    with local_ray({"host": "127.0.0.1", "port": port, "location": "HeadOnly"}) as ray:
+    with (
+        held_ports(1) as (port,),  # the other process that tests starts a Ray, too
+        local_ray({"host": "127.0.0.1", "port": port, "location": "HeadOnly"}) as ray,
+    ):
         yield ray, f"http://127.0.0.1:{port}"
     os.environ.clear()
     os.environ.update(before)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cluster.controller.application import RunningApplication
-from cluster.serving.local import free_port
+from cluster.serving.ports import free_port
 from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, rules_of
 from deployments.decoding.config import FRONT, DecoderConfig
 from deployments.decoding.loading import decoder_shape, engine_of, load_decoder, load_tokenizer, stop_tokens

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cluster import doctor
 from cluster.cli import app
-from cluster.serving.local import free_port
+from cluster.serving.ports import free_port
 
 
 def found(what: str) -> doctor.Finding:

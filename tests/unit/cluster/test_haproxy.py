@@ -15,7 +15,8 @@ import pytest
 
 from cluster.serving import haproxy as haproxy_module
 from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, QUEUED, QUEUED_MS, REQUEST_S, RETRY_S, guarded, ready, stopping
-from cluster.serving.local import SHORT, free_port, is_free
+from cluster.serving.local import SHORT
+from cluster.serving.ports import free_port, is_free
 from deployments.front.headers import waited_s_by
 from deployments.front.proxy import FEW, QUESTIONS, QUESTIONS_AT_ONCE, Burden, ProxyLimit, said, servers_at
 from deployments.ray_settings import haproxy_settings

@@ -16,9 +16,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.serving import local
+from cluster.serving import local, ports
 from cluster.serving.deploy import _wait_until_reachable
-from cluster.serving.local import LocalRay, attached, check_place, free_port, running_cluster, short_temporary
+from cluster.serving.local import LocalRay, attached, check_place, running_cluster, short_temporary
+from cluster.serving.ports import free_port, held_ports
 from cluster.serving.processes import descendants
 from deployments.ray_facts import patient_start
 from profiles.errors import UserError
@@ -47,6 +48,27 @@ def test_a_taken_port_is_named_and_another_is_found() -> None:
         assert free_port(port, host) != port
     assert eventually(lambda: free_port(port, host) == port)  # a process that is just being started still holds it
     check_place(host, port)
+
+
+def test_a_held_port_is_given_to_nobody_else_but_whoever_is_told_can_listen_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = "127.0.0.78"
+    with held_ports(1, host) as (port,):
+        monkeypatch.setattr(ports, "OTHER_PORTS", range(port, port + 2))
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # HAProxy's way, and that of Serve's own proxy
+            with socket.socket() as server, socket.socket() as client:
+                server.setsockopt(socket.SOL_SOCKET, option, 1)
+                server.bind((host, port))
+                server.listen()
+                client.connect((host, port))
+                client.close()  # before its server, whose side would keep the port for a minute
+                server.accept()[0].close()
+                assert free_port(0, host) == port + 1
+        assert free_port(0, host) == port + 1
+    monkeypatch.setattr(ports, "OTHER_PORTS", [port])
+    with held_ports(1, host) as again:
+        assert again == [port]
 
 
 def test_sockets_get_a_folder_that_is_short_enough_or_the_reason_is_told(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.serving.local import free_port
+from cluster.serving.ports import free_port
 from deployments.decoding.rpc import serving
 from deployments.prepare.llm_demo import tokenizer
 from tests.helpers.decoder_world import CONFIG, World

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.serving import local
+from cluster.serving import ports
 from deployments.front import grpc_proxy
 from deployments.front.proxy import ProxyLimit
 from tests.helpers.toy_model import Toy
@@ -14,7 +14,7 @@ from tests.helpers.toy_model import Toy
 
 @pytest.fixture
 def free_port() -> int:
-    return local.free_port(0)
+    return ports.free_port(0)
 
 
 @pytest.fixture

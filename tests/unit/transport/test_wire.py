@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from cluster.serving.local import is_free
+from cluster.serving.ports import is_free
 from deployments.config import parse
 from deployments.transport.connection import MessageConnection
 from deployments.transport.exchange import Exchange

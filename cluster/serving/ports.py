@@ -1,0 +1,65 @@
+"""Ports on which nobody listens yet: found, checked, or held until whoever was told of them listens there."""
+
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+
+from profiles.errors import UserError
+
+# These lie between Ray's own ports and those of outgoing connections, which might take a port before we listen.
+OTHER_PORTS = range(20_000, 30_000)
+SHARED = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+
+
+def free_port(preferred: int, host: str = "127.0.0.1") -> int:
+    """The preferred port if it is free, or any other free one."""
+    if preferred and is_free(host, preferred):
+        return preferred
+    with held_ports(1, host) as (port,):
+        return port
+
+
+def is_free(host: str, port: int) -> bool:
+    try:
+        _bind(host, port)
+    except OSError:
+        return False
+    return True
+
+
+def check_port(host: str, port: int, option: str) -> None:
+    try:
+        _bind(host, port)
+    except OSError as error:
+        reason = f"port {port} of {host} cannot be used ({error.strerror})"
+        raise UserError(f"{reason}: stop what listens there, or take another with {option}") from error
+
+
+def _bind(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+
+
+@contextmanager
+def held_ports(number: int, host: str = "127.0.0.1") -> Iterator[list[int]]:
+    """Free ports that are given to nobody else until the block ends, though whoever is told of them can listen there.
+
+    Seconds pass before what is being started listens. Meanwhile another server of this machine may look for ports.
+    """
+    with ExitStack() as held:
+        yield list(islice(_held(held, host), number))
+
+
+def _held(held: ExitStack, host: str) -> Iterator[int]:
+    for port in random.sample(OTHER_PORTS, len(OTHER_PORTS)):
+        holder = held.enter_context(socket.socket())
+        try:
+            holder.bind((host, port))  # fails beside any other socket, as this one does not share its port yet
+        except OSError:
+            continue
+        for option in SHARED:
+            holder.setsockopt(socket.SOL_SOCKET, option, 1)
+        yield port
