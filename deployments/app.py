@@ -30,10 +30,10 @@ from deployments.front.proxy import ProxyLimit, servers_at
 from deployments.front.service import Service, directory_of
 from deployments.graph import check_depth, check_weights
 from deployments.logs import join_serves_log, logging_config
-from deployments.ray_facts import labelled, nodes, surroundings
+from deployments.ray_facts import free_resources, labelled, nodes, surroundings
 from deployments.ray_settings import WITHOUT_PROXY, haproxy_socket
 from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
-from deployments.resources import declared, replica_options
+from deployments.resources import declared, replica_options, surge_percent
 from deployments.surroundings import check_surroundings
 from profiles.model import SplitModel
 
@@ -80,12 +80,14 @@ def build(config: AppConfig) -> Application:
     """What `import_path: deployments.app:build` in a Serve file makes of its `args:`."""
     check_surroundings(config, surroundings())
     deployer = _deployer(config) if config.planned else None
+    options = {"num_cpus": 1, "num_gpus": 1 if config.device.startswith("cuda") and not deployer else 0}
     front = serve.deployment(
         name="front",
         num_replicas=config.front_replicas,
+        max_surge_percent=surge_percent(options, free_resources()),
         # Our own queue refuses with a reason, so Serve's must not refuse before it.
         max_ongoing_requests=2 * config.most_inside,
-        ray_actor_options={"num_cpus": 1, "num_gpus": 1 if config.device.startswith("cuda") and not deployer else 0},
+        ray_actor_options=options,
         health_check_period_s=LOOKED_AT_EVERY_S,
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.1,

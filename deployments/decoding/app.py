@@ -141,6 +141,7 @@ def build(config: DecoderConfig) -> Application:
     ]
     front = serve.deployment(
         name=FRONT,
+        max_surge_percent=100,  # a front asks for no device: a new one always has room beside the old one
         max_ongoing_requests=sum(each.most_asked for each in pipelines.values()),
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=1.0,

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -35,3 +36,35 @@ def predict(base: str, inputs: object) -> list[dict[str, Any]]:
     assert status == 200, reply
     outputs: list[dict[str, Any]] = reply["outputs"]
     return outputs
+
+
+class Load:
+    """Clients of the toy network, each with one request after the other until the block ends; all must be answered
+    right."""
+
+    def __init__(self, base: str, clients: int = 1) -> None:
+        self.base, self.answered = base, 0
+        self.wrong: list[object] = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+
+    def _ask(self) -> None:
+        while not self._stop.is_set():
+            try:
+                code, reply = ask(self.base, "POST", "/predict", {"inputs": [[3, 7], [0, 3], [2, 5]]})
+            except (OSError, http.client.HTTPException) as error:
+                self.wrong.append(error)
+                continue
+            if code != 200 or [output["label"] for output in reply["outputs"]] != [7, 3, 5]:
+                self.wrong.append(reply)
+            self.answered += 1
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments import ray_facts
-from tests.helpers.asking import ask, eventually
+from tests.helpers.asking import Load, ask, eventually
 from tests.helpers.toy_graph import application, cut_at, fleets
 from tests.integration.conftest import Put
 
@@ -32,6 +32,18 @@ def test_one_application_comes_and_goes_while_the_other_serves(
     assert eventually(lambda: set(fleets()) == before)
     assert answered("") == ("toy", 7)
     assert ask(graph, "POST", "/b/predict", {"inputs": [3, 7]})[0] == 404
+
+
+def test_an_application_that_is_deployed_anew_answers_all_the_while(
+    graph: str, deployed: Put, toy: dict[str, Any]
+) -> None:
+    """A new front starts beside the old one. Rarely a client is cut off as that one ends."""
+    toy = toy | {"deployments": [{"name": "front", "ray_actor_options": {"num_cpus": 0.5}}]}  # room on two cores
+    deployed(toy)
+    with Load(graph, clients=4) as load:
+        deployed(toy | {"args": toy["args"] | {"slo_ms": 19_000}})
+    assert len(load.wrong) <= 1, load.wrong
+    assert load.answered > 100
 
 
 def processors() -> float:
