@@ -43,13 +43,14 @@ class Load:
     right."""
 
     def __init__(self, base: str, clients: int = 1) -> None:
-        self.base, self.answered = base, 0
+        self.base, self.answered, self.longest_s = base, 0, 0.0
         self.wrong: list[object] = []
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
 
     def _ask(self) -> None:
         while not self._stop.is_set():
+            began_s = time.monotonic()
             try:
                 code, reply = ask(self.base, "POST", "/predict", {"inputs": [[3, 7], [0, 3], [2, 5]]})
             except (OSError, http.client.HTTPException) as error:
@@ -58,6 +59,7 @@ class Load:
             if code != 200 or [output["label"] for output in reply["outputs"]] != [7, 3, 5]:
                 self.wrong.append(reply)
             self.answered += 1
+            self.longest_s = max(self.longest_s, time.monotonic() - began_s)
 
     def __enter__(self) -> "Load":
         for thread in self._threads:

@@ -1,5 +1,6 @@
 """Two applications on one Ray: each is asked, counted and ended by itself."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,15 @@ def test_one_application_comes_and_goes_while_the_other_serves(
 def test_an_application_that_is_deployed_anew_answers_all_the_while(
     graph: str, deployed: Put, toy: dict[str, Any]
 ) -> None:
-    """A new front starts beside the old one. Rarely a client is cut off as that one ends."""
+    """A new front starts beside the old one: nobody waits for it. Rarely a client is cut off as the old one ends."""
     toy = toy | {"deployments": [{"name": "front", "ray_actor_options": {"num_cpus": 0.5}}]}  # room on two cores
     deployed(toy)
     with Load(graph, clients=4) as load:
+        began_s = time.monotonic()
         deployed(toy | {"args": toy["args"] | {"slo_ms": 19_000}})
+        took_s = time.monotonic() - began_s
     assert len(load.wrong) <= 1, load.wrong
-    assert load.answered > 100
+    assert load.longest_s < 0.15 * took_s
 
 
 def processors() -> float:
