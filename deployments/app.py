@@ -30,10 +30,11 @@ from deployments.front.proxy import ProxyLimit, servers_at
 from deployments.front.service import Service, directory_of
 from deployments.graph import check_depth, check_weights
 from deployments.logs import join_serves_log, logging_config
+from deployments.planning import has_room_beside
 from deployments.ray_facts import free_resources, labelled, nodes, surroundings
 from deployments.ray_settings import WITHOUT_PROXY, haproxy_socket
 from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
-from deployments.resources import declared, replica_options, surge_percent
+from deployments.resources import asked_for, declared, replica_options
 from deployments.surroundings import check_surroundings
 from profiles.model import SplitModel
 
@@ -84,7 +85,8 @@ def build(config: AppConfig) -> Application:
     front = serve.deployment(
         name="front",
         num_replicas=config.front_replicas,
-        max_surge_percent=surge_percent(options, free_resources()),
+        # A new front starts beside the one that it replaces, which answers until then. Serve rounds up to one.
+        max_surge_percent=int(has_room_beside(config, asked_for(options), nodes(), free_resources())),
         # Our own queue refuses with a reason, so Serve's must not refuse before it.
         max_ongoing_requests=2 * config.most_inside,
         ray_actor_options=options,

@@ -1,7 +1,7 @@
 """The plan that an application begins with: its file's, or the best one for the devices that it may use."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,25 @@ def plan_for_fewer(running: Plan, counts: DeviceCounts, config: AppConfig, profi
     except UserError as error:
         log.warning("nothing can run meanwhile on %s: %s", _told(counts), error)
         return None
+
+
+def has_room_beside(
+    config: AppConfig,
+    front: resources.Resources,
+    nodes: Sequence[resources.Resources],
+    free: Sequence[resources.Resources],
+) -> bool:
+    """Whether this application has room beside all that runs, for instance beside itself with another configuration.
+
+    Without it a new front could wait for replicas that wait for what the old one holds until the new one is ready. A
+    plan that is only made at the start may want all that there is.
+    """
+    if config.planned and not config.plan:
+        return False
+    devices = _of_file(config).devices() if config.plan else {}
+    replicas = {kind: {**resources.replica_needs(config, kind), **resources.declared(kind, nodes)} for kind in devices}
+    needs = [front, *(replicas[kind] for kind, count in devices.items() for _ in range(count))]
+    return all(resources.first_fit(needs, free))
 
 
 def _of_file(config: AppConfig) -> Plan:

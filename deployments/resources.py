@@ -157,17 +157,6 @@ def first_fit(needs: Iterable[Resources], nodes: Iterable[Resources]) -> list[bo
     return [_take(tuple((name, amount) for name, amount in need.items() if amount), free, full) for need in needs]
 
 
-def surge_percent(options: Mapping[str, Any], free: Iterable[Resources]) -> int:
-    """How many percent more there may be while Serve replaces replicas with these options: it rounds up to one.
-
-    So a new one starts beside the one that it replaces, which answers meanwhile; without room that one must end first.
-
-    >>> surge_percent({"num_cpus": 1}, [{"CPU": 0.5}, {"CPU": 2.0}]), surge_percent({"num_cpus": 1}, [{"CPU": 0.5}])
-    (1, 0)
-    """
-    return int(all(first_fit([asked_for(options)], free)))
-
-
 def _take(
     asked: tuple[tuple[str, float], ...],
     free: Sequence[dict[str, float]],

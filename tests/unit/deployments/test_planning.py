@@ -9,8 +9,8 @@ from cluster.controller.config import ControllerConfig
 from cluster.controller.question import question_of
 from deployments.config import AppConfig, parse
 from deployments.graph import read_graph
-from deployments.planning import DeviceCounts, first_plan
-from optimizer import Placement, Split
+from deployments.planning import DeviceCounts, first_plan, has_room_beside
+from optimizer import Placement, Plan, Split
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile, load, save
@@ -52,6 +52,23 @@ def test_auto_takes_what_there_is_and_was_profiled(profile: str) -> None:
     assert plan_for(profile, {"cpu": 5}, devices="auto", cpus_per_replica=2) == {"cpu": 2}, "one CPU is the front's"
     with pytest.raises(UserError, match=r"this Ray has 8 h100, .* has times of v100, oddity, cpu"):
         plan_for(profile, {"h100": 8, "cpu": 1}, devices="auto")
+
+
+def test_a_new_front_has_room_beside_the_old_one_only_with_all_replicas_that_it_waits_for(
+    profile: str, tmp_path: Path
+) -> None:
+    (tmp_path / "plan.json").write_text(Plan(CUT).to_json())
+    front, nodes = {"CPU": 1.0}, [{"CPU": 4.0, "v100": 4.0}]
+    config = AppConfig(plan=str(tmp_path / "plan.json"), profile=profile, backend="virtual", cpus_per_replica=0.5)
+
+    def fits(cpus: float, gpus: float, config: AppConfig = config) -> bool:
+        return has_room_beside(config, front, nodes, [{"CPU": cpus, "v100": gpus}])
+
+    assert fits(2.0, 2.0)
+    assert not fits(2.0, 1.0), "one of the two replicas has no device"
+    assert not fits(1.5, 2.0), "nor one of them a processor"
+    assert fits(1.0, 0.0, AppConfig()), "a front without a plan needs nothing else"
+    assert not fits(9.0, 9.0, AppConfig(profile=profile, devices="auto")), "it may plan for all that there is"
 
 
 def test_where_answers_are_early_the_network_runs_in_one_piece_and_every_input_to_the_end(
