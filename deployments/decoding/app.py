@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ray.serve import Application
 from deployments.decoding.api import create_decoder_api
 from deployments.decoding.checkpoint import rules_of
 from deployments.decoding.config import FRONT, DecoderConfig
-from deployments.decoding.front import DecoderFront, summed
+from deployments.decoding.front import DecoderFront, ReplicaGroup, summed
 from deployments.decoding.leading import DecoderLead, origin_of
 from deployments.decoding.loading import decoder_shape, load_tokenizer, stop_tokens
 from deployments.decoding.metrics import ClientMeter
@@ -29,12 +28,15 @@ from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Wanted
 from deployments.decoding.texts import TextTokens
 from deployments.deployer.steps import Moved, Undone
+from deployments.front import shortcut
 from deployments.front.headers import key_in
 from deployments.front.observed import Observed
 from deployments.front.open_inference.calls import check_port
+from deployments.front.proxy import ProxyLimit, servers_at
 from deployments.logs import join_serves_log, logging_config
 from deployments.metrics import DECODER_FRONT, MetricSeries
 from deployments.ray_facts import ask_all, labelled, nodes, replica_name
+from deployments.ray_settings import haproxy_socket
 from deployments.resources import declared
 from deployments.tracing import current, tracing_here
 from optimizer.decoding_plans import emptiest
@@ -103,32 +105,12 @@ class DecoderIngress:
 
     @asynccontextmanager
     async def _beside(self) -> AsyncIterator[None]:
-        """Serve gRPC; at the end, say that the plan need not be remembered."""
+        """Serve gRPC, have HAProxy refuse what is too much; at the end, say that the plan need not be remembered."""
+        if socket := haproxy_socket():
+            ProxyLimit(socket, self._front.meter.burden, lambda: servers_at(socket, shortcut.port)).start()
         async with serving(self._front, self._key, self._stats, self._tracing):
             yield
         await asyncio.to_thread(self._lead.end)
-
-
-@dataclass
-class ReplicaGroup:
-    """Replicas on one kind of device, by Serve's handle to them, and how many texts they are writing for this front."""
-
-    kind: str
-    replicas: Any
-    writing: int = 0
-
-    async def write(self, wanted: Wanted, trace: str) -> AsyncGenerator[Written | Full, None]:
-        """What one of them writes; it is told when nobody listens any more."""
-        self.writing += 1
-        groups = self.replicas.options(stream=True).write.remote(wanted, trace)
-        try:
-            async for group in groups:
-                yield group
-        except (asyncio.CancelledError, GeneratorExit):
-            groups.cancel()
-            raise
-        finally:
-            self.writing -= 1
 
 
 def build(config: DecoderConfig) -> Application:

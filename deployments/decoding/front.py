@@ -6,6 +6,7 @@ first would have written, since a token depends on those before it and on nothin
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from deployments.front.answers import RefusedError, shown
 log = logging.getLogger(__name__)
 ATTEMPTS = 4  # replicas that a sequence may outlive, and one more
 AGAIN_S = 0.5  # the wait before another replica is asked
+FULL_FOR_S = 0.05  # so long after one was full none is asked
 
 Ask = Callable[[Wanted], AsyncGenerator[Written | Full, None]]
 
@@ -133,6 +135,38 @@ def _after(wanted: Wanted, group: Written) -> Wanted:
         max_tokens=wanted.max_tokens - len(group.tokens),
         replayed=wanted.replayed + group.depths,
     )
+
+
+@dataclass
+class ReplicaGroup:
+    """Replicas on one kind of device, by Serve's handle to them, and how many texts they are writing for this front."""
+
+    kind: str
+    replicas: Any
+    writing: int = 0
+    _full: Full | None = None  # what the last that was full has said
+    _full_until_s: float = 0.0
+
+    async def write(self, wanted: Wanted, trace: str) -> AsyncGenerator[Written | Full, None]:
+        """What one of them writes; it is told when nobody listens any more.
+
+        For a moment after one was full none is asked: that would cost this process as much as passing on many tokens.
+        """
+        if self._full and time.monotonic() < self._full_until_s:
+            yield self._full
+            return
+        self.writing += 1
+        groups = self.replicas.options(stream=True).write.remote(wanted, trace)
+        try:
+            async for group in groups:
+                if isinstance(group, Full):
+                    self._full, self._full_until_s = group, time.monotonic() + FULL_FOR_S
+                yield group
+        except (asyncio.CancelledError, GeneratorExit):
+            groups.cancel()
+            raise
+        finally:
+            self.writing -= 1
 
 
 def summed(states: Sequence[ReplicaState], num_blocks: int, ramps: Sequence[int] = ()) -> dict[str, Any]:

@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from deployments.front.observed import Observed
+from deployments.front.proxy import Burden
 from deployments.metrics import MetricSeries
 
 LENGTHS = 200  # texts
+LONG = 0.8  # of the time to the first token that is promised: who waits longer is a sign of too many
 RequestEnd = Literal["answered", "refused", "cancelled", "failed"]
 _METRICS_SAY = {"cancelled": "abandoned"}  # what `isobatch_requests` calls it, here as for other networks
 
@@ -26,6 +28,7 @@ class ClientMeter:
         self._ended, self._ended_tokens = 0, 0  # texts that are whole
         self._ttft_s, self._tpot_s = ttft_s, tpot_s
         self._depths: Counter[int] = Counter()  # tokens, by the block after which they were known
+        self._inside = self._strained = self._at_ease = 0  # texts: now; that waited long or were refused; the others
         self._in_time, self._never = 0, 0.0  # tokens, and those of texts that were refused, had they been as the latest
 
     def ended(self, outcome: RequestEnd) -> None:
@@ -40,6 +43,7 @@ class ClientMeter:
     def sequence(self, prompt_tokens: int) -> "SequenceMeter":
         """Of a sequence that is asked for now."""
         self._asked += 1
+        self._inside += 1
         return SequenceMeter(self, prompt_tokens)
 
     def wrote(self, depths: Sequence[int], before: int, asked_s: float) -> None:
@@ -49,8 +53,24 @@ class ClientMeter:
         late_s = self.clock() - asked_s - self._ttft_s
         self._in_time += sum(late_s <= place * self._tpot_s for place in range(before, before + len(depths)))
 
+    def began(self, waited_s: float) -> None:
+        """The first tokens of a text came after so long."""
+        if waited_s > LONG * self._ttft_s:
+            self._strained += 1
+        else:
+            self._at_ease += 1
+
+    def left(self) -> None:
+        """A text is not inside any more."""
+        self._inside -= 1
+
+    def burden(self) -> Burden:
+        """What the proxy's limit depends on."""
+        return Burden(self._inside, self._strained, self._at_ease)
+
     def refused(self) -> None:
         """A text was not let in. How long it would have become, the latest tell."""
+        self._strained += 1
         if self.lengths:
             self._never += sum(written for _, written in self.lengths) / len(self.lengths)
 
@@ -103,6 +123,7 @@ class SequenceMeter:
             self._further += tokens
             return
         self._first, self._first_s = tokens, self._last_s
+        self._meter.began(self._first_s - self._began_s)
         self._series.more("isobatch_prompt_tokens", self._prompt_tokens)
         self._series.value("isobatch_ttft_ms", 1e3 * (self._first_s - self._began_s))
 
@@ -114,5 +135,6 @@ class SequenceMeter:
 
     def ended(self) -> None:
         """The time from one token to the next, where there was a next one."""
+        self._meter.left()
         if self._further:
             self._series.value("isobatch_tpot_ms", 1e3 * (self._last_s - self._first_s) / self._further)

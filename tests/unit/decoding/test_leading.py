@@ -1,17 +1,21 @@
 """Leading a decoder from plan to plan, and its replicas on several kinds of devices, without Ray."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from deployments import ray_facts
-from deployments.decoding import leading
+from deployments.decoding import front, leading
 from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, ProjectedTexts
 from deployments.decoding.config import DecoderConfig, pipeline_on
+from deployments.decoding.front import FULL_FOR_S, ReplicaGroup
 from deployments.decoding.leading import DecoderLead
+from deployments.decoding.scheduler import Full
+from deployments.decoding.sequences import Wanted
 from deployments.deployer.steps import Moved, Undone
 from deployments.ray_facts import Remembered
 from optimizer.plan import DecodingTerms, Placement, Plan, Split
@@ -97,3 +101,33 @@ def test_what_cannot_be_followed_is_one_sentence(lead: DecoderLead, plan: Plan, 
     with pytest.raises(ValueError, match=why):
         raise ValueError(undone.reason)
     assert lead.plan() == BOTH
+
+
+class FullReplicas:
+    """Stands for Serve's handle to replicas that have no place."""
+
+    def __init__(self) -> None:
+        self.asked, self.write = 0, self
+
+    def options(self, stream: bool) -> "FullReplicas":
+        return self
+
+    async def remote(self, wanted: Wanted, trace: str) -> AsyncGenerator[Full, None]:
+        self.asked += 1
+        yield Full(2.0)
+
+
+def test_replicas_that_have_just_been_full_are_not_asked_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = FullReplicas()
+    group, now_s = ReplicaGroup("cpu", replicas), 1.0
+    monkeypatch.setattr(front, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    async def told() -> list[object]:
+        return [each async for each in group.write(Wanted((1,), 1), "")]
+
+    for _ in range(3):
+        assert asyncio.run(told()) == [Full(2.0)]
+    assert (replicas.asked, group.writing) == (1, 0)
+    now_s += FULL_FOR_S
+    assert asyncio.run(told()) == [Full(2.0)]
+    assert replicas.asked == 2

@@ -18,6 +18,7 @@ from deployments.decoding.replica import ReplicaState, tell, traced
 from deployments.decoding.scheduler import DecodingLimits, Full, Written
 from deployments.decoding.sequences import Finish, Wanted
 from deployments.decoding.texts import TextTokens
+from deployments.front.proxy import Burden
 from deployments.metrics import DECODER_FRONT, DECODER_REPLICA, MetricSeries
 from deployments.prepare.llm_demo import tokenizer
 from deployments.tracing import TraceSampling, Tracing, current
@@ -108,6 +109,20 @@ def test_the_controller_is_told_tokens_by_their_depth_and_how_many_were_in_time(
     assert seen.arrivals == seen.arrived_weight == 12, "who was refused would have become as long as the others"
     assert seen.lengths == ((4, 4), (4, 4))
     assert seen.seconds == pytest.approx(scene.now_s)
+
+
+@pytest.mark.parametrize(("ttft_s", "burden"), [(0.2, Burden(0, 1, 0)), (1.0, Burden(0, 0, 1))])
+def test_haproxy_is_told_how_many_texts_waited_long_or_were_refused(
+    scene: Scene, ttft_s: float, burden: Burden
+) -> None:
+    """The first token comes after 250 ms."""
+    meter = ClientMeter(MetricSeries(DECODER_FRONT, scene.noted), lambda: scene.now_s, ttft_s, 0.05)
+    scene.front.meter = meter
+    assert scene.client.post("/v1/completions", json=ASKED).status_code == 200
+    assert meter.burden() == burden
+    scene.full = True
+    assert scene.client.post("/v1/completions", json=ASKED).status_code == 429
+    assert meter.burden() == burden._replace(strained=burden.strained + 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
