@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,8 @@ def has_room_beside(
     if config.planned and not config.plan:
         return False
     devices = _of_file(config).devices() if config.plan else {}
-    replicas = {kind: {**resources.replica_needs(config, kind), **resources.declared(kind, nodes)} for kind in devices}
-    needs = [front, *(replicas[kind] for kind, count in devices.items() for _ in range(count))]
-    return all(resources.first_fit(needs, free))
+    replicas = resources.needed(devices, partial(resources.replica_needs, config), nodes)
+    return all(resources.first_fit([front, *replicas], free))
 
 
 def _of_file(config: AppConfig) -> Plan:

@@ -1,6 +1,6 @@
 """Amounts of Ray's resources: what a replica asks for, what devices nodes have, what fits where. No Ray is asked."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from deployments.config import AppConfig
@@ -128,6 +128,16 @@ def asked_for(options: Mapping[str, Any]) -> Resources:
     """
     amounts = {"CPU": options.get("num_cpus", DEFAULT_CPUS), "GPU": options.get("num_gpus", 0.0)}
     return amounts | (options.get("resources") or {})
+
+
+def needed(counts: Mapping[str, int], needs: Callable[[str], Resources], nodes: Sequence[Resources]) -> list[Resources]:
+    """What so many replicas on each kind of device need, each of them, on nodes that may declare their devices.
+
+    >>> needed({"cpu": 1, "v100": 2}, lambda kind: {"CPU": 1.0}, [{"v100": 4.0}])
+    [{'CPU': 1.0}, {'CPU': 1.0, 'v100': 1.0}, {'CPU': 1.0, 'v100': 1.0}]
+    """
+    each = {kind: {**needs(kind), **declared(kind, nodes)} for kind in counts}
+    return [each[kind] for kind, count in counts.items() for _ in range(count)]
 
 
 # What fits where

@@ -47,17 +47,15 @@ class ServeFleet:
             serve.run_many(targets, wait_for_applications_running=False)
 
     def has_room(self, more: Mapping[str, int]) -> bool:
-        nodes = ray_facts.nodes()
-        needs = {kind: {**self._needs(kind), **resources.declared(kind, nodes)} for kind in more}
-        wanted = [needs[kind] for kind, count in more.items() for _ in range(count)]
+        wanted = resources.needed(more, self._needs, ray_facts.nodes())
         return all(resources.first_fit(wanted, ray_facts.free_resources()))
 
     def lacks(self, counts: Mapping[str, int]) -> dict[str, int]:
         """Each kind is counted for itself, with what others hold: what is lacking here is not there at all."""
         nodes, found = ray_facts.nodes(), dict[str, int]()
         for kind, count in counts.items():
-            need = {**self._needs(kind), **resources.declared(kind, nodes)}
-            found[kind] = sum(not fits for fits in resources.first_fit([need] * count, nodes))
+            wanted = resources.needed({kind: count}, self._needs, nodes)
+            found[kind] = sum(not fits for fits in resources.first_fit(wanted, nodes))
         return {kind: lacking for kind, lacking in found.items() if lacking}
 
     def delete(self) -> None:

@@ -65,12 +65,16 @@ def test_links_that_are_declared_later_are_learned(
 ) -> None:
     """The plan of the file is deployed anew with them, and sends survivors over what is slow now."""
     slow = toy | {"args": toy["args"] | {"links": {"cpu>cpu": 1e-5}}}
-    with Load(steered):
+    with Load(steered) as load:
         deployed(slow, controller)
         why = "the application was deployed with another configuration"
         assert eventually(lambda: any(event["why"] == why for event in status(steered)["events"]))
         (begun,) = (each["number"] for each in status(steered)["events"] if each["why"] == why)
         (moved, *_) = eventually(lambda: [each for each in rolled_out(steered) if each["number"] > begun])
+    cut_off = [each for each in load.wrong if isinstance(each, Exception)]
+    assert len(cut_off) <= 1, cut_off
+    refused = [each for each in load.wrong if each not in cut_off]
+    assert not [each for each in refused if "try again later" not in str(each)], "a front may have just ended"
     assert "more goodput" in moved["why"]
 
 
