@@ -1,6 +1,7 @@
 """Who is refused though there was time, and who is admitted and late, in one random problem.
 
-Whether there was time is found by replay: the same inputs come again, and one of those that were refused is let in.
+Whether there was time is found by replay: the same inputs come again, and one of those that were refused is let in. It
+may be in time and take the place of another, so it is also counted how many are in time of all.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,6 +36,7 @@ class Replayed:
 
     replayed: int = 0  # of those who were refused
     in_time: int = 0  # of those who were replayed
+    gained: int = 0  # how many more were in time of all, summed over replays
     admitted: int = 0
     late: int = 0  # of those who were admitted
 
@@ -110,8 +112,10 @@ def _add(found: Replayed, world: World, rate: float, seed: int) -> None:
     found.late += report.answered - report.good + report.expired
     first, last = int(WARM * watched.refused), watched.refused - 1
     for which in np.unique(np.linspace(first, last, REPLAYED).astype(int)).tolist() if watched.refused else ():
+        again, let_in = _run(world, rate, seed, which)
         found.replayed += 1
-        found.in_time += _run(world, rate, seed, which)[1].in_time
+        found.in_time += let_in.in_time
+        found.gained += again.good - report.good
 
 
 def _run(world: World, rate: float, seed: int, which: int = -1) -> tuple[Report, Watched]:

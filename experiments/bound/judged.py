@@ -5,7 +5,7 @@ The next run goes on with the problems that are left: what was found is kept as 
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -62,6 +62,7 @@ def figures(found: Sequence[JudgedProblem]) -> dict[str, float]:
     errors = np.abs([plan.error for plan in plans])
     gains = [plan.neighbour_gain for plan in plans if plan.neighbour_gain is not None]
     inputs = sum((each.replayed for each in found), Replayed())
+    gained, gained_error = _gained(each.replayed for each in found)
     return {
         "problems": len(found),
         "planned": len(plans),
@@ -75,9 +76,21 @@ def figures(found: Sequence[JudgedProblem]) -> dict[str, float]:
         "plan_s_max": max(plan.seconds for plan in plans),
         **({"neighbours": len(gains), "best_neighbour_p90": float(np.quantile(gains, 0.9))} if gains else {}),
         "refused_though_in_time": inputs.in_time / inputs.replayed if inputs.replayed else 0.0,
+        "gained_by_letting_in": gained,
+        "gained_by_letting_in_error": gained_error,
         "late_admitted": inputs.late / inputs.admitted,
         "refused_replayed": inputs.replayed,
     }
+
+
+def _gained(problems: Iterable[Replayed]) -> tuple[float, float]:
+    """How many more inputs are in time for each that is let in, and the standard error of that."""
+    counts = np.array([(each.gained, each.replayed) for each in problems])
+    gained, replays = counts.sum(axis=0)
+    if not replays:
+        return 0.0, 0.0
+    mean = gained / replays
+    return float(mean), float(np.sqrt(((counts[:, 0] - mean * counts[:, 1]) ** 2).sum()) / replays)
 
 
 def _read(kept: Sequence[Any]) -> JudgedProblem:

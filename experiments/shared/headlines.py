@@ -62,6 +62,8 @@ HEADLINES = {
         Headline("bound", "beaten_by_baseline", "problems where a baseline sustains 2 % more", 0, True),
         Headline("bound", "best_neighbour_p90", "what the best plan close by sustains more, p90", 0.02, True),
         Headline("bound", "refused_though_in_time", "of those refused, who would be in time", 0.02, True),
+        Headline("bound", "gained_by_letting_in", "more in time of all, for each of them who is let in"),
+        Headline("bound", "late_admitted", "of those admitted, who are late", 0.01, True),
         Headline("bound", "share_of_oracle_homogeneous", "sustained, of what nothing exceeds, one kind", 0.93),
         Headline("bound", "share_of_oracle_mixed", "the same, three kinds", 0.93),
         Headline("forecast", "mae_forecast", "mean error of the survival forecast"),

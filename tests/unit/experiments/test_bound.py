@@ -51,13 +51,13 @@ def test_the_next_run_judges_only_what_is_left(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(of_each, "judge", plan)
-    monkeypatch.setattr(of_each, "replayed", lambda seed: Replayed(8, seed, 100, 1))
+    monkeypatch.setattr(of_each, "replayed", lambda seed: Replayed(8, seed, 0, 100, 1))
     later, over = Until(time.time() + 600), Until(0.0)
     with ThreadPoolExecutor(1) as cores:
         before = judged(range(2), later, cores)
         assert before == [
-            JudgedProblem(0, None, Replayed(8, 0, 100, 1)),
-            JudgedProblem(1, PLAN, Replayed(8, 1, 100, 1)),
+            JudgedProblem(0, None, Replayed(8, 0, 0, 100, 1)),
+            JudgedProblem(1, PLAN, Replayed(8, 1, 0, 100, 1)),
         ]
         assert judged(range(3), over, cores) == before
         assert [each.seed for each in judged(range(1, 3), later, cores)] == [1, 2]
@@ -67,13 +67,15 @@ def test_the_next_run_judges_only_what_is_left(monkeypatch: pytest.MonkeyPatch, 
 def test_any_problems_have_all_figures() -> None:
     worse = PLAN._replace(error=0.05, beaten_by=NO_EXITS, neighbour_gain=0.03)
     found = figures(
-        [JudgedProblem(seed, plan, Replayed(8, 1, 100, 2)) for seed, plan in enumerate((PLAN, worse, None))]
+        [JudgedProblem(seed, plan, Replayed(8, 1, seed, 100, 2)) for seed, plan in enumerate((PLAN, worse, None))]
     )
     counts = {"problems": 3, "planned": 2, "neighbours": 1, "beaten_by_baseline": 1, "refused_replayed": 24}
     shares = {"promise_error_max": 0.1, "promise_error_p50": 0.075, "best_neighbour_p90": 0.03, "late_admitted": 0.02}
     assert found | counts == found
     assert {name: found[name] for name in shares} == pytest.approx(shares)
     assert found["refused_though_in_time"] == pytest.approx(1 / 8)
+    assert found["gained_by_letting_in"] == pytest.approx((0 + 1 + 2) / 24)
+    assert found["gained_by_letting_in_error"] == pytest.approx((1 + 0 + 1) ** 0.5 / 24)
 
 
 def test_a_baseline_that_sustains_more_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
