@@ -71,13 +71,13 @@ def shares_of(plan: Plan) -> list[float]:
     return promised if all(promised) else [float(residents_of(each)) for each in plan.pipelines]
 
 
-def emptiest(texts: Sequence[int], shares: Sequence[float]) -> int:
-    """The pipeline that the next text goes to, where each has so many: that which is soonest done with one more.
+def emptiest_first(texts: Sequence[int], shares: Sequence[float]) -> list[int]:
+    """The pipelines that the next text may go to, where each has so many: first that which is soonest done with it.
 
-    >>> emptiest([2, 1], [3.0, 1.0]), emptiest([3, 0], [3.0, 1.0])
-    (0, 1)
+    >>> emptiest_first([2, 1], [3.0, 1.0]), emptiest_first([3, 0], [3.0, 1.0])
+    ([0, 1], [1, 0])
     """
-    return min(range(len(texts)), key=lambda place: (texts[place] + 1) / shares[place])
+    return sorted(range(len(texts)), key=lambda place: (texts[place] + 1) / shares[place])
 
 
 def residents_of(plan: Plan) -> int:

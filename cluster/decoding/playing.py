@@ -18,7 +18,7 @@ from deployments.decoding.engine import Engine
 from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Wanted
 from deployments.decoding.virtual import TOKEN, VirtualClock, virtual_engine
-from optimizer.decoding_plans import emptiest, shares_of
+from optimizer.decoding_plans import emptiest_first, shares_of
 from optimizer.plan import Plan
 from profiles.decoding import DecoderProfile, DecodingWorkload
 
@@ -95,7 +95,7 @@ def play(
         if len(groups) > 1:
             for replica in replicas:
                 replica.run_until(text.due_s)
-            group = groups[emptiest([sum(len(each.names) for each in group) for group in groups], shares)]
+            group = groups[emptiest_first([sum(len(each.names) for each in group) for group in groups], shares)[0]]
         drawn = luck.sample(group, min(len(group), DRAWN))
         for replica in drawn:
             replica.run_until(text.due_s)

@@ -160,7 +160,7 @@ class _Writers:
             pieces = pieces_of(self._front, reply, asked.counted)
             first = await anext(pieces)  # a refusal comes before the status is sent
             return StreamingResponse(after(first, pieces), media_type="text/event-stream")
-        every = asyncio.gather(*(whole_of(self._front, each, reply.stops) for each in reply.wanted))
+        every = asyncio.gather(*(whole_of(self._front, each, reply.stops, reply.share) for each in reply.wanted))
         if (whole := await _unless_gone(request, every)) is None:
             self._front.meter.ended("cancelled")
             return Response(status_code=GONE)

@@ -18,7 +18,7 @@ from ray.serve import Application
 from deployments.decoding.api import create_decoder_api
 from deployments.decoding.checkpoint import rules_of
 from deployments.decoding.config import FRONT, DecoderConfig
-from deployments.decoding.front import DecoderFront, ReplicaGroup, summed
+from deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
 from deployments.decoding.leading import DecoderLead, origin_of
 from deployments.decoding.loading import decoder_shape, load_tokenizer, stop_tokens
 from deployments.decoding.metrics import ClientMeter
@@ -39,7 +39,7 @@ from deployments.ray_facts import ask_all, labelled, nodes, replica_name
 from deployments.ray_settings import haproxy_socket
 from deployments.resources import declared
 from deployments.tracing import current, tracing_here
-from optimizer.decoding_plans import emptiest
+from optimizer.decoding_plans import emptiest_first
 from optimizer.plan import Plan, read_plan
 
 
@@ -67,8 +67,9 @@ class DecoderIngress:
 
     def _ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
         span, shares = current(), self._lead.shares
-        place = emptiest([each.writing for each in self._groups], [shares.get(each.kind, 1.0) for each in self._groups])
-        return self._groups[place].write(wanted, span.traceparent if span else "")
+        writing, parts = zip(*((each.writing, shares.get(each.kind, 1.0)) for each in self._groups), strict=True)
+        in_turn = (self._groups[place] for place in emptiest_first(writing, parts))
+        return written_by_any(in_turn, wanted, span.traceparent if span else "")
 
     # Calls of the controller, as those of a deployer
 

@@ -7,7 +7,7 @@ first would have written, since a token depends on those before it and on nothin
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,9 +79,9 @@ class DecoderFront:
         if wanted.max_tokens > room:
             raise RefusedError(400, f"{told} and max_tokens is {wanted.max_tokens}: the model reads {context}")
 
-    async def write(self, wanted: Wanted, stops: Sequence[str]) -> AsyncGenerator[TextPiece, None]:
-        """The text of a sequence, as it is written."""
-        speech, meter = self.texts.speech(stops), self.meter.sequence(wanted.given)
+    async def write(self, wanted: Wanted, stops: Sequence[str], share: float = 1.0) -> AsyncGenerator[TextPiece, None]:
+        """The text of a sequence, as it is written; it is this share of a request."""
+        speech, meter = self.texts.speech(stops), self.meter.sequence(wanted.given, share)
         try:
             async with aclosing(self._written(wanted)) as groups:
                 async for group in groups:
@@ -167,6 +167,23 @@ class ReplicaGroup:
             raise
         finally:
             self.writing -= 1
+
+
+async def written_by_any(
+    groups: Iterable[ReplicaGroup], wanted: Wanted, trace: str
+) -> AsyncGenerator[Written | Full, None]:
+    """What the first of these groups writes that is not full; if all are, what the one says that has room soonest."""
+    full = list[Full]()
+    for asked, group in enumerate(groups, 1):
+        async with aclosing(group.write(wanted, trace)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Full):  # says so before anything is written
+                    full.append(piece)
+                else:
+                    yield piece
+        if len(full) < asked:
+            return
+    yield min(full, key=lambda each: each.retry_after_s)
 
 
 def summed(states: Sequence[ReplicaState], num_blocks: int, ramps: Sequence[int] = ()) -> dict[str, Any]:

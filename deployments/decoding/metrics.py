@@ -28,7 +28,8 @@ class ClientMeter:
         self._ended, self._ended_tokens = 0, 0  # texts that are whole
         self._ttft_s, self._tpot_s = ttft_s, tpot_s
         self._depths: Counter[int] = Counter()  # tokens, by the block after which they were known
-        self._inside = self._strained = self._at_ease = 0  # texts: now; that waited long or were refused; the others
+        # Requests: now; that waited long or were refused; the others. A text is its share of the request that it is of.
+        self._inside = self._strained = self._at_ease = 0.0
         self._in_time, self._never = 0, 0.0  # tokens, and those of texts that were refused, had they been as the latest
 
     def ended(self, outcome: RequestEnd) -> None:
@@ -40,11 +41,11 @@ class ClientMeter:
         self.ended("answered")
         self.series.value("isobatch_latency_ms", 1e3 * (self.clock() - begun_s))
 
-    def sequence(self, prompt_tokens: int) -> "SequenceMeter":
-        """Of a sequence that is asked for now."""
+    def sequence(self, prompt_tokens: int, share: float) -> "SequenceMeter":
+        """Of a sequence that is asked for now, as this share of a request."""
         self._asked += 1
-        self._inside += 1
-        return SequenceMeter(self, prompt_tokens)
+        self._inside += share
+        return SequenceMeter(self, prompt_tokens, share)
 
     def wrote(self, depths: Sequence[int], before: int, asked_s: float) -> None:
         """These tokens came now, of a text that has so many before them and was asked for then."""
@@ -53,24 +54,24 @@ class ClientMeter:
         late_s = self.clock() - asked_s - self._ttft_s
         self._in_time += sum(late_s <= place * self._tpot_s for place in range(before, before + len(depths)))
 
-    def began(self, waited_s: float) -> None:
+    def began(self, waited_s: float, share: float) -> None:
         """The first tokens of a text came after so long."""
         if waited_s > LONG * self._ttft_s:
-            self._strained += 1
+            self._strained += share
         else:
-            self._at_ease += 1
+            self._at_ease += share
 
-    def left(self) -> None:
+    def left(self, share: float) -> None:
         """A text is not inside any more."""
-        self._inside -= 1
+        self._inside -= share
 
     def burden(self) -> Burden:
         """What the proxy's limit depends on."""
-        return Burden(self._inside, self._strained, self._at_ease)
+        return Burden(round(self._inside), round(self._strained), round(self._at_ease))
 
-    def refused(self) -> None:
+    def refused(self, share: float) -> None:
         """A text was not let in. How long it would have become, the latest tell."""
-        self._strained += 1
+        self._strained += share
         if self.lengths:
             self._never += sum(written for _, written in self.lengths) / len(self.lengths)
 
@@ -106,9 +107,9 @@ class ClientMeter:
 class SequenceMeter:
     """Times the tokens of one sequence, as its client gets them: in groups."""
 
-    def __init__(self, meter: ClientMeter, prompt_tokens: int) -> None:
+    def __init__(self, meter: ClientMeter, prompt_tokens: int, share: float) -> None:
         self._meter, self._series, self._clock = meter, meter.series, meter.clock
-        self._prompt_tokens = prompt_tokens
+        self._prompt_tokens, self._share = prompt_tokens, share
         self._began_s = self._first_s = self._last_s = self._clock()
         self._first = self._further = 0
 
@@ -123,18 +124,18 @@ class SequenceMeter:
             self._further += tokens
             return
         self._first, self._first_s = tokens, self._last_s
-        self._meter.began(self._first_s - self._began_s)
+        self._meter.began(self._first_s - self._began_s, self._share)
         self._series.more("isobatch_prompt_tokens", self._prompt_tokens)
         self._series.value("isobatch_ttft_ms", 1e3 * (self._first_s - self._began_s))
 
     def refused(self) -> None:
-        self._meter.refused()
+        self._meter.refused(self._share)
 
     def finished(self) -> None:
         self._meter.whole(self._prompt_tokens, self._first + self._further)
 
     def ended(self) -> None:
         """The time from one token to the next, where there was a next one."""
-        self._meter.left()
+        self._meter.left(self._share)
         if self._further:
             self._series.value("isobatch_tpot_ms", 1e3 * (self._last_s - self._first_s) / self._further)

@@ -72,15 +72,22 @@ class TextReply:
             "id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices, **more,
         }  # fmt: skip
 
+    @property
+    def share(self) -> float:
+        """What each choice is of the request."""
+        return 1 / len(self.wanted)
+
     def usage(self) -> dict[str, int]:
         read = sum(each.given for each in self.wanted)
         return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
 
 
-async def whole_of(front: DecoderFront, wanted: Wanted, stops: Sequence[str]) -> tuple[str, list[int], Finish | None]:
+async def whole_of(
+    front: DecoderFront, wanted: Wanted, stops: Sequence[str], share: float = 1.0
+) -> tuple[str, list[int], Finish | None]:
     text, finish = "", None
     depths: list[int] = []
-    async with aclosing(front.write(wanted, stops)) as written:
+    async with aclosing(front.write(wanted, stops, share)) as written:
         async for words in written:
             text, finish = text + words.text, words.finish
             depths += words.depths
@@ -126,7 +133,7 @@ async def _together(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tup
 
     async def write(index: int, wanted: Wanted) -> None:
         try:
-            async with aclosing(front.write(wanted, reply.stops)) as written:
+            async with aclosing(front.write(wanted, reply.stops, reply.share)) as written:
                 async for words in written:
                     news.put_nowait((index, words))
         except Exception as error:

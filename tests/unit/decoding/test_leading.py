@@ -12,10 +12,10 @@ from deployments import ray_facts
 from deployments.decoding import front, leading
 from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, ProjectedTexts
 from deployments.decoding.config import DecoderConfig, pipeline_on
-from deployments.decoding.front import FULL_FOR_S, ReplicaGroup
+from deployments.decoding.front import FULL_FOR_S, ReplicaGroup, written_by_any
 from deployments.decoding.leading import DecoderLead
-from deployments.decoding.scheduler import Full
-from deployments.decoding.sequences import Wanted
+from deployments.decoding.scheduler import Full, Written
+from deployments.decoding.sequences import Finish, Wanted
 from deployments.deployer.steps import Moved, Undone
 from deployments.ray_facts import Remembered
 from optimizer.plan import DecodingTerms, Placement, Plan, Split
@@ -33,6 +33,7 @@ def pipeline(kind: str, cut: int, tokens_per_s: float, exits: str = "recompute",
     return Plan((Placement(kind, replicas, splits, local=cut < 8),), decoding=terms)
 
 
+WANTED = Wanted((1,), 1)
 BOTH = replace(pipeline("cpu", 2, 300.0), beside=(pipeline("t4", 8, 100.0, "off", replicas=2),))
 
 
@@ -103,31 +104,48 @@ def test_what_cannot_be_followed_is_one_sentence(lead: DecoderLead, plan: Plan, 
     assert lead.plan() == BOTH
 
 
-class FullReplicas:
-    """Stands for Serve's handle to replicas that have no place."""
+class Replicas:
+    """Stands for Serve's handle to replicas of one kind: they say this, each time."""
 
-    def __init__(self) -> None:
-        self.asked, self.write = 0, self
+    def __init__(self, *said: Written | Full) -> None:
+        self.asked, self.write, self.said = 0, self, said
 
-    def options(self, stream: bool) -> "FullReplicas":
+    def options(self, stream: bool) -> "Replicas":
         return self
 
-    async def remote(self, wanted: Wanted, trace: str) -> AsyncGenerator[Full, None]:
+    async def remote(self, wanted: Wanted, trace: str) -> AsyncGenerator[Written | Full, None]:
         self.asked += 1
-        yield Full(2.0)
+        for each in self.said:
+            yield each
+
+
+def told(pieces: AsyncGenerator[Written | Full, None]) -> list[Written | Full]:
+    async def all_of_them() -> list[Written | Full]:
+        return [each async for each in pieces]
+
+    return asyncio.run(all_of_them())
 
 
 def test_replicas_that_have_just_been_full_are_not_asked_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    replicas = FullReplicas()
+    replicas = Replicas(Full(2.0))
     group, now_s = ReplicaGroup("cpu", replicas), 1.0
     monkeypatch.setattr(front, "time", SimpleNamespace(monotonic=lambda: now_s))
-
-    async def told() -> list[object]:
-        return [each async for each in group.write(Wanted((1,), 1), "")]
-
     for _ in range(3):
-        assert asyncio.run(told()) == [Full(2.0)]
+        assert told(group.write(WANTED, "")) == [Full(2.0)]
     assert (replicas.asked, group.writing) == (1, 0)
     now_s += FULL_FOR_S
-    assert asyncio.run(told()) == [Full(2.0)]
+    assert told(group.write(WANTED, "")) == [Full(2.0)]
     assert replicas.asked == 2
+
+
+def test_where_one_kind_has_no_place_another_writes() -> None:
+    words = Written(0, (5,), (0,)), Written(0, (6,), (0,), Finish.STOP)
+    full, writing, unasked = Replicas(Full(2.0)), Replicas(*words), Replicas(*words)
+    groups = [ReplicaGroup("", each) for each in (full, writing, unasked)]
+    assert told(written_by_any(groups, WANTED, "")) == list(words)
+    assert [each.asked for each in (full, writing, unasked)] == [1, 1, 0]
+
+
+def test_where_no_kind_has_a_place_the_client_is_told_when_the_first_will() -> None:
+    groups = [ReplicaGroup("", Replicas(Full(wait_s))) for wait_s in (3.0, 1.0, 2.0)]
+    assert told(written_by_any(groups, WANTED, "")) == [Full(1.0)]
