@@ -102,6 +102,11 @@ class Counts:
         self.arrivals += inputs
         self.arrived_weight += weight
 
+    def refused_unread(self, weight: int) -> None:
+        """A request that probably weighs so much was refused before it was read. Its inputs asked all the same."""
+        per_input = self.arrived_weight / self.arrivals if self.arrivals else weight
+        self.inputs_arrived(max(1, round(weight / per_input)), weight)
+
     def input_left(self, block: int, took_s: float, in_time: bool, weight: int = 1) -> None:
         """One input was answered after this block."""
         self.exits[block] += 1

@@ -55,6 +55,7 @@ class Visit(NamedTuple):
     within_s: float | None  # how long its client waits since then, as far as its headers say
     until_s: float  # when its client gives up, whatever its content says
     work_s: float  # processor time of this process that it is expected to cost
+    weight: int  # what its inputs probably weigh
     latest_s: float  # when it must have been read, to be answered in time
     long_s: float  # a front that lets it wait for longer than that, to be read, has too many
     full: bool  # no input may leave at a ramp
@@ -176,13 +177,17 @@ class Service:
         weight = max(1, round(experience.weight.expected(size)))
         # What is left to be done when it has been read: by the network, and with the answer.
         rest_s = dispatcher.needed_s(now_s, weight) + self._after_s(deadline_s)
-        if dispatcher.inside or not turnstile.idle:
-            turnstile.check(work_s, deadline_s - rest_s)
-        else:  # nobody is hurt if what was learned is right, and if it is wrong, this is how that shows
-            turnstile.check(0.0, deadline_s)
+        try:
+            if dispatcher.inside or not turnstile.idle:
+                turnstile.check(work_s, deadline_s - rest_s)
+            else:  # nobody is hurt if what was learned is right, and if it is wrong, this is how that shows
+                turnstile.check(0.0, deadline_s)
+        except RefusedError:
+            self._driver.counts.refused_unread(weight)
+            raise
         long_s = max(_LONG_WAIT_S, _LONG_SHARE * (deadline_s - arrived_s))
         full = wants_full(headers.get(FULL))
-        return Visit(kind, size, arrived_s, within_s, until_s, work_s, deadline_s - rest_s, long_s, full)
+        return Visit(kind, size, arrived_s, within_s, until_s, work_s, weight, deadline_s - rest_s, long_s, full)
 
     async def answer(self, visit: Visit, read: Callable[[], Content[Format]]) -> Format:
         """What is written of the answers to the inputs that `read` finds in the request, if there is time for all."""
@@ -194,7 +199,11 @@ class Service:
 
     async def _answer(self, visit: Visit, read: Callable[[], Content[Format]]) -> Format:
         experience = self._experience(visit.kind)
-        await self._turnstile.turn(visit.work_s, visit.latest_s)
+        try:
+            await self._turnstile.turn(visit.work_s, visit.latest_s)
+        except RefusedError:
+            self._driver.counts.refused_unread(visit.weight)
+            raise
         self._strained += self._clock() - visit.arrived_s > visit.long_s
         learns = experience.looks()
         work_clock = self._work_clock if learns else _unasked

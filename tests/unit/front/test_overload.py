@@ -81,6 +81,31 @@ def test_an_answer_that_is_ready_too_late_is_none() -> None:
     play(scene)
 
 
+def test_who_is_refused_unread_has_asked_all_the_same() -> None:
+    """Else a controller sees only as many as its plan can answer, however many more ask."""
+
+    async def scene(service: Service, clock: Clock) -> None:
+        def asked() -> int:
+            return service._driver.counts.observed(service.num_blocks).arrivals
+
+        for _ in range(9):
+            await service.answer(service.visit("", 0, {}, 5.0), content(service))
+        assert asked() == 9
+        with pytest.raises(RefusedError):
+            service.visit("", 0, {}, 1e-9)  # at the door
+        hurried = service.visit("", 0, {}, 0.9)
+        service._experience("").work_s.learn(0, 1.0)
+        first = asyncio.create_task(service.answer(service.visit("", 0, {}, 60.0), content(service)))
+        await asyncio.sleep(0)
+        clock.ahead_s += 1.0
+        with pytest.raises(RefusedError):
+            await service.answer(hurried, content(service))  # while it waited
+        await first
+        assert asked() == 12
+
+    play(scene)
+
+
 def test_time_is_left_for_the_answer_to_be_written() -> None:
     async def scene(service: Service, clock: Clock) -> None:
         def slow(answers: list[Answer]) -> list[Answer]:
