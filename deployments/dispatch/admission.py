@@ -3,16 +3,22 @@
 Nobody knows before where an input leaves, nor exactly how long it waits. So an input has a probability to be late, by
 what is expected and by how far off that was of late. It is refused if it would probably be late, or if too many would
 be: of all that are admitted few may be late. Who is in time makes room for who may not be.
+
+Where launches vary so much (a device that is shared, a busy machine) that most inputs might be late though nobody were
+ahead of them, no refusal makes the late few, and each refusal costs an answer. Then twice as many may be late as would
+be by that alone.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
-from deployments.dispatch.experience import FEW, Expected
+from deployments.dispatch.experience import FEW, FORGETS, Expected
 from deployments.dispatch.lanes import Lane
 from deployments.dispatch.messages import Limits, Refusal
 from deployments.dispatch.queues import StageQueues
 
 EVEN = 0.5  # whose probability is higher will probably be late
+TWICE = 2.0  # as many may be late as would be if nobody were ahead, where these are more than few
 MOST_SAVED = 8.0  # late inputs that may come together, where few were late for long
 
 
@@ -21,6 +27,7 @@ class Admission:
 
     def __init__(self) -> None:
         self._may_be_late = 1.0  # inputs
+        self._unavoidable = 0.0  # the probability to be late though nobody were ahead: the mean of those who asked
 
     def risk(
         self, lane: Lane, expected: Expected, deadline_s: float, inside: int, limits: Limits, weight: int = 1,
@@ -31,8 +38,11 @@ class Admission:
         `inside`: how many inputs have not ended. So many `others` are admitted just before it.
         """
         left_s, sure_s = deadline_s - expected.now_s, expected.sure_s
+        alone = alone_risk(lane, expected, left_s, weight)
+        self._unavoidable += FORGETS * (alone - self._unavoidable)
+        few = self._few(alone)
         if sure_s > left_s:
-            late_s = self.needed_s(expected) - left_s
+            late_s = self._needed_s(expected, few) - left_s
             # While nobody is inside, the plan's own times decide. Otherwise replicas that were so slow for a while that
             # all are refused would get nothing to do by which they could show that they are fast again.
             if late_s > 0 and (inside or lane.alone_s(weight) > left_s):
@@ -40,23 +50,42 @@ class Admission:
         if inside + others >= limits.backlog:
             return Refusal(f"the backlog of {limits.backlog} inputs is full", sure_s)
         found = expected.late(left_s)
-        self._add(FEW - found)
+        self._add(few - found)
         return found
 
     def ended(self, risk: float, late: bool) -> None:
         """An input of this risk has ended. So what is expected may be too dark, and few are late all the same."""
         self._add(risk - late)
 
-    def needed_s(self, expected: Expected) -> float:
-        """How much time an input must have to be admitted.
+    def needed_s(self, lane: Lane, expected: Expected, left_s: float, weight: int = 1) -> float:
+        """How much time an input must have to be admitted to this lane, which has about so much."""
+        return self._needed_s(expected, self._few(alone_risk(lane, expected, left_s, weight)))
 
-        Where nothing is saved, few may be late all the same: if none might be, a rush would be followed by refusing
-        all until hardly anybody is inside.
+    def _few(self, alone: float) -> float:
+        """How many may be late of inputs that are late with this probability though nobody is ahead.
+
+        Where others have time enough, who has little may not be late more often than they.
         """
-        return expected.needed_s(max(FEW, min(EVEN, self._may_be_late)))
+        few = min(EVEN, TWICE * min(alone, self._unavoidable)) if self._unavoidable > FEW else FEW
+        return max(FEW, few)
+
+    def _needed_s(self, expected: Expected, few: float) -> float:
+        """As above. Where nothing is saved, few may be late all the same.
+
+        If none might be, a rush would be followed by refusing all until hardly anybody is inside.
+        """
+        return expected.needed_s(max(few, min(EVEN, self._may_be_late)))
 
     def _add(self, inputs: float) -> None:
         self._may_be_late = max(-MOST_SAVED, min(MOST_SAVED, self._may_be_late + inputs))
+
+
+def alone_risk(lane: Lane, expected: Expected, left_s: float, weight: int) -> float:
+    """The probability that an input is late that has so much time, if nobody were ahead of it in this lane."""
+    if expected.sure_s <= left_s:
+        return 0.0
+    own_s = [each.stage.seconds(weight) * each.group.slowdown + each.stage.transfer_s for each in lane.promised]
+    return expected._replace(ends_s=list(accumulate(own_s))).late(left_s)
 
 
 def soonest(lanes: Sequence[Lane], now_s: float, weight: int = 1, more: int = 0) -> tuple[Lane, Expected]:

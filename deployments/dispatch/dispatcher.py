@@ -295,14 +295,15 @@ class Dispatcher:
         """How many replicas each group has. Inputs that need a group without any wait."""
         return {name: len(group.members) for name, group in self._groups.items()}
 
-    def needed_s(self, now_s: float, weight: int = 1) -> float:
-        """How much time inputs of this weight must have to be admitted now.
+    def needed_s(self, now_s: float, left_s: float, weight: int = 1) -> float:
+        """How much time inputs of this weight must have to be admitted now, if they have about so much.
 
         Where there are several lanes, they are taken to spread over them.
         """
         last = min(weight, self.route.length or 1)
         more = (weight - last) // len(self._open)
-        return self._admission.needed_s(soonest(self._open, now_s, last, more)[1])
+        lane, expected = soonest(self._open, now_s, last, more)
+        return self._admission.needed_s(lane, expected, left_s, last)
 
     def timeout_s(self, launch_id: int) -> float:
         """How long a launch may take before it counts as failed."""

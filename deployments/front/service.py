@@ -176,7 +176,7 @@ class Service:
         work_s = experience.work_s.expected(size)
         weight = max(1, round(experience.weight.expected(size)))
         # What is left to be done when it has been read: by the network, and with the answer.
-        rest_s = dispatcher.needed_s(now_s, weight) + self._after_s(deadline_s)
+        rest_s = dispatcher.needed_s(now_s, deadline_s - now_s, weight) + self._after_s(deadline_s)
         try:
             if dispatcher.inside or not turnstile.idle:
                 turnstile.check(work_s, deadline_s - rest_s)

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from math import inf
 from statistics import mean
 
 import pytest
@@ -317,7 +318,7 @@ def test_replicas_that_were_slow_for_a_while_get_a_chance_to_show_that_they_no_l
     def run(deadline_s: float, taking_s: float) -> None:
         nonlocal now_s
         assert not isinstance(dispatcher.admit(now_s, now_s + deadline_s, Place("state", 0)), Refusal)
-        if dispatcher.needed_s(now_s) > 0.1:
+        if dispatcher.needed_s(now_s, inf) > 0.1:
             assert isinstance(dispatcher.admit(now_s, now_s + 0.1, Place("state", 0)), Refusal), "one is enough"
         (launch,) = dispatcher.tick(now_s)
         now_s += taking_s
@@ -325,8 +326,8 @@ def test_replicas_that_were_slow_for_a_while_get_a_chance_to_show_that_they_no_l
 
     for _ in range(10):
         run(deadline_s=60.0, taking_s=1.0)
-    assert dispatcher.needed_s(now_s) > 0.9
+    assert dispatcher.needed_s(now_s, inf) > 0.9
     assert isinstance(dispatcher.admit(now_s, now_s + 0.009, Place("state", 0)), Refusal), "no plan can do that"
-    while dispatcher.needed_s(now_s) > 0.08:
+    while dispatcher.needed_s(now_s, inf) > 0.08:
         run(deadline_s=0.1, taking_s=0.01)
     assert now_s < 12

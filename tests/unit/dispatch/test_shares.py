@@ -2,6 +2,7 @@
 
 import heapq
 import random
+from math import inf
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_fronts_that_know_their_share_promise_what_they_can_keep() -> None:
 
 def test_a_lone_input_is_promised_a_lone_pass_whatever_the_share() -> None:
     whole, part = (Dispatcher(ROUTE, {"a": REPLICAS}, Limits(share=share)) for share in (1.0, 0.25))
-    assert part.needed_s(0.0) == whole.needed_s(0.0)
+    assert part.needed_s(0.0, inf) == whole.needed_s(0.0, inf)
 
 
 def test_who_is_left_alone_takes_over_what_the_others_had() -> None:
@@ -58,7 +59,7 @@ def test_who_is_left_alone_takes_over_what_the_others_had() -> None:
         for _ in range(100):
             dispatcher.admit(0.0, 10.0, Place("x", 0))
         dispatcher.tick(0.0)
-    assert left.needed_s(0.0) == alone.needed_s(0.0)
+    assert left.needed_s(0.0, inf) == alone.needed_s(0.0, inf)
     assert left.waiting() == alone.waiting()
 
 

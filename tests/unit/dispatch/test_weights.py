@@ -3,12 +3,14 @@
 import random
 from dataclasses import replace
 from hashlib import sha256
+from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.experience import FEW
 from deployments.dispatch.groups import Group
 from deployments.dispatch.lanes import Lane
 from deployments.dispatch.messages import Limits, Place, Refusal
@@ -43,11 +45,11 @@ def launches_of(route: Route, seed: int, limits: Limits) -> str:
     return digest.hexdigest()[:16]
 
 
-# Recorded where what was seen began to count in full launches, which changed who is let in.
+# Recorded where more than few began to be let in who would be late anyway, which changed who is.
 BEFORE = {
-    "two": "4586f8c910fa0be4",
-    "local": "d784ad54f51563c1",
-    "beside": "bc537824b3a3183a",
+    "two": "5ce4cabd72316e56",
+    "local": "78eeaad53d40d658",
+    "beside": "c0ddc1e4bfbf9048",
     "early": "77c10d66ea4c4445",
 }
 
@@ -125,7 +127,7 @@ def test_who_is_admitted_is_in_time_at_twice_the_load() -> None:
     world.run()
     in_time = [world.ended_s[ticket] <= world.deadlines[ticket] for ticket in world.outcomes]
     assert len(in_time) >= 700
-    assert sum(in_time) >= 0.99 * len(in_time)
+    assert sum(in_time) >= (1 - 2 * FEW) * len(in_time)
 
 
 def test_nobody_starves_in_a_flood_of_lighter_ones() -> None:
@@ -153,9 +155,9 @@ def test_texts_of_one_length_are_launched_as_inputs_that_are_all_alike() -> None
 
 def test_a_request_is_weighed_as_a_whole() -> None:
     dispatcher = Dispatcher(TEXTS, {"a": ["a0"], "b": ["b0"]})
-    assert dispatcher.needed_s(0.0, 400) > 3 * dispatcher.needed_s(0.0, 40)
+    assert dispatcher.needed_s(0.0, inf, 400) > 3 * dispatcher.needed_s(0.0, inf, 40)
     places = [Place(None, row) for row in range(10)]
-    needed_s = dispatcher.needed_s(0.0, 400) * 1.2
+    needed_s = dispatcher.needed_s(0.0, inf, 400) * 1.2
     dispatcher.admit(0.0, 10.0, places[0], 5)
     assert isinstance(dispatcher.admit_all(0.0, 0.8 * needed_s, places, [40] * 10), Refusal)
     assert dispatcher.admit_all(0.0, 0.8 * needed_s, places, [4] * 10) == list(range(1, 11))

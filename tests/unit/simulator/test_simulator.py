@@ -82,6 +82,15 @@ def test_overload_is_refused_and_goodput_stays() -> None:
     assert report.refused >= 0.3 * report.arrived
 
 
+@pytest.mark.parametrize("load", [0.5, 1.5])
+def test_where_launches_vary_so_much_that_many_are_late_anyway_others_are_answered_all_the_same(load: float) -> None:
+    """With this jitter launches take 1.65 times as long on average, and one in fifty eight times as long."""
+    world = World(TWO, FAST, 0.02, troubles=Troubles(jitter=1.0))
+    most_per_s = evaluate(TWO, FAST).goodput_per_s / 1.65
+    report = run(world, load * most_per_s, 6000, seed=0)
+    assert report.goodput_per_s > 0.35 * min(load, 1.0) * most_per_s
+
+
 def test_a_transfer_behind_a_shorter_launch_does_not_keep_devices_idle() -> None:
     """Splits that take turns: the first takes a quarter of the time that the survivors' journey to the second takes."""
     slow_link = replace(FAST, links={("fast", "fast"): Link("fast", "fast", 1e9, 0.010)})
