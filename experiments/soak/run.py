@@ -96,6 +96,7 @@ class Soak:
                     self._tell()
                 self._now_s = self._elapsed_s()
                 await asyncio.sleep(LOOK_EVERY_S)
+        self._now_s = self._elapsed_s()
         self.traffic.stop()
         await clients
 
