@@ -102,10 +102,14 @@ class Counts:
         self.arrivals += inputs
         self.arrived_weight += weight
 
-    def refused_unread(self, weight: int) -> None:
-        """A request that probably weighs so much was refused before it was read. Its inputs asked all the same."""
-        per_input = self.arrived_weight / self.arrivals if self.arrivals else weight
-        self.inputs_arrived(max(1, round(weight / per_input)), weight)
+    def refused_unread(self, weight: int, most: int) -> None:
+        """A request that probably weighs so much was refused before it was read. Its inputs asked all the same.
+
+        It has so many inputs at `most`: it may only have said that it is long.
+        """
+        each = self.arrived_weight / self.arrivals if self.arrivals else 1.0
+        inputs = max(1, min(round(weight / each), most))
+        self.inputs_arrived(inputs, round(inputs * each))
 
     def input_left(self, block: int, took_s: float, in_time: bool, weight: int = 1) -> None:
         """One input was answered after this block."""

@@ -183,7 +183,7 @@ class Service:
             else:  # nobody is hurt if what was learned is right, and if it is wrong, this is how that shows
                 turnstile.check(0.0, deadline_s)
         except RefusedError:
-            self._driver.counts.refused_unread(weight)
+            self._driver.counts.refused_unread(weight, self.config.max_inputs)
             raise
         long_s = max(_LONG_WAIT_S, _LONG_SHARE * (deadline_s - arrived_s))
         full = wants_full(headers.get(FULL))
@@ -202,7 +202,7 @@ class Service:
         try:
             await self._turnstile.turn(visit.work_s, visit.latest_s)
         except RefusedError:
-            self._driver.counts.refused_unread(visit.weight)
+            self._driver.counts.refused_unread(visit.weight, self.config.max_inputs)
             raise
         self._strained += self._clock() - visit.arrived_s > visit.long_s
         learns = experience.looks()
