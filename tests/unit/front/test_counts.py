@@ -29,3 +29,13 @@ def test_asking_twice_tells_what_is_new_and_takes_nothing_from_others() -> None:
     assert (news.started_s, news.seconds, news.exits) == (5.0, 4.0, (0, 1))
     assert news.launches == {LaunchShape("k80", 0, 2, 8): Took(1, 0.1)}
     assert first.launches == {LaunchShape("v100", 0, 2, 8): Took(1, 0.05)}
+
+
+def test_who_is_refused_unread_has_no_more_inputs_than_a_request_may_have() -> None:
+    """Ten inputs of a weight of 30 each came before; then one says that it weighs 1,000 times as much."""
+    counts = Counts({}, lambda: 0.0)
+    counts.inputs_arrived(10, 300)
+    counts.refused_unread(weight=60, most=32)
+    assert (counts.arrivals, counts.arrived_weight) == (12, 360)
+    counts.refused_unread(weight=30_000, most=32)
+    assert (counts.arrivals, counts.arrived_weight) == (12 + 32, 360 + 32 * 30)
