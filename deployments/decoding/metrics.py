@@ -41,7 +41,7 @@ class ClientMeter:
         self.ended("answered")
         self.series.value("isobatch_latency_ms", 1e3 * (self.clock() - begun_s))
 
-    def sequence(self, prompt_tokens: int, share: float) -> "SequenceMeter":
+    def sequence(self, prompt_tokens: int, share: float = 1.0) -> "SequenceMeter":
         """Of a sequence that is asked for now, as this share of a request."""
         self._asked += 1
         self._inside += share
