@@ -27,8 +27,9 @@ SETTINGS = {
     "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "first",
     # HAProxy is started again after it failed three of these in a row.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-    # How long a stopping replica stays reachable: HAProxy, on this machine, forgets it in a fraction of a second.
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
+    # How long a stopping replica stays reachable: HAProxy, on this machine, forgets it in a fraction of a second, or in
+    # more than one where the machine is busy.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",
     # How long Ray waits for its own processes, and how long a try of Serve to start HAProxy may take: on a busy machine
     # the usual 30 s and 5 s are too short. (What has no setting is waited for by `patient_start`.)
