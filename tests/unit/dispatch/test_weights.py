@@ -122,12 +122,14 @@ def test_no_launch_is_above_its_room_and_everyone_ends_whatever_they_weigh(seed:
 
 
 def test_who_is_admitted_is_in_time_at_twice_the_load() -> None:
-    world = World(TEXTS, {"a": ["a0"], "b": ["b0"]})
-    world.arrive(*texts(3, 2000, 2 * 4 * LENGTH / 0.01 / 20, heavy=40))
-    world.run()
-    in_time = [world.ended_s[ticket] <= world.deadlines[ticket] for ticket in world.outcomes]
-    assert len(in_time) >= 700
-    assert sum(in_time) >= (1 - 2 * FEW) * len(in_time)
+    in_time: list[bool] = []
+    for seed in (3, 4, 5, 6):
+        world = World(TEXTS, {"a": ["a0"], "b": ["b0"]})
+        world.arrive(*texts(seed, 2000, 2 * 4 * LENGTH / 0.01 / 20, heavy=40))
+        world.run()
+        assert len(world.outcomes) >= 700
+        in_time += [world.ended_s[ticket] <= world.deadlines[ticket] for ticket in world.outcomes]
+    assert sum(in_time) >= (1 - FEW) * len(in_time)
 
 
 def test_nobody_starves_in_a_flood_of_lighter_ones() -> None:

@@ -1,0 +1,119 @@
+"""The controller where a plan cannot stay: devices go, it is pinned or forced, it turns out worse, a roll-out fails."""
+
+import asyncio
+
+from tests.helpers.fluid_application import (
+    EASY,
+    HARD,
+    MEDIUM,
+    Fluid,
+    batches,
+    control_loop,
+    first_plan,
+    moves,
+    question,
+    run,
+)
+
+
+def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back():
+    asked = question(MEDIUM, v100=4)
+    app = Fluid(asked, first_plan(asked))
+    app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 1200 else 4}
+    loop = control_loop(app)
+    (lost,) = moves(run(app, loop, 660))
+    assert lost.forced
+    assert "1 of 4 v100 are gone" in lost.why
+    assert "asked for" not in lost.why, "none may come"
+    assert app.running.devices() == {"v100": 3}
+    run(app, loop, 660)
+    assert app.running.devices() == {"v100": 4}
+
+
+def test_a_pinned_plan_stays_and_the_reason_says_what_would_have_run():
+    asked = question(EASY)
+    app = Fluid(asked, mine := first_plan(asked))
+    app.rate, app.truth = lambda at_s: 700.0, lambda at_s: EASY if at_s < 600 else HARD
+    loop = control_loop(app, pinned=mine)
+    events = run(app, loop, 3600)
+    assert {event.what for event in events} == {"stayed"}  # no look behind closed ramps either
+    assert any("the plan is pinned (without that: " in event.why and "is worth it" in event.why for event in events)
+
+
+def test_a_pinned_plan_runs_again_when_its_devices_are_back():
+    asked = question(MEDIUM, v100=4)
+    app = Fluid(asked, mine := batches(first_plan(asked), 4))
+    app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 1200 else 4}
+    loop = control_loop(app, pinned=mine)
+    lost, back = moves(run(app, loop, 2400))
+    assert ("1 of 4 v100 are gone" in lost.why, "the devices of the pinned plan are there" in back.why) == (True, True)
+    assert app.running == mine
+
+
+def test_another_plan_may_be_forced_and_is_then_free_to_change():
+    asked = question(MEDIUM, v100=4)
+    app = Fluid(asked, mine := batches(first_plan(asked), 1))
+    loop = control_loop(app, pinned=mine)
+    run(app, loop, 600)
+    asyncio.run(loop.force())
+    assert app.running != mine
+    run(app, loop, 600)
+    assert app.running != mine
+
+
+def test_a_device_that_comes_and_goes_does_not_move_the_plan_each_time():
+    asked = question(MEDIUM, v100=4)
+    app = Fluid(asked, first_plan(asked))
+    app.devices = lambda at_s: {"v100": 3 + int(at_s / 60) % 2}
+    assert len(moves(run(app, control_loop(app), 1800))) <= 10
+
+
+def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
+    asked = question(MEDIUM)
+    first = batches(first_plan(asked), 4)
+    app = Fluid(asked, first)
+    app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
+    events = moves(run(app, control_loop(app), 3600))
+    assert [event.what for event in events[:2]] == ["rolled out", "rolled back"]
+    assert events[0].gain_seen < 0 < events[0].gain_promised
+    assert "worse than the plan before" in events[1].why
+    assert len(events) <= 6
+    assert app.running == first
+
+
+def test_harder_inputs_do_not_speak_against_a_new_plan():
+    asked = question(EASY)
+    app = Fluid(asked, batches(first_plan(asked), 4))
+    app.rate, app.truth = lambda at_s: 2000.0, lambda at_s: EASY if at_s < 150 else MEDIUM
+    events = moves(run(app, control_loop(app), 1200))
+    assert events
+    assert "rolled back" not in {event.what for event in events}
+
+
+def test_a_roll_out_that_fails_leaves_the_plan_and_is_not_repeated_at_once():
+    asked = question(MEDIUM)
+    first = batches(first_plan(asked), 4)
+    app = Fluid(asked, first)
+    app.fails = lambda plan: True
+    events = moves(run(app, control_loop(app), 1700))
+    assert [event.what for event in events] == ["failed"]
+    assert "a replica did not start" in events[0].why
+    assert app.running == first
+
+
+def test_a_plan_whose_devices_vanished_while_it_was_rolled_out_is_tried_again_in_the_next_window():
+    asked = question(MEDIUM)
+    app = Fluid(asked, batches(first_plan(asked), 4))
+    app.devices_vanish, app.fails = True, lambda plan: app.now_s < 200
+    events = [event for event in run(app, control_loop(app), 700) if "did not start" in event.why or event.after]
+    assert [event.what for event in events] == ["stayed", "rolled out"]
+    assert events[1].at_s - events[0].at_s < 200
+
+
+def test_a_look_that_fails_is_no_change_and_not_repeated_before_the_next_is_due():
+    asked = question(HARD)
+    app = Fluid(asked, first_plan(asked))
+    app.truth, app.fails = lambda at_s: HARD, lambda plan: True
+    events = [event for event in run(app, control_loop(app), 1700) if "did not start" in event.why]
+    assert [event.what for event in events] == ["stayed", "stayed"]
+    assert events[1].at_s - events[0].at_s >= 600
