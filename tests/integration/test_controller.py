@@ -73,8 +73,10 @@ def test_links_that_are_declared_later_are_learned(
         (moved, *_) = eventually(lambda: [each for each in rolled_out(steered) if each["number"] > begun])
     cut_off = [each for each in load.wrong if isinstance(each, Exception)]
     assert len(cut_off) <= 1, cut_off
-    refused = [each for each in load.wrong if each not in cut_off]
-    assert not [each for each in refused if "try again later" not in str(each)], "a front may have just ended"
+    refused = [str(each) for each in load.wrong if each not in cut_off]
+    # The old front ends before the new one is up: two cores have no room for both. A slow machine may need longer for
+    # that than the 20 s that a request has.
+    assert all("try again later" in each or "the deadline cannot be met" in each for each in refused), refused
     assert "more goodput" in moved["why"]
 
 
