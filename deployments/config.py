@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
 
 from deployments.dispatch.messages import EARLY_S, Limits
-from deployments.named import DEMO, LOADER, VIRTUAL, function_at, known_backend, well_formed
+from deployments.named import BACKENDS, DEMO, LOADER, VIRTUAL, function_at, known_backend, well_formed
 from optimizer.plan import read_plan
 from profiles.errors import UserError, first_wrong
 
@@ -125,13 +125,17 @@ class AppConfig(BaseModel):
         "torch",
         description="What computes: torch, onnx, or an object of your own by its import path. auto: the fastest here, "
         "measured at the first start. graphs, onnx-graphs: torch or ONNX Runtime, replayed as CUDA graphs. virtual: "
-        "devices take the profile's time instead of computing (a rehearsal).",
+        "devices take the profile's time instead of computing (a rehearsal). Not told: what the plan of a file was "
+        "made for.",
     )
     cpus_per_replica: float = Field(
         1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for (those of virtual devices ask for none)."
     )
     front_replicas: int = Field(
-        1, ge=1, description="Replicas of the front, each with an equal share of every device; one CPU each."
+        1,
+        ge=1,
+        description="Replicas of the front, one CPU each; each counts on a share of every device that follows its "
+        "load.",
     )
     slo_ms: float = Field(
         1000.0,
@@ -141,7 +145,9 @@ class AppConfig(BaseModel):
     )
     device: DeviceName = Field("cpu", description="Where the network computes: cpu or cuda.")
     dtype: Literal["float32", "float16", "bfloat16", "int8"] = Field(
-        "float32", description="Precision of the network; int8: of its dense layers, on CPUs, by ONNX Runtime."
+        "float32",
+        description="Precision of the network; int8: of its dense layers, on CPUs, by ONNX Runtime. Not told: what the "
+        "plan of a file was made for.",
     )
     answers: Literal["leaving", "early"] = Field(
         "leaving",
@@ -215,13 +221,15 @@ class AppConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_the_slo_of_its_plan(cls, told: Any) -> Any:
+    def _with_what_its_plan_says(cls, told: Any) -> Any:
         """A plan's file that cannot be read is refused where it is needed."""
-        if not (isinstance(told, dict) and isinstance(told.get("plan"), str)) or "slo_ms" in told:
+        if not (isinstance(told, dict) and isinstance(told.get("plan"), str)):
             return told
         with suppress(UserError):
-            if slo_s := read_plan(Path(told["plan"])).slo_s:
-                return told | {"slo_ms": 1e3 * slo_s}
+            plan = read_plan(Path(told["plan"]))
+            slo_ms = {"slo_ms": 1e3 * plan.slo_s} if plan.slo_s else {}
+            computed = {"backend": plan.backend, "dtype": plan.dtype} if plan.backend in BACKENDS else {}
+            return slo_ms | {name: value for name, value in computed.items() if value} | told
         return told
 
     @model_validator(mode="after")

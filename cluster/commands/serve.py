@@ -42,7 +42,15 @@ def serve(
     ] = None,
     device: Annotated[str | None, typer.Option(help="Where the network computes: cpu or cuda.")] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="A decoder's plan, of isobatch plan; of other networks a Serve file names it.")
+        Path | None,
+        typer.Option(help="A file of isobatch plan: each split on replicas of its own, a controller beside."),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="The file of isobatch profile that the plan was made from; a decoder has its own."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a Serve file of all this, for isobatch simulate and deploy, and end.")
     ] = None,
     dashboard: Annotated[bool, typer.Option(help="Start Ray's dashboard too, on 127.0.0.1 only.")] = False,
     metrics_port: Annotated[
@@ -52,18 +60,34 @@ def serve(
 ) -> None:
     """Serve a model at http://127.0.0.1:8000 on a Ray of its own, until Ctrl-C.
 
-    Example: [bold]isobatch serve[/], then
-    curl -d '{"inputs": ...}' http://127.0.0.1:8000/predict
+    Example: [bold]isobatch serve[/], and it prints a line to try
+
+    Example: [bold]isobatch serve my-bert-ee --plan plan.json --profile profile.json[/], then
+    curl -d '{"inputs": ["a good film", "a dull film"]}' http://127.0.0.1:8000/predict
     """
     from cluster.serving.ports import is_free
     from cluster.serving.serve_file import serve_file, with_grpc
 
-    told = {"device": device, "plan": str(plan.resolve()) if plan else None}
-    overrides = {name: value for name, value in told.items() if value}
+    files = {name: str(path.resolve()) for name, path in (("plan", plan), ("profile", profile)) if path}
+    overrides = files | ({"device": device} if device else {})
     content = with_grpc(serve_file(target, overrides), host, grpc_port, is_free)
     http = content["http_options"]
     http |= {"host": host or http["host"], "port": port or http["port"]}
+    if out:
+        write(content, out)
+        return
     run(content, dashboard, patience_s, metrics_port)
+
+
+def write(content: dict[str, Any], out: Path) -> None:
+    """Write a Serve file, whose paths are absolute."""
+    import yaml
+
+    from cluster.commands import check_writable
+
+    check_writable(out)
+    out.write_text(yaml.safe_dump(content, sort_keys=False))
+    print(f"written to {out}: isobatch serve {out} runs it here, isobatch deploy {out} --address auto on a cluster")
 
 
 def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_port: int | None) -> None:

@@ -50,7 +50,10 @@ OF_CLASSIFIERS = frozenset(
 
 
 class ControllerConfig(Patience):
-    """The controller of one application. Network, plan and key are the application's own; all fields have defaults."""
+    """The controller of one application, whose network and plan it steers. All fields have defaults.
+
+    A key is not taken over: where the application asks for one, its controller is told the same.
+    """
 
     application: str = Field("isobatch", description="The name of the application it controls.")
     goal: Literal["goodput", "cost"] = Field(

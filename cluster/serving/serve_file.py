@@ -25,6 +25,7 @@ APPLICATION = "deployments.app:build"
 CONTROLLER = "cluster.controller.app:build"
 REACHED = ("front", "deployer")  # the deployments that Serve knows of; those of replicas are started by the deployer
 DECODER = "deployments.decoding.app:build"
+NAME = "isobatch"  # what an application is called that is made for a directory
 HTTP = {"host": "127.0.0.1", "port": 8000}
 GRPC_PORT = 8001
 LONGEST = 64_000  # characters of a file: PyYAML takes 4 us for each, and its parser in C fails on deep nesting
@@ -57,7 +58,7 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
         target, overrides = _built_in(target, overrides)
     if target is None and not overrides:
         target = ROOT / "cluster" / "demo.yaml"
-    content, root = _content(target)
+    content, root = _content(target, planned="plan" in overrides)
     for one in content["applications"]:
         _check_import_path(one.get("import_path"))
     for one in ours(content):
@@ -81,15 +82,24 @@ def _built_in(name: Path, overrides: dict[str, Any]) -> tuple[Path | None, dict[
     return None if name == Path(DEMO_NAME) else name, overrides
 
 
-def _content(target: Path | None) -> tuple[ServeFile, Path]:
-    """What a file says, or an application for a directory or the demo; and where relative paths begin."""
+def _content(target: Path | None, planned: bool) -> tuple[ServeFile, Path]:
+    """What a file says, or an application for a directory or the demo; and where relative paths begin.
+
+    `planned`: a plan is given beside. Where a network that classifies has one, a controller keeps it right.
+    """
     if target is not None and not target.exists():
         raise UserError(f"{target}: no such directory or file; give a model's directory or a Serve file (*.yaml)")
     if target is not None and not target.is_dir():
         return _read(target), target.resolve().parent
     model = {"model": str(target.resolve())} if target else {}
-    path = DECODER if target and is_decoder(target) else APPLICATION
-    return {"applications": [{"name": "isobatch", "import_path": path, "args": model}]}, Path()
+    if target and is_decoder(target):
+        return {"applications": [{"name": NAME, "import_path": DECODER, "args": model}]}, Path()
+    served = {"name": NAME, "import_path": APPLICATION, "args": model}
+    if not planned:
+        return {"applications": [served]}, Path()
+    served |= {"route_prefix": "/", "args": model | {"replan": True}}
+    steers = {"name": "controller", "import_path": CONTROLLER, "route_prefix": "/controller"}
+    return {"applications": [served, steers | {"args": {"application": NAME}}]}, Path()
 
 
 def named(application: dict[str, Any]) -> str:
