@@ -31,13 +31,6 @@ SMALL = {
     "bench": "--device cpu --backend torch --slo-ms 250 --seconds 0.1 --budget 0.1 --largest 4 --max-rows 50",
 }
 
-SERVE_FILE = """
-applications:
-  - name: isobatch
-    import_path: deployments.app:build
-    args: {model: my-bert-ee, plan: plan.json, profile: profile.json, backend: virtual, slo_ms: 100}
-"""
-
 
 def lines(page: Path) -> list[list[str]]:
     """The words of every line `isobatch ...` in the code blocks of a page, without `isobatch` and the comment."""
@@ -69,6 +62,5 @@ def material(folder: Path) -> Path:
         texts = [" ".join(random.choice(WORDS, random.integers(1, 12))) for _ in range(120)]
         rows = [f"{text},{random.integers(3)}" for text in texts]
         (folder / name).write_text("\n".join(["text,label", *rows]) + "\n")
-    (folder / "serve.yaml").write_text(SERVE_FILE)
     (folder / "bodies.jsonl").write_text('{"inputs": "a good film"}\n{"inputs": ["a dull film", "a bad film"]}\n')
     return folder

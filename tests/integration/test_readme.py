@@ -27,13 +27,13 @@ def ran(line: list[str]) -> Result:
 
 
 @pytest.mark.beside("steered")
-def test_load_and_status_of_the_readme_run_against_what_its_serve_line_serves(
+def test_load_and_status_of_the_readme_run_against_what_its_deploy_line_deploys(
     deployed: Put, toy: Application, controller: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("serve.yaml").write_text(json.dumps({"applications": [toy, controller]}))
     Path("bodies.jsonl").write_text('{"inputs": [[3, 7]]}\n')
-    (file,) = (Path(line[1]) for line in readme_lines("") if line[0] == "serve" and line[1].endswith(".yaml"))
+    (file,) = (Path(line[1]) for line in readme_lines("") if line[0] == "deploy")
     address = deployed(*serve_file(file, {})["applications"])
     lines = {line[0]: line for line in readme_lines(address) if "--prompts" not in line}
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from cluster.cli import app
 from cluster.controller.config import ControllerConfig
 from cluster.serving.serve_file import (
     APPLICATION,
@@ -19,7 +21,9 @@ from cluster.serving.serve_file import (
     serve_file,
     with_grpc,
 )
+from deployments.config import parse
 from deployments.folders import weights_of
+from deployments.named import VIRTUAL
 from optimizer.plan import read_plan
 from profiles.errors import UserError
 from profiles.files import load, save
@@ -61,6 +65,36 @@ def test_nothing_is_the_demo_in_two_splits_from_wherever_it_is_asked_for(
     application, controller = serve_file(None, {})["applications"]
     assert len(read_plan(Path(application["args"]["plan"])).splits) == 2
     assert ControllerConfig.model_validate(controller["args"]).application == application["name"]
+
+
+def test_a_directory_with_a_plan_gets_a_controller_and_what_the_plan_was_made_for(tmp_path: Path) -> None:
+    demo = ROOT / "cluster" / "demo"
+    plan = replace(read_plan(demo / "plan.json"), slo_s=0.07, backend="onnx", dtype="int8")
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    files = {"plan": str(tmp_path / "plan.json"), "profile": str(demo / "profile.json")}
+    application, controller = serve_file(tmp_path, files)["applications"]
+    assert application["args"] == {"model": str(tmp_path), "replan": True} | files
+    assert ControllerConfig.model_validate(controller["args"]).application == application["name"]
+    config = parse(application["args"])
+    assert (config.slo_ms, config.backend, config.dtype) == (70.0, "onnx", "int8")
+    told = parse(application["args"] | {"slo_ms": 90.0, "backend": VIRTUAL, "dtype": "float32"})
+    assert (told.slo_ms, told.backend, told.dtype) == (90.0, VIRTUAL, "float32")
+    published = replace(plan, backend="tensorrt", dtype="float16")  # nothing here computes by that
+    (tmp_path / "plan.json").write_text(published.to_json())
+    assert (parse(application["args"]).backend, parse(application["args"]).dtype) == ("torch", "float32")
+    with pytest.raises(UserError, match="a plan needs its profile too"):
+        serve_file(tmp_path, {"plan": files["plan"]})
+
+
+def test_what_is_written_as_a_file_is_served_alike(tmp_path: Path) -> None:
+    demo, out = ROOT / "cluster" / "demo", tmp_path / "serve.yaml"
+    files = ["--plan", str(demo / "plan.json"), "--profile", str(demo / "profile.json")]
+    done = CliRunner().invoke(app, ["serve", "demo", *files, "--port", "9000", "--grpc-port", "0", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert f"isobatch deploy {out}" in done.output
+    again = serve_file(out, {})
+    assert again["http_options"] == {"host": "127.0.0.1", "port": 9000}
+    assert again["applications"] == serve_file(Path("demo"), {"plan": files[1], "profile": files[3]})["applications"]
 
 
 def test_the_example_file_says_the_defaults() -> None:
