@@ -302,7 +302,7 @@ def parse(arguments: dict[str, Any]) -> AppConfig:
     return checked(AppConfig, arguments)
 
 
-def checked(model: type[Model], arguments: dict[str, Any]) -> Model:
+def checked(model: type[Model], arguments: dict[str, Any], where: str = "args") -> Model:
     """Any configuration, or one line about the first field that is wrong."""
     try:
         return model.model_validate(arguments)
@@ -310,6 +310,6 @@ def checked(model: type[Model], arguments: dict[str, Any]) -> Model:
         wrong = first_wrong(error)
         if wrong.kind == "extra_forbidden":
             known = ", ".join(model.model_fields)
-            raise UserError(f"args: there is no field {wrong.place!r}; there are: {known}") from error
+            raise UserError(f"{where}: there is no field {wrong.place!r}; there are: {known}") from error
         place = f"{wrong.place} = {wrong.value!r}: " if wrong.place else ""
-        raise UserError(f"args: {place}{wrong.reason}") from error
+        raise UserError(f"{where}: {place}{wrong.reason}") from error

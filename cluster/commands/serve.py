@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from cluster.serving.local import LocalRay
 
 SAME_S = 0.5  # signals so close together are one: a terminal that closes may tell a process twice
+OURS = {"requests", "exits"}  # what is in all statistics of ours
 INLINE = 600  # the longest example that is shown on the command line
 
 
@@ -229,10 +231,9 @@ def _show_example(
     console.print(f"try it:  curl{key} -d '{body}' {base}{path}", markup=False)
 
 
-def _show_plan(console: Console, stats: urllib.request.Request) -> None:
-    with contextlib.suppress(OSError, ValueError):  # an application of others has no /stats
-        if plan := _read(stats).get("plan"):
-            console.print(f"plan: {plan}", markup=False)
+def _show_plan(console: Console, request: urllib.request.Request) -> None:
+    if plan := _read(request).get("plan"):
+        console.print(f"plan: {plan}", markup=False)
 
 
 def _grpc(content: dict[str, Any]) -> str:
@@ -259,16 +260,16 @@ def _watch(console: Console, stats: dict[str, urllib.request.Request], stop: thr
 
 
 def _read(request: urllib.request.Request) -> dict[str, Any]:
-    with urllib.request.urlopen(request, timeout=10) as reply:
-        stats: dict[str, Any] = json.load(reply)
-    return stats
+    """What a front says of itself; nothing, if none answers or an application of others does."""
+    with contextlib.suppress(OSError, HTTPException, ValueError), urllib.request.urlopen(request, timeout=10) as reply:
+        stats = json.load(reply)
+        return stats if isinstance(stats, dict) and stats.keys() >= OURS else {}
+    return {}
 
 
 def _line(request: urllib.request.Request) -> str:
-    try:
-        stats = _read(request)
-    except OSError as error:
-        return f"no answer from {request.full_url}: {error}"
+    if not (stats := _read(request)):
+        return f"no figures from {request.full_url} | Ctrl-C stops"
     exits = {int(block): count for block, count in stats["exits"].items()}
     inputs = sum(exits.values())
     depth = sum((block + 1) * count for block, count in exits.items()) / inputs if inputs else 0.0

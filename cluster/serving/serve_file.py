@@ -5,8 +5,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from cluster.controller.config import OF_CLASSIFIERS, ControllerConfig
-from deployments.config import checked, parse
+from deployments.config import AppConfig, checked, parse
 from deployments.decoding.checkpoint import check_decoder, is_decoder
 from deployments.decoding.config import DecoderConfig
 from deployments.folders import told_in, weights_of
@@ -26,7 +28,7 @@ CONTROLLER = "cluster.controller.app:build"
 REACHED = ("front", "deployer")  # the deployments that Serve knows of; those of replicas are started by the deployer
 DECODER = "deployments.decoding.app:build"
 NAME = "isobatch"  # what an application is called that is made for a directory
-HTTP = {"host": "127.0.0.1", "port": 8000}
+LOCALHOST = "127.0.0.1"
 GRPC_PORT = 8001
 LONGEST = 64_000  # characters of a file: PyYAML takes 4 us for each, and its parser in C fails on deep nesting
 
@@ -48,6 +50,15 @@ OF_APPLICATIONS = frozenset(
 ServeFile = dict[str, Any]
 
 
+class _Http(BaseModel):
+    """What we read of `http_options:`; the rest is Serve's."""
+
+    model_config = ConfigDict(extra="allow")
+
+    host: str = LOCALHOST
+    port: int = Field(8000, ge=1, le=65535)
+
+
 def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     """The Serve file for a directory, a YAML file, or (None) the built-in demo; `overrides` go into `args:`.
 
@@ -62,14 +73,12 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     for one in content["applications"]:
         _check_import_path(one.get("import_path"))
     for one in ours(content):
-        for deployment in one.get("deployments") or ():
-            if deployment.get("name") not in REACHED:
-                raise UserError(f"deployments: reaches {' and '.join(REACHED)} only: args: says what replicas are")
+        _check_deployments(one.get("deployments") or [])
         one["args"] = _checked((one.get("args") or {}) | overrides, root)
     for one in decoders(content):
         one["args"] = _checked_decoder((one.get("args") or {}) | overrides, root)
     _check_apart(content)
-    content["http_options"] = HTTP | (content.get("http_options") or {})
+    content["http_options"] = checked(_Http, content.get("http_options") or {}, "http_options").model_dump()
     check_http(content["http_options"]["host"], any(name.startswith("ssl_") for name in content["http_options"]), ())
     if content.get("target_capacity") is not None:
         raise UserError("target_capacity does not reach replicas of plans: devices: and rate_per_s: say how many")
@@ -215,7 +224,7 @@ def grpc_addresses(content: ServeFile) -> list[tuple[str, int]]:
 
 
 def _grpc_host(arguments: dict[str, Any]) -> str:
-    return str(arguments.get("grpc_host", HTTP["host"]))
+    return str(arguments.get("grpc_host", LOCALHOST))
 
 
 def _read(path: Path) -> ServeFile:
@@ -249,6 +258,13 @@ def _check_fields(path: Path, known: Collection[str], settings: dict[Any, Any]) 
             raise UserError(f"{path}: there is no field {name!r}; {what}")
 
 
+def _check_deployments(told: Any) -> None:
+    if not (isinstance(told, list) and all(isinstance(each, dict) for each in told)):
+        raise UserError("deployments: must be a list, as in [{name: front, ray_actor_options: {num_cpus: 0.5}}]")
+    if any(each.get("name") not in REACHED for each in told):
+        raise UserError(f"deployments: reaches {' and '.join(REACHED)} only: args: says what replicas are")
+
+
 def _check_import_path(path: Any) -> None:
     """Refuse a misspelt path of ours at once: Serve would tell it after many seconds, and otherwise."""
     if path in (known := (APPLICATION, CONTROLLER, DECODER)) or not isinstance(path, str):
@@ -262,6 +278,7 @@ def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     given = {name: value for name, value in arguments.items() if value is not None}
     given |= {name: _absolute(root, name, given[name]) for name in PATHS if isinstance(given.get(name), str)}
     config = parse(given)
+    given |= _as_read(config, given)
     if config.model and not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
     if config.model and config.loader == LOADER:
@@ -278,6 +295,7 @@ def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     given = {name: value for name, value in arguments.items() if value is not None}
     given |= {name: _absolute(root, name, given[name]) for name in PATHS if isinstance(given.get(name), str)}
     config = checked(DecoderConfig, given)
+    given |= _as_read(config, given)
     if not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
     for planned in config.planned().values():
@@ -285,6 +303,11 @@ def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     _check_plans_weights(config)
     key_in(config.api_key_variable)
     return given
+
+
+def _as_read(config: AppConfig | DecoderConfig, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields that are used here, as numbers where a file has them as texts."""
+    return {name: getattr(config, name) for name in ("grpc_port", "grpc_host") if name in given}
 
 
 def _check_plans_weights(config: DecoderConfig) -> None:

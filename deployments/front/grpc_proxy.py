@@ -175,12 +175,19 @@ class GrpcProxy(threading.Thread):
     def run(self) -> None:
         """A thread of its own starts it, since it would end with whichever thread did."""
         while not self._ending.is_set():
+            reason = self._ran()
+            if not self._ending.is_set():
+                log.warning("the HAProxy of gRPC ended and is started again: %s", reason)
+                self._ending.wait(_AGAIN_AFTER_S)
+
+    def _ran(self) -> str:
+        """Why it ended, or could not start: a machine may have no memory or file handles left for a moment."""
+        try:
             with self._words.open("wb") as words:
                 self._process = subprocess.Popen(self._command, stdout=words, stderr=words)
-            ended = self._process.wait()
-            if not self._ending.is_set():
-                log.warning("the HAProxy of gRPC ended with %s and is started again: %s", ended, self._said())
-                self._ending.wait(_AGAIN_AFTER_S)
+            return f"exit code {self._process.wait()}, {self._said()}"
+        except OSError as error:
+            return str(error)
 
     def drain(self) -> None:
         """Listen no more; returns when what was admitted is answered.
@@ -219,7 +226,9 @@ class GrpcProxy(threading.Thread):
             self._process.send_signal(number)
 
     def _said(self) -> str:
-        return self._words.read_text(errors="replace")[:1000] or "it said nothing"
+        with contextlib.suppress(OSError):
+            return self._words.read_text(errors="replace")[:1000] or "it said nothing"
+        return "what it said cannot be read"
 
 
 def _configuration(folder: Path, host: str, port: int) -> str:

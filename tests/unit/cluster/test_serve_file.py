@@ -120,6 +120,17 @@ def test_applications_of_others_are_left_alone(tmp_path: Path) -> None:
         (f"applications: [{{import_path: '{APPLICATION}'}}]\ntarget_capacity: 50", "target_capacity does not reach"),
         (f"applications: [{{import_path: '{APPLICATION}', deployments: [{{name: split}}]}}]", "reaches front and"),
         ("applications: []", "needs a list 'applications:'"),
+        (f"applications: [{{import_path: '{APPLICATION}', deployments: front}}]", "deployments: must be a list"),
+        (f"applications: [{{import_path: '{APPLICATION}', deployments: {{front: 1}}}}]", "deployments: must be a list"),
+        (
+            f"applications: [{{import_path: '{APPLICATION}'}}]\nhttp_options: {{port: 70000}}",
+            "http_options: port = 70000: ",
+        ),
+        (
+            f"applications: [{{import_path: '{APPLICATION}'}}]\nhttp_options: {{port: null}}",
+            "http_options: port = None: ",
+        ),
+        (f"applications: [{{import_path: '{APPLICATION}'}}]\nhttp_options: {{host: 5}}", "http_options: host = 5: "),
         (f"applications: [{{import_path: '{APPLICATION}', args: {{max_bach: 3}}}}]", "no field 'max_bach'"),
         (f"applications: [{{import_path: '{APPLICATION}', args: {{model: /nowhere}}}}]", "'/nowhere': no such"),
         (f"applications: [{{import_path: '{APPLICATION}', args: {{plan: \"a\\0b\"}}}}]", "is no path"),
@@ -142,6 +153,17 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, sentence: str) -> N
     with pytest.raises(UserError, match=sentence) as error:
         serve_file(file, {})
     assert "\n" not in str(error.value)
+
+
+def test_ports_that_are_written_as_texts_are_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        f"applications: [{{import_path: '{APPLICATION}', args: {{grpc_port: '8001'}}}}]\n"
+        "http_options: {port: '9', a: b}"
+    )
+    content = serve_file(file, {})
+    assert content["http_options"] == {"host": "127.0.0.1", "port": 9, "a": "b"}
+    assert grpc_addresses(content) == [("127.0.0.1", 8001)]
 
 
 def test_a_misspelt_import_path_of_ours_is_told_at_once(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from deployments.front import grpc_proxy
 from deployments.front.grpc_proxy import GrpcProxy
@@ -50,6 +51,28 @@ def test_haproxy_is_told_the_limit_and_told_it_again(free_port: int) -> None:
         assert "is started again" not in str(it._said())
 
     with proxy(free_port, lambda: Burden(10, next(refused), 0)) as it:
+        asyncio.run(act(it))
+
+
+def test_what_keeps_haproxy_from_starting_again_for_a_while_does_not_end_it_for_good(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    """A machine may have no file handles or memory left for a moment."""
+    started, tried = subprocess.Popen, list[str]()
+
+    def scarce(*words: Any, **options: Any) -> Any:
+        tried.append("")
+        if len(tried) < 3:
+            raise OSError(24, "Too many open files")
+        return started(*words, **options)
+
+    async def act(it: GrpcProxy) -> None:
+        assert it._process
+        it._process.kill()
+        await until(lambda: len(tried) >= 3 and it._listens())
+
+    with proxy(free_port) as it:
+        monkeypatch.setattr(subprocess, "Popen", scarce)
         asyncio.run(act(it))
 
 
