@@ -3,6 +3,7 @@
 The network is a cascade, so some are fetched where another network begins. Then: what is lost when replicas go.
 """
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -42,8 +43,11 @@ def replicas() -> list[Any]:
     import ray
 
     names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
-    ours = [name for name in names if name.startswith("SERVE_REPLICA::toy.") and "#split#" in name]
-    return [ray.get_actor(name, "serve") for name in sorted(ours)]
+    found = []
+    for name in sorted(name for name in names if name.startswith("SERVE_REPLICA::toy.") and "#split#" in name):
+        with contextlib.suppress(ValueError):  # it has ended meanwhile
+            found.append(ray.get_actor(name, "serve"))
+    return found
 
 
 def held(replica: Any) -> int:
