@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results dashboards chaos soak browser pictures clean
+.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results dashboards arguments chaos soak browser pictures clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -60,6 +60,9 @@ results: setup  ## write the tables of docs/results.md from what the benchmarks 
 
 dashboards: setup  ## write cluster/grafana: what `isobatch dashboards` gives to users
 	$(BIN)/isobatch dashboards --out cluster/grafana
+
+arguments: setup  ## write docs/arguments.md: every field of a Serve file's args:, as the code has it
+	$(BIN)/python -m tests.helpers.arguments_page
 
 chaos: setup  ## break a live application 30 times, and see how it recovers
 	$(BIN)/python -m experiments.bench chaos

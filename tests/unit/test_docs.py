@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.shared import results_page
+from tests.helpers import arguments_page
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("profiles", "optimizer", "deployments", "cluster", "experiments")
@@ -23,7 +24,10 @@ MODULES = sorted(
 FOREIGN = {"experiments.serve.litserve_stage", "experiments.peers.litserve_peer"}
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module not in FOREIGN])
+HELPERS = [arguments_page.__name__]
+
+
+@pytest.mark.parametrize("module", [*(module for module in MODULES if module not in FOREIGN), *HELPERS])
 def test_the_examples_in_docstrings_run(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("linecache.checkcache", lambda *_: None)  # doctest would look at every file, for every example
     assert doctest.testmod(import_module(module)).failed == 0
@@ -34,6 +38,10 @@ def test_each_package_is_found_inside_the_checkout_from_anywhere() -> None:
     code = f"import {names}; print(*(package.__path__[0] for package in ({names})), sep='\\n')"
     found = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True).stdout
     assert [Path(line).resolve() for line in found.splitlines()] == [ROOT / package for package in PACKAGES]
+
+
+def test_the_page_of_arguments_has_every_field_as_it_is() -> None:
+    assert arguments_page.PAGE.read_text() == arguments_page.page(), "run: make arguments"
 
 
 def test_the_page_of_results_says_what_the_benchmarks_have_kept() -> None:
