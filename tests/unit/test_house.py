@@ -61,6 +61,24 @@ def test_the_pages_name_only_files_that_there_are() -> None:
     assert not [(page, path) for page, path in found if path not in PATTERNS and not (ROOT / path).exists()]
 
 
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_pages_lead_to_a_file_and_a_heading() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    broken = []
+    for page in pages:
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                broken.append((page.name, link))
+    assert not broken
+
+
 def test_modules_that_are_named_in_pages_and_sources_exist() -> None:
     """In pages by their last part, too (`driver.py`), as in tables on one folder."""
     folders = (*PACKAGES, "tests")
