@@ -44,6 +44,22 @@ class Application(Protocol):
         ...
 
 
+KEEP_SILENT = 100  # fronts that did not answer: most are gone for good, but one may answer again
+
+
+class News:
+    """What fronts counted since each of them answered last. They themselves count from their start."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Observed] = {}  # by front, the longest silent first
+
+    def of(self, now: Mapping[str, Observed]) -> list[Observed]:
+        news = [since(count, self._before.get(front)) for front, count in now.items()]
+        silent = [(front, count) for front, count in self._before.items() if front not in now]
+        self._before = dict(silent[-KEEP_SILENT:]) | dict(now)
+        return news
+
+
 def leader_of(application: str) -> str:
     """The deployment that leads an application from plan to plan: its deployer, or the front of a decoder."""
     from ray import serve
@@ -64,16 +80,14 @@ class RunningApplication:
 
         self._deployer: Any = serve.get_deployment_handle(leader, name)
         self._inventory = inventory
-        self._before: dict[str, Observed] = {}  # by front
+        self._news = News()
 
     async def observe(self) -> Observed:
-        """Of all fronts together. What a front counted since the last call is lost when the front dies."""
+        """Of all fronts that answer. What a front counted since it answered last is lost when it dies."""
         now: dict[str, Observed] = await self._deployer.counted.remote()
         if not now:
             raise ConnectionError("no front of the application answers")
-        news = [since(count, self._before.get(front)) for front, count in now.items()]
-        self._before = now
-        return replace(merged(news), devices=self._inventory())
+        return replace(merged(self._news.of(now)), devices=self._inventory())
 
     async def config(self) -> AppConfig | DecoderConfig:
         """As it is deployed now."""

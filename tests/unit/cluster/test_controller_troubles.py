@@ -2,6 +2,8 @@
 
 import asyncio
 
+from cluster.controller.application import KEEP_SILENT, News
+from deployments.front.observed import Observed
 from tests.helpers.fluid_application import (
     EASY,
     HARD,
@@ -117,3 +119,19 @@ def test_a_look_that_fails_is_no_change_and_not_repeated_before_the_next_is_due(
     events = [event for event in run(app, control_loop(app), 1700) if "did not start" in event.why]
     assert [event.what for event in events] == ["stayed", "stayed"]
     assert events[1].at_s - events[0].at_s >= 600
+
+
+def test_a_front_that_was_silent_for_a_while_is_not_counted_from_its_start_again():
+    """An hour of two fronts, one of which misses a look, as when its machine was too busy to answer in time."""
+    news = News()
+
+    def asked(at_s: float, *fronts: str) -> int:
+        now = {front: Observed(0.0, at_s, int(10 * at_s), int(10 * at_s), (int(10 * at_s),)) for front in fronts}
+        return sum(part.arrivals for part in news.of(now))
+
+    assert asked(3600.0, "a", "b") == 72_000
+    assert asked(3605.0, "a") == 50
+    assert asked(3610.0, "a", "b") == 50 + 100
+    for number in range(2 * KEEP_SILENT):  # fronts that are replaced, again and again
+        asked(3610.0, f"replaced {number}")
+    assert len(news._before) <= KEEP_SILENT + 1
