@@ -163,11 +163,13 @@ class Controller:
 
     def failed(self, step: NextStep, reason: str, now_s: float, no_devices: bool = False) -> None:
         """The plan from before runs again. Where only devices were missing, this one may be tried again at once."""
-        looked = step.event.what == "looking"
+        event, looked = step.event, step.event.what == "looking"
         if looked:
             self._peeks.peeked_s = now_s  # not again before the next look is due
+        if event.what == "rolling back":  # which is tried once, and says nothing against the plan from before
+            self._trial, event = None, replace(event, after=None)
         told: What = "stayed" if looked or no_devices else "failed"
-        self.record.ended(step.event, told, None, now_s, why=f"{step.event.why}, but {reason}")
+        self.record.ended(event, told, None, now_s, why=f"{event.why}, but {reason}")
         self._start_window(now_s)
 
     def pause(self, now_s: float, paused: bool = True) -> None:

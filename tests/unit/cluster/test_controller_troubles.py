@@ -3,6 +3,7 @@
 import asyncio
 
 from cluster.controller.application import KEEP_SILENT, News
+from cluster.controller.decide import same
 from deployments.front.observed import Observed
 from tests.helpers.fluid_application import (
     EASY,
@@ -81,6 +82,23 @@ def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
     assert "worse than the plan before" in events[1].why
     assert len(events) <= 6
     assert app.running == first
+
+
+def test_a_roll_back_that_fails_is_tried_once_and_bars_nothing():
+    """The devices of the plan before do not start again: windows go on, and what is learned in them decides."""
+    asked = question(MEDIUM)
+    first = batches(first_plan(asked), 4)
+    app = Fluid(asked, first)
+    app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
+    app.fails = lambda plan: same(plan, first)
+    loop = control_loop(app)
+    events = run(app, loop, 300)
+    tried = [event for event in events if "worse than the plan before" in event.why]
+    assert [(event.what, event.after) for event in tried] == [("failed", None)]
+    assert loop.controller.record.barred.until_s(first, app.now_s) is None
+    later = run(app, loop, 600)
+    assert len(later) >= 4, "windows go on"
+    assert not any("worse than the plan before" in event.why for event in later)
 
 
 def test_harder_inputs_do_not_speak_against_a_new_plan():
