@@ -156,9 +156,8 @@ class Controller:
         elif event.what != "looked":
             back = event.what == "rolling back"
             self.record.ended(event, "rolled back" if back else "rolled out", took_s, now_s)
-            self._trial = (
-                None if back or self.pinned else Trial(event.number, event.before, self.record.kept(event.before))
-            )
+            chosen = not (back or self.pinned or event.forced)  # a plan for fewer devices does less, and is no mistake
+            self._trial = Trial(event.number, event.before, self.record.kept(event.before)) if chosen else None
             self._start_window(now_s)
 
     def failed(self, step: NextStep, reason: str, now_s: float, no_devices: bool = False) -> None:

@@ -33,6 +33,17 @@ def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back(
     assert app.running.devices() == {"v100": 4}
 
 
+def test_a_plan_for_what_is_left_is_not_judged_by_what_all_devices_would_have_done():
+    """A device is away for long enough for a trial, and back before that would have ended."""
+    asked = question(MEDIUM, v100=4)
+    app = Fluid(asked, first_plan(asked))
+    app.rate, app.devices = lambda at_s: 2000.0, lambda at_s: {"v100": 3 if 600 <= at_s < 690 else 4}
+    loop = control_loop(app)
+    lost, back = moves(run(app, loop, 1200))
+    assert ("are gone" in lost.why, lost.what, back.what) == (True, "rolled out", "rolled out")
+    assert loop.controller.record.barred.until_s(lost.after, app.now_s) is None
+
+
 def test_a_pinned_plan_stays_and_the_reason_says_what_would_have_run():
     asked = question(EASY)
     app = Fluid(asked, mine := first_plan(asked))
