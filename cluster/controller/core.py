@@ -77,13 +77,18 @@ class Controller:
         self.growth.ask(last.asked, self.present.counts, now_s)
         if self.keeper:
             self.keeper.go_on(last.worse, self.running)
-        if last.what == "looking" and not same(last.before, self.running):
+        if last.what == "looking" and self._is_looking_from(last.before):
             self._peek = Peek(last.before, last.number)
         elif last.what in ("looking", "rolling out", "rolling back"):
             arrived = last.after is not None and same(last.after, self.running)
             back: What = "rolled back" if last.what == "rolling back" else "rolled out"
             why = f"{last.why}; the controller was restarted meanwhile"
             self.record.ended(last, back if arrived else "stayed", None, now_s, why)
+
+    def _is_looking_from(self, plan: Plan) -> bool:
+        """Whether what runs is this plan with all its ramps open, and not what somebody has rolled out since."""
+        opened = self.question.opened(plan, self.facts())
+        return same(opened, self.running) and not same(plan, self.running)
 
     # What the driver asks
 
@@ -127,6 +132,11 @@ class Controller:
         self.pinned = None
         return self._close(now_s, "asked by hand: ", forced=True)
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether all ramps are open for the moment: the next look closes them."""
+        return self._peek is not None
+
     def seen(self) -> Observed:
         """What was seen in the window so far."""
         return merged(self._looks) if self._looks else Observed(self.began_s, 0.0, 0, 0, ())
@@ -137,7 +147,8 @@ class Controller:
         """This plan runs; if it is another one than was thought, somebody else has rolled it out."""
         self.running = replace(self.running, thresholds=plan.thresholds)
         if not same(plan, self.running):
-            self.running, self._trial, self.question = plan, None, self.question.counted_as(plan)
+            self.running, self.question = plan, self.question.counted_as(plan)
+            self._trial = self._peek = None
             self._tell("began", "another plan was found running", now_s)
 
     def deployed_anew(self, now_s: float) -> None:

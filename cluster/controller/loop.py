@@ -104,8 +104,10 @@ class ControlLoop:
             self._asked = devices
 
     async def force(self) -> Event:
-        """Close the window now, and take the best plan there is."""
+        """Close the window now, and take the best plan there is. A look with all ramps open is ended before."""
         async with self._turn:
+            if self.controller.is_looking:
+                await self._step()
             self.controller.follow(await self._application.plan(), self._clock())
             return await self._take(await self._offload(self.controller.force, self._clock()))
 

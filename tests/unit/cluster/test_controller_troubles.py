@@ -4,6 +4,7 @@ import asyncio
 
 from cluster.controller.application import KEEP_SILENT, News
 from cluster.controller.decide import same
+from cluster.controller.loop import ControlLoop
 from deployments.front.observed import Observed
 from tests.helpers.fluid_application import (
     EASY,
@@ -79,7 +80,8 @@ def test_a_device_that_comes_and_goes_does_not_move_the_plan_each_time():
     asked = question(MEDIUM, v100=4)
     app = Fluid(asked, first_plan(asked))
     app.devices = lambda at_s: {"v100": 3 + int(at_s / 60) % 2}
-    assert len(moves(run(app, control_loop(app), 1800))) <= 10
+    back = [event for event in moves(run(app, control_loop(app), 1800)) if not event.forced]
+    assert len(back) <= 6, "of fifteen times: each change doubles what the next one has to gain"
 
 
 def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
@@ -164,3 +166,36 @@ def test_a_front_that_was_silent_for_a_while_is_not_counted_from_its_start_again
     for number in range(2 * KEEP_SILENT):  # fronts that are replaced, again and again
         asked(3610.0, f"replaced {number}")
     assert len(news._before) <= KEEP_SILENT + 1
+
+
+def looking(app: Fluid, loop: ControlLoop) -> None:
+    """Until all ramps are open for a look."""
+    for _ in range(100):
+        if not loop.controller.is_looking:
+            run(app, loop, 30)
+    assert loop.controller.is_looking
+
+
+def test_what_is_forced_while_ramps_are_open_for_a_look_stays():
+    asked = question(HARD)
+    app = Fluid(asked, few := batches(first_plan(asked), 4))
+    app.truth = lambda at_s: HARD
+    loop = control_loop(app, least_gain=9.0)
+    looking(app, loop)
+    app.now_s += 2
+    event = asyncio.run(loop.force())
+    assert (event.what, event.before) == ("rolled out", few), "not the one with all ramps open"
+    run(app, loop, 90)
+    assert app.running == event.after
+    assert not same(app.running, few)
+
+
+def test_what_somebody_else_rolls_out_while_ramps_are_open_for_a_look_stays():
+    asked = question(HARD)
+    app = Fluid(asked, first := first_plan(asked))
+    app.truth = lambda at_s: HARD
+    loop = control_loop(app)
+    looking(app, loop)
+    app.running = batches(first, 7)
+    (event,) = run(app, loop, 60)
+    assert (event.what, app.running) == ("began", batches(first, 7))

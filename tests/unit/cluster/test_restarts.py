@@ -60,6 +60,19 @@ def test_a_restart_while_ramps_were_open_closes_them_again(tmp_path: Path):
     assert app.running == first
 
 
+def test_another_plan_that_is_deployed_while_ramps_were_open_stays(tmp_path: Path):
+    asked = question(HARD)
+    app = Fluid(asked, first := first_plan(asked))
+    app.truth = lambda at_s: HARD
+    loop = control_loop(app, tmp_path)
+    while app.running == first:
+        run(app, loop, 30)
+    app.running = other = batches(first, 7)
+    loop = control_loop(app, tmp_path)
+    run(app, loop, 60)
+    assert app.running == other
+
+
 def test_links_that_are_declared_later_are_learned(tmp_path: Path):
     """The application is deployed anew, and the plan that runs sends survivors over what is slow now."""
     asked = replace(question(MEDIUM), one_machine=False)
