@@ -77,14 +77,14 @@ def verdict(agreement: Agreement | None, promised: float) -> PromiseState:
 def agreement_of(
     left: Sequence[int], audited: Sequence[int], missed: Sequence[int], confidence: float = 0.95
 ) -> Agreement | None:
-    """The agreement of answers of which so many left after each block; None without any audit.
+    """The agreement of answers of which so many left after each block; None without an audit, or where none left early.
 
     So many of those were `audited` to the end, which disagreed with what `missed` of them had been told. Who ran to
     the last block agrees.
     """
     early = [_float(counts)[:-1] for counts in (left, audited, missed)]
     audits = int(early[1].sum())
-    if not audits:
+    if not audits or not early[0].sum():  # an audit may end when nobody else leaves early any more
         return None
     weights, missing = _weighed(*early)
     share_early, most = float(early[0].sum() / sum(left)), float(weights.max())

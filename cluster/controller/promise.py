@@ -75,6 +75,7 @@ class Keeper:
         self.crowded = False  # thresholds are those of `under_load`
         self._looks: deque[Observed] = deque()
         self._since: list[Observed] = []  # since the purse was last 1
+        self._unbet: Observed | None = None  # audits that are not in the purse yet
         self._purse = 0.0  # its logarithm
         self._broke_s, self._again = -inf, 0  # when it broke last, and how often within minutes of the time before
         self._doubted_s = -inf  # when inputs were doubted last
@@ -115,7 +116,7 @@ class Keeper:
     def restart(self) -> None:
         """Thresholds have changed: what was seen before tells nothing of them."""
         self._looks.clear()
-        self._since, self._purse = [], 0.0
+        self._since, self._purse, self._unbet = [], 0.0, None
 
     def look(self, seen: Observed, plan: Plan, facts: Problem) -> Retuning | None:
         """Thresholds that tighten at once, or give way to a crowd."""
@@ -159,8 +160,13 @@ class Keeper:
         return self._change("loosened", why, plan, facts)
 
     def _bet(self, seen: Observed) -> None:
-        """Put a look's audits into the purse: so many of all answers, of which those that ran to the end are hits."""
+        """Put a look's audits into the purse: so many of all answers, of which those that ran to the end are hits.
+
+        Audits end after their answers. Those of a look in which nobody left early count with the next look.
+        """
+        seen = merged([self._unbet, seen]) if self._unbet else seen
         agreement = seen.agreement()
+        self._unbet = seen if agreement is None and any(seen.audited) else None
         if agreement is None:
             return
         audits = agreement.audits * seen.answered / sum(seen.exits[:-1])

@@ -246,6 +246,21 @@ def test_where_inputs_are_doubted_fewer_audits_tell_that_the_promise_is_broken()
     assert needed[1] < needed[0]
 
 
+@pytest.mark.parametrize("nobody_early", [(0, 0, 0, 0), (0, 0, 0, 5000)])
+def test_audits_that_end_when_nobody_leaves_early_any_more_count_with_the_next_look(
+    nobody_early: tuple[int, ...],
+) -> None:
+    """They end seconds after their answers."""
+    kept, plan, audits = keeper(), with_all_ramps(first_plan(ASKED), range(3)), (50, 0, 0, 0)
+    early = Observed(0.0, LOOK_S, 5000, 5000, (2500, 0, 0, 2500))
+    late = Observed(LOOK_S, LOOK_S, 5000, 5000, nobody_early, audited=audits, missed=audits)
+    assert kept.look(early, plan, FACTS) is None
+    assert kept.look(late, plan, FACTS) is None
+    change = kept.look(replace(early, started_s=2 * LOOK_S), plan, FACTS)
+    assert change is not None
+    assert change.what == "tightened"
+
+
 def _only(placement, ramp):  # type: ignore[no-untyped-def]
     splits = tuple(
         replace(split, ramps=tuple(each for each in split.ramps if each == ramp)) for split in placement.splits

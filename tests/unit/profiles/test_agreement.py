@@ -38,6 +38,8 @@ def test_more_audits_tell_more() -> None:
 
 def test_without_audits_nothing_is_known_and_who_ran_to_the_end_agrees() -> None:
     assert agreement_of([10, 0, 90], [0, 0, 0], [0, 0, 0]) is None
+    assert agreement_of([0, 0, 90], [2, 0, 0], [1, 0, 0]) is None, "audits of those that left before"
+    assert agreement_of([0, 0, 0], [2, 0, 0], [1, 0, 0]) is None
     seen = agreement_of([10, 0, 90], [10, 0, 0], [5, 0, 0])
     assert seen
     assert seen.share == 0.95
