@@ -14,7 +14,7 @@ def deploy(
     check: Annotated[bool, typer.Option(help="Only say what is missing there, and deploy nothing.")] = False,
     others: Annotated[
         Literal["keep", "end"] | None,
-        typer.Option(help="What becomes of those that run there and are not in the file. Not told: it must be."),
+        typer.Option(help="Keep or end applications that run there and are not in FILE. Required if there are any."),
     ] = None,
     patience_s: Annotated[float, typer.Option(help="How long the start may take.")] = 600.0,
 ) -> None:

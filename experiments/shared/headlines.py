@@ -54,23 +54,25 @@ HEADLINES = {
         Headline("planner", "ms_bert_base_46gpus", "plan of BERT-base, 46 GPUs of one kind (ms)", 50, True),
         Headline("planner", "ms_bert_base_46gpus_4kinds", "plan of BERT-base, 46 GPUs of four kinds (ms)", 300, True),
         Headline("planner", "s_96blocks_1000gpus", "plan of 96 blocks, 1,000 GPUs of eight kinds (s)", 5, True),
-        Headline("planner", "gap_1000gpus", "what that plan may lack of the best one", 0.01, True),
+        Headline("planner", "gap_1000gpus", "gap of that plan to the best one, at most", 0.01, True),
         Headline("planner", "bruteforce_mismatches", "plans that differ from brute force's", 0, True),
         Headline("bound", "problems", "problems by which plans were judged, of 500", 500),
-        Headline("bound", "promise_error_p90", "what plans sustain beside their promise, error, p90", 0.03, True),
+        Headline("bound", "promise_error_p90", "abs(sustained / promised - 1), p90", 0.03, True),
         Headline("bound", "promise_error_max", "the same, worst case", 0.06, True),
         Headline("bound", "beaten_by_baseline", "problems where a baseline sustains 2 % more", 0, True),
-        Headline("bound", "best_neighbour_p90", "what the best plan close by sustains more, p90", 0.02, True),
-        Headline("bound", "refused_though_in_time", "of those refused, who would be in time", 0.02, True),
-        Headline("bound", "gained_by_letting_in", "more in time of all, for each of them who is let in"),
-        Headline("bound", "late_admitted", "of those admitted, who are late", 0.01, True),
-        Headline("bound", "share_of_oracle_homogeneous", "sustained, of what nothing exceeds, one kind", 0.93),
+        Headline(
+            "bound", "best_neighbour_p90", "what the best plan close by sustains more than the plan, p90", 0.02, True
+        ),
+        Headline("bound", "refused_though_in_time", "share of refused inputs that would have been in time", 0.02, True),
+        Headline("bound", "gained_by_letting_in", "extra in-time answers for each refused input that is let in"),
+        Headline("bound", "late_admitted", "share of admitted inputs that are late", 0.01, True),
+        Headline("bound", "share_of_oracle_homogeneous", "sustained / upper bound, one kind of device", 0.93),
         Headline("bound", "share_of_oracle_mixed", "the same, three kinds", 0.93),
         Headline("forecast", "mae_forecast", "mean error of the survival forecast"),
         Headline("forecast", "mae_last", "mean error of the last window taken as forecast"),
     ),
     "Devices that nobody measured here": (
-        Headline("curves", "held_out_error_median", "error of curves told from others, median", 0.15, True),
+        Headline("curves", "held_out_error_median", "error of curves derived from others, median", 0.15, True),
         Headline("curves", "held_out_error_p95", "the same, 95th percentile"),
         Headline("curves", "other_networks_error_median", "the same, networks that were not seen, median", 0.15, True),
         Headline("curves", "other_devices_error_median", "the same, devices that were not seen, median", 0.15, True),
@@ -115,7 +117,7 @@ HEADLINES = {
         Headline("serve", "hop_256kib_ms", "256 KiB of survivors to the next split, p50 (ms)", 2.5, True),
         Headline("serve", "hop_3mib_ms", "3 MiB of survivors to the next split, p50 (ms)", 8, True),
     ),
-    "Beside other servers, real compute": (
+    "Compared with other servers, real compute": (
         *(
             Headline("peers", f"goodput_over_{peer}_{workload}", f"{says}: goodput in 200 ms over {name}'s")
             for workload, says in (("demo", "the demo"), ("minilm", "a text classifier of MiniLM's size"))
@@ -136,24 +138,27 @@ HEADLINES = {
             for flood, times in (("1_5x", "1.5"), ("3x", "3"), ("10x", "10"))
         ),
         Headline("overload", "refusal_p99_ms", "a refusal, p99 (ms)", 50, True),
-        Headline("overload", "refusal_p99_ms_by_server", "the same, what the server took of it at least", 50, True),
-        Headline("overload", "late", "answers that were read after their deadline", 0, True),
-        Headline("overload", "late_by_server", "of those, what was surely not there in time", 0, True),
+        Headline("overload", "refusal_p99_ms_by_server", "the same, without what the generator read late", 50, True),
+        Headline("overload", "late", "answers that the generator read after their deadline", 0, True),
+        Headline("overload", "late_by_server", "of those, how many the server surely gave too late", 0, True),
         Headline("overload", "back_after_s", "from the end of a flood to all in time (s)", 2, True),
     ),
     "The simulator": (
         Headline("sim", "requests_per_s", "requests simulated in a second, one core", 100_000),
-        Headline("sim", "goodput_error_max", "goodput beside the live graph, worst case", 0.05, True),
-        Headline("sim", "p50_error_max", "p50 beside the live graph, worst case", 0.1, True),
-        Headline("sim", "p99_error_max", "p99 beside the live graph, worst case", 0.1, True),
+        Headline("sim", "goodput_error_max", "simulated against live goodput, relative error, worst case", 0.05, True),
+        Headline("sim", "p50_error_max", "simulated against live p50, relative error, worst case", 0.1, True),
+        Headline("sim", "p99_error_max", "simulated against live p99, relative error, worst case", 0.1, True),
         Headline(
-            "homogeneous", "gain_over_early_exit_batch_4", "BERT-base, 16 V100, batch 4, over early exit", paper=1.44
+            "homogeneous",
+            "gain_over_early_exit_batch_4",
+            "by datasheet tables: BERT-base, 16 V100, batch 4, over early exit",
+            paper=1.44,
         ),
         Headline("homogeneous", "gain_over_no_exits_batch_4", "the same, over no exits", paper=1.30),
         Headline(
             "heterogeneous",
             "gain_over_best_batch_4",
-            "6 V100, 8 P100, 15 K80, batch 4, over the best other",
+            "by datasheet tables: 6 V100, 8 P100, 15 K80, batch 4, over the best other",
             paper=1.70,
         ),
     ),
@@ -171,8 +176,8 @@ HEADLINES = {
     ),
     "Re-planning, live on virtual devices": (
         Headline("replan", "changes", "plan changes under load", 30),
-        Headline("replan", "failed", "requests that failed meanwhile", 0, True),
-        Headline("replan", "wrong", "wrong answers meanwhile", 0, True),
+        Headline("replan", "failed", "requests that failed during them", 0, True),
+        Headline("replan", "wrong", "wrong answers during them", 0, True),
         Headline("replan", "min_goodput_share", "worst second around a change, over the steady state", 0.8),
         Headline("replan", "adapt_share_after_2_windows", "two windows after a switch, over the best plan", 0.95),
         Headline("chaos", "faults", "faults under load", 30),
@@ -187,9 +192,9 @@ HEADLINES = {
         Headline("cluster", "fill_2_fronts_over_one", "two fronts: how full batches are, over one front's", 0.95),
         Headline("cluster", "p99_2_fronts_over_one", "two fronts: p99 at half load, over one front's", 1.05, True),
         *(
-            Headline("cluster", f"fronts_{fronts}_{figure}", f"{fronts} fronts on shared cores: {says}")
+            Headline("cluster", f"fronts_{fronts}_{figure}", f"fronts on shared cores, {fronts}: {says}")
             for fronts in (1, 2, 4)
-            for figure, says in {"rps": "requests/s", "cpu_ms": "of a core for a request (ms)"}.items()
+            for figure, says in {"rps": "requests/s", "cpu_ms": "processor time of fronts for a request (ms)"}.items()
         ),
         Headline("cluster", "goodput_share_4nodes", "cluster/local.yaml: goodput over what its plan promises", 0.95),
         Headline("cluster", "slow_link_avoided", "a link declared slow is avoided (simulated)", 1),
@@ -201,14 +206,24 @@ HEADLINES = {
             for name, says in (("sst2", "SST-2"), ("agnews", "AG News"), ("demo", "the demo"))
             for headline in (
                 Headline("promise", f"exceeded_share_{name}", f"{says}: promises of 1 % that were broken", 0.05, True),
-                Headline("promise", f"before_exceeded_share_{name}", "the same, as thresholds were chosen before"),
+                Headline(
+                    "promise",
+                    f"before_exceeded_share_{name}",
+                    "the same, thresholds searched and judged on the same rows",
+                ),
                 Headline("promise", f"depth_{name}", "blocks run per input"),
-                Headline("promise", f"before_depth_{name}", "the same, as thresholds were chosen before"),
+                Headline(
+                    "promise", f"before_depth_{name}", "the same, thresholds searched and judged on the same rows"
+                ),
             )
         ),
-        Headline("promise", "plan_thresholds_gain", "goodput with thresholds for the plan over that with others", 1.05),
+        Headline(
+            "promise", "plan_thresholds_gain", "goodput with thresholds for the plan, over those of prepare", 1.05
+        ),
         *(
-            Headline("promise", f"survivors_off_{name}", f"{says}: survivors, planned beside counted", 0.05, True)
+            Headline(
+                "promise", f"survivors_off_{name}", f"{says}: error of the survivors that were planned for", 0.05, True
+            )
             for name, says in (("sst2", "SST-2"), ("agnews", "AG News"), ("demo", "the demo"))
         ),
         Headline("promise", "audit_goodput_ratio", "goodput with audits over that without", 0.98),
@@ -242,7 +257,7 @@ HEADLINES = {
             )
         ),
         Headline(
-            "bridges", "cost_one_exit", "pixels labelled: multiplications with one exit (and bridge) of those without"
+            "bridges", "cost_one_exit", "pixels labelled: multiplications with one exit (and bridge) over those without"
         ),
         Headline("bridges", "pixels_agreed_one_exit", "pixels that are answered as by the full network", 0.99),
         Headline("bridges", "mean_iou_full", "mean IoU in full"),
@@ -260,17 +275,17 @@ HEADLINES = {
     "Under attack, and for long": (
         Headline("fuzz", "cases", "wrong requests and files", 100_000),
         Headline("fuzz", "minutes", "minutes that they took", 10, True),
-        Headline("fuzz", "honest_wrong", "answers to a client beside them that were wrong", 0, True),
+        Headline("fuzz", "honest_wrong", "wrong answers to a well-behaved client during them", 0, True),
         Headline("soak", "minutes", "minutes of mixed traffic, drift and faults", 60),
-        Headline("soak", "requests", "requests meanwhile"),
-        Headline("soak", "faults", "faults meanwhile"),
+        Headline("soak", "requests", "requests in that time"),
+        Headline("soak", "faults", "faults in that time"),
         Headline("soak", "lost", "requests that were lost", 0, True),
         Headline("soak", "wrong", "wrong answers", 0, True),
         Headline("soak", "processes", "processes that lived long enough to tell whether they grow"),
-        Headline("soak", "growing", "whose memory grew by more than two standard errors", 0, True),
-        Headline("soak", "growing_much", "whose memory surely grew by more than 10 MiB an hour", 0, True),
-        Headline("soak", "handles_growing", "whose file handles grew", 0, True),
-        Headline("soak", "threads_growing", "whose threads grew", 0, True),
+        Headline("soak", "growing", "of these, whose memory grew by more than two standard errors", 0, True),
+        Headline("soak", "growing_much", "of these, whose memory surely grew by more than 10 MiB an hour", 0, True),
+        Headline("soak", "handles_growing", "of these, whose file handles grew", 0, True),
+        Headline("soak", "threads_growing", "of these, whose threads grew", 0, True),
     ),
     "Computing, on two cores": (
         Headline("backend", "onnx_over_torch_bert", "BERT-base, ONNX Runtime over torch", 1),
@@ -300,7 +315,7 @@ HEADLINES = {
         ),
         Headline("packing", "overhead_equal_lengths_onnx", "the same, ONNX Runtime", 0.03, True),
         Headline("packing", "overhead_equal_lengths_int8", "the same in 8 bits", 0.03, True),
-        Headline("packing", "time_prediction_error", "a launch's time told from its tokens: error", 0.1, True),
+        Headline("packing", "time_prediction_error", "error of a launch's time, derived from its tokens", 0.1, True),
         Headline("packing", "time_prediction_error_onnx", "the same, ONNX Runtime", 0.1, True),
         Headline("packing", "time_prediction_error_int8", "the same in 8 bits", 0.1, True),
         Headline("tokens", "goodput_per_s_ratio", "through HTTP, launches of so many tokens over so many texts"),
@@ -370,9 +385,7 @@ HEADLINES = {
             "tcb", "das_gain_1_5x", "DAS's order in our launches, 1.5 times the load: texts in time, less 1", 0.05
         ),
         Headline("tcb", "das_gain_3x", "the same at 3 times the load", 0.05),
-        Headline(
-            "tcb", "das_least_quarter_3x", "what the least favoured quarter of lengths then gets of its share", 0.5
-        ),
+        Headline("tcb", "das_least_quarter_3x", "share that the least favoured quarter of lengths then gets", 0.5),
         Headline("tcb", "das_least_quarter_2x_variance_100", "the same, variance 100, at 2 times the load", 0.5),
     ),
 }

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/results.md: the figures that matter from experiments/results, beside what was aimed at.
+"""Writes the tables of docs/results.md: the figures that matter from experiments/results, with what was aimed at.
 
 `make results` writes it anew, as every benchmark does when it has ended, and tells what code has changed since.
 """
@@ -41,17 +41,17 @@ def page(text: str) -> str:
 
 
 def ages() -> str:
-    """A table of when each claim was measured, and how much of the code that it depends on is another now."""
+    """A table of when each claim was measured, and how much of the code that it depends on has changed since."""
     return "\n".join(_ages())
 
 
 def _ages() -> Iterator[str]:
-    yield "\n| measured by | on | modules, of which changed since |\n|---|---|---|"
+    yield "\n| measured by | on | modules that are changed or new since |\n|---|---|---|"
     for path in sorted(RESULTS.glob("*.json")):
         kept = json.loads(path.read_text())
         marks = dict(each.rsplit("=", 1) for each in kept.get("code", "").split())
-        other = changed(marks, code_of(path.stem))
-        told = f"{len(marks)}, {len(other)}" if marks else "not noted"
+        now = code_of(path.stem)
+        told = f"{len(changed(marks, now))} of {len(now)}" if marks else "not noted"
         yield f"| `make {command(path.stem)}` | {kept['date']} | {told} |"
     yield "\n"
 

@@ -48,12 +48,12 @@ def code_behind(*paths: str, read: Read = from_tree) -> dict[str, str]:
 
 
 def changed(kept: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What is another, new or gone since.
+    """The modules of now that were others, or none, when these were kept.
 
-    >>> changed({"a.py": "1", "b.py": "2"}, {"a.py": "1", "b.py": "3", "c.py": "4"})
+    >>> changed({"a.py": "1", "b.py": "2", "gone.py": "5"}, {"a.py": "1", "b.py": "3", "c.py": "4"})
     ['b.py', 'c.py']
     """
-    return sorted(path for path in kept.keys() | now.keys() if kept.get(path) != now.get(path))
+    return [path for path, mark in now.items() if kept.get(path) != mark]
 
 
 @cache
