@@ -99,7 +99,9 @@ class Controller:
             return self._peeked(self._peek, observed, now_s)
         if late := self.growth.look(self.present.counts, now_s):
             return self._close(now_s, f"{late}: ")
-        if self.keeper and (change := self.keeper.look(observed, self.running, self.facts())):
+        if self.keeper and self.record.paused:
+            self.keeper.watch(observed)
+        elif self.keeper and (change := self.keeper.look(observed, self.running, self.facts())):
             return self._adjusted(change, now_s)
         if self._trial and (step := self._judged(self._trial, now_s)):
             return step
@@ -178,7 +180,10 @@ class Controller:
             self._peeks.peeked_s = now_s  # not again before the next look is due
         if event.what == "rolling back":  # which is tried once, and says nothing against the plan from before
             self._trial, event = None, replace(event, after=None)
-        told: What = "stayed" if looked or no_devices else "failed"
+        if self.keeper and event.what in THRESHOLDS:
+            self.keeper.take_back()
+            event = replace(event, worse=self._worse)
+        told: What = "stayed" if looked or no_devices or event.what in THRESHOLDS else "failed"
         self.record.ended(event, told, None, now_s, why=f"{event.why}, but {reason}")
         self._start_window(now_s)
 
@@ -235,7 +240,8 @@ class Controller:
         seen = self.seen()
         if seen.answered and seen.seconds > 0:
             self._learn(seen, latest, now_s)
-            if self.keeper and not forced and (change := self._at_window(self.keeper, seen, now_s)):
+            stay = forced or self.record.paused
+            if self.keeper and not stay and (change := self._at_window(self.keeper, seen, now_s)):
                 return self._adjusted(change, now_s)
         self._start_window(now_s)
         self._devices_changed = False
@@ -253,12 +259,8 @@ class Controller:
         event = self._event(self.seen(), self.sustained(self.running), now_s)
         self._start_window(now_s)
         plan = replace(self.running, thresholds=change.thresholds)
-        if self.record.paused:
-            event = replace(event, why=f"paused ({change.what} otherwise: {change.why})")
-        else:
-            event = replace(event, what=change.what, why=change.why)
-        self.record.add(event)
-        return NextStep(None if self.record.paused or plan == self.running else plan, event)
+        self.record.add(event := replace(event, what=change.what, why=change.why))
+        return NextStep(None if plan == self.running else plan, event)
 
     def _with_thresholds(self, plan: Plan) -> Plan:
         """A plan with the thresholds that keep the promise at its ramps."""

@@ -74,7 +74,7 @@ class Keeper:
         self.terms, self.worse, self.least_gain = terms, worse, least_gain
         self.crowded = False  # thresholds are those of `under_load`
         self._looks: deque[Observed] = deque()
-        self._since: list[Observed] = []  # since the purse was last 1
+        self._since: Observed | None = None  # since the purse was last 1
         self._unbet: Observed | None = None  # audits that are not in the purse yet
         self._purse = 0.0  # its logarithm
         self._broke_s, self._again = -inf, 0  # when it broke last, and how often within minutes of the time before
@@ -83,14 +83,14 @@ class Keeper:
         self.tuned = False  # thresholds are those for the plan's own ramps
         self._audited_s: float | None = None  # when audits were last seen
         self._complained_s = -inf  # when it was last said that nothing can be done
+        self._before = self._stance
 
     # What is known
 
     def agreement(self, now_s: float) -> Agreement | None:
         """Of the last minutes, since thresholds changed."""
-        while self._looks and self._looks[0].ended_s < now_s - WATCHED_S:
-            self._looks.popleft()
-        return merged(self._looks).agreement() if self._looks else None
+        recent = [look for look in list(self._looks) if look.ended_s >= now_s - WATCHED_S]
+        return merged(recent).agreement() if recent else None
 
     @property
     def promised(self) -> float:
@@ -116,12 +116,30 @@ class Keeper:
     def restart(self) -> None:
         """Thresholds have changed: what was seen before tells nothing of them."""
         self._looks.clear()
-        self._since, self._purse, self._unbet = [], 0.0, None
+        self._since, self._purse, self._unbet = None, 0.0, None
+
+    def watch(self, seen: Observed) -> None:
+        """Count a look in, and change nothing."""
+        self._looks.append(seen)
+        while self._looks[0].ended_s < seen.ended_s - WATCHED_S:
+            self._looks.popleft()
+        if any(seen.audited) or self._audited_s is None:
+            self._audited_s = seen.ended_s
+        self._bet(seen)
+
+    def take_back(self) -> None:
+        """Thresholds are what they were before the latest change: it could not be rolled out."""
+        self.worse, self.crowded, self.tuned, self._broke_s, self._again = self._before
+        self._refusing = 0
+
+    @property
+    def _stance(self) -> tuple[float, bool, bool, float, int]:
+        return self.worse, self.crowded, self.tuned, self._broke_s, self._again
 
     def look(self, seen: Observed, plan: Plan, facts: Problem) -> Retuning | None:
         """Thresholds that tighten at once, or give way to a crowd."""
-        self._looks.append(seen)
-        self._bet(seen)
+        self._before = self._stance
+        self.watch(seen)
         if self._purse >= (DOUBTED if self._in_doubt(seen.ended_s) else ALARM):
             return self._tightened(plan, facts, seen.ended_s)
         if moved := self._moved():
@@ -140,7 +158,7 @@ class Keeper:
         `windows` have passed since they changed, and they were `tightened` so many times of late: each doubles the
         wait.
         """
-        agreement = self.agreement(seen.ended_s)
+        self._before, agreement = self._stance, self.agreement(seen.ended_s)
         if self.crowded and self._is_enough(seen, plan, facts):
             self.crowded = False
             return self._change("recovered", "all inputs can be answered in time again", plan, facts)
@@ -172,10 +190,11 @@ class Keeper:
         audits = agreement.audits * seen.answered / sum(seen.exits[:-1])
         misses, limit = audits * (1 - agreement.share), 1 - self.promised
         limit *= ENOUGH if self._in_doubt(seen.ended_s) else 1.0
-        self._purse += misses * log(2.0) + (audits - misses) * log1p(-limit / (1 - limit))
-        self._since.append(seen)
+        won = misses * log(2.0) + (audits - misses) * log1p(-limit / (1 - limit))
+        self._purse = min(self._purse + won, ALARM)  # which is told at once, unless nothing may change
+        self._since = merged([self._since, seen]) if self._since else seen
         if self._purse <= 0.0:
-            self._purse, self._since = 0.0, []
+            self._purse, self._since = 0.0, None
 
     def _in_doubt(self, now_s: float) -> bool:
         return now_s - self._doubted_s < WATCHED_S
@@ -192,9 +211,9 @@ class Keeper:
         return f"inputs run {now[0]:.2f} blocks on average, {before[0]:.2f} of late: they are others"
 
     def _tightened(self, plan: Plan, facts: Problem, now_s: float) -> Retuning | None:
-        agreement = merged(self._since).agreement()
+        agreement = self._since and self._since.agreement()
         assert agreement, "This is a bug: nothing was bet."
-        self._purse, self._since = 0.0, []
+        self._purse, self._since = 0.0, None
         broken = f"{agreement}, promise {100 * self.promised:.4g} %: broken"
         evidence = self.terms.evidence
         if evidence is None:
@@ -238,9 +257,7 @@ class Keeper:
         return 1.0 if own <= ENOUGH * (1 - self.promised) else max(1.0, times)
 
     def _is_unwatched(self, seen: Observed) -> bool:
-        if any(seen.audited) or self._audited_s is None:
-            self._audited_s = seen.ended_s
-        return seen.ended_s - self._audited_s >= WATCHED_S
+        return self._audited_s is not None and seen.ended_s - self._audited_s >= WATCHED_S
 
     def _for_plan(self, agreement: Agreement | None, plan: Plan, facts: Problem) -> Retuning | None:
         """Thresholds that spend what is allowed at the plan's own ramps only, where that gains and is watched."""

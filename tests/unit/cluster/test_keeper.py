@@ -1,5 +1,6 @@
 """A promise that breaks is noticed and mended; one that holds is left alone."""
 
+import asyncio
 from dataclasses import replace
 from functools import cache
 
@@ -10,6 +11,7 @@ from cluster.controller.beliefs import with_all_ramps
 from cluster.controller.config import Patience
 from cluster.controller.core import Controller, NextStep
 from cluster.controller.corrections import Corrections
+from cluster.controller.loop import ControlLoop
 from cluster.controller.promise import STEP, AgreementTerms, Keeper, Retuning
 from cluster.controller.record import Event, Events
 from deployments.front.observed import Observed
@@ -17,7 +19,7 @@ from optimizer.plan import Plan
 from profiles.evidence import Evidence
 from profiles.windows import History
 from tests.helpers.exit_tables import exit_table
-from tests.helpers.fluid_application import MEDIUM, first_plan, question
+from tests.helpers.fluid_application import MEDIUM, Fluid, first_plan, question
 
 LOOK_S, SHARE, PROMISED = 5.0, 0.02, 0.95
 EVIDENCE = Evidence(exit_table(0, count=6000), exit_table(1, count=3000), "agreement", 0.03, 0.95)
@@ -274,3 +276,83 @@ def test_a_controller_that_is_restarted_goes_on_with_what_it_knew() -> None:
     successor = keeper()
     successor.go_on(served.keeper.worse, served.plan)
     assert successor.thresholds(served.plan, FACTS) == served.plan.thresholds
+
+
+class Audited(Fluid):
+    """A look at it shows fifty audits, and what a test says."""
+
+    missed, in_time = 0, 5000
+
+    async def observe(self) -> Observed:
+        audited, missed, exits = (50, 0, 0, 0), (self.missed, 0, 0, 0), (2500, 0, 0, 2500)
+        self.now_s += LOOK_S
+        return Observed(self.now_s - LOOK_S, LOOK_S, 5000, self.in_time, exits, audited=audited, missed=missed)
+
+
+def led(kept: Keeper) -> tuple[Audited, ControlLoop]:
+    app = Audited(ASKED, with_all_ramps(first_plan(ASKED), range(3)))
+    controller = Controller(ASKED, Patience(least_gain=9.0), History(None), Events(None), app.running, 0.0, keeper=kept)
+    return app, ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, told=lambda event: None)
+
+
+def looked(loop: ControlLoop, count: int) -> list[Event]:
+    """What was decided in so many looks."""
+    first = loop.controller.record.number
+
+    async def steps() -> None:
+        for _ in range(count):
+            await loop.step()
+
+    asyncio.run(steps())
+    return [event for event in loop.controller.record.events.all if event.number >= first]
+
+
+def stance(kept: Keeper) -> tuple[float, bool, bool]:
+    return kept.worse, kept.crowded, kept.tuned
+
+
+def test_while_paused_thresholds_stay_and_are_remembered_as_they_are() -> None:
+    kept = keeper(under_load=0.8)
+    app, loop = led(kept)
+    app.missed = 40
+    assert [event.what for event in looked(loop, 1)] == ["tightened"]
+    tight, before = app.running.thresholds, stance(kept)
+    loop.pause(True)
+    for app.missed, app.in_time in ((0, 1000), (40, 5000), (0, 5000)):  # a crowd, a broken promise, one that is kept
+        assert {event.what for event in looked(loop, 60)} == {"stayed"}
+        assert (app.running.thresholds, stance(kept)) == (tight, before)
+    assert kept.agreement(app.now_s), "audits are watched meanwhile"
+    loop.pause(False)
+    assert "loosened" in {event.what for event in looked(loop, 100)}
+    assert kept.worse < before[0]
+
+
+def test_a_promise_that_broke_while_paused_tightens_once_afterwards_and_by_what_audits_tell() -> None:
+    factors = []
+    for looks in (0, 100):
+        kept = keeper()
+        app, loop = led(kept)
+        app.missed = 15
+        loop.pause(True)
+        looked(loop, looks)
+        assert kept.worse == 1.0
+        loop.pause(False)
+        while not any(event.what == "tightened" for event in looked(loop, 1)):
+            assert app.now_s < 1000
+        factors.append(kept.worse)
+    assert factors[1] == pytest.approx(factors[0], rel=0.1)
+
+
+def test_thresholds_that_could_not_be_rolled_out_are_not_believed() -> None:
+    kept = keeper(under_load=0.8)
+    app, loop = led(kept)
+    app.missed, app.fails = 40, lambda plan: True
+    (event,) = looked(loop, 1)
+    assert (event.what, event.worse, stance(kept)) == ("stayed", 1.0, (1.0, False, False))
+    assert "but a replica did not start" in event.why
+    app.missed, app.in_time = 0, 1000
+    (event,) = looked(loop, 2)
+    assert ("agreement of 80 % is enough" in event.why, stance(kept)) == (True, (1.0, False, False))
+    app.fails = lambda plan: False
+    (event,) = looked(loop, 2)
+    assert (event.what, stance(kept)) == ("gave way", (1.0, True, False))
