@@ -173,8 +173,8 @@ class Controller:
             self._trial = Trial(event.number, event.before, self.record.kept(event.before)) if chosen else None
             self._start_window(now_s)
 
-    def failed(self, step: NextStep, reason: str, now_s: float, no_devices: bool = False) -> None:
-        """The plan from before runs again. Where only devices were missing, this one may be tried again at once."""
+    def failed(self, step: NextStep, reason: str, now_s: float, blameless: bool = False) -> None:
+        """The plan from before runs on. `blameless`: nothing speaks against this one, which may be tried at once."""
         event, looked = step.event, step.event.what == "looking"
         if looked:
             self._peeks.peeked_s = now_s  # not again before the next look is due
@@ -183,7 +183,7 @@ class Controller:
         if self.keeper and event.what in THRESHOLDS:
             self.keeper.take_back()
             event = replace(event, worse=self._worse)
-        told: What = "stayed" if looked or no_devices or event.what in THRESHOLDS else "failed"
+        told: What = "stayed" if looked or blameless or event.what in THRESHOLDS else "failed"
         self.record.ended(event, told, None, now_s, why=f"{event.why}, but {reason}")
         self._start_window(now_s)
 

@@ -60,6 +60,8 @@ class ControlLoop:
         self._told, self._ask = told, ask
         self._asked: Mapping[str, int] | None = None  # what the autoscaler was told last
         self._turn = asyncio.Lock()  # a person may ask while the loop looks
+        self._thinking = asyncio.Lock()  # while the controller thinks, nobody tells it anything
+        self._asked_for = set[asyncio.Task[Any]]()  # by persons, and under way
 
     def go_on_from(self, before: "ControlLoop") -> None:
         """The application was deployed anew while that one looked: what it counted is counted on."""
@@ -88,7 +90,7 @@ class ControlLoop:
         observed = await self._application.observe()
         self.controller.follow(await self._application.plan(), self._clock())
         begun_s = self._stopwatch()
-        step = await self._offload(self.controller.look, observed, self._clock())
+        step = await self._think(self.controller.look, observed, self._clock())
         self._count(step is not None, self._stopwatch() - begun_s)
         try:
             await self._tell_autoscaler(self.controller.requested, anew=step is not None)
@@ -105,27 +107,51 @@ class ControlLoop:
 
     async def force(self) -> Event:
         """Close the window now, and take the best plan there is. A look with all ramps open is ended before."""
+        return await self._to_its_end(self._force())
+
+    async def would(self) -> Event:
+        """What would be decided now."""
+        return await self._to_its_end(self._would())
+
+    async def pause(self, paused: bool) -> None:
+        """What is being thought about is not done any more; a roll-out that has begun goes on."""
+        await self._to_its_end(self._pause(paused))
+
+    async def _to_its_end(self, asked: Coroutine[Any, Any, T]) -> T:
+        """What a person asked for, even if that person goes away meanwhile."""
+        task = asyncio.create_task(asked)
+        self._asked_for.add(task)
+        task.add_done_callback(self._asked_for.discard)
+        return await asyncio.shield(task)
+
+    async def _force(self) -> Event:
         async with self._turn:
             if self.controller.is_looking:
                 await self._step()
             self.controller.follow(await self._application.plan(), self._clock())
-            return await self._take(await self._offload(self.controller.force, self._clock()))
+            return await self._take(await self._think(self.controller.force, self._clock()))
 
-    async def would(self) -> Event:
-        """What would be decided now."""
+    async def _would(self) -> Event:
         async with self._turn:
-            step: NextStep = await self._offload(self.controller.would, self._clock())
+            step = await self._think(self.controller.would, self._clock())
         return step.event
 
-    def pause(self, paused: bool) -> None:
-        self.controller.pause(self._clock(), paused)
+    async def _pause(self, paused: bool) -> None:
+        async with self._thinking:
+            self.controller.pause(self._clock(), paused)
+
+    async def _think(self, function: Callable[..., T], *arguments: Any) -> T:
+        async with self._thinking:
+            return await self._offload(function, *arguments)
 
     async def _take(self, step: NextStep) -> Event:
         self.decided[step.event.what] += 1
         self._told(step.event)
-        if step.plan:
+        if step.plan and self.controller.record.paused and step.event.what != "looked":
+            self.controller.failed(step, "the controller was paused meanwhile", self._clock(), blameless=True)
+        elif step.plan:
             await self._roll_out(step, step.plan)
-        return self.controller.record.events.last or step.event
+        return self.controller.record.events.numbered(step.event.number) or step.event
 
     async def _roll_out(self, step: NextStep, plan: Plan) -> None:
         begun_s = self._clock()
@@ -133,7 +159,7 @@ class ControlLoop:
             await self._application.roll_out(plan)
         except RolloutError as error:
             log.warning("the plan from before runs again: %s", error)
-            self.controller.failed(step, str(error), self._clock(), error.no_devices)
+            self.controller.failed(step, str(error), self._clock(), blameless=error.no_devices)
         else:
             self.controller.rolled_out(step, self._clock() - begun_s, self._clock())
 

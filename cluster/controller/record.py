@@ -110,6 +110,9 @@ class Events:
     def last(self) -> Event | None:
         return self._events[max(self._events)] if self._events else None
 
+    def numbered(self, number: int) -> Event | None:
+        return self._events.get(number)
+
     @property
     def next_number(self) -> int:
         return max(self._events, default=0) + 1
@@ -176,7 +179,7 @@ class TrackRecord:
 
     def saw(self, number: int, gain: float | None) -> None:
         """Note the gain that a change really brought."""
-        event = next((event for event in self.events.all if event.number == number), None)
+        event = self.events.numbered(number)
         if event and gain is not None:
             self.events.add(replace(event, gain_seen=gain))
 

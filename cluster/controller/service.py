@@ -270,13 +270,13 @@ def _routes(service: LoopOwner) -> APIRouter:
     @routes.post("/pause", **told(PausedStatus, 403, *_REFUSALS))
     async def pause() -> dict[str, Any]:
         """Watch, and change nothing, until `resume`."""
-        loop().pause(True)
+        await loop().pause(True)
         return {"paused": True}
 
     @routes.post("/resume", **told(PausedStatus, 403, *_REFUSALS))
     async def resume() -> dict[str, Any]:
         """Change again what is worth it."""
-        loop().pause(False)
+        await loop().pause(False)
         return {"paused": False}
 
     @routes.post("/force", **told(EventStatus, 403, *_REFUSALS))

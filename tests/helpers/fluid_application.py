@@ -12,7 +12,7 @@ from cluster.controller.config import Patience
 from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import lacking, moving
-from cluster.controller.loop import ControlLoop
+from cluster.controller.loop import ControlLoop, Offload, at_once
 from cluster.controller.question import Question
 from cluster.controller.record import Event, Events
 from deployments.front.observed import LaunchShape, Observed, Took
@@ -165,14 +165,14 @@ class Cloud:
 
 def control_loop(
     app: Fluid, folder: Path | None = None, pinned: Plan | None = None, cloud: Cloud | None = None,
-    grow_to: Mapping[str, int] | None = None, **patience: float,
+    grow_to: Mapping[str, int] | None = None, offload: Offload = at_once, **patience: float,
 ) -> ControlLoop:  # fmt: skip
     """The control loop as it starts, or starts again in the same folder."""
     history, events = History(folder and folder / "exits.jsonl"), Events(folder and folder / "events.jsonl")
     terms, now_s = Patience(**patience), app.now_s
     controller = Controller(app.asked, terms, history, events, app.running, now_s, pinned, grow_to=grow_to)
     ask = cloud.ask if cloud else lambda devices: None
-    return ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, told=lambda event: None, ask=ask)
+    return ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, offload, told=lambda event: None, ask=ask)
 
 
 def run(app: Fluid, loop: ControlLoop, seconds: float, look_s: float = 30.0) -> list[Event]:

@@ -307,11 +307,11 @@ def test_a_pause_keeps_everything_and_says_what_it_would_have_done():
     asked = question(MEDIUM)
     app = Fluid(asked, batches(first_plan(asked), 4))
     loop = control_loop(app)
-    loop.pause(True)
+    asyncio.run(loop.pause(True))
     events = run(app, loop, 600)
     assert not moves(events)
     assert "paused (would change" in events[-1].why
-    loop.pause(False)
+    asyncio.run(loop.pause(False))
     assert moves(run(app, loop, 600))
 
 

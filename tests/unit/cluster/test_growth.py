@@ -132,7 +132,7 @@ def test_who_pauses_keeps_what_was_asked_for() -> None:
     loop = control_loop(app, cloud=cloud, grow_to=GROW_TO)
     run(app, loop, 300)
     asked = cloud.asked
-    loop.pause(True)
+    asyncio.run(loop.pause(True))
     run(app, loop, 240)
     assert cloud.asked == asked
 

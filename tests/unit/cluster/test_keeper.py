@@ -317,12 +317,12 @@ def test_while_paused_thresholds_stay_and_are_remembered_as_they_are() -> None:
     app.missed = 40
     assert [event.what for event in looked(loop, 1)] == ["tightened"]
     tight, before = app.running.thresholds, stance(kept)
-    loop.pause(True)
+    asyncio.run(loop.pause(True))
     for app.missed, app.in_time in ((0, 1000), (40, 5000), (0, 5000)):  # a crowd, a broken promise, one that is kept
         assert {event.what for event in looked(loop, 60)} == {"stayed"}
         assert (app.running.thresholds, stance(kept)) == (tight, before)
     assert kept.agreement(app.now_s), "audits are watched meanwhile"
-    loop.pause(False)
+    asyncio.run(loop.pause(False))
     assert "loosened" in {event.what for event in looked(loop, 100)}
     assert kept.worse < before[0]
 
@@ -333,10 +333,10 @@ def test_a_promise_that_broke_while_paused_tightens_once_afterwards_and_by_what_
         kept = keeper()
         app, loop = led(kept)
         app.missed = 15
-        loop.pause(True)
+        asyncio.run(loop.pause(True))
         looked(loop, looks)
         assert kept.worse == 1.0
-        loop.pause(False)
+        asyncio.run(loop.pause(False))
         while not any(event.what == "tightened" for event in looked(loop, 1)):
             assert app.now_s < 1000
         factors.append(kept.worse)

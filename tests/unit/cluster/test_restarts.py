@@ -17,13 +17,13 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path):
     app.rate, app.poor, app.slower = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5, {"v100": 1.2}
     before = control_loop(app, tmp_path)
     run(app, before, 900)
-    before.pause(True)
+    asyncio.run(before.pause(True))
     after = control_loop(app, tmp_path)
     assert after.controller.record.events.all == before.controller.record.events.all
     assert after.controller.corrections == before.controller.corrections
     assert after.controller.record.paused
     assert after.controller.beliefs.evidence == before.controller.beliefs.evidence
-    after.pause(False)
+    asyncio.run(after.pause(False))
     assert not moves(run(app, after, 300)), "what was rolled back is remembered"
 
 
