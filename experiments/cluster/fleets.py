@@ -3,20 +3,20 @@ four nodes of this machine. The other exists in virtual time only: what a slow l
 and that the plan which is made once it is declared goes another way.
 """
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from cluster.load.report import summary
+from cluster.load.generator import LoadGenerator
 from cluster.load.workloads import arrivals, exit_blocks
 from cluster.serving.serve_file import serve_file
 from cluster.simulator.simulation import World, simulate
 from deployments.config import AppConfig, checked
 from deployments.graph import read_graph
-from experiments.serve import measures
 from experiments.serve.servers import isobatch
 from optimizer import Objective, Plan, Problem, evaluate, optimize, problem
 from profiles.devices import Link, fleet, links_between
@@ -25,7 +25,9 @@ from profiles.files import Profile
 from profiles.latency import LatencyTable
 
 LOCAL = Path(__file__).parents[2] / "cluster" / "local.yaml"
-SECONDS, WARM_S = 20.0, 5.0
+SECONDS, AT_ONCE_S, LOOK_S = 20.0, 16.0, 2.0
+RISE, STEP_S = (0.25, 0.5, 0.75), 3.0  # of what is promised, and how long each is asked for: as real load grows
+WELL = 0.9  # of those that ask
 TOGETHER = 4  # inputs of a request: with one, HTTP and the generator would take more of two cores than there is
 
 BLOCKS, BATCH, HIDDEN_BYTES = 8, 16, 196_608  # as BERT-base's of 128 tokens, in float16
@@ -38,14 +40,36 @@ OFFERED, VIRTUAL_S = 0.9, 20.0  # of what the better plan promises
 
 
 def four_nodes() -> dict[str, float]:
-    """Offered exactly what is promised, by Poisson arrivals."""
+    """Offered exactly what is promised, by Poisson arrivals: at once to a server that has just started, then rising."""
     config = checked(AppConfig, serve_file(LOCAL, {})["applications"][0]["args"])
     promised, slo_ms = promise_of(read_graph(config).plan), config.slo_ms
-    body, per_s = json.dumps({"inputs": [{}] * TOGETHER}).encode(), promised / TOGETHER
+    per_s = promised / TOGETHER
     with isobatch(LOCAL) as url:
-        measures.under(url, per_s / 2, WARM_S, slo_ms, body)
-        kept = summary(measures.under(url, per_s, SECONDS, slo_ms, body), slo_ms)
-    return {"promised_per_s_4nodes": promised, "goodput_share_4nodes": kept.goodput_per_s / per_s}
+        recovery_s = _recovery_s(*_asked(url, _rising(per_s, (), AT_ONCE_S), slo_ms))
+        due_s, good = _asked(url, _rising(per_s, RISE, SECONDS), slo_ms)
+    share = float(good[due_s >= len(RISE) * STEP_S].sum() / SECONDS / per_s)
+    return {"promised_per_s_4nodes": promised, "goodput_share_4nodes": share, "at_once_recovery_s_4nodes": recovery_s}
+
+
+def _rising(per_s: float, shares: Sequence[float], seconds: float) -> np.ndarray:
+    """When requests are due: a step at each of these shares of the rate, then so many seconds at the whole of it."""
+    steps = [arrivals("poisson", share * per_s, STEP_S, seed) + seed * STEP_S for seed, share in enumerate(shares)]
+    return np.concatenate([*steps, arrivals("poisson", per_s, seconds, len(steps)) + len(steps) * STEP_S])
+
+
+def _asked(url: str, due_s: np.ndarray, slo_ms: float) -> tuple[np.ndarray, np.ndarray]:
+    """When each request was due, and whether it was answered in time."""
+    body = json.dumps({"inputs": [{}] * TOGETHER}).encode()
+    record = asyncio.run(LoadGenerator(url, [body], headers=f"X-Deadline-Ms: {slo_ms:g}\r\n").at(due_s))
+    return record.due_s, (record.status == 200) & (record.ended_s - record.due_s <= slo_ms / 1e3)
+
+
+def _recovery_s(due_s: np.ndarray, good: np.ndarray) -> float:
+    """The end of the last look in which too few of those that asked were answered in time; 0 where there was none."""
+    edges = np.arange(0.0, due_s[-1] + LOOK_S, LOOK_S)
+    asked, answered = np.histogram(due_s, edges)[0], np.histogram(due_s[good], edges)[0]
+    poor = np.flatnonzero(answered < WELL * asked)
+    return float(edges[poor[-1] + 1]) if len(poor) else 0.0
 
 
 def promise_of(plan: Plan) -> float:

@@ -197,6 +197,7 @@ HEADLINES = {
             for figure, says in {"rps": "requests/s", "cpu_ms": "processor time of fronts for a request (ms)"}.items()
         ),
         Headline("cluster", "goodput_share_4nodes", "cluster/local.yaml: goodput over what its plan promises", 0.95),
+        Headline("cluster", "at_once_recovery_s_4nodes", "the same, all asked for at once: until 90 % are in time (s)"),
         Headline("cluster", "slow_link_avoided", "a link declared slow is avoided (simulated)", 1),
         Headline("cluster", "scale_up_s", "from asking for a node until it serves, Ray's fake provider (s)"),
     ),
