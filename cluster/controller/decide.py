@@ -92,7 +92,7 @@ def expected_best(
     A plan that never ran is expected to keep as much as others did, unless the running one falls short because it is
     late, which the new one will not be.
     """
-    hopeful = is_late(running.score, objective) and best not in record.plans
+    hopeful = is_late(running.score, objective) and unpromised(best) not in record.plans
     candidates = [Expectation(best, score(best), 1.0 if hopeful else record.kept(best))]
     known = (plan for plan in record.plans if not lacking(plan, counts))
     candidates += [Expectation(plan, score(plan), record.kept(plan)) for plan in known]

@@ -1,10 +1,14 @@
 """The controller where a plan cannot stay: devices go, it is pinned or forced, it turns out worse, a roll-out fails."""
 
 import asyncio
+from dataclasses import replace
 
 from cluster.controller.application import KEEP_SILENT, News
-from cluster.controller.decide import same
+from cluster.controller.config import Patience
+from cluster.controller.corrections import Corrections
+from cluster.controller.decide import Expectation, expected_best, same
 from cluster.controller.loop import ControlLoop
+from cluster.controller.record import Events, TrackRecord
 from deployments.front.observed import Observed
 from tests.helpers.fluid_application import (
     EASY,
@@ -112,6 +116,16 @@ def test_a_roll_back_that_fails_is_tried_once_and_bars_nothing():
     later = run(app, loop, 600)
     assert len(later) >= 4, "windows go on"
     assert not any("worse than the plan before" in event.why for event in later)
+
+
+def test_a_plan_that_ran_is_expected_to_keep_what_it_kept_though_the_running_one_is_late():
+    asked = question(MEDIUM, slo_s=0.2)
+    best = first_plan(asked)
+    record, facts = TrackRecord(Events(None), Patience()), asked.facts(MEDIUM, Corrections())
+    record.keep(Observed(0.0, 100.0, 10_000, 5_000, (10_000,)), best, sustained_per_s=100.0)
+    late = Expectation(batches(best, 1), replace(asked.score(best, facts), latency_s=1.0), kept=1.0)
+    expected = expected_best(best, late, record, lambda plan: asked.score(plan, facts), asked.objective, {})
+    assert (best.promise is not None, expected.kept) == (True, 0.5)
 
 
 def test_harder_inputs_do_not_speak_against_a_new_plan():
