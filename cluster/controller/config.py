@@ -61,7 +61,7 @@ class ControllerConfig(Patience):
         description="The most goodput of all devices; or cost: the fewest dollars, at the catalogue's prices, that "
         "sustain the inputs that are expected.",
     )
-    devices: dict[str, int] | None = Field(
+    devices: dict[str, PositiveInt] | None = Field(
         None, description="The most that plans may use, as KIND: COUNT; none: what the application began with."
     )
     grow_to: dict[str, PositiveInt] = Field(

@@ -78,6 +78,8 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     for one in decoders(content):
         one["args"] = _checked_decoder((one.get("args") or {}) | overrides, root)
     _check_apart(content)
+    for one in controllers(content):
+        key_in(checked(ControllerConfig, one.get("args") or {}).api_key_variable)
     content["http_options"] = checked(_Http, content.get("http_options") or {}, "http_options").model_dump()
     check_http(content["http_options"]["host"], any(name.startswith("ssl_") for name in content["http_options"]), ())
     if content.get("target_capacity") is not None:
