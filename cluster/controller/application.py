@@ -3,6 +3,7 @@
 The simulated application (`cluster/simulator/replanning.py`) answers the same three calls.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -78,6 +79,7 @@ class RunningApplication:
     def __init__(self, name: str, inventory: Callable[[], Mapping[str, int]] = dict, leader: str = DEPLOYER) -> None:
         from ray import serve
 
+        self._name, self._leader = name, leader
         self._deployer: Any = serve.get_deployment_handle(leader, name)
         self._inventory = inventory
         self._news = News()
@@ -93,6 +95,15 @@ class RunningApplication:
         """As it is deployed now."""
         config: AppConfig | DecoderConfig = await self._deployer.config.remote()
         return config
+
+    async def is_as(self, config: AppConfig | DecoderConfig) -> bool:
+        """Whether it is still deployed so. It is not where another deployment leads it: this one is gone for good."""
+        try:
+            return await self.config() == config
+        except Exception:
+            if await asyncio.to_thread(leader_of, self._name) == self._leader:
+                raise
+            return False
 
     async def plan(self) -> Plan:
         plan: Plan = await self._deployer.plan.remote()

@@ -1,11 +1,13 @@
 """What the controller tells Prometheus, through Ray."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from cluster.controller.loop import ControlLoop
 from deployments.metrics import CONTROLLER, MetricSeries
 
+log = logging.getLogger(__name__)
 EVERY_S = 1.0  # Ray tells a gauge only where it was set since the last time
 
 
@@ -13,17 +15,28 @@ async def export(loop: Callable[[], ControlLoop | None]) -> None:
     """Export until cancelled; works only inside a replica of Serve."""
     from ray.serve import metrics
 
-    series = MetricSeries(CONTROLLER, metrics)
+    await keep_telling(MetricSeries(CONTROLLER, metrics), loop, EVERY_S)
+
+
+async def keep_telling(series: MetricSeries, loop: Callable[[], ControlLoop | None], every_s: float) -> None:
+    """Whatever cannot be told once, the next time comes."""
+    failed = False
     while True:
-        if running := loop():
-            await asyncio.to_thread(tell, series, running)  # what a decoder's plan sustains is played
-        await asyncio.sleep(EVERY_S)
+        try:
+            if running := loop():
+                await asyncio.to_thread(tell, series, running)  # what a decoder's plan sustains is played
+            failed = False
+        except Exception as error:
+            if not failed:
+                log.warning("Prometheus could not be told of the controller: %s", error, exc_info=True)
+            failed = True
+        await asyncio.sleep(every_s)
 
 
 def tell(series: MetricSeries, loop: ControlLoop) -> None:
     controller = loop.controller
     series.total("isobatch_controller_looks", loop.spent.looks + loop.spent.windows)
-    for what, count in loop.decided.items():
+    for what, count in list(loop.decided.items()):  # the loop decides meanwhile
         series.total("isobatch_controller_decisions", count, what=what)
     series.now("isobatch_controller_paused", float(controller.record.paused))
     series.now("isobatch_controller_sustains_per_s", controller.sustained(controller.running))

@@ -39,6 +39,7 @@ from deployments.named import VIRTUAL
 from deployments.planning import first_plan
 from optimizer import Plan
 from profiles.decoding import DecoderProfile, load_decoder_profile
+from profiles.errors import UserError
 from profiles.evidence import EVIDENCE, Evidence
 from profiles.files import Profile
 from profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
@@ -87,11 +88,7 @@ class ControllerService:
         leader = await asyncio.to_thread(leader_of, self.config.application)
         deployed = RunningApplication(self.config.application, leader=leader)
         app_config = await deployed.config()
-
-        async def stays() -> bool:
-            return await deployed.config() == app_config
-
-        self._stays = stays
+        self._stays = partial(deployed.is_as, app_config)
         if isinstance(app_config, DecoderConfig):
             pinned = await serve.get_deployment_handle(leader, self.config.application).pinned.remote()
             await deployed.observe()
@@ -183,8 +180,12 @@ def memory(config: ControllerConfig, profile: Profile | DecoderProfile) -> Path:
         lock = (folder / "lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             lock.close()  # another controller, of another cluster on this machine
+        except OSError as error:
+            lock.close()
+            reason = f"no file can be locked there ({error.strerror}); name a folder on a local disk"
+            raise UserError(f"args: memory = {config.memory!r}: {reason}") from error
         else:
             _locks[folder] = lock
             return folder
