@@ -65,7 +65,7 @@ class Controller:
         self.began_s = now_s  # the window
         self._looks: list[Observed] = []
         self._trial: Trial | None = None
-        self._peek: Peek | None = None
+        self.peek: Peek | None = None  # all ramps are open until the next look
         self._peeks = PeekSchedule(patience, now_s)
         self._devices_changed = False  # since the last decision
         self._had_room = False  # at the last decision: the plan was not asked for all the goodput there is
@@ -77,26 +77,21 @@ class Controller:
         self.growth.ask(last.asked, self.present.counts, now_s)
         if self.keeper:
             self.keeper.go_on(last.worse, self.running)
-        if last.what == "looking" and self._is_looking_from(last.before):
-            self._peek = Peek(last.before, last.number)
+        if last.what == "looking" and same(self.question.opened(last.before, self.facts()), self.running):
+            self.peek = Peek(last.before, last.number)
         elif last.what in ("looking", "rolling out", "rolling back"):
             arrived = last.after is not None and same(last.after, self.running)
             back: What = "rolled back" if last.what == "rolling back" else "rolled out"
             why = f"{last.why}; the controller was restarted meanwhile"
             self.record.ended(last, back if arrived else "stayed", None, now_s, why)
 
-    def _is_looking_from(self, plan: Plan) -> bool:
-        """Whether what runs is this plan with all its ramps open, and not what somebody has rolled out since."""
-        opened = self.question.opened(plan, self.facts())
-        return same(opened, self.running) and not same(plan, self.running)
-
     # What the driver asks
 
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""
         observed = self._note(observed)
-        if self._peek:
-            return self._peeked(self._peek, observed, now_s)
+        if self.peek:
+            return self._peeked(self.peek, observed, now_s)
         if late := self.growth.look(self.present.counts, now_s):
             return self._close(now_s, f"{late}: ")
         if self.keeper and self.record.paused:
@@ -134,11 +129,6 @@ class Controller:
         self.pinned = None
         return self._close(now_s, "asked by hand: ", forced=True)
 
-    @property
-    def is_looking(self) -> bool:
-        """Whether all ramps are open for the moment: the next look closes them."""
-        return self._peek is not None
-
     def seen(self) -> Observed:
         """What was seen in the window so far."""
         return merged(self._looks) if self._looks else Observed(self.began_s, 0.0, 0, 0, ())
@@ -150,7 +140,7 @@ class Controller:
         self.running = replace(self.running, thresholds=plan.thresholds)
         if not same(plan, self.running):
             self.running, self.question = plan, self.question.counted_as(plan)
-            self._trial = self._peek = None
+            self._trial = self.peek = None
             self._tell("began", "another plan was found running", now_s)
 
     def deployed_anew(self, now_s: float) -> None:
@@ -163,7 +153,7 @@ class Controller:
         if self.keeper and event.what not in ("looking", "looked"):  # the plan from before the look runs again
             self.keeper.restart()
         if event.what == "looking":
-            self._peek = Peek(event.before, event.number)
+            self.peek = Peek(event.before, event.number)
         elif event.what in THRESHOLDS:
             self._start_window(now_s)
         elif event.what != "looked":
@@ -353,7 +343,7 @@ class Controller:
         """Learn from the look with all ramps open, and close them again."""
         before = self.beliefs.survival
         self.beliefs.peeked(observed, self.ramps)
-        self._peek, self._looks, self._peeks.peeked_s, self._devices_changed = None, [], now_s, True
+        self.peek, self._looks, self._peeks.peeked_s, self._devices_changed = None, [], now_s, True
         off = max(abs(was - now) for was, now in zip(before, self.beliefs.survival, strict=True))
         why = f"{observed.answered} inputs were seen with all ramps open: survival is off by up to {off:.0%}"
         event = Event(

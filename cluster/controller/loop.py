@@ -126,7 +126,7 @@ class ControlLoop:
 
     async def _force(self) -> Event:
         async with self._turn:
-            if self.controller.is_looking:
+            if self.controller.peek:
                 await self._step()
             self.controller.follow(await self._application.plan(), self._clock())
             return await self._take(await self._think(self.controller.force, self._clock()))

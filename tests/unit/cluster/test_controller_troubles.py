@@ -185,9 +185,9 @@ def test_a_front_that_was_silent_for_a_while_is_not_counted_from_its_start_again
 def looking(app: Fluid, loop: ControlLoop) -> None:
     """Until all ramps are open for a look."""
     for _ in range(100):
-        if not loop.controller.is_looking:
+        if not loop.controller.peek:
             run(app, loop, 30)
-    assert loop.controller.is_looking
+    assert loop.controller.peek
 
 
 def test_what_is_forced_while_ramps_are_open_for_a_look_stays():
