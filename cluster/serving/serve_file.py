@@ -18,7 +18,7 @@ from deployments.named import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, 
 from deployments.surroundings import PATHS, check_http
 from deployments.tasks import check_one_label
 from optimizer.plan import read_plan
-from profiles.decoding import PROJECT
+from profiles.decoding import PROJECT, load_decoder_profile
 from profiles.errors import UserError, read_text
 from profiles.files import differ
 
@@ -302,6 +302,8 @@ def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
         raise UserError(f"args: model = {config.model!r}: no such directory")
     for planned in config.planned().values():
         check_decoder(Path(config.model), planned.cuts, planned.exits == PROJECT)
+    if config.profile:
+        load_decoder_profile(Path(config.profile))
     _check_plans_weights(config)
     key_in(config.api_key_variable)
     return given

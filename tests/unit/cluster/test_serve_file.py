@@ -185,6 +185,11 @@ def test_relative_paths_are_from_the_folder_of_the_file(tmp_path: Path, monkeypa
             assert application["args"]["model"] == str(tmp_path / "here" / "model")
 
 
+def test_a_decoder_refuses_the_profile_of_a_classifier() -> None:
+    with pytest.raises(UserError, match="is no profile of a decoder"):
+        serve_file(Path("llm-demo"), {"profile": str(ROOT / "cluster" / "demo" / "profile.json")})
+
+
 def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refused(tmp_path: Path) -> None:
     demo = ROOT / "cluster" / "demo"
     profile, plan = load(demo / "profile.json"), read_plan(demo / "plan.json")
