@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from datetime import datetime
+from http.client import HTTPException
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PATH = "/controller"  # the route prefix of the controller's application, by default
+UNSTEERED = "none: the plan stays as it is"
 PATIENCE_S = 10.0
 FORCE_PATIENCE_S = 600.0  # replicas may have to start
 
@@ -89,6 +91,8 @@ def ask(url: str, variable: str | None, post: bool = False) -> Any:
         if error.code == 404:
             return None
         raise UserError(_refusal(url, error)) from None
+    except HTTPException:
+        raise UserError(f"what answers at {url} does not speak HTTP/1.1: is that the port of gRPC?") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         told = getattr(reason, "strerror", None) or reason
@@ -96,10 +100,9 @@ def ask(url: str, variable: str | None, post: bool = False) -> Any:
 
 
 def _unsteered_error(base: str, stats: Stats | None) -> UserError:
-    if stats and _decodes(stats):
-        return UserError(f"{stats['model']} is a decoder, which no controller steers: 'isobatch status' shows it")
+    shown = f"; 'isobatch status' shows what {stats['model']} does without one" if stats else ""
     return UserError(
-        f"no controller runs at {base}: add the application cluster.controller.app:build to your Serve file"
+        f"no controller runs at {base}: add the application cluster.controller.app:build to your Serve file{shown}"
     )
 
 
@@ -130,10 +133,9 @@ def tables(answer: dict[str, Any] | None, stats: Stats | None = None, earlier: S
 
     if answer is None:
         assert stats, "This is a bug: somebody has answered."
-        if _decodes(stats):
-            return Group(decoder(stats))
-        return Group(_unsteered(stats), picture(stats, earlier, ()))
-    drawn = [picture(stats, earlier, answer["survival"])] if stats else []
+        alone = [decoder(stats, UNSTEERED)] if _decodes(stats) else [_unsteered(stats), picture(stats, earlier, ())]
+        return Group(*alone)
+    drawn = [decoder(stats) if _decodes(stats) else picture(stats, earlier, answer["survival"])] if stats else []
     return Group(_now(answer), *drawn, _survival(answer), _events(answer["events"]))
 
 
@@ -145,7 +147,7 @@ def _unsteered(stats: Stats) -> Table:
     table.add_row("exits", stats["promise"])
     if stats.get("agreement"):
         table.add_row("audits", stats["agreement"])
-    table.add_row("controller", "none: the plan stays as it is")
+    table.add_row("controller", UNSTEERED)
     return table
 
 

@@ -51,8 +51,11 @@ def _survivors(seen: Sequence[float], forecast: Sequence[float]) -> Table:
     return table
 
 
-def decoder(stats: Stats) -> Table:
-    """What a decoder does. It has no such picture, since tokens of all depths are in its launches together."""
+def decoder(stats: Stats, controller: str = "") -> Table:
+    """What a decoder does. It has no such picture, since tokens of all depths are in its launches together.
+
+    `controller`: what is to be said of it, if anything.
+    """
     from rich.table import Table
 
     table = Table("", "", title=stats["model"], show_header=False, title_justify="left")
@@ -69,7 +72,8 @@ def decoder(stats: Stats) -> Table:
     )
     table.add_row("pages", f"{pages['free']:,} of {pages['of']:,} free")
     table.add_row("launches", "\n".join(launches) or "none yet")
-    table.add_row("controller", "none: decoders are not re-planned")
+    if controller:
+        table.add_row("controller", controller)
     return table
 
 

@@ -3,6 +3,7 @@
 import http.client
 import io
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.commands.status import _events, tables
+from cluster.commands.status import _events, ask, tables
 from cluster.commands.status_picture import sparkline
 from cluster.controller.service import create_api
 from deployments.config import AppConfig
@@ -276,15 +277,38 @@ class Decoding:
         return summed([state], num_blocks=4)
 
 
-def test_a_decoder_is_shown_and_nobody_is_told_to_add_a_controller() -> None:
+def test_a_decoder_is_shown_without_a_controller_and_with_one(toy: Toy, url: str) -> None:
     front: Any = Decoding()
-    with running(create_decoder_api(front, None, Decoding.stats)) as url:
-        shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["status", url], catch_exceptions=False).output
-        for words in ("tiny", "3 answered, 1 refused", "40, 1.8 of 4 blocks each, 40/s", "6 of 8 free", "25%"):
-            assert words in shown
+    words = ("tiny", "3 answered, 1 refused", "40, 1.8 of 4 blocks each, 40/s", "6 of 8 free", "25%")
+    with running(create_decoder_api(front, None, Decoding.stats)) as alone:
+        shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["status", alone], catch_exceptions=False).output
+        for word in (*words, "the plan stays as it is"):
+            assert word in shown
         for option in ("--json", "--pause", "--dry-run"):
-            refused = CliRunner().invoke(app, ["status", url, option])
-            assert "tiny is a decoder, which no controller steers" in str(refused.exception)
+            refused = CliRunner().invoke(app, ["status", alone, option])
+            assert "no controller runs at" in str(refused.exception)
+        stats = ask(f"{alone}/stats", None)
+    console = Console(file=(said := io.StringIO()), width=120)
+    console.print(tables(json.loads(asked(url, "--json")), stats, stats))
+    for word in (*words, "next decision"):
+        assert word in said.getvalue()
+    assert "the plan stays as it is" not in said.getvalue()
+
+
+def test_the_port_of_grpc_is_told_from_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as port:
+
+        def answer() -> None:
+            connection, _ = port.accept()
+            with connection:
+                connection.recv(1024)
+                connection.sendall(b"\x00\x00\x12\x04\x00\x00\x00\x00\x00")  # as HTTP/2 begins
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(UserError, match="is that the port of gRPC"):
+            ask(f"http://127.0.0.1:{port.getsockname()[1]}/stats", None)
+        thread.join()
 
 
 def test_a_controller_that_has_not_decided_yet_says_so() -> None:
