@@ -172,7 +172,7 @@ class Dispatcher:
             self._audits.earn(flight.planned_s)
             flight.compare(now_s)
             gone = [tickets[row] for row in flight.asking if row not in survivors or tickets[row].told]
-            self._settle(gone, now_s)
+            self._settle(gone, now_s if flight.queue.owner.is_promised else -inf)
             if launch.kinds:
                 self._settle([ticket for ticket in tickets if ticket.told], -inf)
         if not survivors:
@@ -347,7 +347,9 @@ class Dispatcher:
     def _end_late(self, tickets: list[Ticket]) -> None:
         """End inputs for which there is no time left."""
         first = self.route.edges[0] if self.limits.degrades and self.route.edges else self.route.num_blocks
-        self._end([ticket for ticket in tickets if ticket.cursor >= first], Outcome.DEGRADED)
+        kept = [ticket for ticket in tickets if ticket.cursor >= first]  # the first level's answer was promised
+        self._settle([ticket for ticket in kept if not ticket.ended], -inf)
+        self._end(kept, Outcome.DEGRADED)
         self._settle([ticket for ticket in tickets if not ticket.ended], inf)
         self._end(tickets, Outcome.EXPIRED)
 

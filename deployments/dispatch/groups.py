@@ -188,7 +188,8 @@ class Group:
     def judge(self, replica: Replica, started_s: float, expected_s: float, now_s: float) -> None:
         """A launch came back: bench its replica if it has become slower than its peers, or take it off the bench.
 
-        Peers are compared with each other, not with the plan: if all are slow, the table is wrong, not a replica.
+        Peers are compared with each other, not with the plan: if all are slow, the table is wrong, not a replica. The
+        last one that works is never benched: nothing would run at all.
         """
         if not self._has(replica) or expected_s <= 0:
             return
@@ -201,7 +202,8 @@ class Group:
             self.slowdown = median(peer.slowdown for peer in self.members.values() if peer.launches)
             limit = self._limits.straggler_factor * self.slowdown
             self._update()
-        strays = replica.launches >= _EVIDENCE and replica.slowdown > limit
+        alone = self.working == 1 and replica not in self._benched
+        strays = replica.launches >= _EVIDENCE and replica.slowdown > limit and not alone
         if strays or replica.benched_until_s is not None:
             self._bench(replica, now_s, strays)
 

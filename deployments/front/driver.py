@@ -118,6 +118,7 @@ class Driver:
 
     def _degrade(self, waiting: _Waiting, known: Answer) -> None:
         self.counts.degraded[known.exit_block] += 1
+        waiting.since_s = self._clock()  # what it has waited for until now was the next level
         waiting.reply.set_result(replace(known, steps=tuple(waiting.steps)))
 
     def pump(self) -> None:

@@ -60,13 +60,16 @@ class ServeWorkers:
         await self._exchange.open(self._wire)
 
     async def join(self, group: str) -> None:
-        """Follow a group's replicas from now on. Returns when the present ones can be reached."""
+        """Follow a group's replicas from now on. Returns when the present ones can be reached.
+
+        Who gives up waiting for that ends no meeting: a slow replica is met a little later.
+        """
         if group not in self._handles:
             self._watch(group)
         await self._handles[group].whereabouts.remote()  # the first call makes Serve look for the replicas
         await self._heard[group].wait()
-        meetings = [self._meetings[name] for name in self._told[group] if name in self._meetings]
-        await asyncio.gather(*meetings)
+        if meetings := [self._meetings[name] for name in self._told[group] if name in self._meetings]:
+            await asyncio.wait(meetings)
 
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
         met = self._met.get(replica)

@@ -164,14 +164,14 @@ def _streamed(service: Service, places: Places) -> grpc.RpcMethodHandler:
             return response(error_message=refused.sentence, infer_response={"id": told})
 
     async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        call, client = _call(context), _client(context)
+        client = _client(context)
         begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_AT_ONCE)
 
         async def begin() -> None:
             try:
                 async for sent in requests:
                     await places.take(client)
-                    task = asyncio.create_task(one(sent, call))
+                    task = asyncio.create_task(one(sent, _call(context)))
                     task.add_done_callback(lambda done: places.leave(client, _is_answer(done)))
                     await begun.put(task)
             finally:

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from deployments.dispatch.messages import Limits, Outcome
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Limits, Outcome, Place
 from deployments.dispatch.route import Route
 from tests.helpers.dispatcher_world import Input, World, linear
 
@@ -57,3 +58,21 @@ def test_what_was_owed_is_forgotten_when_all_have_ended() -> None:
         world = loaded(route, 5 * LARGE_PER_S, degrades=True)
         assert max(abs(group.owed_s) for group in world.dispatcher._groups.values()) < 1e-9
         assert world.dispatcher.inside == 0
+
+
+def test_who_is_degraded_in_time_is_not_counted_as_late() -> None:
+    """One is on its way through the large level when the time is over, and another waits for it."""
+    dispatcher = Dispatcher(APART, {"small": ["small"], "large": ["large"]}, Limits(degrades=True))
+    before = dispatcher._admission._may_be_late
+    launches = []
+    for number, now_s in enumerate((0.0, 0.01)):
+        dispatcher.admit(now_s, 0.15, Place(("input", number), 0))
+        (small,) = dispatcher.tick(now_s)
+        dispatcher.completed(small.id, now_s + 0.01, {0: Place(("kept", number), 0)})
+        launches += dispatcher.tick(now_s + 0.01)
+    (large,) = launches
+    assert not dispatcher.tick(0.15)
+    assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.DEGRADED]
+    dispatcher.abandon(0)
+    dispatcher.completed(large.id, 0.2, {})
+    assert dispatcher._admission._may_be_late >= before

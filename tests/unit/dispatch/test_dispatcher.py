@@ -206,6 +206,20 @@ def test_a_straggler_is_benched_and_comes_back_when_healthy() -> None:
     assert last.count("f2") >= 15, "it is used again"
 
 
+def test_the_last_one_that_works_is_no_straggler() -> None:
+    """Launches have failed on two of three, and the third is slow, as it has all the work."""
+    group = Group("gpu", Limits())
+    group.follow(["a", "b", "c"])
+    for turn in range(10):
+        for replica in group.members.values():
+            group.judge(replica, float(turn), 0.01, turn + 0.01)
+    for name in "ab":
+        group.distrust(group.members[name], 10.0)
+    for turn in range(10):
+        group.judge(group.members["c"], 10.0 + turn / 10, 0.01, 10.04 + turn / 10)
+    assert group.idle(11.0) is group.members["c"]
+
+
 def test_a_group_that_is_slow_as_a_whole_has_no_stragglers() -> None:
     world = World(TWO_SPLITS, GROUPS, slow={"f1": 3.0, "f2": 3.0})
     world.arrive(*steady(300, 2.0, depths=[4, 12]))

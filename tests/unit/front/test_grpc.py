@@ -5,18 +5,23 @@ import re
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import nullcontext, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
+from deployments.config import AppConfig
 from deployments.front import grpc_proxy
+from deployments.front.answers import RefusedError
 from deployments.front.open_inference import rpc
 from deployments.front.open_inference.calls import check_port
 from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.open_inference.methods import METHODS
+from deployments.front.open_inference.places import Places
 from deployments.front.service import Service
 from profiles.errors import UserError
 from tests.helpers.grpc_client import Client, play
@@ -356,3 +361,38 @@ def agrees(ours: Any, theirs: Any) -> None:
         )
         if field.message_type:
             agrees(field.message_type, other.message_type)
+
+
+def test_a_request_of_a_stream_has_as_long_as_its_client_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_s: list[float | None] = []
+
+    class Context:
+        """Each look at the time finds ten seconds less."""
+
+        def __init__(self) -> None:
+            self._left_s = 60.0
+
+        def invocation_metadata(self) -> None: ...
+
+        def time_remaining(self) -> float:
+            self._left_s -= 10.0
+            return self._left_s
+
+    def visit(_: Service, __: int, call: rpc.Call) -> None:
+        left_s.append(call.left_s)
+        raise RefusedError(400, "enough was seen")
+
+    async def sent() -> AsyncIterator[bytes]:
+        yield b""
+        yield b""
+
+    async def scene() -> None:
+        service: Any = SimpleNamespace(config=AppConfig(), counted=lambda *_: nullcontext())
+        places = Places(lambda: 8, 1.0, time.monotonic)
+        replies = rpc._streamed(service, places).stream_stream(sent(), Context())
+        assert [reply.error_message async for reply in replies] == ["enough was seen"] * 2
+
+    monkeypatch.setattr(rpc, "_visit", visit)
+    monkeypatch.setattr(rpc, "_client", lambda _: "client")
+    asyncio.run(scene())
+    assert left_s == [50.0, 40.0]

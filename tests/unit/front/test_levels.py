@@ -89,6 +89,15 @@ def test_whom_the_next_level_cannot_answer_in_time_gets_what_is_known(local: boo
     assert time.perf_counter() - began_s < NEVER_S / 2
 
 
+def test_the_wait_for_a_level_that_was_not_reached_takes_no_time_from_who_comes_next() -> None:
+    """It is no lag of this process, which later deadlines are shortened by."""
+    made = driver(True, second_s=NEVER_S)
+    ((degraded,), _) = asked(made, HARD, within_s=0.5)
+    assert isinstance(degraded, Answer)
+    assert degraded.degraded
+    assert made.lag.at(time.perf_counter()) < 0.2
+
+
 def test_without_that_they_are_refused() -> None:
     answers, stats = asked(driver(degrades=False), HARD, HARD, HARD, within_s=0.15)
     refused = [one for one in answers if isinstance(one, RefusedError)]

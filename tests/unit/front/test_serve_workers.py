@@ -24,6 +24,7 @@ class Serve:
 
     def __init__(self) -> None:
         self.replicas: dict[str, ServeReplica] = {}
+        self.slow_s: dict[str, float] = {}  # how long a replica takes to say where it is
 
     def start(self, *names: str, directory: str = "") -> None:
         self.replicas |= {name: ServeReplica(CONFIG, "cpu", directory) for name in names}
@@ -49,6 +50,7 @@ class Handle:
         known = self._serve.replicas
         name = self._name if self._name in known else min(known)
         self._serve.tell()
+        await asyncio.sleep(self._serve.slow_s.get(self._name, 0.0))
         return (await known[name].whereabouts())._replace(replica=name)
 
 
@@ -132,6 +134,18 @@ def test_one_that_breaks_is_missed_at_once_and_met_again_if_serve_still_names_it
         await eventually(lambda: stage.told[-1] == {"b"})
         await eventually(lambda: stage.told[-1] == {"a", "b"})
         assert await stage.runs_on("a")
+
+    play(monkeypatch, scene)
+
+
+def test_a_slow_one_is_met_though_nobody_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: Scene) -> None:
+        stage.serve.slow_s["slow"] = 0.1
+        stage.serve.start("slow")
+        stage.serve.tell()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stage.workers.join(GROUP), 0.02)
+        await eventually(lambda: "slow" in stage.told[-1])
 
     play(monkeypatch, scene)
 
