@@ -31,11 +31,12 @@ class Admission:
 
     def risk(
         self, lane: Lane, expected: Expected, deadline_s: float, inside: int, limits: Limits, weight: int = 1,
-        others: int = 0,
+        others: int = 0, full: bool = False,
     ) -> float | Refusal:  # fmt: skip
         """The probability that an input is late that is admitted to this lane, or why it is not admitted.
 
-        `inside`: how many inputs have not ended. So many `others` are admitted just before it.
+        `inside`: how many inputs have not ended. So many `others` are admitted just before it. `full`: no ramp lets it
+        go.
         """
         left_s, sure_s = deadline_s - expected.now_s, expected.sure_s
         alone = alone_risk(lane, expected, left_s, weight)
@@ -47,6 +48,8 @@ class Admission:
             # all are refused would get nothing to do by which they could show that they are fast again.
             if late_s > 0 and (inside or lane.alone_s(weight) > left_s):
                 return Refusal("the deadline cannot be met with what is ahead", late_s)
+        if full and (late_s := expected.whole_s - left_s) > 0 and (inside or lane.whole_s(weight) > left_s):
+            return Refusal("the deadline cannot be met by the full network", late_s)
         if inside + others >= limits.backlog:
             return Refusal(f"the backlog of {limits.backlog} inputs is full", sure_s)
         found = expected.late(left_s)

@@ -66,7 +66,7 @@ class Dispatcher:
     ) -> int | Refusal:
         """A ticket's number, or why there is none. `full`: no ramp lets the input go."""
         lane, expected = soonest(self._open, now_s, weight)
-        risk = self._admission.risk(lane, expected, deadline_s, len(self._tickets), self.limits, weight)
+        risk = self._admission.risk(lane, expected, deadline_s, len(self._tickets), self.limits, weight, full=full)
         if isinstance(risk, Refusal):
             return risk
         number = self._let_in(lane, expected, deadline_s, place, weight, full)
@@ -91,7 +91,7 @@ class Dispatcher:
         weights, lanes, others = weights or (1,) * len(places), len(self._open), len(places) - 1
         last, more = weights[-1], sum(weights[:-1]) // lanes
         (lane, expected), inside = soonest(self._open, now_s, last, more), len(self._tickets)
-        risk = self._admission.risk(lane, expected, deadline_s, inside, self.limits, last, others // lanes)
+        risk = self._admission.risk(lane, expected, deadline_s, inside, self.limits, last, others // lanes, full)
         if isinstance(risk, Refusal):
             return risk
         numbers = [

@@ -40,6 +40,11 @@ class Expected(NamedTuple):
         number = self.experience.last
         return self.ends_s[number] + self.experience.sure[number] * self.full_s
 
+    @property
+    def whole_s(self) -> float:
+        """By when it is through the last stage, nearly for sure, if it leaves at no ramp."""
+        return self.ends_s[-1] + self.experience.sure[-1] * self.full_s
+
     def needed_s(self, chance: float) -> float:
         """How much time it must have, to be late with this probability."""
         experience, number = self.experience, 0

@@ -44,6 +44,10 @@ class Lane:
         half = next(number for number, after in enumerate(self.experience.beyond, 1) if after <= 0.5)
         return sum(each.stage.seconds(weight) for each in self.promised[:half])
 
+    def whole_s(self, weight: int) -> float:
+        """By when an input that meets nobody and leaves at no ramp has its answer, as planned."""
+        return sum(each.stage.seconds(weight) for each in self.promised)
+
     @property
     def may_launch_newcomer(self) -> bool:
         """Whether the newcomer that has just been admitted may have made a launch possible.

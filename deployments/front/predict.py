@@ -36,11 +36,11 @@ class Predict:
 
     async def _reply(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         told = headers.get(_DEADLINE)
-        within_s = None if told is None else deadline_s(told.decode("latin-1"))
         service = self._service
+        within_s = service.config.slo_ms / 1e3 if told is None else deadline_s(told.decode("latin-1"))
         visit = service.visit("predict", size_of(headers), headers, within_s)
         body = await body_of(headers, receive, service.config.max_body_bytes)
-        return await service.answer(visit, lambda: Content(service.encoded(inputs_in(body)), self._written))
+        return await service.answer(visit, lambda: Content(service.encoded(inputs_in(body)), self._written), len(body))
 
     def _written(self, answers: Sequence[Answer]) -> bytes:
         task, labels = self._service.task, self._service.labels

@@ -60,6 +60,11 @@ class Visit(NamedTuple):
     long_s: float  # a front that lets it wait for longer than that, to be read, has too many
     full: bool  # no input may leave at a ramp
 
+    @property
+    def gone_s(self) -> float:
+        """When its client has given up, as far as its headers say."""
+        return min(self.until_s, self.arrived_s + (inf if self.within_s is None else self.within_s))
+
 
 @dataclass(frozen=True)
 class Content(Generic[Format]):
@@ -189,18 +194,28 @@ class Service:
         full = wants_full(headers.get(FULL))
         return Visit(kind, size, arrived_s, within_s, until_s, work_s, weight, deadline_s - rest_s, long_s, full)
 
-    async def answer(self, visit: Visit, read: Callable[[], Content[Format]]) -> Format:
-        """What is written of the answers to the inputs that `read` finds in the request, if there is time for all."""
+    async def answer(self, visit: Visit, read: Callable[[], Content[Format]], size: int = 0) -> Format:
+        """What is written of the answers to the inputs that `read` finds in the request, if there is time for all.
+
+        `size`: bytes that are to be read, where the visit may not know: a body may be compressed, or tell no length.
+        """
         self._inside += 1
         try:
-            return await self._answer(visit, read)
+            return await self._answer(self._weighed(visit, size), read)
         finally:
             self._inside -= 1
+
+    def _weighed(self, visit: Visit, size: int) -> Visit:
+        if size <= visit.size:
+            return visit
+        return visit._replace(size=size, work_s=self._experience(visit.kind).work_s.expected(size))
 
     async def _answer(self, visit: Visit, read: Callable[[], Content[Format]]) -> Format:
         experience = self._experience(visit.kind)
         try:
             await self._turnstile.turn(visit.work_s, visit.latest_s)
+            if self._clock() > visit.gone_s:
+                raise RefusedError(503, "refused: the deadline had passed before the whole request was here")
         except RefusedError:
             self._driver.counts.refused_unread(visit.weight, self.config.max_inputs)
             raise

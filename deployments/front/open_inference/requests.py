@@ -54,7 +54,7 @@ class InputTensor(_Part):
 
 
 class OutputParameters(_Part):
-    binary_data: bool = False
+    binary_data: bool | None = None  # None: as the request's `binary_data_output` says
 
 
 class WantedOutput(_Part):

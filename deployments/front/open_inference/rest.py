@@ -95,7 +95,7 @@ def routes(
             check(service, name, version)
             visit = service.visit("rest", size_of(headers), headers, within_s(request))
             body, json_size = await body_of(request), request.headers.get(JSON_BYTES_HEADER)
-            reply, json_bytes = await service.answer(visit, lambda: _content(service, body, json_size))
+            reply, json_bytes = await service.answer(visit, lambda: _content(service, body, json_size), len(body))
         if json_bytes is None:
             return Response(reply, media_type="application/json")
         return Response(reply, headers={JSON_BYTES_HEADER: str(json_bytes)}, media_type="application/octet-stream")

@@ -35,9 +35,10 @@ def read(body: bytes, header: str | None, sizes: Sizes) -> Asked:
     """Read the body of an inference request; raises a `RefusedError` that names what is wrong."""
     content, raw = _parts(body, header)
     request = checked(InferRequest, content)
-    wanted = {each.name: bool(each.parameters and each.parameters.binary_data) for each in request.outputs or ()}
     parameters = request.parameters
     binary = bool(parameters and parameters.binary_data_output)
+    own = {each.name: each.parameters.binary_data if each.parameters else None for each in request.outputs or ()}
+    wanted = {name: binary if told is None else told for name, told in own.items()}
     values = _values(request.inputs[0], raw, sizes)
     return Asked(values, request.id, wanted or None, binary, timeout_s(parameters.timeout if parameters else None))
 
@@ -109,11 +110,24 @@ def _from_json(data: Any, kind: str) -> NDArray[Any]:
     if not isinstance(data, list):
         raise ValueError("its data is no list")
     if kind != BYTES:
-        return np.array(data, dtype=dtype_of(kind)).reshape(-1)
+        return _numbers(data, kind)
     texts = np.array(data, dtype=object).reshape(-1)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("its data are no texts")
     return texts
+
+
+def _numbers(data: list[Any], kind: str) -> NDArray[Any]:
+    """Numbers of this kind, flat. What numpy would round, cut off or read out of a text is refused."""
+    told, wanted = np.array(data).reshape(-1), dtype_of(kind)
+    if told.dtype.kind == "U":
+        raise ValueError(f"its data are no numbers of {kind}")
+    if wanted.kind == "f":
+        return np.array(data, wanted).reshape(-1)
+    found = told.astype(wanted)
+    if (other := found != told).any():
+        raise ValueError(f"{told[other][0]} is no {kind}")
+    return found
 
 
 def from_bytes(raw: bytes, kind: str, count: int) -> NDArray[Any]:

@@ -191,3 +191,13 @@ def test_where_nobody_is_nearly_sure_more_may_be_late_than_few(others_s: float |
     for number in range(20):
         dispatcher.admit(0.0, 99.0, Place(number, 0))
     assert isinstance(ask(soonest([lane], 0.0)[1], left_s), Refusal)
+
+
+def test_who_asks_for_the_full_network_is_refused_where_only_ramps_are_in_time() -> None:
+    route = Route((Stage(0, 4, 1, "gpu", (0.01,)), Stage(4, 8, 1, "gpu", (0.2,), survival=0.005)))
+    dispatcher = Dispatcher(route, {"gpu": ["g"]})
+    dispatcher.admit(0.0, 60.0, Place("another", 0))
+    for full, is_refused in ((False, False), (True, True)):
+        assert isinstance(dispatcher.admit(0.0, 0.05, Place("input", 0), full=full), Refusal) == is_refused
+        both = dispatcher.admit_all(0.0, 0.06, [Place("input", 0), Place("input", 1)], full=full)
+        assert isinstance(both, Refusal) == is_refused

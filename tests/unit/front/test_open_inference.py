@@ -78,6 +78,13 @@ def test_health_and_metadata(client: TestClient) -> None:
     assert "no model 'other'" in client.get("/v2/models/other").json()["error"]
 
 
+@pytest.mark.parametrize(("own", "binary"), [({}, True), ({"parameters": {"binary_data": False}}, False)])
+def test_an_output_is_binary_as_the_request_says_unless_it_says_otherwise(own: dict[str, Any], binary: bool) -> None:
+    outputs, about = [{"name": "label", **own}], {"binary_data_output": True}
+    asked = read(json.dumps({"inputs": [tensor()], "outputs": outputs, "parameters": about}).encode(), None, SIZES)
+    assert asked.wanted == {"label": binary}
+
+
 def test_statistics_grow_with_each_request(client: TestClient) -> None:
     def counted() -> tuple[int, int, int]:
         (told,) = client.get("/v2/models/toy/versions/1/stats").json()["model_stats"]
@@ -99,6 +106,9 @@ def test_statistics_grow_with_each_request(client: TestClient) -> None:
         ({"inputs": [tensor(shape=[2, 3])]}, "does not hold INT64 of shape [2, 3]"),
         ({"inputs": [tensor(shape=[-1])]}, "must be a list of sizes"),
         ({"inputs": [tensor(data=[["a", 1], [2, 3]])]}, "does not hold INT64"),
+        ({"inputs": [tensor(data=[["7", 1], [2, 3]])]}, "its data are no numbers of INT64"),
+        ({"inputs": [tensor(data=[[1.9, 1], [2, 3]])]}, "1.9 is no INT64"),
+        ({"inputs": [tensor(datatype="UINT8", data=[[1, 300], [2, 3]])]}, "300 is no UINT8"),
         ({"inputs": [tensor(parameters={"binary_data_size": 5})]}, "binary_data_size is 5, but 0 bytes follow"),
         ({"inputs": [tensor()], "outputs": [{"name": "logits"}]}, "no output 'logits'; there are: label"),
     ],

@@ -65,6 +65,32 @@ def test_what_waited_for_longer_than_its_deadline_is_refused_before_it_is_read(c
     assert client.get("/stats").json()["requests"]["refused"] == 2
 
 
+def test_what_was_on_its_way_for_longer_than_its_deadline_is_not_read() -> None:
+    async def scene(service: Service, clock: Clock) -> None:
+        visit = service.visit("", 0, {}, 0.9)
+        clock.ahead_s += 1.0
+        with pytest.raises(RefusedError, match="before the whole request was here"):
+            await service.answer(visit, lambda: pytest.fail("it was read"))
+
+    play(scene)
+
+
+def test_what_a_body_costs_is_learned_by_the_bytes_that_are_read() -> None:
+    """A compressed body, or one that tells no length, is no small one: else small ones would be taken for dear."""
+
+    async def scene(service: Service, clock: Clock) -> None:
+        experience = service._experience("")
+        for _ in range(60):
+            experience.work_s.learn(1000, 2e-4)
+        sizes = []
+        experience.looks = lambda: True  # type: ignore[method-assign]
+        experience.work_s.learn = lambda size, _: sizes.append(size)  # type: ignore[method-assign,assign]
+        await service.answer(service.visit("", 0, {}, 5.0), content(service), 10_000_000)
+        assert sizes == [10_000_000]
+
+    play(scene)
+
+
 def test_an_answer_that_is_ready_too_late_is_none() -> None:
     async def scene(service: Service, clock: Clock) -> None:
         def slow(answers: list[Answer]) -> list[Answer]:
