@@ -14,6 +14,7 @@ from deployments import ray_facts, resources
 from deployments.config import AppConfig
 from deployments.deployer.fleet import ServeFleet, delete_fleets, fleets_of
 from deployments.deployer.fronts import Fronts
+from deployments.deployer.leadership import Leadership
 from deployments.deployer.steps import DEPLOYER, CannotStartError, Moved, NoDevicesError, Undone, move, start
 from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState
 from deployments.front.observed import Observed
@@ -45,6 +46,7 @@ class Deployer:
         self._fleet = ServeFleet(
             f"{self._application}.{mark_of(config)}", bind, partial(resources.replica_needs, config)
         )
+        self._leadership = Leadership(self._application, self._fleet.prefix)
         self._fronts = Fronts()
         self._starting, self._moving = asyncio.Lock(), asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -138,6 +140,7 @@ class Deployer:
     async def _start(self) -> None:
         if self._running:
             return
+        self._leadership.take()  # before the first replica is touched, so that a deployer that drains spares them
         counts = self._graph.plan.devices()
         if self._recalled:  # after a restart fronts use the replicas that run, without waiting for the others
             await asyncio.to_thread(self._fleet.want, counts)
@@ -169,11 +172,12 @@ class Deployer:
     async def _tidy_later(self, left: Sequence[str]) -> None:
         """End the replicas that the previous deployer has left, once its fronts have had time to drain.
 
-        Those of the next deployer, which may start meanwhile while our fronts drain, are none of ours.
+        The next deployer may start while our fronts drain. It may use any of these replicas, and tidies up itself.
         """
         await asyncio.sleep(2 * self._config.drain_s)
         async with self._moving:
-            await asyncio.to_thread(self._tidy, left)
+            if self._leadership.of_application():
+                await asyncio.to_thread(self._tidy, left)
 
     def _tidy(self, left: Sequence[str]) -> None:
         self._fleet.want(dict.fromkeys(self._fleet.standing(), 0) | self._graph.plan.devices())
@@ -192,6 +196,9 @@ class Deployer:
             if ray_facts.is_gone(self._application, DEPLOYER):
                 delete_fleets(fleets_of(self._application))
                 ray_facts.forget(self._application)
+                self._leadership.forget()
+            elif not self._leadership.of_fleet():
+                return  # whoever leads these replicas decides about them
             elif memory and memory.fleet != self._fleet.prefix:
                 self._fleet.delete()  # the next deployer has started replicas of its own
             elif memory:

@@ -1,36 +1,148 @@
-"""A deployer ends the replicas that the one before it has left, and no others."""
+"""A deployer ends the replicas that the one before it has left, and none that another leads."""
 
 import asyncio
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 
+class Shop:
+    """An application whose fleets are only named. `wanted` and `deleted` are what its deployers did."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *fleets: str) -> None:
+        from deployments import ray_facts
+        from deployments.deployer import deployer, fleet  # they import Ray
+
+        self.applications = dict.fromkeys(["shop", *(f"shop.{mark}.cpu" for mark in fleets)])
+        self.wanted, self.deleted, self.texts = list[Mapping[str, int]](), list[str](), dict[str, str]()
+        self._module = deployer
+        monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=self.applications))
+        monkeypatch.setattr(fleet.ray_facts, "delete_soon", self.deleted.append)
+        monkeypatch.setattr(ray_facts, "is_gone", lambda application, deployment: False)
+        monkeypatch.setattr(ray_facts, "remember", self.texts.__setitem__)
+        monkeypatch.setattr(ray_facts, "recall", self.texts.get)
+        self._asleep, self._monkeypatch = asyncio.sleep, monkeypatch
+
+    def deployer(self, mark: str, devices: int = 1) -> Any:
+        """One that has begun to lead replicas of this mark."""
+        from deployments.deployer.leadership import Leadership
+
+        made = object.__new__(self._module.Deployer)
+        fleet = SimpleNamespace(prefix=f"shop.{mark}", standing=lambda: {"cpu": None}, want=self.wanted.append)
+        fleet.delete = lambda: self.deleted.append(f"shop.{mark}.cpu")
+        plan = SimpleNamespace(devices=lambda: {"cpu": devices}, to_json=lambda: f"{devices} cpu")
+        made.__dict__ |= {
+            "_application": "shop",
+            "_config": SimpleNamespace(drain_s=30.0),
+            "_fleet": fleet,
+            "_graph": SimpleNamespace(plan=plan, version=0),
+            "_leadership": Leadership("shop", f"shop.{mark}"),
+            "_origin": "file",
+        }
+        made._leadership.take()
+        return made
+
+    def tidied(self, ours: Any, meanwhile: Any = lambda: None) -> None:
+        """This deployer tidies up what was there when it began; something else happens before."""
+        from deployments.deployer import fleet
+
+        async def wait(_: float) -> None:
+            meanwhile()
+            await self._asleep(0)
+
+        async def tidied() -> None:
+            ours._moving = asyncio.Lock()
+            await ours._tidy_later(fleet.fleets_of("shop", but=ours._fleet.prefix))
+
+        self._monkeypatch.setattr(self._module.asyncio, "sleep", wait)
+        asyncio.run(tidied())
+
+    @property
+    def ended(self) -> bool:
+        memory = self._module.remembered("shop")
+        assert memory
+        return memory.ended
+
+
 def test_the_replicas_of_the_next_deployer_are_spared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It starts while the fronts of this one drain: this one is still there when it tidies up."""
-    from deployments.deployer import deployer, fleet  # they import Ray
+    """Its application may be there before it is known to lead."""
+    shop = Shop(monkeypatch, "000001", "000002")
+    shop.tidied(shop.deployer("000002"), lambda: shop.applications.update({"shop.000003.cpu": None}))
+    assert shop.deleted == ["shop.000001.cpu"]
+    assert shop.wanted == [{"cpu": 1}]
 
-    names, deleted, asleep = ["shop", "shop.000001.cpu", "shop.000002.cpu"], list[str](), asyncio.sleep
 
-    async def another_is_deployed(_: float) -> None:
-        names.append("shop.000003.cpu")
-        await asleep(0)
+@pytest.mark.parametrize("mark", ["000001", "000002"], ids=["the replicas from before", "the same replicas"])
+def test_a_deployer_that_was_replaced_tidies_nothing(monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
+    """The first file is deployed again, or another plan, while the fronts of this deployer drain."""
+    shop = Shop(monkeypatch, "000001", "000002")
+    shop.tidied(shop.deployer("000002"), lambda: shop.deployer(mark, devices=3))
+    assert (shop.deleted, shop.wanted) == ([], [])
 
-    ours: Any = object.__new__(deployer.Deployer)
-    ours.__dict__ |= {
-        "_application": "shop",
-        "_config": SimpleNamespace(drain_s=30.0),
-        "_fleet": SimpleNamespace(prefix="shop.000002", standing=dict, want=lambda counts: None),
-        "_graph": SimpleNamespace(plan=SimpleNamespace(devices=lambda: {"cpu": 1})),
-    }
-    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=dict.fromkeys(names)))
-    monkeypatch.setattr(fleet.ray_facts, "delete_soon", deleted.append)
-    monkeypatch.setattr(deployer.asyncio, "sleep", another_is_deployed)
 
-    async def tidied() -> None:
-        ours._moving = asyncio.Lock()
-        await ours._tidy_later(fleet.fleets_of("shop", but="shop.000002"))
+def test_a_deployer_that_was_replaced_ends_its_replicas_with_its_last_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(monkeypatch, "000001", "000002")
+    first, second = shop.deployer("000001"), shop.deployer("000002")
+    second._remember()
+    first.__del__()
+    assert shop.deleted == ["shop.000001.cpu"]
 
-    asyncio.run(tidied())
-    assert deleted == ["shop.000001.cpu"]
+
+def test_replicas_that_another_deployer_begins_to_use_again_outlive_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third has not started them all yet, so the plan of the second is still the one that is remembered."""
+    shop = Shop(monkeypatch, "000001", "000002")
+    first, second = shop.deployer("000001"), shop.deployer("000002")
+    second._remember()
+    third = shop.deployer("000001")
+    first.__del__()
+    assert shop.deleted == []
+    assert not shop.ended
+    third._remember()
+    second.__del__()
+    assert shop.deleted == ["shop.000002.cpu"]
+
+
+def test_only_the_last_that_leads_the_replicas_says_that_all_fronts_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(monkeypatch, "000001")
+    first, second = shop.deployer("000001"), shop.deployer("000001")
+    second._remember()
+    third = shop.deployer("000002")
+    first.__del__()
+    assert not shop.ended, "fronts of the second still listen"
+    second.__del__()
+    assert shop.ended
+    assert shop.deleted == []
+    assert third._leadership.of_application()
+
+
+def test_an_application_that_is_gone_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments import ray_facts
+
+    shop = Shop(monkeypatch, "000001", "000002")
+    first = shop.deployer("000001")
+    first._remember()
+    monkeypatch.setattr(ray_facts, "is_gone", lambda application, deployment: True)
+    monkeypatch.setattr(ray_facts, "forget", shop.texts.pop)
+    first.__del__()
+    assert shop.deleted == ["shop.000001.cpu", "shop.000002.cpu"]
+    assert shop.texts == {}
+
+
+def test_leadership_is_taken_before_any_replica_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(monkeypatch, "000001")
+    first, second = shop.deployer("000001"), shop.deployer("000001")
+    first._leadership.take()
+    second._running, second._recalled, second._tasks = False, True, set()
+    led = list[bool]()
+    second._fleet.want = lambda counts: led.append(second._leadership.of_application())
+
+    async def started() -> None:
+        second._moving = asyncio.Lock()
+        await second._start()
+        for task in second._tasks:
+            task.cancel()
+
+    asyncio.run(started())
+    assert led == [True]
