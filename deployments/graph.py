@@ -149,6 +149,8 @@ def check_weights(config: AppConfig) -> None:
 
 # Fields that replicas do not depend on: when only these change, the replicas go on.
 _OF_PLANS = {"plan", "devices", "rate_per_s", "slo_ms", "max_batch", "answers", "ramp_budget", "links"}
+# Fields that both depend on: the network, in which precision it is computed and by what, and how many replicas fit.
+_OF_REPLICAS_AND_PLANS = {"model", "loader", "backend", "dtype", "cpus_per_replica"}
 _OF_THE_FRONT = {
     "name", "front_replicas", "max_waiting", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
     "grpc_port", "grpc_host", "too_long", "on_deadline", "replan", "audit_share", "audit_cost", "agreement",
@@ -163,9 +165,13 @@ def mark_of(config: AppConfig) -> str:
 
 
 def origin_of(config: AppConfig) -> str:
-    """A hash of what the user says of plans: while it stays, a restarted deployer goes on with the plan that runs."""
-    file = Path(config.plan).read_bytes() if config.plan else b""
-    return sha256(config.model_dump_json(include=_OF_PLANS).encode() + file).hexdigest()
+    """A hash of what the user says of plans and of the network that they are for, with the contents of his files.
+
+    While it stays, a restarted deployer goes on with the plan that runs.
+    """
+    said = config.model_dump_json(include=_OF_PLANS | _OF_REPLICAS_AND_PLANS)
+    files = [Path(path).read_bytes() for path in (config.plan, config.profile) if path]
+    return sha256(b"".join([said.encode(), *files])).hexdigest()
 
 
 def _facts(plan: Plan, profile: Profile, config: AppConfig) -> Problem:

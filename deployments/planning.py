@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCoun
     if warning := mixed([profile.table(kind) for kind in plan.devices()]):
         log.warning("%s", warning)
     log.info("planned for %s: %s", _told({device.kind: device.count for device in devices}), summary(plan))
-    return plan
+    return replace(plan, model=profile.model, weights=profile.weights)
 
 
 def plan_for_fewer(running: Plan, counts: DeviceCounts, config: AppConfig, profile: Profile) -> Plan | None:

@@ -1,9 +1,13 @@
 """Who works for which group: everybody for somebody, in proportion, and the same in every front."""
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.graph import Graph, shared_out
+from deployments.config import AppConfig
+from deployments.graph import Graph, origin_of, shared_out
 from optimizer import Placement, Plan, Split, problem
 from profiles.devices import Device, links_between
 from profiles.exits import ExitProfile
@@ -60,3 +64,36 @@ def test_one_kind_under_two_names_has_one_group() -> None:
     assert graph.members({"app.b": ["b1"]}) == {"a-0": ["b1"]}
     assert [stage.group for stage in graph.route.stages] == ["a-0"]
     assert graph.route.beside == ()
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    file = tmp_path / "profile.json"
+    file.write_text("of one network")
+    return file
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": "another"},
+        {"loader": "mine:load"},
+        {"backend": "onnx"},
+        {"dtype": "int8"},
+        {"cpus_per_replica": 2.0},
+        {"devices": {"v100": 3}},
+        {"slo_ms": 50.0},
+    ],
+    ids=lambda changed: min(changed),
+)
+def test_a_plan_is_not_remembered_for_another_question_or_network(profile: Path, changed: dict[str, object]) -> None:
+    told: dict[str, object] = {"devices": {"v100": 2}, "profile": str(profile), "model": "one"}
+    assert origin_of(AppConfig.model_validate(told | changed)) != origin_of(AppConfig.model_validate(told))
+
+
+def test_a_plan_is_not_remembered_for_a_profile_of_the_same_name_that_says_something_else(profile: Path) -> None:
+    config = AppConfig(devices={"v100": 2}, profile=str(profile))
+    before = origin_of(config)
+    assert origin_of(config.model_copy(update={"log_format": "json", "max_waiting": 7})) == before
+    profile.write_text("of another network")
+    assert origin_of(config) != before
