@@ -147,21 +147,22 @@ def check_weights(config: AppConfig) -> None:
         )
 
 
-# Fields that replicas do not depend on: when only these change, the replicas go on.
-_OF_PLANS = {"plan", "devices", "rate_per_s", "slo_ms", "max_batch", "answers", "ramp_budget", "links"}
-# Fields that both depend on: the network, in which precision it is computed and by what, and how many replicas fit.
-_OF_REPLICAS_AND_PLANS = {"model", "loader", "backend", "dtype", "cpus_per_replica"}
-_OF_THE_FRONT = {
+# What depends on each field of the configuration: every field is in one of these.
+OF_PLANS = {"plan", "devices", "rate_per_s", "slo_ms", "max_batch", "answers", "ramp_budget", "links"}
+OF_PLANS_AND_REPLICAS = {"model", "loader", "backend", "dtype", "cpus_per_replica"}
+OF_REPLICAS = {"profile", "device", "exits", "ports", "drain_s", "log_format"}
+OF_FRONTS = {
     "name", "front_replicas", "max_waiting", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
-    "grpc_port", "grpc_host", "too_long", "on_deadline", "replan", "audit_share", "audit_cost", "agreement",
+    "allowed_origins", "grpc_port", "grpc_host", "too_long", "on_deadline", "replan", "audit_share", "audit_cost",
+    "agreement",
 }  # fmt: skip
 
 
 def mark_of(config: AppConfig) -> str:
     """A hash of all that replicas depend on: where it changes, new replicas are started beside the old ones."""
     assert config.profile, "This is a bug: AppConfig asks for it."
-    made_of = config.model_dump_json(exclude=_OF_PLANS | _OF_THE_FRONT).encode() + Path(config.profile).read_bytes()
-    return sha256(made_of).hexdigest()[:6]
+    said = config.model_dump_json(include=OF_REPLICAS | OF_PLANS_AND_REPLICAS)
+    return sha256(said.encode() + Path(config.profile).read_bytes()).hexdigest()[:6]
 
 
 def origin_of(config: AppConfig) -> str:
@@ -169,7 +170,7 @@ def origin_of(config: AppConfig) -> str:
 
     While it stays, a restarted deployer goes on with the plan that runs.
     """
-    said = config.model_dump_json(include=_OF_PLANS | _OF_REPLICAS_AND_PLANS)
+    said = config.model_dump_json(include=OF_PLANS | OF_PLANS_AND_REPLICAS)
     files = [Path(path).read_bytes() for path in (config.plan, config.profile) if path]
     return sha256(b"".join([said.encode(), *files])).hexdigest()
 

@@ -1,5 +1,6 @@
 """Who works for which group: everybody for somebody, in proportion, and the same in every front."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.config import AppConfig
-from deployments.graph import Graph, origin_of, shared_out
+from deployments.graph import (
+    OF_FRONTS,
+    OF_PLANS,
+    OF_PLANS_AND_REPLICAS,
+    OF_REPLICAS,
+    Graph,
+    mark_of,
+    origin_of,
+    shared_out,
+)
 from optimizer import Placement, Plan, Split, problem
 from profiles.devices import Device, links_between
 from profiles.exits import ExitProfile
@@ -97,3 +107,20 @@ def test_a_plan_is_not_remembered_for_a_profile_of_the_same_name_that_says_somet
     assert origin_of(config.model_copy(update={"log_format": "json", "max_waiting": 7})) == before
     profile.write_text("of another network")
     assert origin_of(config) != before
+
+
+def test_it_is_said_of_every_field_what_depends_on_it() -> None:
+    """One that is forgotten would leave replicas as they are though it changes them."""
+    told = Counter([*OF_PLANS, *OF_PLANS_AND_REPLICAS, *OF_REPLICAS, *OF_FRONTS])
+    assert told == Counter([*AppConfig.model_fields])
+
+
+def test_replicas_go_on_where_only_fronts_or_plans_change(profile: Path) -> None:
+    told: dict[str, object] = {"devices": {"v100": 2}, "profile": str(profile)}
+    mark = mark_of(AppConfig.model_validate(told))
+    for same in ({"allowed_origins": ["https://shop.example"]}, {"slo_ms": 50.0}, {"devices": {"v100": 3}}):
+        assert mark_of(AppConfig.model_validate(told | same)) == mark
+    for other in ({"model": "another"}, {"dtype": "float16"}, {"ports": "24000-24099"}, {"log_format": "json"}):
+        assert mark_of(AppConfig.model_validate(told | other)) != mark
+    profile.write_text("of another network")
+    assert mark_of(AppConfig.model_validate(told)) != mark
