@@ -14,8 +14,9 @@ from deployments import ray_facts, resources
 from deployments.deployer.steps import Standing
 from deployments.replica.serve_replica import DEPLOYMENT
 
-_GIVEN_UP = ("DEPLOY_FAILED", "UNHEALTHY")
-_GONE = ("NOT_STARTED", "DELETING", "DEPLOY_FAILED")
+_FAILED = "DEPLOY_FAILED"
+_GIVEN_UP = (_FAILED, "UNHEALTHY")
+_GONE = ("NOT_STARTED", "DELETING", _FAILED)
 
 
 class ServeFleet:
@@ -35,9 +36,11 @@ class ServeFleet:
     def want(self, counts: Mapping[str, int]) -> None:
         found = serve.status().applications
         names = {kind: f"{self.prefix}.{kind}" for kind in counts}
-        known = {kind for kind, name in names.items() if name in found and found[name].status.value not in _GONE}
+        states = {kind: found[name].status.value for kind, name in names.items() if name in found}
+        known = {kind for kind, state in states.items() if state not in _GONE}
         for kind in known:
             ray_facts.scale(names[kind], DEPLOYMENT, counts[kind])
+        delete_fleets(names[kind] for kind, state in states.items() if state == _FAILED and not counts[kind])
         targets = [
             serve.RunTarget(self._bind(kind, count), names[kind], route_prefix=None, external_scaler_enabled=True)
             for kind, count in counts.items()

@@ -1,7 +1,7 @@
 """The steps from one plan to another: start replicas, tell the fronts, end replicas. Independent of Ray."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic as now_s
@@ -12,6 +12,7 @@ from optimizer.plan import Plan
 DEPLOYER = "deployer"  # the name of its deployment
 LOOK_EVERY_S = 0.25  # each look takes processor time of Serve, which is needed for what starts
 COUNT_EVERY_S = 1.0  # Ray is asked so often whether the devices are there
+STALE_S = 2.0  # Serve may tell for so long after a new attempt that the one before it failed
 ReplicaCounts = Mapping[str, int]  # replicas by kind
 
 
@@ -109,9 +110,11 @@ async def move(
 
 async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float, only_here: bool = False) -> None:
     """Ask for so many replicas of each kind; returns when they run. `only_here`: nobody waits for nodes to come."""
+    failed = await _failed(fleet, counts)
     await asyncio.to_thread(fleet.want, counts)
-    until_s, count_s = now_s() + patience_s, now_s()
-    while late := await _below(fleet, counts):
+    began_s = count_s = now_s()
+    until_s = began_s + patience_s
+    while late := await _below(fleet, counts, failed if now_s() < began_s + STALE_S else ()):
         if only_here and now_s() >= count_s:
             await _check_devices(fleet, {kind: counts[kind] for kind in late})
             count_s = now_s() + COUNT_EVERY_S
@@ -127,13 +130,19 @@ async def _check_devices(fleet: Fleet, counts: ReplicaCounts) -> None:
         raise NoDevicesError(f"no node has a device for {told}")
 
 
-async def _below(fleet: Fleet, counts: ReplicaCounts) -> dict[str, int]:
-    """The number of running replicas, of each kind that has too few."""
+async def _failed(fleet: Fleet, counts: ReplicaCounts) -> list[str]:
+    """The kinds of these that could not start when they were wanted before."""
+    standing = await asyncio.to_thread(fleet.standing) if counts else {}
+    return [kind for kind in counts if kind in standing and standing[kind].failed]
+
+
+async def _below(fleet: Fleet, counts: ReplicaCounts, excused: Collection[str]) -> dict[str, int]:
+    """The number of running replicas, of each kind that has too few. Those that are excused may have failed before."""
     if not counts:
         return {}
     standing = await asyncio.to_thread(fleet.standing)
     for kind in counts:
-        if kind in standing and standing[kind].failed:
+        if kind in standing and standing[kind].failed and kind not in excused:
             raise CannotStartError(standing[kind].failed)
     running = {kind: standing[kind].running if kind in standing else 0 for kind in counts}
     return {kind: running[kind] for kind, count in counts.items() if running[kind] < count}
@@ -144,7 +153,8 @@ async def _freed(fleet: Fleet, counts: ReplicaCounts, patience_s: float) -> None
     until_s = now_s() + patience_s
     while now_s() < until_s:
         standing = await asyncio.to_thread(fleet.standing)
-        if all(standing[kind].running + standing[kind].stopping <= count for kind, count in counts.items()):
+        left = {kind: standing[kind].running + standing[kind].stopping for kind in counts if kind in standing}
+        if all(left.get(kind, 0) <= count for kind, count in counts.items()):
             return
         await asyncio.sleep(LOOK_EVERY_S)
 

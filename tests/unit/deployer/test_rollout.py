@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,11 +21,15 @@ class CountedFleet:
     room: int = 100
     broken: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()  # never start, and nobody says why
+    stale: int = 0  # so many looks tell that what was wanted before has failed, though it starts
     gone: frozenset[str] = frozenset()  # whose node vanishes while they start
     log: list[str] = field(default_factory=list)
     counted: int = 0  # how often Ray was asked for its nodes
 
     def standing(self) -> dict[str, Standing]:
+        if self.stale:
+            self.stale -= 1
+            return {kind: Standing(failed="no weights here") for kind in self.counts}
         return {kind: self._standing(kind, count) for kind, count in self.counts.items()}
 
     def _standing(self, kind: str, count: int) -> Standing:
@@ -107,6 +113,36 @@ def test_what_does_not_start_is_undone(room: int, why: str, says: str) -> None:
     assert [each for each in fleet.log if each.startswith("to")][-1:] in ([], ["to a=4"])
 
 
+def passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes only where somebody waits."""
+    at_s = 0.0
+
+    async def pass_s(seconds: float) -> None:
+        nonlocal at_s
+        at_s += seconds
+
+    monkeypatch.setattr(steps, "now_s", lambda: at_s)
+    monkeypatch.setattr(steps.asyncio, "sleep", pass_s)
+
+
+@pytest.mark.parametrize(("looks", "starts"), [(4, True), (30, False)], ids=["for a moment", "for long"])
+def test_a_failure_from_before_may_be_told_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch, looks: int, starts: bool
+) -> None:
+    passes(monkeypatch)
+    fleet = CountedFleet({"b": 0}, stale=looks)
+    outcome = nullcontext() if starts else pytest.raises(CannotStartError, match="no weights here")
+    with outcome:
+        asyncio.run(steps.start(fleet, {"b": 2}, patience_s=60.0))
+    assert (fleet.stale == 0) == starts
+
+
+def test_a_kind_that_is_gone_altogether_is_freed() -> None:
+    fleet = CountedFleet({"a": 4}, room=5)
+    fleet.want = lambda counts: fleet.counts.clear()  # type: ignore[method-assign]
+    asyncio.run(asyncio.wait_for(steps._freed(fleet, {"a": 0}, 5.0), 60.0))
+
+
 @pytest.mark.parametrize("room", [100, 5], ids=["beside", "freed first"])
 def test_a_node_that_vanishes_in_a_roll_out_is_not_waited_for(room: int) -> None:
     fleet = CountedFleet({"a": 4}, room=room, gone=frozenset("b"))
@@ -118,14 +154,7 @@ def test_a_node_that_vanishes_in_a_roll_out_is_not_waited_for(room: int) -> None
 
 
 def test_while_replicas_are_late_nodes_are_counted_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_s = 0.0
-
-    async def pass_s(seconds: float) -> None:
-        nonlocal at_s
-        at_s += seconds
-
-    monkeypatch.setattr(steps, "now_s", lambda: at_s)
-    monkeypatch.setattr(steps.asyncio, "sleep", pass_s)
+    passes(monkeypatch)
     fleet = CountedFleet({"a": 4}, silent=frozenset("b"))
     with pytest.raises(CannotStartError, match="only 0 of 2 b run"):
         moved(fleet, devices(a=4), devices(a=4, b=2), patience_s=20.0)
@@ -147,3 +176,17 @@ def test_devices_that_no_node_has_are_counted_and_those_that_are_taken_are_there
     monkeypatch.setattr(fleet.ray_facts, "nodes", lambda: [{"CPU": 2.0, "v100": 1.0}, {"CPU": 2.0, "k80": 4.0}])
     ours = fleet.ServeFleet("shop.000001", lambda kind, count: None, lambda kind: {"CPU": 0.1})  # type: ignore[arg-type, return-value]
     assert ours.lacks({"v100": 3, "k80": 4}) == {"v100": 2}
+
+
+def test_a_kind_that_could_not_start_is_not_kept_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.deployer import fleet  # it imports Ray
+
+    states = {"shop.000001.v100": "DEPLOY_FAILED", "shop.000001.k80": "RUNNING", "shop.000001.p100": "DELETING"}
+    found = {name: SimpleNamespace(status=SimpleNamespace(value=state)) for name, state in states.items()}
+    deleted, scaled = list[str](), list[tuple[str, int]]()
+    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=found))
+    monkeypatch.setattr(fleet.ray_facts, "delete_soon", deleted.append)
+    monkeypatch.setattr(fleet.ray_facts, "scale", lambda name, deployment, count: scaled.append((name, count)))
+    ours = fleet.ServeFleet("shop.000001", lambda kind, count: None, lambda kind: {"CPU": 0.1})  # type: ignore[arg-type, return-value]
+    ours.want({"v100": 0, "k80": 0, "p100": 0, "t4": 0})
+    assert (deleted, scaled) == (["shop.000001.v100"], [("shop.000001.k80", 0)])
