@@ -43,10 +43,13 @@ class Fronts:
         """Ask all fronts; returns the replies of those that are alive, by front."""
         number = next(self._numbers)
         waiting = {front: self._post(front, FrontMessage(number, content)) for front in self._boxes}
-        if waiting:
-            await asyncio.wait(waiting.values(), timeout=within_s)
+        try:
+            if waiting:
+                await asyncio.wait(waiting.values(), timeout=within_s)
+        finally:
+            for front in waiting:
+                del self._replies[front, number]
         for front, reply in waiting.items():
-            del self._replies[front, number]
             if not reply.done():
                 self._drop(front)
         return {front: reply.result() for front, reply in waiting.items() if reply.done()}

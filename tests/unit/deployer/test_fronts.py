@@ -60,6 +60,20 @@ def test_a_late_reply_is_nobodys() -> None:
     with_two(test)
 
 
+def test_a_question_that_is_given_up_leaves_nothing_behind_and_drops_nobody() -> None:
+    async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
+        asked = asyncio.create_task(fronts.ask("what", within_s=600.0))
+        while "what" not in lively:
+            await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert fronts._replies == {}
+        assert len(fronts) == 2
+
+    with_two(test)
+
+
 def test_who_is_left_may_count_on_what_the_others_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHARE_AFTER_S", 0.0)
 
