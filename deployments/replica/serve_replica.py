@@ -44,11 +44,18 @@ class ServeReplica:
         """The address at which fronts reach this replica, which takes orders from the first call on."""
         async with self._opening:
             if not self._whereabouts:
-                await self._exchange.open(self._wire)
-                address, key = await self._orders.open(self._wire), self._orders.door.key
-                self._whereabouts = Whereabouts(replica_name(), address, key, self._weights)
+                self._whereabouts = await self._open()
                 gc.freeze()  # the network stays for good, so the garbage collector need not look through it
         return self._whereabouts
+
+    async def _open(self) -> Whereabouts:
+        await self._exchange.open(self._wire)
+        try:
+            address = await self._orders.open(self._wire)
+        except BaseException:
+            self._exchange.close()  # the next call opens both
+            raise
+        return Whereabouts(replica_name(), address, self._orders.door.key, self._weights)
 
     async def hand_over(self) -> None:
         """Returns when all orders are answered and all survivors fetched, since no other replica has these.

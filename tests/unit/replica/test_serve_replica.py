@@ -1,6 +1,7 @@
 """Replicas that hand survivors to each other over sockets: every answer is right, and nothing stays held."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import replace
@@ -21,6 +22,7 @@ from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import pack
 from deployments.transport.replica_connection import ReplicaConnection, connect_to
 from deployments.transport.wire import Wire
+from profiles.errors import UserError
 from tests.helpers.toy_model import RAMPS, Toy, left_at
 
 WIRE = Wire("127.0.0.1")
@@ -271,3 +273,24 @@ def test_a_replica_that_is_to_end_waits_until_what_it_holds_was_fetched(monkeypa
         await asyncio.wait_for(asyncio.gather(*ends), 60.0)
 
     play(scene, monkeypatch)
+
+
+def test_a_replica_that_finds_no_second_port_gives_the_first_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller asks again, and by then there may be one."""
+    monkeypatch.setattr("deployments.ray_facts.node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("deployments.replica.serve_replica.replica_name", lambda: "it")
+
+    async def act() -> None:
+        replica = ServeReplica(CONFIG, "cpu", "")
+        with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as taken:
+            replica._wire = Wire("127.0.0.1", [each.getsockname()[1] for each in (free, taken)])
+            free.close()
+            with pytest.raises(UserError, match="are all taken"):
+                await replica.whereabouts()
+        await asyncio.sleep(0)
+        assert (await replica.whereabouts()).replica == "it"
+        replica._orders.close()
+        replica._exchange.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(act())
