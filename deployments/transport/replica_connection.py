@@ -110,7 +110,10 @@ class ReplicaConnection(MessageConnection):
 
 
 async def connect_to(wire: Wire, where: Whereabouts, on_lost: Callable[[], None]) -> ReplicaConnection:
-    return await wire.connect(lambda: ReplicaConnection(where.key, on_lost), where.address)
+    connection = await wire.connect(lambda: ReplicaConnection(where.key, on_lost), where.address)
+    if not connection.is_open:  # nobody has it yet, so nobody would make another when `on_lost` is called
+        raise ConnectionError(GONE)
+    return connection
 
 
 class OrderServer:

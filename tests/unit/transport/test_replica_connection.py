@@ -254,6 +254,24 @@ def test_an_end_of_the_connection_fails_what_is_under_way() -> None:
     play(scene)
 
 
+class ShortWire(Wire):
+    """Its connections end while they are made."""
+
+    async def connect(self, protocol: Callable[[], Any], address: str) -> Any:
+        connection = await super().connect(protocol, address)
+        connection.hang_up()
+        return connection
+
+
+def test_a_connection_that_is_lost_while_it_is_made_is_none() -> None:
+    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
+        where = Whereabouts("it", await replica.server.open(WIRE), replica.server.door.key)
+        with pytest.raises(ConnectionError, match="has gone"):
+            await connect_to(ShortWire("127.0.0.1"), where, lambda: None)
+
+    play(scene)
+
+
 def test_a_line_that_is_retired_ends_with_its_last_reply() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
         asked = asyncio.ensure_future(replies(connection, 2))
