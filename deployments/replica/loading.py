@@ -16,7 +16,13 @@ from profiles.model import SplitModel
 
 
 def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
-    """Load the network as a device of this kind runs it."""
+    """Load the network as a device of this kind runs it.
+
+    Replicas outlive the plan of the file that they were deployed with, so one that starts later may find no such file.
+    It can run any plan: what computes, and in which precision, the configuration says too.
+    """
+    if config.plan and not Path(config.plan).exists():
+        config = config.model_copy(update={"plan": None})
     if config.backend == VIRTUAL:
         return _virtual(config, kind)
     from deployments.models.backends import backend_of, make_ready, planned, warn_of_another
