@@ -115,14 +115,20 @@ class Deployer:
     async def _lead(self, plan: Plan) -> None:
         """Tell all fronts the plan. It is remembered first, so that a deployer that is restarted goes on to it."""
         self._graph = self._graph_of(plan, self._graph.version + 1)
-        self._remember()
+        self._remember(plan, self._graph.version)
         await self._fronts.ask(self._graph, FOLLOW_WITHIN_S)
 
-    async def _meanwhile(self, counts: Mapping[str, int]) -> Plan | None:
-        """The best plan for the devices that stay while others are freed for the new plan; None if there is none."""
-        running = self._graph.plan
-        fewer = await asyncio.to_thread(plan_for_fewer, running, counts, self._config, self._profile)
-        return fewer and replace(fewer, thresholds=running.thresholds)
+    async def _meanwhile(self, counts: Mapping[str, int]) -> None:
+        """Tell all fronts the best plan for the devices that stay while others are freed, if there is one.
+
+        A deployer that is restarted goes back to the plan from before, under a version that no front knows yet.
+        """
+        before, version = self._graph.plan, self._graph.version
+        fewer = await asyncio.to_thread(plan_for_fewer, before, counts, self._config, self._profile)
+        if fewer:
+            self._graph = self._graph_of(replace(fewer, thresholds=before.thresholds), version + 1)
+            self._remember(before, version + 2)
+            await self._fronts.ask(self._graph, FOLLOW_WITHIN_S)
 
     # Start and end
 
@@ -149,7 +155,7 @@ class Deployer:
         else:
             await self._start_first(counts)
         memory = remembered(self._application)
-        self._remember()
+        self._remember(self._graph.plan, self._graph.version)
         self._running = True
         left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
         if memory and memory.ended:
@@ -164,10 +170,8 @@ class Deployer:
             self._cannot = error
             raise
 
-    def _remember(self) -> None:
-        Remembered(self._fleet.prefix, self._origin, self._graph.version, self._graph.plan.to_json()).keep(
-            self._application
-        )
+    def _remember(self, plan: Plan, version: int) -> None:
+        Remembered(self._fleet.prefix, self._origin, version, plan.to_json()).keep(self._application)
 
     async def _tidy_later(self, left: Sequence[str]) -> None:
         """End the replicas that the previous deployer has left, once its fronts have had time to drain.

@@ -75,14 +75,15 @@ async def move(
     before: Plan,
     after: Plan,
     lead: Callable[[Plan], Awaitable[None]],
-    meanwhile: Callable[[ReplicaCounts], Awaitable[Plan | None]],
+    meanwhile: Callable[[ReplicaCounts], Awaitable[None]],
     patience_s: float,
 ) -> Moved:
     """Start the replicas that the new plan adds, lead all fronts to it, then end those that it does not need.
 
     Where the new replicas do not fit beside the old ones, those that will go end first; until the new ones run, fronts
-    follow a plan that `meanwhile` makes for the replicas that stay. If the new ones do not start, the plan from before
-    is restored, and CannotStartError says why: at once where their devices are not there, as of a node that vanishes.
+    follow a plan for the replicas that stay, to which `meanwhile` leads them. If the new ones do not start, the plan
+    from before is restored, and CannotStartError says why: at once where their devices are not there, as of a node that
+    vanishes.
     """
     started_s, has, wants = now_s(), before.devices(), after.devices()
     more = {kind: count for kind, count in wants.items() if count > has.get(kind, 0)}
@@ -91,8 +92,7 @@ async def move(
     try:
         if less and not await asyncio.to_thread(fleet.has_room, _growth(has, more)):
             freed_s = now_s()
-            if fewer := await meanwhile({kind: less.get(kind, count) for kind, count in has.items()}):
-                await lead(fewer)
+            await meanwhile({kind: less.get(kind, count) for kind, count in has.items()})
             await _freed(fleet, less, patience_s)
         await start(fleet, more, patience_s, only_here=True)
     except Exception:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from optimizer.plan import Placement, Plan, Split
+
 
 class Shop:
     """An application whose fleets are only named. `wanted` and `deleted` are what its deployers did."""
@@ -32,7 +34,7 @@ class Shop:
         made = object.__new__(self._module.Deployer)
         fleet = SimpleNamespace(prefix=f"shop.{mark}", standing=lambda: {"cpu": None}, want=self.wanted.append)
         fleet.delete = lambda: self.deleted.append(f"shop.{mark}.cpu")
-        plan = SimpleNamespace(devices=lambda: {"cpu": devices}, to_json=lambda: f"{devices} cpu")
+        plan = Plan((Placement("cpu", devices, (Split(0, 1, 1),)),))
         made.__dict__ |= {
             "_application": "shop",
             "_config": SimpleNamespace(drain_s=30.0),
@@ -66,6 +68,11 @@ class Shop:
         return memory.ended
 
 
+def remember(deployer: Any) -> None:
+    """It has started its replicas, and says which plan runs."""
+    deployer._remember(deployer._graph.plan, deployer._graph.version)
+
+
 def test_the_replicas_of_the_next_deployer_are_spared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its application may be there before it is known to lead."""
     shop = Shop(monkeypatch, "000001", "000002")
@@ -85,7 +92,7 @@ def test_a_deployer_that_was_replaced_tidies_nothing(monkeypatch: pytest.MonkeyP
 def test_a_deployer_that_was_replaced_ends_its_replicas_with_its_last_front(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = Shop(monkeypatch, "000001", "000002")
     first, second = shop.deployer("000001"), shop.deployer("000002")
-    second._remember()
+    remember(second)
     first.__del__()
     assert shop.deleted == ["shop.000001.cpu"]
 
@@ -94,12 +101,12 @@ def test_replicas_that_another_deployer_begins_to_use_again_outlive_the_first(mo
     """The third has not started them all yet, so the plan of the second is still the one that is remembered."""
     shop = Shop(monkeypatch, "000001", "000002")
     first, second = shop.deployer("000001"), shop.deployer("000002")
-    second._remember()
+    remember(second)
     third = shop.deployer("000001")
     first.__del__()
     assert shop.deleted == []
     assert not shop.ended
-    third._remember()
+    remember(third)
     second.__del__()
     assert shop.deleted == ["shop.000002.cpu"]
 
@@ -107,7 +114,7 @@ def test_replicas_that_another_deployer_begins_to_use_again_outlive_the_first(mo
 def test_only_the_last_that_leads_the_replicas_says_that_all_fronts_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = Shop(monkeypatch, "000001")
     first, second = shop.deployer("000001"), shop.deployer("000001")
-    second._remember()
+    remember(second)
     third = shop.deployer("000002")
     first.__del__()
     assert not shop.ended, "fronts of the second still listen"
@@ -122,7 +129,7 @@ def test_an_application_that_is_gone_leaves_nothing(monkeypatch: pytest.MonkeyPa
 
     shop = Shop(monkeypatch, "000001", "000002")
     first = shop.deployer("000001")
-    first._remember()
+    remember(first)
     monkeypatch.setattr(ray_facts, "is_gone", lambda application, deployment: True)
     monkeypatch.setattr(ray_facts, "forget", shop.texts.pop)
     first.__del__()
@@ -146,3 +153,28 @@ def test_leadership_is_taken_before_any_replica_is_touched(monkeypatch: pytest.M
 
     asyncio.run(started())
     assert led == [True]
+
+
+def test_a_plan_for_the_time_while_devices_are_freed_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployer that ends then is followed by one that goes back, under a version that is new to all fronts."""
+    from deployments.deployer import deployer
+
+    shop = Shop(monkeypatch, "000001")
+    ours, told = shop.deployer("000001", devices=4), list[tuple[int, int]]()
+    before, fewer, after = (Plan((Placement("cpu", count, (Split(0, 1, 1),)),)) for count in (4, 2, 3))
+
+    async def ask(graph: Any, within_s: float) -> None:
+        told.append((graph.plan.devices()["cpu"], graph.version))
+
+    def found() -> tuple[Plan, int]:
+        memory = deployer.remembered("shop")
+        assert memory
+        return Plan.from_json(memory.plan), memory.version
+
+    ours._profile, ours._fronts = None, SimpleNamespace(ask=ask)
+    ours._graph_of = lambda plan, version: SimpleNamespace(plan=plan, version=version)
+    monkeypatch.setattr(deployer, "plan_for_fewer", lambda running, counts, config, profile: fewer)
+    asyncio.run(ours._meanwhile({"cpu": 2}))
+    assert (told, found()) == ([(2, 1)], (before, 2))
+    asyncio.run(ours._lead(after))
+    assert (told, found()) == ([(2, 1), (3, 2)], (after, 2))

@@ -62,9 +62,9 @@ def moved(fleet: CountedFleet, before: Plan, after: Plan, patience_s: float = 5.
     async def lead(plan: Plan) -> None:
         fleet.log.append("to " + " ".join(f"{kind}={count}" for kind, count in plan.devices().items()))
 
-    async def meanwhile(counts: Mapping[str, int]) -> Plan | None:
-        left = {kind: count for kind, count in counts.items() if count}
-        return devices(**left) if left else None
+    async def meanwhile(counts: Mapping[str, int]) -> None:
+        if left := {kind: count for kind, count in counts.items() if count}:
+            await lead(devices(**left))
 
     return asyncio.run(move(fleet, before, after, lead, meanwhile, patience_s))
 
