@@ -171,7 +171,9 @@ class Deployer:
             raise
 
     def _remember(self, plan: Plan, version: int) -> None:
-        Remembered(self._fleet.prefix, self._origin, version, plan.to_json()).keep(self._application)
+        """Write down which plan runs, unless another deployer, with another file, has begun to lead meanwhile."""
+        if self._leadership.of_application():
+            Remembered(self._fleet.prefix, self._origin, version, plan.to_json()).keep(self._application)
 
     async def _tidy_later(self, left: Sequence[str]) -> None:
         """End the replicas that the previous deployer has left, once its fronts have had time to drain.

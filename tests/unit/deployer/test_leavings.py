@@ -137,6 +137,20 @@ def test_an_application_that_is_gone_leaves_nothing(monkeypatch: pytest.MonkeyPa
     assert shop.texts == {}
 
 
+def test_a_deployer_that_was_replaced_in_a_roll_out_leaves_the_next_ones_plan_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from deployments.deployer import deployer
+
+    shop = Shop(monkeypatch, "000001")
+    first, second = shop.deployer("000001", devices=1), shop.deployer("000001", devices=2)
+    remember(second)
+    remember(first)
+    memory = deployer.remembered("shop")
+    assert memory
+    assert Plan.from_json(memory.plan).devices() == {"cpu": 2}
+
+
 def test_leadership_is_taken_before_any_replica_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = Shop(monkeypatch, "000001")
     first, second = shop.deployer("000001"), shop.deployer("000001")
