@@ -114,14 +114,16 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.preempted = 0
         self.launched: dict[int, tuple[int, int]] = {}  # by a split's first block: launches, and sequences in them
+        self._crowd = 0  # residents at the last look, if others had to wait: places, pages or time were short; else 0
         self._names = 0
         self._largest = 0  # pages that any sequence has needed, at most
         self._dropped: list[int] = []
 
     def full(self) -> Full | None:
         """Whether one more would wait longer for its first token than is promised, by what was measured so far."""
-        ahead = len(self.waiting) + 1 - (self.limits.max_residents - len(self.residents))
-        wait_s = self.pace.residence_s * max(0, ahead) / self.limits.max_residents
+        places = self._crowd or self.limits.max_residents
+        ahead = len(self.waiting) + 1 - (places - len(self.residents))
+        wait_s = self.pace.residence_s * max(0, ahead) / places
         if len(self.waiting) >= self.limits.max_waiting or wait_s > self.limits.ttft_s:
             return Full(max(wait_s, 1.0))
         return None
@@ -201,6 +203,7 @@ class Scheduler:
             sequence = self.waiting.popleft()
             sequence.entered_s = now_s
             self.residents[sequence.name] = sequence
+        self._crowd = len(self.residents) if self.waiting else 0
 
     def _has_place(self) -> bool:
         count = len(self.residents)

@@ -209,6 +209,16 @@ def test_it_is_full_when_one_more_would_wait_longer_than_promised() -> None:
     assert refused.retry_after_s == pytest.approx(2.0)  # half a residence: there are two places
 
 
+def test_it_is_full_where_pages_and_not_places_make_others_wait() -> None:
+    running = engine(Told(lambda _: True), DecodingLimits(max_residents=32, page_tokens=4), pages=6 * 4)
+    running.scheduler.pace.left(10.0)
+    for _ in range(3):
+        assert not isinstance(running.open(Wanted((1,), 3)), Full), "nobody has had to wait yet"
+    running.scheduler.next(0.0)
+    assert (len(running.scheduler.residents), len(running.scheduler.waiting)) == (2, 1)
+    assert running.scheduler.full() == Full(10.0), "both have to end: one for who waits, one for who comes"
+
+
 def test_nobody_comes_in_while_tokens_come_too_slowly() -> None:
     running = engine(Told(lambda _: True), DecodingLimits(max_residents=8, ttft_s=1e9, tpot_s=0.1))
     running.scheduler.pace.wrote(tokens=35, took_s=1.0)
