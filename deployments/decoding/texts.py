@@ -64,14 +64,25 @@ class Speech:
         if text.endswith(_UNFINISHED) and not last:
             return ""
         new = text[len(self._before) :]
-        if len(self._tokens) > _WINDOW:
-            self._tokens = self._tokens[-_WINDOW:]
-            text = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
-        self._before = text
+        self._before = self._cut(text)
         return new
+
+    def _cut(self, text: str) -> str:
+        """What the tokens say, of which only the latest are kept if these alone say the end of it. They may begin
+        inside a character: where each of its bytes is a token, some tokenizers then read none of those that follow."""
+        if len(self._tokens) <= _WINDOW:
+            return text
+        for size in range(_WINDOW, _WINDOW + _LONGEST_CHARACTER):
+            latest = self._tokens[-size:]
+            shorter: str = self._tokenizer.decode(latest, skip_special_tokens=True)
+            if text.endswith(shorter):
+                self._tokens = latest
+                return shorter
+        return text
 
 
 _WINDOW = 8  # tokens that are decoded again with those that follow
+_LONGEST_CHARACTER = 4  # bytes
 
 
 def _overlap(text: str, stop: str) -> int:
