@@ -5,7 +5,7 @@ An extension says after which block each token was known: `exit_blocks`, in ever
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from math import ceil
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from deployments.decoding.replies import (
     choice_of,
     pieces_of,
     problem,
-    whole_of,
+    wholes_of,
 )
 from deployments.decoding.requests import ChatRequest, CompletionRequest, request_of
 from deployments.front.answers import RefusedError, shown
@@ -160,8 +160,7 @@ class _Writers:
             pieces = pieces_of(self._front, reply, asked.counted)
             first = await anext(pieces)  # a refusal comes before the status is sent
             return StreamingResponse(after(first, pieces), media_type="text/event-stream")
-        every = asyncio.gather(*(whole_of(self._front, each, reply.stops, reply.share) for each in reply.wanted))
-        if (whole := await _unless_gone(request, every)) is None:
+        if (whole := await _unless_gone(request, wholes_of(self._front, reply))) is None:
             self._front.meter.ended("cancelled")
             return Response(status_code=GONE)
         reply.written = sum(len(depths) for _, depths, _ in whole)
@@ -222,9 +221,9 @@ def _no_such_path(request: Request, error: Exception) -> Response:
     return _error(RefusedError(error.status_code, told))
 
 
-async def _unless_gone(request: Request, work: "asyncio.Future[Result]") -> Result | None:
-    """What the work gives; it is cancelled when the client goes away."""
-    leaving = asyncio.ensure_future(_left(request))
+async def _unless_gone(request: Request, asked: Coroutine[Any, Any, Result]) -> Result | None:
+    """What was asked for; it is cancelled when the client goes away."""
+    work, leaving = asyncio.create_task(asked), asyncio.create_task(_left(request))
     try:
         await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
         return work.result() if work.done() else None

@@ -15,6 +15,7 @@ from deployments.decoding.metrics import RequestEnd
 from deployments.decoding.sequences import Finish, Wanted
 from deployments.front.answers import RefusedError
 
+WholeText = tuple[str, list[int], Finish | None]  # beside the depth of each token
 _DONE = b"data: [DONE]\n\n"
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
 
@@ -82,9 +83,7 @@ class TextReply:
         return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
 
 
-async def whole_of(
-    front: DecoderFront, wanted: Wanted, stops: Sequence[str], share: float = 1.0
-) -> tuple[str, list[int], Finish | None]:
+async def whole_of(front: DecoderFront, wanted: Wanted, stops: Sequence[str], share: float = 1.0) -> WholeText:
     text, finish = "", None
     depths: list[int] = []
     async with aclosing(front.write(wanted, stops, share)) as written:
@@ -92,6 +91,16 @@ async def whole_of(
             text, finish = text + words.text, words.finish
             depths += words.depths
     return text, depths, finish
+
+
+async def wholes_of(front: DecoderFront, reply: TextReply) -> list[WholeText]:
+    """The texts of all choices. Where one is refused or fails, nobody goes on with the others."""
+    try:
+        async with asyncio.TaskGroup() as writing:
+            tasks = [writing.create_task(whole_of(front, wanted, reply.stops, reply.share)) for wanted in reply.wanted]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def pieces_of(front: DecoderFront, reply: TextReply, usage: bool) -> AsyncGenerator[bytes, None]:

@@ -3,13 +3,16 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
 
 from deployments.decoding.loop import FullError
-from deployments.decoding.sequences import Finish, Wanted
+from deployments.decoding.replies import COMPLETION_SHAPE, TextReply, wholes_of
+from deployments.decoding.scheduler import Full, Written
+from deployments.decoding.sequences import GREEDY, Finish, Wanted
+from deployments.front.answers import RefusedError
 from deployments.prepare.llm_demo import characters, tokenizer
 from tests.helpers.decoder_world import CONFIG, World
 from tests.helpers.documented import ask_examples, check_document
@@ -154,6 +157,29 @@ def test_who_is_not_let_in_is_told_when_to_come_again(world: World, stream: bool
     reply = world.client().post("/v1/completions", json={"prompt": "1+1=", "stream": stream})
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "3")
     assert reply.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_nobody_goes_on_with_the_other_texts_of_a_request_where_one_is_refused(world: World) -> None:
+    cancelled = []
+
+    async def ask(wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
+        if wanted.max_tokens == 1:
+            yield Full(1.0)
+            return
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(wanted.max_tokens)
+            raise
+
+    async def answer() -> None:
+        wanted = [world.front.wanted((1, 2), most, GREEDY) for most in (3, 1, 2)]
+        with pytest.raises(RefusedError, match="too many"):
+            await wholes_of(world.front, TextReply(COMPLETION_SHAPE, "tiny", wanted, (), begun_s=0.0))
+        assert sorted(cancelled) == [2, 3]
+
+    world.front._ask = ask
+    asyncio.run(answer())
 
 
 def test_a_key_is_asked_for_everywhere_but_where_health_is_told(world: World) -> None:
