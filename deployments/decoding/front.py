@@ -24,6 +24,7 @@ from deployments.front.answers import RefusedError, shown
 log = logging.getLogger(__name__)
 ATTEMPTS = 4  # replicas that a sequence may outlive, and one more
 AGAIN_S = 0.5  # the wait before another replica is asked
+PATIENCE_S = 30.0  # how long a text that has lost its replica waits for a place at another
 FULL_FOR_S = 0.05  # so long after one was full none is asked
 
 Ask = Callable[[Wanted], AsyncGenerator[Written | Full, None]]
@@ -106,10 +107,8 @@ class DecoderFront:
         left = wanted
         for attempt in range(ATTEMPTS):
             try:
-                async with aclosing(self._ask(left)) as groups:
+                async with aclosing(self._where_room_is(left, begun=left is not wanted)) as groups:
                     async for group in groups:
-                        if isinstance(group, Full):
-                            raise RefusedError(429, "too many sequences wait; try again later", group.retry_after_s)
                         yield group
                         if group.finish:
                             return
@@ -121,6 +120,24 @@ class DecoderFront:
                     raise
                 log.warning("a replica failed (%s); another one goes on", type(error).__name__)
                 await asyncio.sleep(AGAIN_S)
+
+    async def _where_room_is(self, wanted: Wanted, begun: bool) -> AsyncGenerator[Written, None]:
+        """What a replica writes that has room. If all are full, a text is refused; one that is begun waits for a place,
+        since its client has read a part of it."""
+        until_s = self.meter.clock() + (PATIENCE_S if begun else 0.0)
+        while True:
+            full: Full | None = None
+            async with aclosing(self._ask(wanted)) as groups:
+                async for group in groups:
+                    if isinstance(group, Full):  # says so before anything is written
+                        full = group
+                    else:
+                        yield group
+            if full is None:
+                return
+            if self.meter.clock() >= until_s:
+                raise RefusedError(429, "too many sequences wait; try again later", full.retry_after_s)
+            await asyncio.sleep(min(full.retry_after_s, AGAIN_S))
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:

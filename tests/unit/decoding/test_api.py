@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deployments.decoding import front
 from deployments.decoding.loop import FullError
 from deployments.decoding.replies import COMPLETION_SHAPE, TextReply, wholes_of
 from deployments.decoding.scheduler import Full, Written
@@ -149,6 +150,47 @@ def test_another_replica_goes_on_where_one_failed(world: World) -> None:
     reply = world.client().post("/v1/completions", json={"prompt": "47+85=", "max_tokens": 12}).json()
     assert (reply["choices"][0]["text"], reply["choices"][0]["exit_blocks"]) == (text, depths)
     assert world.asked == 3
+
+
+class LostReplica:
+    """Writes one token and is lost; the other replica is full so many times, each `full_for_s` long by the clock."""
+
+    def __init__(self, world: World, times: int, full_for_s: float = 0.0) -> None:
+        self._world, self._times, self._full_for_s = world, times, full_for_s
+        self.asked: list[Wanted] = []
+        world.front._ask = self.ask
+
+    async def ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
+        self.asked.append(wanted)
+        if len(self.asked) == 1:
+            yield Written(1, (5,), (3,))
+            raise ConnectionError
+        if len(self.asked) < 2 + self._times:
+            self._world.now_s += self._full_for_s
+            yield Full(0.01)
+        else:
+            yield Written(1, (6, 7), (3, 3), Finish.LENGTH)
+
+    async def text(self) -> str:
+        wanted = self._world.front.wanted((1, 2), 3, GREEDY)
+        return "".join([piece.text async for piece in self._world.front.write(wanted, ())])
+
+
+def test_a_text_that_is_begun_waits_where_the_other_replica_is_full(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "AGAIN_S", 0.01)
+    lost = LostReplica(world, times=front.ATTEMPTS + 1)
+    assert asyncio.run(lost.text()) == tokenizer().decode([5, 6, 7])
+    assert lost.asked[-1].prompt == (1, 2, 5)
+
+
+def test_a_text_that_is_begun_does_not_wait_for_ever(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "AGAIN_S", 0.01)
+    lost = LostReplica(world, times=100, full_for_s=front.PATIENCE_S / 3)
+    with pytest.raises(RefusedError, match="too many"):
+        asyncio.run(lost.text())
+    assert len(lost.asked) == 1 + 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
