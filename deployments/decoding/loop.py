@@ -88,19 +88,26 @@ class EngineLoop:
             self._orders.put(lambda: self._close(stream))
 
     async def call(self, work: Callable[[Engine], Result]) -> Result:
-        """What `work` returns, on the engine's thread."""
+        """What `work` returns or raises, on the engine's thread. Decoding goes on, whatever it raises."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
 
         def order() -> None:
-            result = work(self._engine)
-            _tell(loop, partial(_settle, done, result))
+            try:
+                told = partial(done.set_result, work(self._engine))
+            except Exception as error:
+                told = partial(done.set_exception, error)
+            _tell(loop, partial(_settle, done, told))
 
         self._orders.put(order)
         return await done
 
     def _open(self, wanted: Wanted, stream: TokenStream, loop: asyncio.AbstractEventLoop) -> None:
-        opened = self._engine.open(wanted)
+        try:
+            opened = self._engine.open(wanted)
+        except Exception as error:  # this text's alone: those of others go on
+            _tell(loop, partial(stream.fail, error))
+            return
         if isinstance(opened, Full):
             _tell(loop, partial(stream.fail, FullError(opened.retry_after_s)))
             return
@@ -142,9 +149,9 @@ class EngineLoop:
             _tell(loop, partial(stream.put, written))
 
 
-def _settle(future: "asyncio.Future[Result]", result: Result) -> None:
-    if not future.done():
-        future.set_result(result)
+def _settle(future: "asyncio.Future[Result]", told: Callable[[], None]) -> None:
+    if not future.done():  # nobody may wait any more
+        told()
 
 
 def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[], object]) -> None:

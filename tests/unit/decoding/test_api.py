@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from deployments.decoding import front
+from deployments.decoding.engine import Engine
 from deployments.decoding.loop import FullError
 from deployments.decoding.replies import COMPLETION_SHAPE, TextReply, wholes_of
 from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import GREEDY, Finish, Wanted
 from deployments.front.answers import RefusedError
 from deployments.prepare.llm_demo import characters, tokenizer
+from profiles.errors import UserError
 from tests.helpers.decoder_world import CONFIG, World
 from tests.helpers.documented import ask_examples, check_document
 from tests.helpers.tiny_decoders import decoder, t5
@@ -280,6 +282,21 @@ def test_a_loop_without_a_place_says_so(world: World) -> None:
 
     with pytest.raises(FullError):
         asyncio.run(ask())
+
+
+def test_what_cannot_be_done_fails_for_who_asked_and_decoding_goes_on(world: World) -> None:
+    def follow_nothing(_: Engine) -> None:
+        raise UserError("no ramp is known there")
+
+    async def ask() -> None:
+        with pytest.raises(UserError, match="no ramp"):
+            await asyncio.wait_for(world.loop.call(follow_nothing), 60)
+        with pytest.raises(AssertionError, match="never fits"):
+            await asyncio.wait_for(anext(world.loop.write(Wanted((1,), 10**6))), 60)
+        assert [group.finish async for group in world.loop.write(Wanted((1,), 1))][-1]
+
+    asyncio.run(ask())
+    assert world.loop.alive
 
 
 def test_when_decoding_fails_every_stream_does(world: World) -> None:
