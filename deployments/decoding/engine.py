@@ -28,7 +28,7 @@ class Engine:
         return self.scheduler.full() or self.scheduler.add(wanted, self._clock())
 
     def cancel(self, name: int) -> None:
-        self.scheduler.cancel(name)
+        self.scheduler.cancel(name, self._clock())
         self._forget()
 
     def follow(self, splits: Splits, limits: DecodingLimits) -> None:

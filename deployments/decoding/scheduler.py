@@ -150,10 +150,13 @@ class Scheduler:
             sequence.follow(splits)
         self.pace.cut_anew()
 
-    def cancel(self, name: int) -> None:
-        """Forget a sequence, wherever it is; its pages are free at once."""
+    def cancel(self, name: int, now_s: float) -> None:
+        """Forget a sequence, wherever it is; its pages are free at once. Texts end so, too: at a stop string, which
+        only the front sees."""
         if sequence := self.residents.pop(name, None):
             self._release(sequence)
+            if sequence.told:
+                self.pace.left(now_s - sequence.entered_s)
         else:
             self.waiting = deque(one for one in self.waiting if one.name != name)
 

@@ -209,6 +209,21 @@ def test_it_is_full_when_one_more_would_wait_longer_than_promised() -> None:
     assert refused.retry_after_s == pytest.approx(2.0)  # half a residence: there are two places
 
 
+def test_texts_that_the_front_ends_tell_how_long_texts_stay() -> None:
+    running = engine(Told(lambda _: True), replace(PATIENT, max_residents=1))
+    for _ in range(3):
+        running.open(Wanted((1,), 9))
+    running.step()
+    running.cancel(2)  # it waits, and has stayed nowhere
+    assert running.scheduler.pace.residence_s == 0.0
+    running.cancel(1)
+    stayed_s = running.scheduler.pace.residence_s
+    assert stayed_s > 0.0
+    running.scheduler.next(0.0)
+    running.cancel(3)  # nothing of it was written: its client went away
+    assert running.scheduler.pace.residence_s == stayed_s
+
+
 def test_it_is_full_where_pages_and_not_places_make_others_wait() -> None:
     running = engine(Told(lambda _: True), DecodingLimits(max_residents=32, page_tokens=4), pages=6 * 4)
     running.scheduler.pace.left(10.0)
