@@ -209,10 +209,9 @@ def summed(states: Sequence[ReplicaState], num_blocks: int, ramps: Sequence[int]
     starts = sorted({start for state in states for start in state.launches})
     fills = []
     for start in starts:
-        ran = [(*state.launches.get(start, (0, 0)), state.room) for state in states]
-        room = sum(count * residents for count, _, residents in ran)
-        fill = sum(sequences for _, sequences, _ in ran) / room if room else 0.0
-        fills.append((sum(count for count, *_ in ran), fill))
+        ran = [state.launches[start] for state in states if start in state.launches]
+        count, sequences, room = map(sum, zip(*ran, strict=True))
+        fills.append((count, sequences / room))
     return {
         "replicas": len(states),
         "ramps": list(ramps),

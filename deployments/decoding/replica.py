@@ -20,7 +20,7 @@ from deployments.decoding.engine import Engine
 from deployments.decoding.leading import led_to
 from deployments.decoding.loading import engine_of, load_decoder, way_of
 from deployments.decoding.loop import EngineLoop, FullError
-from deployments.decoding.scheduler import DecodingLimits, Full, Written
+from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Wanted
 from deployments.logs import join_serves_log
 from deployments.metrics import DECODER_REPLICA, MetricSeries
@@ -44,8 +44,7 @@ class ReplicaState:
     preempted: int
     tokens_per_s: float
     depths: dict[int, int]  # tokens by the block after which they were known
-    launches: dict[int, tuple[int, int]]  # by a split's first block: how many, and sequences in them
-    room: int  # residents that it may have
+    launches: dict[int, tuple[int, int, int]]  # by a split's first block: how many, sequences in them, room for so many
     version: int = 0  # of the plan that it follows
 
 
@@ -100,7 +99,7 @@ class DecoderReplica:
                 await self._catch_up()
             except Exception:  # the store of Ray may be away for a moment: what runs goes on
                 log.exception("which plan is to run cannot be told")
-            tell(series, *await self._loop.call(lambda engine: (self._state(engine), engine.scheduler.limits)))
+            tell(series, await self.state())
             await asyncio.sleep(TELL_EVERY_S)
 
     async def _catch_up(self) -> None:
@@ -133,7 +132,6 @@ class DecoderReplica:
             scheduler.pace.tokens_per_s,
             dict(self._depths),
             dict(scheduler.launched),
-            scheduler.limits.max_residents,
             self._version,
         )
 
@@ -152,16 +150,16 @@ async def traced(
                     yield group
 
 
-def tell(series: MetricSeries, state: ReplicaState, limits: DecodingLimits) -> None:
-    """What a replica has done, and what is on it. A launch has room for all residents."""
+def tell(series: MetricSeries, state: ReplicaState) -> None:
+    """What a replica has done, and what is on it. A launch has room for as many residents as there may be then."""
     for block, tokens in state.depths.items():
         series.total("isobatch_exits", tokens, block=str(block))
-    for start, (count, sequences) in state.launches.items():
+    for start, (count, sequences, room) in state.launches.items():
         where = {"group": DECODER, "block": str(start)}
         series.total("isobatch_launches", count, **where)
         series.total("isobatch_launched_inputs", sequences, **where)
         series.total("isobatch_launched_weight", sequences, **where)
-        series.total("isobatch_launched_room", count * limits.max_residents, **where)
+        series.total("isobatch_launched_room", room, **where)
     series.now("isobatch_waiting_inputs", state.waiting, group=DECODER, block="0")
     series.now("isobatch_residents", state.residents)
     series.now("isobatch_pages", state.pages - state.free_pages, state="used")

@@ -113,7 +113,8 @@ class Scheduler:
         self.residents: dict[int, Sequence] = {}  # in the order in which they came in
         self.waiting: deque[Sequence] = deque()
         self.preempted = 0
-        self.launched: dict[int, tuple[int, int]] = {}  # by a split's first block: launches, and sequences in them
+        # By a split's first block: launches, sequences in them, and how many there was room for.
+        self.launched: dict[int, tuple[int, int, int]] = {}
         self._crowd = 0  # residents at the last look, if others had to wait: places, pages or time were short; else 0
         self._names = 0
         self._largest = 0  # pages that any sequence has needed, at most
@@ -180,8 +181,8 @@ class Scheduler:
         """What was written in a launch, given what was said of each part's rows."""
         self.pace.launched(launch.split, took_s)
         start = self.splits.blocks(launch.split).start
-        count, sequences = self.launched.get(start, (0, 0))
-        self.launched[start] = count + 1, sequences + len(launch.pieces)
+        count, sequences, room = self.launched.get(start, (0, 0, 0))
+        self.launched[start] = count + 1, sequences + len(launch.pieces), room + self.limits.max_residents
         written = []
         for part, said in zip(launch.pieces, opinions, strict=True):
             sequence, before, corrected = part.sequence, part.sequence.told, part.sequence.corrected

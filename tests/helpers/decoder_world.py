@@ -57,7 +57,7 @@ class World:
                 raise ConnectionError
 
     async def stats(self) -> dict[str, Any]:
-        return summed([ReplicaState(0, 0, 8, 8, 0, 0.0, {}, {0: (2, 4)}, room=8)], 4)
+        return summed([ReplicaState(0, 0, 8, 8, 0, 0.0, {}, {0: (2, 4, 16)})], 4)
 
     def client(self, key: bytes | None = None) -> TestClient:
         return DocumentedClient(create_decoder_api(self.front, key, self.stats), raise_server_exceptions=False)

@@ -273,7 +273,7 @@ class Decoding:
 
     @staticmethod
     async def stats() -> dict[str, Any]:
-        state = ReplicaState(2, 1, 6, 8, 0, 40.0, {0: 30, 3: 10}, {0: (2, 4)}, room=8)
+        state = ReplicaState(2, 1, 6, 8, 0, 40.0, {0: 30, 3: 10}, {0: (2, 4, 16)})
         return summed([state], num_blocks=4)
 
 

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from deployments.decoding.engine import Engine
+from deployments.decoding.front import summed
 from deployments.decoding.pages import PagePool
+from deployments.decoding.replica import ReplicaState
 from deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, Full, Scheduler
 from deployments.decoding.sequences import Finish, Opinion, Splits, Wanted
 from tests.helpers.tiny_decoders import Clock
@@ -75,6 +77,21 @@ def test_other_limits_hold_at_once_and_nobody_begins_again() -> None:
     running.open(Wanted((1,), 3))
     assert len(run_out(running)) == 5
     assert max(len(launch.pieces) for launch in network.launches[2:]) == 4, "the fifth waits until all others are gone"
+
+
+def test_a_launch_has_the_room_that_there_was_when_it_ran() -> None:
+    network = Told(sure=lambda _: True)
+    running = engine(network, replace(PATIENT, max_residents=32))
+    for _ in range(16):
+        running.open(Wanted((1,), 4))
+    running.step()
+    running.step()
+    running.follow(TWO, replace(PATIENT, max_residents=16))
+    running.step()
+    launched = running.scheduler.launched
+    assert launched == {0: (3, 3 * 16, 32 + 32 + 16)}
+    state = ReplicaState(0, 0, 0, 0, 0, 0.0, {}, launched)
+    assert summed([state, state], num_blocks=6)["splits"] == [{"split": 0, "launches": 6, "fill": 48 / 80}]
 
 
 def test_another_cut_has_residents_begin_again_in_the_order_in_which_they_came() -> None:

@@ -15,7 +15,7 @@ from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import DecoderFront
 from deployments.decoding.metrics import ClientMeter
 from deployments.decoding.replica import ReplicaState, tell, traced
-from deployments.decoding.scheduler import DecodingLimits, Full, Written
+from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Finish, Wanted
 from deployments.decoding.texts import TextTokens
 from deployments.front.proxy import Burden
@@ -176,10 +176,9 @@ def test_a_replica_divides_a_sequence_at_its_first_token(scene: Scene) -> None:
 
 def test_a_replica_tells_what_it_has_done_and_what_is_on_it() -> None:
     noted = NotedMetrics()
-    series, limits = MetricSeries(DECODER_REPLICA, noted), DecodingLimits(max_residents=8)
-    before = ReplicaState(3, 1, 10, 40, 0, 0.0, {1: 5}, {0: (4, 12)}, 8)
-    tell(series, before, limits)
-    tell(series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16), 2: (1, 2)}, 8), limits)
+    series = MetricSeries(DECODER_REPLICA, noted)
+    tell(series, ReplicaState(3, 1, 10, 40, 0, 0.0, {1: 5}, {0: (4, 12, 32)}))
+    tell(series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16, 48), 2: (1, 2, 8)}))
     told = {name: dict(found) for name, found in noted.told.items()}
     assert told["isobatch_exits"] == {("1",): 7, ("5",): 2}
     assert told["isobatch_launches"] == {("decoder", "0"): 6, ("decoder", "2"): 1}
