@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from deployments.decoding.sequences import Sampling
 from deployments.front.answers import RefusedError, shown
@@ -12,19 +12,27 @@ from profiles.errors import first_wrong
 TokenNumber = Annotated[int, Field(ge=0)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _NEUTRAL = "what clients may send although it asks for nothing"
+_HAVE_A_DEFAULT = "temperature", "top_p", "stream", "include_usage", "include_obfuscation"  # other than null
 
 
-class StreamOptions(BaseModel):
+class _Asked(BaseModel):
+    """Fields that have a default may be null, as with OpenAI: some clients send what nobody has set."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @field_validator(*_HAVE_A_DEFAULT, mode="before", check_fields=False)
+    @classmethod
+    def _default_for_null(cls, value: object, info: ValidationInfo) -> object:
+        return cls.model_fields[str(info.field_name)].default if value is None else value
+
+
+class StreamOptions(_Asked):
     include_usage: bool = Field(False, description="Whether the counts of tokens come as the last piece.")
     include_obfuscation: bool = Field(False, description="Ignored: pieces are as long as they are.")
 
 
-class _Generation(BaseModel):
+class _Generation(_Asked):
     """What completions and chats have in common."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str | None = Field(None, description="The name of the model; none: the one that is served.")
     temperature: float = Field(0.0, ge=0, le=2, description="0: the most probable token, each time.")

@@ -115,6 +115,20 @@ def test_what_is_wrong_is_named_in_one_sentence(world: World, body: Any, status:
     assert world.asked == 0
 
 
+@pytest.mark.parametrize(
+    "unset",
+    [
+        {"temperature": None},
+        {"top_p": None},
+        {"stream": None},
+        {"stream": True, "stream_options": {"include_usage": None}},
+    ],
+)
+def test_null_is_what_nobody_has_set(world: World, unset: dict[str, Any]) -> None:
+    reply = world.client().post("/v1/completions", json={"prompt": "1+1=", "max_tokens": 2} | unset)
+    assert reply.status_code == 200, reply.text
+
+
 def test_a_t5_answers_a_completion_over_the_loss_of_replicas(world_of_t5: World) -> None:
     text, depths, count = world_of_t5.plain("47+85=", 12)
     world_of_t5.failing = 2
