@@ -53,8 +53,10 @@ def _drawn(logits: Tensor, draws: Listed[Draw]) -> Tensor:
         for told in zip(*((one.sampling.temperature, one.sampling.top_p, one.luck) for one in draws), strict=True)
     )
     ordered, tokens = (logits / temperature).softmax(dim=1).sort(dim=1, descending=True, stable=True)
-    summed = ordered.cumsum(dim=1)
-    ordered[summed - ordered >= top_p] = 0.0
+    others = ordered.cumsum(dim=1) - ordered >= top_p
+    others[:, 0] = False  # even where `top_p` is so small that it is rounded to 0
+    ordered[others] = 0.0
     summed = ordered.cumsum(dim=1)
     place = (summed <= luck * summed[:, -1:]).sum(dim=1, keepdim=True)
-    return tokens.gather(1, place.clamp(max=logits.shape[1] - 1)).squeeze(1)
+    last = (ordered > 0).sum(dim=1, keepdim=True) - 1  # for luck that is rounded to 1
+    return tokens.gather(1, place.minimum(last).clamp(min=0)).squeeze(1)
