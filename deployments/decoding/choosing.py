@@ -13,6 +13,8 @@ from torch import Tensor
 
 from deployments.decoding.sequences import Sampling
 
+COLDEST = 1e-6  # logits divided by a temperature far below could be no numbers any more
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -52,7 +54,7 @@ def _drawn(logits: Tensor, draws: Listed[Draw]) -> Tensor:
         logits.new_tensor(told).unsqueeze(1)
         for told in zip(*((one.sampling.temperature, one.sampling.top_p, one.luck) for one in draws), strict=True)
     )
-    ordered, tokens = (logits / temperature).softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    ordered, tokens = (logits / temperature.clamp(min=COLDEST)).softmax(dim=1).sort(dim=1, descending=True, stable=True)
     others = ordered.cumsum(dim=1) - ordered >= top_p
     others[:, 0] = False  # even where `top_p` is so small that it is rounded to 0
     ordered[others] = 0.0

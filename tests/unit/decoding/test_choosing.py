@@ -37,3 +37,9 @@ def test_all_luck_draws_one_of_the_most_probable_tokens() -> None:
     draws = [ToldDraw(Sampling(1.0, 0.8), place=0, told=luck) for luck in (0.0, 0.499, 0.501, 1 - 2**-30)]
     logits = torch.tensor([[0.1, 0.4, 0.4, 0.1]]).log().expand(4, -1)
     assert choose(logits, draws).tolist() == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("temperature", [1e-9, 1e-38, 1e-60])
+def test_next_to_no_temperature_draws_the_most_probable_token(temperature: float) -> None:
+    draw = ToldDraw(Sampling(temperature), place=0, told=0.9)
+    assert choose(torch.tensor([[1.0, -30.0, 5.0, 4.9]]), [draw]).tolist() == [2]
