@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -160,7 +160,7 @@ def load(
     sent = bodies_of(map(text_of, tokens)) if tokens else _bodies(url, key, data, wanted, max_rows, bodies, console)
     source = generator.LoadGenerator(url, sent, max(connections, clients or 0), headers)
     with console.status(f"asking {url} for {seconds:g} s"):
-        record = looking(asking(source))
+        record = replace(looking(asking(source)), asked_s=seconds)
     found = report.summary(record, slo_ms, tokens)
     report.write(found, out)
     report.draw(record, slo_ms, out.with_suffix(".png"))

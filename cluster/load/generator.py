@@ -9,7 +9,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ Floats = NDArray[np.float64]
 WRONG = -1  # the status of a request whose answer is not what it should be
 TURN_S = 0.01
 AGAIN_S = 0.1  # the wait before a request whose connection broke is sent again
+SLOTS = 2**16  # for the requests of a closed loop, doubled whenever all are taken
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class LoadRecord:
     ended_s: Floats
     status: NDArray[np.int64]
     absent_s: Floats  # when it last looked, and had no answer; when it was sent, where that is not known
+    asked_s: float = 0.0  # how long the load was to last; 0: until the last request was due
 
 
 class LoadGenerator:
@@ -107,12 +110,14 @@ class LoadGenerator:
     async def by_clients(self, clients: int, seconds: float) -> LoadRecord:
         """Closed loop: each of `clients` sends its next request as soon as the one before is answered."""
         await self._connect(clients)
-        self._begin(np.full(int(50_000 * seconds), np.nan))
-        sent = iter(range(len(self._due_s)))
+        self._begin(np.full(SLOTS, np.nan))
+        sent = count()
 
         def again(_: int) -> None:
             if self.now_s() < seconds:
                 index = next(sent)
+                if index == len(self._due_s):
+                    self._double()
                 self._due_s[index] = self.now_s()
                 self._send(index)
 
@@ -122,7 +127,7 @@ class LoadGenerator:
         await asyncio.sleep(seconds)
         await self._end(patience_s=10.0)
         self._sent = int((~np.isnan(self._due_s)).sum())
-        return self.so_far()
+        return replace(self.so_far(), asked_s=seconds)
 
     async def _connect(self, count: int) -> None:
         try:
@@ -151,6 +156,15 @@ class LoadGenerator:
         self._pending = 0
         self.resent.clear()
         self._started_s = time.perf_counter()
+
+    def _double(self) -> None:
+        """Have room for as many requests again, which are not sent yet."""
+        unknown = np.full(len(self._due_s), np.nan)
+        times = (self._due_s, self._reached_s, self._sent_s, self._ended_s, self._absent_s)
+        self._due_s, self._reached_s, self._sent_s, self._ended_s, self._absent_s = (
+            np.concatenate([each, unknown]) for each in times
+        )
+        self._status = np.concatenate([self._status, np.full(len(self._status), BROKEN)])
 
     async def _end(self, patience_s: float) -> None:
         """Wait for what is pending. A time for which this process itself was held up does not count."""

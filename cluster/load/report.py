@@ -26,7 +26,10 @@ _OUTCOMES = {200: "answered", 429: "refused", 503: "refused", 504: "expired", BR
 
 @dataclass(frozen=True)
 class Summary:
-    """Rates are per second of the run; a good answer came within the SLO, counted from when the request was due."""
+    """Rates are per second of the load, which lasts as long as it was asked to.
+
+    A good answer came within the SLO, counted from when the request was due.
+    """
 
     requests: int
     seconds: float
@@ -83,7 +86,7 @@ def summary(record: LoadRecord, slo_ms: float, tokens: Sequence[int] | None = No
     answered = record.status == 200
     latency_ms = 1e3 * (record.ended_s - record.due_s)
     refused = np.isin(record.status, (429, 503))
-    seconds = float(max(record.due_s.max(initial=0.0), 1e-9))
+    seconds = float(max(record.asked_s, record.due_s.max(initial=0.0), 1e-9))
     inside = answered & (record.ended_s <= seconds)  # answered while the load lasted
     good = answered & (latency_ms <= slo_ms)
     late_ms = 1e3 * (record.sent_s - record.due_s)

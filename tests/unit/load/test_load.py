@@ -2,15 +2,17 @@
 
 import asyncio
 import time
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import numpy as np
 import pytest
 
+from cluster.load import generator
 from cluster.load.connection import BROKEN, looking
 from cluster.load.generator import LoadGenerator, LoadRecord
-from cluster.load.report import summary, table
+from cluster.load.report import Summary, summary, table
 from profiles.errors import UserError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -206,6 +208,45 @@ def test_clients_ask_again_when_they_are_answered() -> None:
     record = measured(lambda _: (0.02, OK), lambda url: LoadGenerator(url, [b"{}"], 4).by_clients(4, 0.4))
     assert 2 * 4 <= len(record.status) <= 84  # 4 clients, 20 ms each, 0.4 s: 80 at best, fewer on a busy machine
     assert (record.status == 200).all()
+
+
+def test_clients_may_ask_more_often_than_there_was_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "SLOTS", 2)
+    record = measured(lambda _: (0.0, OK), lambda url: LoadGenerator(url, [b"{}"], 2).by_clients(2, 0.1))
+    assert len(record.status) > 4
+    assert (record.status == 200).all()
+    assert (np.diff(record.due_s) >= 0).all()
+    assert (record.ended_s >= record.absent_s).all()
+
+
+def test_a_long_closed_loop_begins_with_little_memory() -> None:
+    async def ask(url: str) -> int:
+        load = asyncio.ensure_future(LoadGenerator(url, [b"{}"], 1).by_clients(1, 100.0))
+        await asyncio.sleep(0.02)
+        load.cancel()
+        return tracemalloc.get_traced_memory()[1]
+
+    tracemalloc.start()
+    try:
+        assert measured(lambda _: (0.01, OK), ask) < 20e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_rates_are_per_second_of_the_load() -> None:
+    def asked(due_s: list[float], took_s: float, asked_s: float) -> Summary:
+        times = np.array(due_s)
+        return summary(LoadRecord(times, times, times, times + took_s, np.full(len(times), 200), times, asked_s), 100)
+
+    slow = asked([0.0], 6.0, asked_s=5.0)
+    assert (slow.seconds, slow.offered_per_s, slow.answered_per_s, slow.goodput_per_s) == (5.0, 0.2, 0.0, 0.0)
+    assert asked([0.0, 1.0], 0.01, asked_s=4.0).goodput_per_s == 0.5
+    assert asked([0.0, 8.0], 0.01, asked_s=4.0).seconds == 8.0
+
+
+def test_a_closed_loop_knows_how_long_it_was_to_last() -> None:
+    record = measured(lambda _: (0.0, OK), lambda url: LoadGenerator(url, [b"{}"], 1).by_clients(1, 0.03))
+    assert record.asked_s == 0.03
 
 
 def test_nobody_there_is_one_sentence() -> None:
