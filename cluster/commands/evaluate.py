@@ -61,10 +61,11 @@ def evaluate(
     server = predicts_at(server_at(url)) if url else None
     key = key_headers(api_key_variable)
     wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
-    channels = checkpoint.channels_of(checkpoint.locate(model))
+    located = checkpoint.locate(model)
+    channels, pairs = checkpoint.channels_of(located), not checkpoint.task_at(located).by_token
     console = Console(soft_wrap=True, stderr=as_json)
-    console.print(taken(data, wanted, channels=channels), highlight=False, markup=False)
-    kept = sampled(rows(data, wanted, channels=channels), max_rows, seed)
+    console.print(taken(data, wanted, channels=channels, pairs=pairs), highlight=False, markup=False)
+    kept = sampled(rows(data, wanted, channels=channels, pairs=pairs), max_rows, seed)
     network = load_served(model, device=device)  # only now, so that a wrong file is found at once
     if not network.ramp_blocks and not server:
         raise UserError(f"{model} has no ramps: give it some with 'isobatch prepare'")

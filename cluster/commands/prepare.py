@@ -121,8 +121,9 @@ def prepare(
         _check_for_words(metric, policy_at(path))
     channels, names = checkpoint.channels_of(source), label_names(checkpoint.label_names(source), labels)
     console = Console()
-    console.print(taken(data, wanted, channels=channels), highlight=False, markup=False, soft_wrap=True)
-    found = rows(data, wanted, channels=channels)
+    pairs = not task.by_token
+    console.print(taken(data, wanted, channels=channels, pairs=pairs), highlight=False, markup=False, soft_wrap=True)
+    found = rows(data, wanted, channels=channels, pairs=pairs)
     sample = draw(show(found, f"reading {data.name}"), data, names, max_rows, seed, task)
     if sample.labels is None:
         if metric not in ("accuracy", "agreement"):

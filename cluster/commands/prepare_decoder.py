@@ -38,9 +38,9 @@ class DecoderCommand:
 
         self._refuse()
         check_decoder(self.source)
-        console.print(taken(self.data, self.columns), highlight=False, markup=False, soft_wrap=True)
-        prompts = sampled((row.value for row in rows(self.data, self.columns)), self.max_rows)
-        report = self._report([str(prompt) for prompt in prompts])
+        console.print(taken(self.data, self.columns, pairs=False), highlight=False, markup=False, soft_wrap=True)
+        found = rows(self.data, self.columns, pairs=False)
+        report = self._report(sampled((_prompt(row.value) for row in found), self.max_rows))
         rules = report.rules.model_copy(update={"notes": {"checkpoint": Path(model).name, "data": self.data.name}})
         with whole(self.out) as draft:
             copy(self.source, draft)
@@ -65,6 +65,11 @@ class DecoderCommand:
         from cluster.commands import check_not_given
 
         check_not_given(self.given, "a decoder's ramp is its own head, read early")
+
+
+def _prompt(value: str | list[str]) -> str:
+    """A text, or the words that a file has of one."""
+    return value if isinstance(value, str) else " ".join(value)
 
 
 def told(report: "DecoderReport") -> str:

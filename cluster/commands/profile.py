@@ -258,9 +258,10 @@ def _recorded(console: "Console", model: str, data: Path, columns: "Columns", ma
     from deployments.prepare.data import rows, taken
     from deployments.prepare.sample import sampled
 
-    channels = checkpoint.channels_of(checkpoint.locate(model))
-    console.print(taken(data, columns, channels=channels), highlight=False, markup=False)
-    values = sampled((row.value for row in rows(data, columns, channels=channels)), max_rows)
+    located = checkpoint.locate(model)
+    channels, pairs = checkpoint.channels_of(located), not checkpoint.task_at(located).by_token
+    console.print(taken(data, columns, channels=channels, pairs=pairs), highlight=False, markup=False)
+    values = sampled((row.value for row in rows(data, columns, channels=channels, pairs=pairs)), max_rows)
     if not values:
         raise UserError(f"{data} holds no inputs")
     return values

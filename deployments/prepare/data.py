@@ -56,39 +56,40 @@ class Row:
     label: Any
 
 
-def rows(path: Path, columns: Columns = Columns(), *, channels: int | None = None) -> Iterator[Row]:
+def rows(path: Path, columns: Columns = Columns(), *, channels: int | None = None, pairs: bool = True) -> Iterator[Row]:
     """Every row in order, holding one at a time. Row numbers start at 1 and do not count a header.
 
-    `channels` are those of the images that the network takes (`ANY`: it is not known); None: it takes texts.
+    `channels` are those of the images that the network takes (`ANY`: it is not known); None: it takes texts. `pairs`
+    says whether it takes two of them at once, so that a second column of texts is looked for.
     """
-    _check(path, columns, channels)
+    _check(path, columns, channels, pairs)
     with one_line_errors(path, columns.layout):
         if suffix_of(path) == ".npz":
             yield from _arrays(path, channels)
         else:
-            yield from _picked(path, columns, channels)
+            yield from _picked(path, columns, channels, pairs)
 
 
-def taken(path: Path, columns: Columns = Columns(), *, channels: int | None = None) -> str:
+def taken(path: Path, columns: Columns = Columns(), *, channels: int | None = None, pairs: bool = True) -> str:
     """A sentence that says which columns of a file are read, as its first row decides it."""
-    _check(path, columns, channels)
+    _check(path, columns, channels, pairs)
     if suffix_of(path) == ".npz":
         return f"{path.name}: reading the arrays 'images' and, if it is there, 'labels'"
     with one_line_errors(path, columns.layout):
         first = next(iter(records(path, columns.layout)), None)
         if first is None:
             raise UserError(f"{path} holds no inputs")
-        chosen = _choose(path, first, columns, channels is not None)
+        chosen = _choose(path, first, columns, channels is not None, pairs)
     named = {name: getattr(chosen, name) for name in ("text", "pair", "image", "words", "label")}
     read = ", ".join(f"{name} from {column!r}" for name, column in named.items() if column)
     others = ", ".join(repr(name) for name in first if name not in named.values())
     return f"{path.name}: {read}" + (f"; not read: {others}" if others else "")
 
 
-def _picked(path: Path, columns: Columns, channels: int | None) -> Iterator[Row]:
+def _picked(path: Path, columns: Columns, channels: int | None, pairs: bool) -> Iterator[Row]:
     chosen: Columns | None = None
     for number, record in enumerate(records(path, columns.layout), start=1):
-        chosen = chosen or _choose(path, record, columns, channels is not None)
+        chosen = chosen or _choose(path, record, columns, channels is not None, pairs)
         _check_row(path, number, record, chosen)
         if chosen.words:
             yield _of_words(path, number, record, chosen.words, chosen.label)
@@ -102,13 +103,15 @@ def _picked(path: Path, columns: Columns, channels: int | None) -> Iterator[Row]
         )
 
 
-def _check(path: Path, columns: Columns, channels: int | None) -> None:
+def _check(path: Path, columns: Columns, channels: int | None, pairs: bool) -> None:
     """Refuse a file, or columns, that cannot be of the kind that the network reads."""
     check_format(path, columns.layout)
     if channels is not None and (columns.text or columns.pair):
         raise UserError(f"{path}: the network reads images, which --image-column names, no column of texts")
     if channels is None and (columns.image or suffix_of(path) == ".npz"):
         raise UserError(f"{path}: the network reads texts, no images")
+    if not pairs and columns.pair:
+        raise UserError(f"{path}: the network reads single texts, so --text-pair-column has no use")
 
 
 def _check_row(path: Path, number: int, record: Mapping[Any, Any], chosen: Columns) -> None:
@@ -141,7 +144,7 @@ def _kind(value: Any) -> str:
     return "an empty list" if value == [] else type(value).__name__
 
 
-def _choose(path: Path, record: Mapping[Any, Any], asked: Columns, images: bool) -> Columns:
+def _choose(path: Path, record: Mapping[Any, Any], asked: Columns, images: bool, pairs: bool) -> Columns:
     """Every asked column must exist; the input's must be found; label and pair may be absent."""
     names = list(record)
     for name in (asked.text, asked.pair, asked.image, asked.label):
@@ -155,11 +158,12 @@ def _choose(path: Path, record: Mapping[Any, Any], asked: Columns, images: bool)
     words = asked.text or _usual(names, WORD_NAMES)
     if words and isinstance(record[words], list):
         return Columns(words=words, label=asked.label or _usual(names, TAG_NAMES))
-    first, second = (None, None) if asked.text else _usual_pair(names)
+    looked_for = pairs and not asked.text
+    first, second = _usual_pair(names) if looked_for else (None, None)
     text = asked.text or first or _usual(names, TEXT_NAMES)
     if text is None:
         raise _no_column(path, "no column of texts found (name it with --text-column)", names)
-    pair = asked.pair or second or (None if asked.text else _usual(names, PAIR_NAMES))
+    pair = asked.pair or second or (_usual(names, PAIR_NAMES) if looked_for else None)
     return Columns(text=text, pair=pair, label=asked.label or _usual(names, LABEL_NAMES))
 
 

@@ -120,6 +120,15 @@ def test_which_columns_are_read_is_said(tmp_path: Path) -> None:
     assert [row.value for row in rows(pairs, Columns(text="sentence"))] == ["me"]
 
 
+def test_no_pair_is_looked_for_where_the_network_reads_single_texts(tmp_path: Path) -> None:
+    for header, text in (("question,context", "question"), ("text,context", "text"), ("query,passage,text", "text")):
+        path = written(tmp_path, "a.csv", f"{header},label\n" + "a," * header.count(",") + "b,1\n")
+        assert taken(path, pairs=False).startswith(f"a.csv: text from '{text}', label")
+        assert all(isinstance(row.value, str) for row in rows(path, pairs=False))
+    with pytest.raises(UserError, match="reads single texts, so --text-pair-column has no use"):
+        taken(path, Columns(text="query", pair="passage"), pairs=False)
+
+
 def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
     pixels = np.arange(4, dtype=np.uint8).reshape(2, 2)
     np.savez(tmp_path / "a.npz", images=pixels[None], labels=np.array([3]))

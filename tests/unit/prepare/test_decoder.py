@@ -144,13 +144,14 @@ def test_what_else_has_an_encoder_is_refused_by_name(tmp_path: Path) -> None:
 def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(tmp_path: Path) -> None:
     save(train(SumsRecipe(num_blocks=3, width=16, steps=3, batch=4)), tmp_path / "network")
     data = tmp_path / "sums.csv"
-    data.write_text("text\n" + "\n".join(f"{number}+{number}=" for number in range(30)))
+    data.write_text("text,context\n" + "\n".join(f"{number}+{number}=,sums" for number in range(30)))
     out = tmp_path / "out"
     told = ["prepare", str(tmp_path / "network"), "--data", str(data), "--out", str(out), "--max-tokens", "6"]
     refused = CliRunner().invoke(app, [*told, "--ramp", "pooler"])
     assert "--ramp is for classifiers" in str(refused.exception)
     done = CliRunner().invoke(app, told)
     assert done.exit_code == 0, done.output
+    assert "sums.csv: text from 'text'; not read: 'context'" in done.output, "a prompt is a single text"
     assert "a ramp after block" in done.output
     assert "Not chosen is 'exits: project'" in done.output
     rules = json.loads((out / "exits.json").read_text())
