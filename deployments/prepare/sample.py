@@ -77,6 +77,8 @@ def sampled(found: Iterable[Item], most: int, seed: int = 0) -> list[Item]:
 class LabelNames:
     """What the labels of a file mean: the head's own names and numbers, and other names that the user has given.
 
+    Where names are other numbers than the head's ("1" to "5" stars), numbers of a file are names.
+
     >>> LabelNames(("NEGATIVE", "POSITIVE"), {"bad": "negative"}).number("Bad")
     0
     """
@@ -96,14 +98,29 @@ class LabelNames:
 
     @property
     def told(self) -> str:
-        return ", ".join(self.names[:10]) + (" ..." if len(self.names) > 10 else "") + f" or 0..{len(self.names) - 1}"
+        numbers = f" or 0..{len(self.names) - 1}" if self._numbered else ""
+        return ", ".join(self.names[:10]) + (" ..." if len(self.names) > 10 else "") + numbers
+
+    @property
+    def _numbered(self) -> bool:
+        """Whether a number can only be the head's."""
+        own = all(name == str(number) for number, name in enumerate(self.names))
+        return own or not any(_whole(name).isdecimal() for name in self.names)
 
     def _own(self, text: str) -> int | None:
-        folded = [name.lower() for name in self.names]
+        folded, number = [name.lower() for name in self.names], _whole(text)
         if text.lower() in folded:
             return folded.index(text.lower())
-        whole = text.removesuffix(".0")
-        return int(whole) if whole.isdecimal() and int(whole) < len(self.names) else None
+        if not number.isdecimal():
+            return None
+        if self._numbered:
+            return int(number) if int(number) < len(self.names) else None
+        return folded.index(number) if number in folded else None
+
+
+def _whole(text: str) -> str:
+    """A number without what pandas writes behind it."""
+    return text.removesuffix(".0")
 
 
 def draw(

@@ -61,6 +61,15 @@ def test_labels_by_names_that_the_user_has_given() -> None:
         LabelNames(["NEGATIVE", "POSITIVE"], {"bad": "2"})
 
 
+def test_numbers_of_a_file_are_names_where_the_head_names_its_labels_by_other_numbers() -> None:
+    stars = LabelNames(("1", "2", "3"))
+    assert [stars.number(label) for label in (1, "2", 3.0, 0)] == [0, 1, 2, None]
+    with pytest.raises(UserError, match=r"row 7: label '0' does not fit the head; it knows 1, 2, 3; --labels 0=NUMBER"):
+        labels_of([Row(6, "", "1"), Row(7, "", "0")], FILE, stars)
+    assert [LabelNames(("1", "2", "3"), {"0": "1", "1": "2"}).number(label) for label in (0, 1)] == [0, 1]
+    assert [LabelNames(("0", "1")).number(label) for label in (0, "1", 1.0, 2)] == [0, 1, 1, None]
+
+
 @pytest.mark.parametrize("label", [2, -1, "neutral", "", 0.5])
 def test_labels_that_do_not_fit_the_head(label: object) -> None:
     with pytest.raises(UserError, match=r"row 7: label .* does not fit the head; it knows negative, positive or 0..1"):
