@@ -72,7 +72,8 @@ def serve(
 
     files = {name: str(path.resolve()) for name, path in (("plan", plan), ("profile", profile)) if path}
     overrides = files | ({"device": device} if device else {})
-    content = with_grpc(serve_file(target, overrides), host, grpc_port, is_free)
+    # A file names no port only because it is free here: where the file is served, one is chosen.
+    content = with_grpc(serve_file(target, overrides), host, grpc_port, (lambda *_: False) if out else is_free)
     http = content["http_options"]
     http |= {"host": host or http["host"], "port": port or http["port"]}
     if out:

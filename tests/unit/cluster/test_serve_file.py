@@ -97,6 +97,16 @@ def test_what_is_written_as_a_file_is_served_alike(tmp_path: Path) -> None:
     assert again["applications"] == serve_file(Path("demo"), {"plan": files[1], "profile": files[3]})["applications"]
 
 
+@pytest.mark.parametrize("free", [True, False])
+def test_a_file_says_of_grpc_only_what_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: bool) -> None:
+    monkeypatch.setattr("cluster.serving.ports.is_free", lambda *_: free)
+    out, told = tmp_path / "serve.yaml", {"--grpc-port": "9001", "--host": "10.0.0.1"}
+    for options, port in (([], None), ([each for one in told.items() for each in one], 9001)):
+        done = CliRunner().invoke(app, ["serve", "demo", *options, "--out", str(out)])
+        assert done.exit_code == 0, done.output
+        assert serve_file(out, {})["applications"][0]["args"].get("grpc_port") == port
+
+
 def test_the_example_file_says_the_defaults() -> None:
     example, default = serve_file(EXAMPLE, {}), serve_file(None, {})
     assert example["http_options"] == default["http_options"]
