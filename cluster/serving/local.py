@@ -23,7 +23,7 @@ from typing import Any
 from cluster.serving.haproxy import MAX_CONNECTIONS, guarded, stopping
 from cluster.serving.nodes import LocalNode, join
 from cluster.serving.ports import check_port, held_ports
-from cluster.serving.processes import adopt_orphans, end_descendants, end_with_us, runs_below
+from cluster.serving.processes import adopt_orphans, end_descendants, end_guards, end_with_us, runs_below
 from deployments.ray_facts import RAYLET, address_file, nodes, patient_start, spare_start
 from deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, import_serve
 from deployments.resources import Resources
@@ -148,6 +148,7 @@ def leave_nothing(patience_s: float = 3.0) -> None:
     end_descendants(patience_s)
     while _folders:
         shutil.rmtree(_folders.pop(), ignore_errors=True)
+    end_guards()
 
 
 @contextmanager

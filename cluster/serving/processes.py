@@ -81,13 +81,29 @@ def runs_below(name: str) -> bool:
 
 
 def end_descendants(patience_s: float = 3.0) -> None:
-    """Ask every process below ours to end; kill those that have not after `patience_s`."""
+    """Ask every process below ours to end; kill those that have not after `patience_s`.
+
+    Guards stay, for what is started after this.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
-        _signal(descendants(os.getpid()), number)
+        _signal(_guarded(), number)
         deadline_s = time.monotonic() + patience_s
-        while descendants(os.getpid()) and time.monotonic() < deadline_s:
+        while _guarded() and time.monotonic() < deadline_s:
             time.sleep(0.02)
     _read_the_ended()
+
+
+def end_guards() -> None:
+    """Nothing is started after this, and what was has ended."""
+    while _guards:
+        with _guards.pop() as guard:
+            guard.kill()
+
+
+def _guarded() -> list[int]:
+    """All processes below ours but the guards."""
+    guards = {guard.pid for guard in _guards}
+    return [process for process in descendants(os.getpid()) if process not in guards]
 
 
 def _signal(processes: list[int], number: int) -> None:

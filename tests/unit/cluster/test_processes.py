@@ -4,26 +4,34 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from cluster.serving import processes
 from tests.helpers.asking import eventually
 from tests.helpers.serving import marked
 
 STARTS_ONE_THAT_LEAVES = """
 import subprocess, sys, time
 from pathlib import Path
-from cluster.serving.processes import end_with_us
+from cluster.serving.processes import adopt_orphans, end_descendants, end_with_us
+adopt_orphans()
 end_with_us(Path(sys.argv[1]))
+if "again" in sys.argv:
+    end_descendants(0.1)
 subprocess.Popen(["sleep", "600"], start_new_session=True)
 print("started", flush=True)
 time.sleep(600)
 """
 
 
-def test_what_is_killed_takes_with_it_what_it_started_and_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("attempt", ["first", "again"])
+def test_what_is_killed_takes_with_it_what_it_started_and_its_folder(tmp_path: Path, attempt: str) -> None:
+    """Also where a first attempt had failed, and what it left was ended."""
     folder, beside = tmp_path / "of it", tmp_path / "of it too"
     for each in (folder, beside):
         each.mkdir()
     mark, other = f"ISOBATCH_FOLDER={folder}", {"ISOBATCH_FOLDER": str(beside)}
-    command = [sys.executable, "-c", STARTS_ONE_THAT_LEAVES, str(folder)]
+    command = [sys.executable, "-c", STARTS_ONE_THAT_LEAVES, str(folder), attempt]
     with subprocess.Popen(["sleep", "600"], env=other) as stranger:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout
@@ -35,3 +43,13 @@ def test_what_is_killed_takes_with_it_what_it_started_and_its_folder(tmp_path: P
         assert stranger.poll() is None
         assert beside.exists()
         stranger.kill()
+
+
+def test_guards_end_when_nothing_is_left_to_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guards: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(processes, "_guards", guards)
+    processes.bound_to_us(tmp_path)
+    (guard,) = guards
+    assert guard.poll() is None
+    processes.end_guards()
+    assert (guards, guard.poll(), tmp_path.exists()) == ([], -9, True)
