@@ -93,7 +93,7 @@ def profile(
     from deployments.folders import weights_of
     from deployments.models import checkpoint, load_served
     from deployments.models.backends import INT8, make_ready, on_backend
-    from profiles.files import Profile, save
+    from profiles.files import Profile
     from profiles.files import load as load_profile
     from profiles.measure import count_exits_and_tokens, device_name
     from profiles.model import edges_of
@@ -149,11 +149,20 @@ def profile(
     notes = (*(str(each) for each in measured), *told)
     tables = (*(each.table for each in measured), *derived)
     new = Profile(Path(model).name, tables, exits, notes, weights, found, by_tokens, edges_of(network))
-    save(known.joined_by(new) if known else new, out)
+    _add(new, out)
     draw(new, picture_path(out))
     _tell(console, new, out)
     if interrupted:
         raise typer.Exit(130)
+
+
+def _add(new: "Profile", out: Path) -> None:
+    """Add it to what the file holds by now, as another profile may have ended meanwhile."""
+    from deployments.folders import alone
+    from profiles.files import load, save
+
+    with alone(out):
+        save(load(out).joined_by(new) if out.exists() else new, out)
 
 
 def _device(told: str) -> str:

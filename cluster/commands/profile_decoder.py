@@ -36,7 +36,7 @@ class DecoderProfiling:
         from deployments.decoding.checkpoint import check_decoder, rules_of
         from deployments.decoding.config import cached_profile
         from deployments.decoding.loading import load_decoder
-        from deployments.folders import weights_of
+        from deployments.folders import alone, weights_of
         from deployments.named import built_in
         from profiles.decoding import DecoderProfile, load_decoder_profile, save_decoder_profile
 
@@ -46,17 +46,19 @@ class DecoderProfiling:
         name = self.source.name if built_in(model) else Path(model).name
         loaded = load_decoder(self.source, self.device, self.dtype)
         anatomy = anatomy_of(loaded)
-        known = {path: load_decoder_profile(path) if path.exists() else None for path in (self.out, cached)}
-        for each in filter(None, known.values()):  # before anything is timed
-            each.check_same(name, anatomy.shape.num_blocks, weights)
+        for path in (self.out, cached):  # before anything is timed
+            if path.exists():
+                load_decoder_profile(path).check_same(name, anatomy.shape.num_blocks, weights)
         workload = workload_of(rules_of(self.source, anatomy.shape.num_blocks), self.source)
         tables = (self._table(console, loaded, anatomy, workload), *self._estimated(loaded.config))
         shape = anatomy.shape
         notes = tuple(f"{table.kind}: {table.source}" for table in tables)
         encoder = shape.start is not None
         new = DecoderProfile(name, shape.num_blocks, shape.reads, tables, workload, encoder, notes, weights)
-        for path, before in known.items():
-            save_decoder_profile(before.joined_by(new) if before else new, path)
+        for path in (self.out, cached):
+            with alone(path):  # another profile may have ended meanwhile
+                before = load_decoder_profile(path) if path.exists() else None
+                save_decoder_profile(before.joined_by(new) if before else new, path)
         console.print(summary(new), highlight=False)
         console.print(f"written to {self.out}, and kept for isobatch plan {model}")
 

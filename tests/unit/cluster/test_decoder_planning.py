@@ -4,12 +4,14 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.commands.profile_decoder import workload_of
+from cluster.profiling.decoding import measured
 from cluster.serving.serve_file import serve_file
 from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, TextLengths
 from deployments.decoding.config import DecoderConfig
@@ -165,6 +167,21 @@ def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
 )
 def test_what_is_missing_or_wrong_is_one_sentence(call: Called, options: tuple[object, ...], said: str) -> None:
     assert said in call(*options)
+
+
+def test_two_profiles_at_once_are_both_in_the_file(
+    call: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, first = tmp_path / "profile.json", tmp_path / "first.json"
+    call("profile", "llm-demo", "--budget", "0.1", "--kind", "v100", "--out", first)
+
+    def while_another_ends(*told: Any) -> Any:
+        first.rename(out)
+        return measured(*told)
+
+    monkeypatch.setattr("cluster.profiling.decoding.measured", while_another_ends)
+    call("profile", "llm-demo", "--budget", "0.1", "--kind", "k80", "--out", out)
+    assert [table.kind for table in load_decoder_profile(out).tables] == ["v100", "k80"]
 
 
 def test_a_measured_decoder_is_planned_without_saying_more(call: Called, tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 import sys
 from pathlib import Path
 from shutil import copy, copytree
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app, main
-from cluster.profiling.checkpoint import exits_from_rules, kind_of, report, texts, uncatalogued, with_sure
+from cluster.profiling.checkpoint import exits_from_rules, kind_of, report, texts, timed, uncatalogued, with_sure
 from deployments.demo import demo_directory
 from deployments.models import load
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
@@ -98,6 +99,21 @@ def test_profile_writes_a_table_per_length_a_picture_and_says_how_steady_it_was(
 @pytest.mark.usefixtures("no_picture")
 def test_another_device_is_added_to_the_same_file(checkpoint: Path, measured: tuple[Path, str], tmp_path: Path) -> None:
     out = Path(copy(measured[0], tmp_path))
+    profiled(checkpoint, out, "--lengths", "6", "--kind", "slow-cpu")
+    assert load_profile(out).kinds == ("cpu", "slow-cpu")
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_two_profiles_at_once_are_both_in_the_file(
+    checkpoint: Path, measured: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "profile.json"
+
+    def while_another_ends(*told: Any) -> Any:
+        copy(measured[0], out)
+        return timed(*told)
+
+    monkeypatch.setattr("cluster.profiling.checkpoint.timed", while_another_ends)
     profiled(checkpoint, out, "--lengths", "6", "--kind", "slow-cpu")
     assert load_profile(out).kinds == ("cpu", "slow-cpu")
 
