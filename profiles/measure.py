@@ -184,13 +184,19 @@ def facts_of(model: SplitModel, one: Batch, kind: str, length: int | None, sourc
     )  # fmt: skip
 
 
-def count_exits(model: SplitModel, batches: Iterable[Batch]) -> ExitProfile:
-    """Where inputs leave when every ramp is active. Ctrl-C keeps what is counted, once there is something."""
-    return count_exits_and_tokens(model, batches)[0]
+@dataclass(frozen=True)
+class CountedExits:
+    """Where inputs leave when every ramp is active, counted over so many."""
+
+    exits: ExitProfile
+    by_tokens: ExitProfile | None  # of texts, when each counts as much as it has tokens
+    inputs: int
+    interrupted: bool
 
 
-def count_exits_and_tokens(model: SplitModel, batches: Iterable[Batch]) -> tuple[ExitProfile, ExitProfile | None]:
-    """The same, and, of texts, when each counts as much as it has tokens."""
+def count_exits(model: SplitModel, batches: Iterable[Batch]) -> CountedExits:
+    """Ctrl-C keeps what is counted, once there is something."""
+    interrupted = False
     left, tokens = np.zeros(model.num_blocks, np.int64), np.zeros(model.num_blocks, np.int64)
     try:
         for batch in batches:
@@ -201,8 +207,9 @@ def count_exits_and_tokens(model: SplitModel, batches: Iterable[Batch]) -> tuple
     except KeyboardInterrupt:
         if not left.any():
             raise
+        interrupted = True
     by_tokens = ExitProfile.from_counts(tokens.tolist()) if tokens.any() else None
-    return ExitProfile.from_counts(left.tolist()), by_tokens
+    return CountedExits(ExitProfile.from_counts(left.tolist()), by_tokens, int(left.sum()), interrupted)
 
 
 def _size(batch: Batch, length: int | None) -> float:

@@ -167,7 +167,7 @@ def _table(
 def _counted(model: BackedModel, folder: Path, recorded: RecordedInputs) -> ExitProfile:
     """Count exits by the network that is compared: with 8 bits, say, inputs leave elsewhere than with float32."""
     make_ready(model, folder, [Stretch(0, model.num_blocks, model.ramp_blocks)])
-    return count_exits(model, in_batches(model, recorded.values))
+    return count_exits(model, in_batches(model, recorded.values)).exits
 
 
 def _told_before(request: BenchRequest, exact: TorchModel) -> ExitProfile:

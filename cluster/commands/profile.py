@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from profiles.files import Profile
     from profiles.latency import LatencyTable
     from profiles.lengths import Lengths
+    from profiles.measure import CountedExits
 
 
 def profile(
@@ -95,7 +96,7 @@ def profile(
     from deployments.models.backends import INT8, make_ready, on_backend
     from profiles.files import Profile
     from profiles.files import load as load_profile
-    from profiles.measure import count_exits_and_tokens, device_name
+    from profiles.measure import count_exits, device_name
     from profiles.model import edges_of
     from profiles.picture import draw
 
@@ -141,8 +142,9 @@ def profile(
     interrupted = any(each.interrupted for each in measured)
     by_tokens = None
     if data and not interrupted:
-        exits, by_tokens = count_exits_and_tokens(network, in_batches(network, recorded))
-        told = (f"exits: counted over {len(recorded)} inputs of {data.name}", *_told(found, data))
+        counted = count_exits(network, in_batches(network, recorded))
+        exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
+        told = (f"exits: {_counted(counted, recorded)} of {data.name}", *_told(found, data))
     exits, by_tokens = (
         each and with_sure(each, checkpoint.locate(model), exact.ramps.rules) for each in (exits, by_tokens)
     )
@@ -214,6 +216,12 @@ def _lengths_of(network: "ServedModel", recorded: list[Any]) -> "Lengths | None"
 
     lengths = network.encode(recorded).lengths if recorded and network.reads_text else None
     return None if lengths is None else Lengths.of(lengths.tolist())
+
+
+def _counted(counted: "CountedExits", recorded: list[Any]) -> str:
+    if not counted.interrupted:
+        return f"counted over {counted.inputs} inputs"
+    return f"WARNING: interrupted: counted over {counted.inputs} of {len(recorded)} inputs"
 
 
 def _told(lengths: "Lengths | None", data: Path) -> tuple[str, ...]:

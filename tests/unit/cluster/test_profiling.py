@@ -1,6 +1,7 @@
 """The command on a tiny network, without a clock's worth of waiting."""
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shutil import copy, copytree
 from typing import Any
@@ -20,6 +21,7 @@ from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import load as load_profile
 from profiles.lengths import Lengths
+from profiles.model import Batch, SplitModel
 from tests.helpers.tiny_networks import hugging_face
 
 RUNNER = CliRunner()
@@ -163,6 +165,22 @@ def test_a_sorted_file_is_sampled_all_over() -> None:
     found = sampled(range(10_000), 1000)
     assert len(set(found)) == 1000
     assert np.mean(found) == pytest.approx(5000, abs=400)  # four standard errors
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_an_interrupted_count_says_how_many_it_has_counted(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
+        yield model.encode(values[:2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cluster.profiling.checkpoint.in_batches", interrupted)
+    told = ["profile", str(checkpoint), "--out", str(tmp_path / "p.json"), "--device", "cpu", "--lengths", "6"]
+    few = ["--budget", "0.1", "--largest", "2", "--data", str(checkpoint / "inputs.jsonl")]
+    assert RUNNER.invoke(app, [*told, *few], catch_exceptions=False).exit_code == 130
+    notes = load_profile(tmp_path / "p.json").notes
+    assert "exits: WARNING: interrupted: counted over 2 of 5 inputs of inputs.jsonl" in notes
 
 
 @pytest.mark.usefixtures("no_clock")

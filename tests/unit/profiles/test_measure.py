@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.measure import Measured, Sweep, count_exits, count_exits_and_tokens, facts_of, stopwatch_for
+from profiles.measure import Measured, Sweep, count_exits, facts_of, stopwatch_for
 from profiles.model import Batch, Launched
 from profiles.sweep import NetworkFacts, knee, next_size, whole_s
 from tests.helpers import timed_model as fake
@@ -137,16 +137,19 @@ def test_weights_that_blocks_share_are_known_to_be_the_same() -> None:
 
 
 def test_exits_are_counted_over_all_batches() -> None:
-    profile = count_exits(FakeModel(), [fake.batch_at(0, 6), fake.batch_at(0, 4)])
-    assert profile.survival == (1.0, 1.0, 0.5)
+    counted = count_exits(FakeModel(), [fake.batch_at(0, 6), fake.batch_at(0, 4)])
+    assert counted.exits.survival == (1.0, 1.0, 0.5)
+    assert (counted.inputs, counted.interrupted) == (10, False)
 
 
-def test_ctrl_c_keeps_what_is_counted() -> None:
+def test_ctrl_c_keeps_what_is_counted_and_says_how_much_that_is() -> None:
     def batches() -> Iterator[Batch]:
         yield fake.batch_at(0, 6)
         raise KeyboardInterrupt
 
-    assert count_exits(FakeModel(), batches()).survival == (1.0, 1.0, 0.5)
+    counted = count_exits(FakeModel(), batches())
+    assert counted.exits.survival == (1.0, 1.0, 0.5)
+    assert (counted.inputs, counted.interrupted) == (6, True)
 
 
 def test_the_knee_is_the_smallest_batch_with_nearly_the_best_rate() -> None:
@@ -199,8 +202,8 @@ def test_on_a_gpu_events_are_the_clock_and_the_allocator_knows_the_peak(monkeypa
 
 def test_exits_are_counted_by_inputs_and_by_tokens() -> None:
     batch = replace(fake.batch_at(0, 4), lengths=np.array([1, 5, 2, 12]))
-    by_inputs, by_tokens = count_exits_and_tokens(FakeModel(), [batch])
-    assert by_inputs.survival == (1.0, 1.0, 0.5)
-    assert by_tokens is not None
-    assert by_tokens.survival == (1.0, 1.0, 0.85)
-    assert count_exits_and_tokens(FakeModel(), [fake.batch_at(0, 4)])[1] is None
+    counted = count_exits(FakeModel(), [batch])
+    assert counted.exits.survival == (1.0, 1.0, 0.5)
+    assert counted.by_tokens is not None
+    assert counted.by_tokens.survival == (1.0, 1.0, 0.85)
+    assert count_exits(FakeModel(), [fake.batch_at(0, 4)]).by_tokens is None
