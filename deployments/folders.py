@@ -15,6 +15,9 @@ from platformdirs import user_cache_path
 
 from profiles.errors import UserError, named, read_text
 
+_CONTENT = (
+    "*.safetensors", "exits.json", "config.json", "cascade.json", "level-*/*.safetensors", "level-*/config.json",
+)  # fmt: skip
 STALE_S = 24 * 3600.0  # a draft older than this belongs to no process that still writes it
 
 
@@ -71,8 +74,11 @@ def weights_of(folder: Path) -> str:
 
 
 def content_of(folder: Path) -> str:
-    """A short hash of all files of a checkpoint that its answers depend on: weights, ramps, rules; "": it has none."""
-    return _hash_of(sorted([*folder.glob("*.safetensors"), *folder.glob("exits.json"), *folder.glob("config.json")]))
+    """A short hash of all files of a checkpoint that its answers depend on: weights, ramps, rules; "": it has none.
+
+    Those of a cascade lie in a folder for each level.
+    """
+    return _hash_of(sorted(path for name in _CONTENT for path in folder.glob(name)))
 
 
 def _hash_of(files: Sequence[Path]) -> str:
