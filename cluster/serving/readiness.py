@@ -9,8 +9,9 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from cluster.serving.serve_file import ROOT, ServeFile, grpc_addresses, ours
-from deployments.config import parse
+from cluster.serving.serve_file import ROOT, ServeFile, decoders, grpc_addresses, ours
+from deployments.config import AppConfig, checked, parse
+from deployments.decoding.config import DecoderConfig
 from deployments.folders import content_of
 from deployments.ray_facts import each_node, serve_client
 from deployments.ray_settings import NODE_SETTINGS, PROXY_PROGRAM
@@ -57,7 +58,8 @@ def check_nodes(content: ServeFile) -> None:
 
 
 def wanted_by(content: ServeFile) -> NodeNeeds:
-    configs = [parse(application["args"]) for application in ours(content)]
+    configs: list[AppConfig | DecoderConfig] = [parse(application["args"]) for application in ours(content)]
+    configs += [checked(DecoderConfig, application["args"]) for application in decoders(content)]
     files = [path for config in configs for name in PATHS if (path := getattr(config, name))]
     variables = [config.api_key_variable for config in configs if config.api_key_variable]
     ports = [int(content["http_options"]["port"]), *(port for _, port in grpc_addresses(content))]

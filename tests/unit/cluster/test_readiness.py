@@ -7,6 +7,7 @@ import pytest
 
 from cluster.serving import readiness
 from cluster.serving.readiness import NodeHas, NodeNeeds, look, missing
+from cluster.serving.serve_file import DECODER
 from deployments.ray_settings import NODE_SETTINGS
 from profiles.errors import UserError
 
@@ -53,6 +54,15 @@ def test_a_look_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     before = found.files[str(tmp_path)]
     (tmp_path / "ramps.safetensors").write_text("ramps")
     assert look(NodeNeeds(files, [], [])).files[str(tmp_path)] not in ("", before)
+
+
+def test_of_a_decoder_all_that_it_reads_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "serve_client", lambda: None)
+    monkeypatch.setenv("KEY", "k")
+    files = {name: str(tmp_path / name) for name in ("model", "plan", "profile")}
+    told = {"import_path": DECODER, "args": files | {"api_key_variable": "KEY", "grpc_port": 9001}}
+    wanted = readiness.wanted_by({"applications": [told], "http_options": {"port": 8000}})
+    assert wanted == NodeNeeds(list(files.values()), ["KEY"], [8000, 9001])
 
 
 def test_a_node_that_cannot_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
