@@ -5,6 +5,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from http.client import HTTPException
 from typing import Any
 
 import numpy as np
@@ -227,3 +228,5 @@ def _asked(url: str, inputs: Sequence[Any], told: Mapping[str, str]) -> Any:
         raise UserError(f"nobody answers at {url} ({error.reason}): does 'isobatch serve' run there?") from error
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{url} does not answer as isobatch does: {error}") from error
+    except HTTPException as error:
+        raise UserError(f"what answers at {url} does not speak HTTP/1.1: is that the port of gRPC?") from error

@@ -5,6 +5,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -105,12 +106,14 @@ def taken_at(url: str, headers: Mapping[str, str]) -> Takes:
             f"{base} does not say whether its network takes texts or images ({_reason(error)}): "
             "--bodies FILE sends requests as they are"
         ) from error
+    except HTTPException as error:
+        raise UserError(f"what answers at {base} does not speak HTTP/1.1: is that the port of gRPC?") from error
 
 
 def _decodes(base: str, headers: Mapping[str, str]) -> bool:
     try:
         return "tokens_per_s" in _asked(f"{base}/stats", headers)
-    except (OSError, ValueError, TypeError):
+    except (OSError, HTTPException, ValueError, TypeError):
         return False
 
 
@@ -118,7 +121,7 @@ def promised_ms(url: str, headers: Mapping[str, str]) -> float | None:
     """The deadline that the server behind this URL gives its answers; None: it does not say."""
     try:
         return float(_asked(f"{url.rpartition('/')[0]}/stats", headers)["slo_ms"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, HTTPException, ValueError, LookupError, TypeError):
         return None
 
 

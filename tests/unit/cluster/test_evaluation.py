@@ -18,6 +18,7 @@ from deployments.tasks import CLASSIFICATION
 from profiles.errors import UserError
 from profiles.promise import ExitPromise
 from tests.helpers.command_lines import ROOT, material
+from tests.helpers.other_protocol import grpc_port
 from tests.helpers.tiny_networks import network
 
 
@@ -109,6 +110,11 @@ def test_a_running_server_may_answer_instead(place: Path, monkeypatch: pytest.Mo
     assert json.loads(run(*told, *keyed).stdout) == json.loads(run(*told).stdout)
     assert set(asked) == {"http://x:1/predict"}
     assert served("http://x:1", ["good"], {}, CLASSIFICATION) == model.predict(["good"])
+
+
+def test_the_port_of_grpc_is_one_sentence() -> None:
+    with grpc_port() as url, pytest.raises(UserError, match=r"speak HTTP/1\.1: is that the port of gRPC"):
+        served(f"{url}/predict", ["good"], {}, CLASSIFICATION)
 
 
 @pytest.mark.parametrize(

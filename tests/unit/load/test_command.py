@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from cluster import cli
+from cluster.load.bodies import promised_ms, taken_at
 from cluster.load.connection import BROKEN
 from cluster.load.generator import LoadRecord
 from cluster.load.report import _kinds, summary
+from profiles.errors import UserError
+from tests.helpers.other_protocol import grpc_port
 
 
 class Served:
@@ -226,3 +229,12 @@ def test_the_picture_names_what_was_answered_otherwise() -> None:
 def test_refusals_are_no_failure_beside_answers(status: list[int], failed: bool) -> None:
     times = np.arange(float(len(status)))
     assert summary(LoadRecord(times, times, times, times + 1, np.array(status), times), 10).failed is failed
+
+
+def test_the_port_of_grpc_is_one_sentence() -> None:
+    with grpc_port() as url:
+        assert promised_ms(f"{url}/predict", {}) is None
+        with pytest.raises(
+            UserError, match=rf"what answers at {url} does not speak HTTP/1\.1: is that the port of gRPC"
+        ):
+            taken_at(f"{url}/predict", {})
