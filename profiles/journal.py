@@ -59,9 +59,10 @@ class Journal(Generic[T]):
             self._write(self._path, entry)
 
     def _write(self, path: Path, entry: T) -> None:
-        created = not path.exists()
+        created, line = not path.exists(), _line(entry) if self._ends_whole else b"\n" + _line(entry)
+        self._ends_whole = False  # until all of it is there: a full disk takes a part
         with path.open("ab") as file:
-            _write(file, _line(entry) if self._ends_whole else b"\n" + _line(entry))
+            _write(file, line)
         if created:
             _sync_folder(path.parent)
         self._ends_whole = True

@@ -1,11 +1,14 @@
 import os
+from errno import ENOSPC
 from pathlib import Path
 from stat import S_ISDIR
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profiles import journal
 from profiles.errors import UserError
 from profiles.windows import History, Window
 
@@ -42,6 +45,21 @@ def test_a_crash_in_the_middle_of_a_write_loses_that_window_only(
     assert len(after.windows) + after.damaged in (2, 3)
     after.append(seen(7))
     assert History(path).windows == (*after.windows[:-1], seen(7))
+
+
+def test_a_write_that_fails_midway_loses_that_window_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = filled(tmp_path / "h", 1)
+
+    def disk_is_full(file: Any, content: bytes) -> None:
+        file.write(content[:10])
+        raise OSError(ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal, "_write", disk_is_full)
+        with pytest.raises(OSError, match="No space left"):
+            history.append(seen(1))
+    history.append(seen(2))
+    assert History(tmp_path / "h").windows == (seen(0), seen(2))
 
 
 def test_noise_in_the_middle_is_skipped_and_counted(tmp_path: Path) -> None:
