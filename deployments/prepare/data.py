@@ -245,12 +245,12 @@ def _check_channels(where: str, shape: Sequence[int], channels: int | None) -> N
 
 
 def _picture(where: str, source: Path | BytesIO, named: str) -> NDArray[np.uint8]:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(source) as picture:
             return np.asarray(picture if picture.mode == "L" else picture.convert("RGB"))
-    except (OSError, UnidentifiedImageError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # damaged, or huge
         raise UserError(f"{where}: the picture {named} cannot be read: {error}") from error
 
 

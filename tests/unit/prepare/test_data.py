@@ -144,6 +144,20 @@ def test_images_from_npz_nested_lists_and_pictures(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.asarray(row.value), pixels)
 
 
+def test_a_picture_that_is_damaged_or_huge_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (300, 300), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "p.png")
+    path, whole = written(tmp_path, "a.csv", "image,label\np.png,1\n"), (tmp_path / "p.png").read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+        with pytest.raises(UserError, match=r"row 1: the picture 'p\.png' cannot be read"):
+            list(rows(path, channels=ANY))
+    second = whole.index(b"IDAT", whole.index(b"IDAT") + 4)
+    (tmp_path / "p.png").write_bytes(whole[:second] + b"\0\0\0\0" + whole[second + 4 :])
+    with pytest.raises(UserError, match=r"row 1: the picture 'p\.png' cannot be read: broken PNG"):
+        list(rows(path, channels=ANY))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "columns", "said"),
     [
