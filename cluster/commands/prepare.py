@@ -110,7 +110,7 @@ def prepare(
             "--seed": (seed, 0),
         }
         loss = share(max_accuracy_loss)
-        command = DecoderCommand(source, data, out, wanted, loss, max_tokens, max_rows, for_classifiers)
+        command = DecoderCommand(source, data, out, wanted, loss, max_tokens, max_rows, for_classifiers, force)
         command.run(Console(), model)
         return
     if max_tokens is not None:

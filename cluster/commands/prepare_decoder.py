@@ -26,6 +26,7 @@ class DecoderCommand:
     max_tokens: int | None
     max_rows: int
     given: Mapping[str, tuple[object, object]]
+    force: bool = False
 
     def run(self, console: Console, model: str) -> None:
         """Write `out`: the checkpoint, and the rules of its ramp."""
@@ -33,6 +34,7 @@ class DecoderCommand:
         from deployments.folders import whole
         from deployments.models.checkpoint import copy
         from deployments.prepare.data import rows, taken
+        from deployments.prepare.pipeline import check_free
         from deployments.prepare.sample import sampled
         from profiles.promise import RULES
 
@@ -42,6 +44,7 @@ class DecoderCommand:
         found = rows(self.data, self.columns, pairs=False)
         report = self._report(sampled((_prompt(row.value) for row in found), self.max_rows))
         rules = report.rules.model_copy(update={"notes": {"checkpoint": Path(model).name, "data": self.data.name}})
+        check_free(self.out, self.force)  # again, as much may have happened since
         with whole(self.out) as draft:
             copy(self.source, draft)
             (draft / RULES).write_text(rules.model_dump_json(indent=2) + "\n")

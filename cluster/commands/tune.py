@@ -47,6 +47,7 @@ def tune(
     from rich.console import Console
 
     from cluster.commands import above_0
+    from deployments.prepare.pipeline import check_free
     from optimizer import Objective, problem
     from optimizer.pipelines.side_by_side import side_by_side
     from optimizer.search.exact import search
@@ -57,6 +58,7 @@ def tune(
 
     for option, value in (("--slo-ms", slo_ms), ("--max-batch", max_batch)):
         above_0(option, value)
+    check_free(out, force)
     evidence, kinds = Evidence.read(model / EVIDENCE).about(metric), fleet(devices)
     known = load(profile)
     facts = problem(known, kinds, links_between(kinds, one_machine=one_machine), length=known.length)

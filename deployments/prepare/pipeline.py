@@ -41,6 +41,7 @@ def prepare(
     found = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
     made = make_ramps(found, sample, options, model.labels)
     rules = made.rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
+    check_free(out, force)  # again, as much may have happened since
     with whole(out) as draft:
         checkpoint.copy(source, draft)
         save_ramps(draft, rules, made.heads)

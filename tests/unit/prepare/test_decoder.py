@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from cluster.commands.prepare_decoder import DecoderCommand
 from cluster.load.prompts import prompts_in
 from cluster.serving.serve_file import serve_file
 from deployments.decoding.anatomy import shape_of
@@ -139,6 +141,20 @@ def test_what_else_has_an_encoder_is_refused_by_name(tmp_path: Path) -> None:
     assert is_decoder(tmp_path)
     with pytest.raises(UserError, match="model_type is bart: of decoders, llama, mistral, qwen2, qwen3, t5, mt5"):
         check_decoder(tmp_path)
+
+
+def test_what_appears_meanwhile_is_not_replaced_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, out = tmp_path / "sums.csv", tmp_path / "out"
+    data.write_text("text\n1+1=\n")
+
+    def while_another_writes(*_: object) -> SimpleNamespace:
+        out.mkdir()
+        return SimpleNamespace(rules=DecoderRules())
+
+    monkeypatch.setattr(DecoderCommand, "_report", while_another_writes)
+    done = CliRunner().invoke(app, ["prepare", "llm-demo", "--data", str(data), "--out", str(out)])
+    assert str(done.exception) == f"{out}: exists already; --force replaces it"
+    assert not any(out.iterdir())
 
 
 def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from deployments.models import TorchModel, load
 from deployments.models.ramps import read_rules
 from deployments.prepare import pipeline
 from deployments.prepare.data import rows
+from deployments.prepare.features import features
 from deployments.prepare.sample import LabelNames, draw
 from optimizer.plan import read_plan
 from profiles.errors import UserError
@@ -185,6 +186,23 @@ def test_ramps_for_8_bits_are_made_from_8_bit_blocks(run: Run, checkpoint: Path,
 
 
 @pytest.mark.usefixtures("no_picture")
+def test_what_appears_meanwhile_is_not_replaced_unasked(
+    run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+
+    def while_another_writes(*told: Any) -> Any:
+        out.mkdir()
+        (out / "exits.json").write_text("another's")
+        return features(*told)
+
+    monkeypatch.setattr(pipeline, "features", while_another_writes)
+    assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", out) == 2
+    assert "exists already; --force replaces it" in capsys.readouterr().err
+    assert (out / "exits.json").read_text() == "another's"
+
+
+@pytest.mark.usefixtures("no_picture")
 def test_recorded_inputs_without_labels_follow_the_network(
     run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,7 +309,9 @@ def test_other_thresholds_are_served_as_they_were_measured(run: Run, checkpoint:
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_a_plan_and_thresholds_are_chosen_together(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_plan_and_thresholds_are_chosen_together(
+    run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepared, out = tmp_path / "prepared", tmp_path / "tuned"
     assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", prepared) == 0
     Evidence(exit_table(1, count=2000), exit_table(2, count=2000), "accuracy", 0.03, 0.95).save(prepared / EVIDENCE)
@@ -317,8 +337,10 @@ def test_a_plan_and_thresholds_are_chosen_together(run: Run, checkpoint: Path, t
     shut = [ramp["block"] for ramp in rules_in(out)["ramps"] if ramp["threshold"] == 0.0]
     assert sorted([*shut, *plan.ramps]) == [0, 1, 2]
     load(out)
-    with pytest.raises(UserError, match="exists already; --force replaces it"):
-        tune()
+    with monkeypatch.context() as patched:
+        patched.setattr("optimizer.tuning.tuned", lambda *_: pytest.fail("it searches"))
+        with pytest.raises(UserError, match="exists already; --force replaces it"):
+            tune()
     tune("--force")
 
 
