@@ -147,20 +147,18 @@ class Deployer:
         if self._running:
             return
         self._leadership.take()  # before the first replica is touched, so that a deployer that drains spares them
-        counts = self._graph.plan.devices()
+        counts, memory = self._graph.plan.devices(), remembered(self._application)
+        if memory and memory.ended:  # nobody uses what is left, which may hold the devices that are needed now
+            await asyncio.to_thread(delete_fleets, fleets_of(self._application, but=self._fleet.prefix))
         if self._recalled:  # after a restart fronts use the replicas that run, without waiting for the others
             await asyncio.to_thread(self._fleet.want, counts)
         elif self._cannot:
             raise self._cannot  # no second try, so that Serve's report of the first one stays readable
         else:
             await self._start_first(counts)
-        memory = remembered(self._application)
         self._remember(self._graph.plan, self._graph.version)
         self._running = True
         left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
-        if memory and memory.ended:
-            await asyncio.to_thread(delete_fleets, left)
-            left = []
         self._task(self._tidy_later(left))
 
     async def _start_first(self, counts: Mapping[str, int]) -> None:
@@ -205,7 +203,7 @@ class Deployer:
                 self._leadership.forget()
             elif not self._leadership.of_fleet():
                 return  # whoever leads these replicas decides about them
-            elif memory and memory.fleet != self._fleet.prefix:
-                self._fleet.delete()  # the next deployer has started replicas of its own
-            elif memory:
+            elif self._leadership.of_application() and memory and memory.fleet == self._fleet.prefix:
                 replace(memory, ended=True).keep(self._application)  # the next deployer decides what it can use
+            else:
+                self._fleet.delete()  # the next deployer has others, which may wait for the devices of these

@@ -52,3 +52,19 @@ def test_an_application_that_is_deployed_anew_answers_all_the_while(
 def processors() -> float:
     """What there is for toy."""
     return float(sum(node.get("CPU", 0.0) for node in ray_facts.nodes_beside_others("toy")))
+
+
+def test_other_replicas_replace_those_that_leave_them_no_room(
+    graph: str, deployed: Put, toy: dict[str, Any], tmp_path: Path
+) -> None:
+    """The old ones end with their front; the new ones have waited for their processors, and start."""
+    deployed(toy)
+    most = 0.75 * processors()
+    whole = application(tmp_path, cut_at(), cpus_per_replica=most, name="whole")
+    whole["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.125}}]
+    deployed(whole)
+    (before,) = fleets()
+    deployed(whole | {"args": whole["args"] | {"drain_s": 29.0}})
+    (after,) = fleets()
+    assert after != before
+    assert ask(graph, "POST", "/predict", {"inputs": [3, 7]})[1]["model"] == "whole"

@@ -19,7 +19,7 @@ class Shop:
 
         self.applications = dict.fromkeys(["shop", *(f"shop.{mark}.cpu" for mark in fleets)])
         self.wanted, self.deleted, self.texts = list[Mapping[str, int]](), list[str](), dict[str, str]()
-        self._module = deployer
+        self._module, self._deployers = deployer, list[Any]()
         monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=self.applications))
         monkeypatch.setattr(fleet.ray_facts, "delete_soon", self.deleted.append)
         monkeypatch.setattr(ray_facts, "is_gone", lambda application, deployment: False)
@@ -44,6 +44,7 @@ class Shop:
             "_origin": "file",
         }
         made._leadership.take()
+        self._deployers.append(made)  # it would end with the last that knows it
         return made
 
     def tidied(self, ours: Any, meanwhile: Any = lambda: None) -> None:
@@ -115,13 +116,23 @@ def test_only_the_last_that_leads_the_replicas_says_that_all_fronts_have_ended(m
     shop = Shop(monkeypatch, "000001")
     first, second = shop.deployer("000001"), shop.deployer("000001")
     remember(second)
-    third = shop.deployer("000002")
     first.__del__()
     assert not shop.ended, "fronts of the second still listen"
     second.__del__()
     assert shop.ended
     assert shop.deleted == []
-    assert third._leadership.of_application()
+
+
+def test_replicas_end_with_their_last_front_where_the_next_ones_may_wait_for_their_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next deployer has begun, and remembers nothing before its replicas run."""
+    shop = Shop(monkeypatch, "000001")
+    first = shop.deployer("000001")
+    remember(first)
+    shop.deployer("000002")
+    first.__del__()
+    assert shop.deleted == ["shop.000001.cpu"]
 
 
 def test_an_application_that_is_gone_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +178,33 @@ def test_leadership_is_taken_before_any_replica_is_touched(monkeypatch: pytest.M
 
     asyncio.run(started())
     assert led == [True]
+
+
+def test_what_nobody_uses_ends_before_replicas_are_started_that_may_need_its_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shop = Shop(monkeypatch, "000001")
+    first, second = shop.deployer("000001"), shop.deployer("000002")
+    first._leadership.take()
+    remember(first)
+    first.__del__()
+    assert shop.ended
+    second._running, second._recalled, second._tasks = False, False, set()
+    ended_before = list[list[str]]()
+
+    async def start_first(_: Mapping[str, int]) -> None:
+        ended_before.append(shop.deleted[:])
+
+    async def started() -> None:
+        second._moving, second._start_first = asyncio.Lock(), start_first
+        second._cannot = None
+        await second._start()
+        for task in second._tasks:
+            task.cancel()
+
+    asyncio.run(started())
+    assert ended_before == [["shop.000001.cpu"]]
+    assert not shop.ended
 
 
 def test_a_plan_for_the_time_while_devices_are_freed_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
