@@ -53,6 +53,8 @@ class Deployer:
         self._running = self._leading = False
         self._cannot: CannotStartError | None = None
         self._graph = self._first()
+        # Before any front of ours is there: it may wait for what the replicas from before hold until their fronts end.
+        self._leadership.take()
 
     # Calls of the fronts
 
@@ -146,7 +148,6 @@ class Deployer:
     async def _start(self) -> None:
         if self._running:
             return
-        self._leadership.take()  # before the first replica is touched, so that a deployer that drains spares them
         counts, memory = self._graph.plan.devices(), remembered(self._application)
         if memory and memory.ended:  # nobody uses what is left, which may hold the devices that are needed now
             await asyncio.to_thread(delete_fleets, fleets_of(self._application, but=self._fleet.prefix))

@@ -162,24 +162,6 @@ def test_a_deployer_that_was_replaced_in_a_roll_out_leaves_the_next_ones_plan_al
     assert Plan.from_json(memory.plan).devices() == {"cpu": 2}
 
 
-def test_leadership_is_taken_before_any_replica_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = Shop(monkeypatch, "000001")
-    first, second = shop.deployer("000001"), shop.deployer("000001")
-    first._leadership.take()
-    second._running, second._recalled, second._tasks = False, True, set()
-    led = list[bool]()
-    second._fleet.want = lambda counts: led.append(second._leadership.of_application())
-
-    async def started() -> None:
-        second._moving = asyncio.Lock()
-        await second._start()
-        for task in second._tasks:
-            task.cancel()
-
-    asyncio.run(started())
-    assert led == [True]
-
-
 def test_what_nobody_uses_ends_before_replicas_are_started_that_may_need_its_devices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
