@@ -166,11 +166,11 @@ def test_what_nobody_uses_ends_before_replicas_are_started_that_may_need_its_dev
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shop = Shop(monkeypatch, "000001")
-    first, second = shop.deployer("000001"), shop.deployer("000002")
-    first._leadership.take()
+    first = shop.deployer("000001")
     remember(first)
     first.__del__()
     assert shop.ended
+    second = shop.deployer("000002")
     second._running, second._recalled, second._tasks = False, False, set()
     ended_before = list[list[str]]()
 
