@@ -126,10 +126,10 @@ def running(
 def _await(process: subprocess.Popen[str], log: IO[str], ready: str, patience_s: float) -> None:
     """Wait until the program is ready; if it never is, raise an error with the end of its log."""
     until_s = time.monotonic() + patience_s
-    while ready not in (said := _said(log)):
+    while ready not in _said(log):
         if (ended := process.poll() is not None) or time.monotonic() > until_s:
             why = f"ended with {process.returncode}" if ended else f"was not ready within {patience_s:g} s"
-            raise RuntimeError(f"{process.args!r} {why}; the end of what it said:\n{said[-SAID:] or '(nothing)'}")
+            raise RuntimeError(f"{process.args!r} {why}; the end of what it said:\n{_said(log)[-SAID:] or '(nothing)'}")
         time.sleep(0.1)
 
 
