@@ -38,9 +38,13 @@ def check_port(host: str, port: int, option: str) -> None:
 
 
 def _bind(host: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+    with socket.socket(_family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 @contextmanager
@@ -55,7 +59,7 @@ def held_ports(number: int, host: str = "127.0.0.1") -> Iterator[list[int]]:
 
 def _held(held: ExitStack, host: str) -> Iterator[int]:
     for port in random.sample(OTHER_PORTS, len(OTHER_PORTS)):
-        holder = held.enter_context(socket.socket())
+        holder = held.enter_context(socket.socket(_family(host)))
         try:
             holder.bind((host, port))  # fails beside any other socket, as this one does not share its port yet
         except OSError:

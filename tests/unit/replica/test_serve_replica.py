@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cluster.serving.ports import held_ports
 from deployments.config import AppConfig
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Limits
@@ -282,8 +283,11 @@ def test_a_replica_that_finds_no_second_port_gives_the_first_one_back(monkeypatc
 
     async def act() -> None:
         replica = ServeReplica(CONFIG, "cpu", "")
-        with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as taken:
-            replica._wire = Wire("127.0.0.1", [each.getsockname()[1] for each in (free, taken)])
+        host = "127.0.0.79"  # where no other test listens, and from which none connects
+        with held_ports(2, host) as ports:
+            pass
+        with socket.create_server((host, ports[0])) as free, socket.create_server((host, ports[1])):
+            replica._wire = Wire(host, ports)
             free.close()
             with pytest.raises(UserError, match="are all taken"):
                 await replica.whereabouts()
