@@ -47,9 +47,19 @@ class Care:
     moves: bool = False  # whatever is one move away from the best is played too
     out_of_time: Callable[[], bool] = never
 
-    def affords(self, plan: Plan, facts: Problem, slo_s: float) -> bool:
-        """Whether there is enough to compare the plan with a few others."""
-        return ENOUGH * self.slos * slo_s * evaluate(plan, facts).goodput_per_s <= self.most
+    @property
+    def least_slos(self) -> float:
+        """Shorter runs than this tell too little."""
+        return min(self.slos, SHORT_SLOS)
+
+    def affords(self, at_once: float) -> bool:
+        """Whether there is enough to compare a plan with a few others, if so many inputs come within an SLO."""
+        return ENOUGH * self.least_slos * at_once <= self.most
+
+    def shortened(self, at_once: float) -> "Care":
+        """With runs that are short enough to compare a plan with a few others."""
+        slos = max(self.least_slos, min(self.slos, self.most / (ENOUGH * at_once)))
+        return replace(self, slos=slos, last_slos=self.last_slos * slos / self.slos)
 
 
 CARE = Care()
@@ -177,7 +187,12 @@ def is_playable(plan: Plan, facts: Problem, objective: Objective, care: Care = C
     plain = not objective.goodput_per_s and objective.cost_per_hour is None
     if objective.slo_s is None or not objective.aim.adds_up or not plain or facts.pessimistic is not None:
         return False
-    return care.affords(plan, facts, objective.slo_s)
+    return care.affords(_at_once(plan, facts, objective.slo_s))
+
+
+def _at_once(plan: Plan, facts: Problem, slo_s: float) -> float:
+    """Inputs that come within one SLO."""
+    return slo_s * evaluate(plan, facts).goodput_per_s
 
 
 def played(
@@ -187,7 +202,9 @@ def played(
 
     First with other limits for all, then for one pipeline after the other; then of those one move away.
     """
-    climb = Climb(facts, check_playable(objective), replace(plan, promise=None), care)
+    slo_s = check_playable(objective)
+    care = care.shortened(_at_once(plan, facts, slo_s))
+    climb = Climb(facts, slo_s, replace(plan, promise=None), care)
     others = _other_plans(facts, objective, find, apart)
     while climb.through(others):
         pass

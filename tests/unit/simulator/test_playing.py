@@ -7,7 +7,7 @@ import pytest
 
 from cluster.simulator.playing import CARE, PATIENT, Care, Climb, around, is_playable, played
 from cluster.simulator.simulation import World
-from cluster.simulator.sustained import kept_run, run, settled, sustained
+from cluster.simulator.sustained import SHORT_SLOS, kept_run, run, settled, sustained
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.pipelines.side_by_side import side_by_side
@@ -99,6 +99,16 @@ def test_what_playing_does_not_tell_or_what_would_take_long_is_not_played(
 ) -> None:
     assert is_playable(TWO, FAST, TIGHT)
     assert not is_playable(TWO, problem, objective)
+
+
+def test_where_many_inputs_come_at_once_runs_get_shorter_down_to_what_tells_something() -> None:
+    few, many, most = (CARE.shortened(at_once) for at_once in (600, 1_000, 2_000))
+    assert few == CARE
+    assert CARE.slos > many.slos > most.slos > SHORT_SLOS
+    assert many.last_slos / many.slos == pytest.approx(CARE.last_slos / CARE.slos)
+    assert CARE.affords(2_000)
+    assert not CARE.affords(2_100)
+    assert PATIENT.shortened(10**6) == PATIENT
 
 
 class Few:
