@@ -53,8 +53,7 @@ class Deployer:
         self._running = self._leading = False
         self._cannot: CannotStartError | None = None
         self._graph = self._first()
-        # Before any front of ours is there: it may wait for what the replicas from before hold until their fronts end.
-        self._leadership.take()
+        self._take_over()
 
     # Calls of the fronts
 
@@ -145,12 +144,20 @@ class Deployer:
     def _graph_of(self, plan: Plan, version: int) -> Graph:
         return graph_of(plan, self._profile, self._config, version, self._fleet.prefix)
 
+    def _take_over(self) -> None:
+        """Lead before any front of ours is there: it may wait for what the replicas from before hold.
+
+        These end with their last front. If that has ended before, nobody uses them, and they end now.
+        """
+        self._leadership.take()
+        memory = remembered(self._application)
+        if memory and memory.ended:
+            delete_fleets(fleets_of(self._application, but=self._fleet.prefix))
+
     async def _start(self) -> None:
         if self._running:
             return
-        counts, memory = self._graph.plan.devices(), remembered(self._application)
-        if memory and memory.ended:  # nobody uses what is left, which may hold the devices that are needed now
-            await asyncio.to_thread(delete_fleets, fleets_of(self._application, but=self._fleet.prefix))
+        counts = self._graph.plan.devices()
         if self._recalled:  # after a restart fronts use the replicas that run, without waiting for the others
             await asyncio.to_thread(self._fleet.want, counts)
         elif self._cannot:
@@ -206,5 +213,7 @@ class Deployer:
                 return  # whoever leads these replicas decides about them
             elif self._leadership.of_application() and memory and memory.fleet == self._fleet.prefix:
                 replace(memory, ended=True).keep(self._application)  # the next deployer decides what it can use
+                if self._leadership.of_fleet() and not self._leadership.of_application():
+                    self._fleet.delete()  # it has begun meanwhile, with others, and may have decided before
             else:
                 self._fleet.delete()  # the next deployer has others, which may wait for the devices of these

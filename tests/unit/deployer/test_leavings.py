@@ -43,7 +43,7 @@ class Shop:
             "_leadership": Leadership("shop", f"shop.{mark}"),
             "_origin": "file",
         }
-        made._leadership.take()
+        made._take_over()
         self._deployers.append(made)  # it would end with the last that knows it
         return made
 
@@ -162,53 +162,35 @@ def test_a_deployer_that_was_replaced_in_a_roll_out_leaves_the_next_ones_plan_al
     assert Plan.from_json(memory.plan).devices() == {"cpu": 2}
 
 
-def test_what_nobody_uses_ends_before_replicas_are_started_that_may_need_its_devices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shop = Shop(monkeypatch, "000001")
+def test_what_nobody_uses_ends_before_any_front_of_the_next_deployer_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That front may wait for its devices."""
+    shop = Shop(monkeypatch, "000001", "000002")
     first = shop.deployer("000001")
     remember(first)
     first.__del__()
     assert shop.ended
     second = shop.deployer("000002")
-    second._running, second._recalled, second._tasks = False, False, set()
-    ended_before = list[list[str]]()
-
-    async def start_first(_: Mapping[str, int]) -> None:
-        ended_before.append(shop.deleted[:])
-
-    async def started() -> None:
-        second._moving, second._start_first = asyncio.Lock(), start_first
-        second._cannot = None
-        await second._start()
-        for task in second._tasks:
-            task.cancel()
-
-    asyncio.run(started())
-    assert ended_before == [["shop.000001.cpu"]]
+    assert shop.deleted == ["shop.000001.cpu"]
+    remember(second)
     assert not shop.ended
 
 
-def test_a_plan_for_the_time_while_devices_are_freed_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deployer that ends then is followed by one that goes back, under a version that is new to all fronts."""
-    from deployments.deployer import deployer
+@pytest.mark.parametrize(("mark", "deleted"), [("000001", []), ("000002", ["shop.000001.cpu"])])
+def test_a_deployer_that_begins_while_the_last_one_ends_finds_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, mark: str, deleted: list[str]
+) -> None:
+    """It begins just before the last one says that all fronts have ended."""
+    from deployments import ray_facts
 
-    shop = Shop(monkeypatch, "000001")
-    ours, told = shop.deployer("000001", devices=4), list[tuple[int, int]]()
-    before, fewer, after = (Plan((Placement("cpu", count, (Split(0, 1, 1),)),)) for count in (4, 2, 3))
+    shop = Shop(monkeypatch, "000001", "000002")
+    first = shop.deployer("000001")
+    remember(first)
 
-    async def ask(graph: Any, within_s: float) -> None:
-        told.append((graph.plan.devices()["cpu"], graph.version))
+    def remembered_late(key: str, text: str) -> None:
+        if '"ended": true' in text and len(shop._deployers) == 1:
+            shop.deployer(mark)
+        shop.texts[key] = text
 
-    def found() -> tuple[Plan, int]:
-        memory = deployer.remembered("shop")
-        assert memory
-        return Plan.from_json(memory.plan), memory.version
-
-    ours._profile, ours._fronts = None, SimpleNamespace(ask=ask)
-    ours._graph_of = lambda plan, version: SimpleNamespace(plan=plan, version=version)
-    monkeypatch.setattr(deployer, "plan_for_fewer", lambda running, counts, config, profile: fewer)
-    asyncio.run(ours._meanwhile({"cpu": 2}))
-    assert (told, found()) == ([(2, 1)], (before, 2))
-    asyncio.run(ours._lead(after))
-    assert (told, found()) == ([(2, 1), (3, 2)], (after, 2))
+    monkeypatch.setattr(ray_facts, "remember", remembered_late)
+    first.__del__()
+    assert shop.deleted == deleted
