@@ -268,6 +268,11 @@ class AppConfig(BaseModel):
         return self.max_waiting or INSIDE_A_FRONT * self.front_replicas
 
     @property
+    def most_inputs(self) -> int:
+        """Inputs that one request may carry: never more than a front may have inside, or it would never be let in."""
+        return min(self.max_inputs, ceil(self.most_inside / self.front_replicas))
+
+    @property
     def early_budget(self) -> float | None:
         """What ramps may take where answers are early; None: they are not."""
         return self.ramp_budget if self.answers == "early" else None

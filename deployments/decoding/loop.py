@@ -62,20 +62,19 @@ class EngineLoop:
         self._engine = engine
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._streams: dict[int, tuple[TokenStream, asyncio.AbstractEventLoop]] = {}
+        self._failed = ""  # how decoding has failed
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return not self._failed
 
     def end(self) -> None:
         self._orders.put(None)
 
     async def write(self, wanted: Wanted) -> AsyncGenerator[Written, None]:
         """What a sequence writes, in groups. Whoever stops listening cancels it."""
-        if not self._thread.is_alive():
-            raise RuntimeError("decoding has failed here")
         stream, loop = TokenStream(), asyncio.get_running_loop()
         self._orders.put(lambda: self._open(wanted, stream, loop))
         try:
@@ -94,7 +93,7 @@ class EngineLoop:
 
         def order() -> None:
             try:
-                told = partial(done.set_result, work(self._engine))
+                told = partial(done.set_result, work(self._working()))
             except Exception as error:
                 told = partial(done.set_exception, error)
             _tell(loop, partial(_settle, done, told))
@@ -104,7 +103,7 @@ class EngineLoop:
 
     def _open(self, wanted: Wanted, stream: TokenStream, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            opened = self._engine.open(wanted)
+            opened = self._working().open(wanted)
         except Exception as error:  # this text's alone: those of others go on
             _tell(loop, partial(stream.fail, error))
             return
@@ -119,14 +118,24 @@ class EngineLoop:
             del self._streams[stream.name]
             self._engine.cancel(stream.name)
 
+    def _working(self) -> Engine:
+        if self._failed:
+            raise RuntimeError(self._failed)
+        return self._engine
+
     def _run(self) -> None:
+        """Decode until the end. Once decoding has failed, whoever asks for anything is told so."""
         try:
             while self._obey():
                 self._step()
         except Exception as error:
             log.exception("decoding failed")
+            self._failed = f"decoding failed: {error}"
             for stream, loop in self._streams.values():
-                _tell(loop, partial(stream.fail, RuntimeError(f"decoding failed: {error}")))
+                _tell(loop, partial(stream.fail, RuntimeError(self._failed)))
+            self._streams.clear()
+            while self._obey():
+                pass
 
     def _obey(self) -> bool:
         """Carry out all orders; with nothing to decode, wait for one. Returns whether to go on."""

@@ -124,7 +124,7 @@ class Service:
         self.name = config.name or (DEMO_NAME if config.model is None else Path(directory).name)
         self.config = config
         self.key = key_in(config.api_key_variable)
-        self.sizes = Sizes(config.max_inputs, config.max_body_bytes)
+        self.sizes = Sizes(config.most_inputs, config.max_body_bytes)
         self._model = load_front_model(config, directory)
         self.labels, self.task = label_names(self._model), task_of(self._model)
         self.example = example_of(config.model)
@@ -188,7 +188,7 @@ class Service:
             else:  # nobody is hurt if what was learned is right, and if it is wrong, this is how that shows
                 turnstile.check(0.0, deadline_s)
         except RefusedError:
-            self._driver.counts.refused_unread(weight, self.config.max_inputs)
+            self._driver.counts.refused_unread(weight, self.config.most_inputs)
             raise
         long_s = max(_LONG_WAIT_S, _LONG_SHARE * (deadline_s - arrived_s))
         full = wants_full(headers.get(FULL))
@@ -217,7 +217,7 @@ class Service:
             if self._clock() > visit.gone_s:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request was here")
         except RefusedError:
-            self._driver.counts.refused_unread(visit.weight, self.config.max_inputs)
+            self._driver.counts.refused_unread(visit.weight, self.config.most_inputs)
             raise
         self._strained += self._clock() - visit.arrived_s > visit.long_s
         learns = experience.looks()

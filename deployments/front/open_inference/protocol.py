@@ -40,7 +40,7 @@ def configuration(service: Service) -> dict[str, Any]:
     return {
         "name": service.name,
         "platform": "isobatch",
-        "max_batch_size": service.config.max_inputs,
+        "max_batch_size": service.config.most_inputs,
         "input": [{"name": "inputs"}],
         "output": [{"name": name} for name in _outputs(service)],
         "parameters": {"promise": {"string_value": service.promised}},

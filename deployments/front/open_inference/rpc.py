@@ -138,7 +138,7 @@ def _visit(service: Service, size: int, call: Call) -> Visit:
 
 def _most_fields(service: Service) -> int:
     """Each text is a field, and an input has two at most; of all other fields there are few."""
-    return MOST_TEXTS * service.config.max_inputs + 8 * MOST_NAMED
+    return MOST_TEXTS * service.config.most_inputs + 8 * MOST_NAMED
 
 
 def _is_answer(done: asyncio.Task[Any]) -> bool:

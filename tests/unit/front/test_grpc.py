@@ -113,6 +113,8 @@ def test_what_is_wrong_is_said_in_the_words_of_http(request_: dict[str, Any], co
 
 def test_limits_hold_here_too() -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="2 inputs in one request: 1 are allowed"):
+        play(lambda client: client.ask("ModelInfer", **pairs()), max_waiting=1)
+    with pytest.raises(grpc.aio.AioRpcError, match="2 inputs in one request: 1 are allowed"):
         play(lambda client: client.ask("ModelInfer", **pairs()), max_inputs=1)
     with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
         play(lambda client: client.ask("ModelInfer", **pairs()), max_body_bytes=40)
