@@ -31,6 +31,8 @@ class ExitProfile:
                 raise ValueError(f"survival[{block}] = {after} must lie between 0 and survival[{block - 1}] = {before}")
         if any(not 0 <= ramp < self.num_blocks - 1 for ramps, _ in self.sure for ramp in ramps):
             raise ValueError(f"sure names ramps that are none of 0..{self.num_blocks - 2}")
+        if wrong := [share for _, share in self.sure if not 0 <= share <= 1]:
+            raise ValueError(f"the shares of sure must lie between 0 and 1, got {wrong[0]}")
         if self.sure and abs(sum(share for _, share in self.sure) - 1) > 1e-6:
             raise ValueError("the shares of sure must add up to 1")
 

@@ -1,5 +1,7 @@
 """Who survives when some ramps are closed: as counted input by input."""
 
+from math import nan
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,6 +33,7 @@ def test_other_inputs_than_those_of_the_table_are_told_by_what_was_counted_of_th
 
 
 def test_shares_and_ramps_that_cannot_be_are_refused() -> None:
-    for sure in ((((0,), 0.5),), (((2,), 1.0),)):
+    no_shares = (((0,), nan), ((), 0.5)), (((0,), -0.5), ((), 1.5))
+    for sure in ((((0,), 0.5),), (((2,), 1.0),), *no_shares):
         with pytest.raises(ValueError, match="sure"):
             ExitProfile((1.0, 0.5, 0.2), sure)
