@@ -81,7 +81,7 @@ class Simulation:
         self._loop = EventLoop(made, self._devices, self.tally, world.slo_s, world.host, world.fronts)
         self._chunks, self._lengths = _chunks(inputs), np.random.default_rng([seed, LENGTHS_SEED])
         self._times_s, self._needs, self._weights = NO_INPUTS
-        self._absent: set[str] = set()
+        self._outages: list[Outage] = []  # of now; those of one replica may overlap
         for outage in world.troubles.outages:
             self._loop.at(outage.from_s, self._leave, outage)
             self._loop.at(outage.until_s, self._return, outage)
@@ -142,14 +142,18 @@ class Simulation:
         arrivals, needs = times_s.tolist(), self._needs[:count].tolist()
         self._loop.arrive(zip(arrivals, map(Place, arrivals, needs), weights.tolist(), strict=True))
 
+    @property
+    def _absent(self) -> set[str]:
+        return {outage.replica for outage in self._outages}
+
     def _leave(self, outage: Outage) -> None:
         """Take the replica out of the dispatcher's groups, and lose the launches that it ran."""
-        self._absent.add(outage.replica)
+        self._outages.append(outage)
         self._reroute()
         self._loop.lose_launches(outage.replica)
 
     def _return(self, outage: Outage) -> None:
-        self._absent.discard(outage.replica)
+        self._outages.remove(outage)
         self._reroute()
 
     def _reroute(self) -> None:

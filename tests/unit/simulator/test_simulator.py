@@ -111,6 +111,16 @@ def test_a_replica_that_is_not_there_cannot_be_slow() -> None:
         one_by_one(World(TWO, FAST, SLO_S, troubles=Troubles(slow={"x": 2.0})), [0])
 
 
+def test_a_replica_is_gone_until_the_last_of_its_outages_is_over() -> None:
+    gone = Outage("fast/0", 1.0, 3.0), Outage("fast/0", 2.0, 5.0)
+    simulation = Simulation(World(TWO, FAST, SLO_S, troubles=Troubles(outages=gone)), [], 6.0)
+    there = []
+    for at_s in (1.5, 2.5, 4.0, 5.5):
+        simulation.run_until(at_s)
+        there.append(simulation.observe().devices["fast"])
+    assert there == [3, 3, 3, 4]
+
+
 def test_pipelines_side_by_side_serve_what_they_sustain_together() -> None:
     mixed = facts(fast=2, slow=2)
     plan = baseline_plan(NO_EXITS, mixed, Objective(fixed_batch=8))
