@@ -84,6 +84,8 @@ def test_what_the_command_cannot_use_is_one_line(serve_file: Path) -> None:
     ("options", "sentence"),
     [
         (["--slow", "v100/0"], "'v100/0' must look like REPLICA=TIMES"),
+        (["--slow", "v100/0=nan"], "v100/0 cannot be nan times slower: give a finite number above 0"),
+        (["--jitter", "nan"], "jitter = nan must be 0 or more and finite"),
         (["--slow", "v100/7=2"], "there is no replica 'v100/7', only v100/0, v100/1"),
         (["--gone", "v100/0=9"], "must look like REPLICA=FROM-UNTIL"),
         (["--gone", "v100/0=9-3"], "cannot be gone from 9 until 3 s"),
