@@ -67,5 +67,8 @@ def _too_dear(facts: Problem, objective: Objective) -> str | None:
 
 
 def _promise(plan: Plan, facts: Problem, objective: Objective) -> tuple[float, float, float]:
-    score = evaluate(plan, facts, objective)
-    return score.goodput_per_s, score.latency_s, score.cost_per_hour
+    """Of all the survivals at which the plan must hold, the least goodput and the longest latency; and the cost."""
+    truths = [replace(facts, survival=survival, pessimistic=None) for survival in facts.survivals]
+    scores = [evaluate(plan, truth, objective) for truth in truths]
+    goodput_per_s, latency_s = min(each.goodput_per_s for each in scores), max(each.latency_s for each in scores)
+    return goodput_per_s, latency_s, scores[0].cost_per_hour
