@@ -73,7 +73,7 @@ def read_lengths(path: Path) -> tuple[int, ...]:
     found = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if line.strip():
-            if not line.strip().isdigit() or not 1 <= int(line) <= LONGEST:
+            if not line.strip().isdecimal() or not 1 <= int(line) <= LONGEST:
                 raise UserError(f"{path}, line {number}: {line.strip()[:40]!r} must be a number of tokens, 1 or more")
             found.append(int(line))
     if not found:

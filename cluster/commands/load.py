@@ -116,7 +116,7 @@ def load(
     encoding: Encoding = "utf-8",
     api_key_variable: KeyVariable = None,
     connections: Annotated[int, typer.Option(min=1, help="At most.")] = 512,
-    seed: Annotated[int, typer.Option(help="The same seed, the same arrivals.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same arrivals.")] = 0,
     out: Annotated[Path, typer.Option(help="Where the figures go; the picture beside it.")] = Path("load.json"),
 ) -> None:
     """Ask at a given rate, whatever the server does, and count latency from when each request was due.

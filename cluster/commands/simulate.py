@@ -66,7 +66,7 @@ def simulate(
         Path | None,
         typer.Option(help="What serving costs beside the devices, as make bench-fidelity measured it: its host.json."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed, the same run.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same run.")] = 0,
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("simulation.png"),
 ) -> None:
     """Goodput, latency and cost of a plan under a load, in seconds instead of hours.

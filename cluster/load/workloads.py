@@ -20,6 +20,7 @@ Run = TypeVar("Run")
 DAY_S = 86_400.0
 NIGHT = 0.25  # of the mean rate, at the quietest moment of a day
 MOST = 2e8  # inputs of one run, since each takes 8 bytes several times over
+LEAST_CV, MOST_CV = 1e-3, 100.0  # of gaps: beyond these they are all alike, or nearly all 0
 STEP = 0.5  # of the mean rate, before the step; after it the rate makes up for this
 
 
@@ -55,8 +56,9 @@ def _poisson(rate: float, seconds: float, random: np.random.Generator, cv: float
 
 
 def _gamma(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
-    if cv <= 0:
-        raise UserError(f"cv = {cv} must be above 0: it is the variation of the gaps, 1 is Poisson")
+    if not LEAST_CV <= cv <= MOST_CV:
+        limits = f"{LEAST_CV:g} to {MOST_CV:g}"
+        raise UserError(f"cv = {cv:g} must be {limits}: it is the variation of the gaps, 1 is Poisson")
     shape = 1 / cv**2
     chunks, last_s = [], 0.0
     while last_s < seconds:

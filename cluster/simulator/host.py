@@ -18,7 +18,7 @@ class HostCosts(BaseModel):
     leaves for its replica, half when it is back.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     request_s: float = Field(0.0, ge=0, description="a front's work for a request")
     launch_s: float = Field(0.0, ge=0, description="a front's work for a launch")

@@ -46,7 +46,7 @@ def read_exits(path: Path, num_blocks: int) -> Ints:
     text = read_text(path)
     try:
         blocks = np.array(text.split(), np.int64)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise UserError(f"{path} must hold one block number per line, counted from 0") from None
     if not len(blocks) or blocks.min() < 0 or blocks.max() >= num_blocks:
         found = f"{blocks.min()}..{blocks.max()}" if len(blocks) else "none"

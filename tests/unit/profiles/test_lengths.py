@@ -94,7 +94,12 @@ def test_a_file_of_lengths_is_read_in_order_and_says_what_is_wrong(tmp_path: Pat
     path = tmp_path / "lengths.txt"
     path.write_text("12\n\n7\n")
     assert read_lengths(path) == (12, 7)
-    for content, says in (("12\nmany\n", "line 2: 'many'"), ("0", "line 1: '0'"), ("\n", "is empty")):
+    for content, says in (
+        ("12\nmany\n", "line 2: 'many'"),
+        ("0", "line 1: '0'"),
+        ("²", "line 1: '²'"),
+        ("\n", "is empty"),
+    ):
         path.write_text(content)
         with pytest.raises(UserError, match=says):
             read_lengths(path)

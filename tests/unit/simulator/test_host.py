@@ -52,5 +52,8 @@ def test_the_file_says_what_was_measured(tmp_path: Path) -> None:
     path.write_text('{"request_ms": 1}')
     with pytest.raises(UserError, match=r"host\.json: request_ms: Extra inputs are not permitted"):
         read_host(path)
+    path.write_text('{"request_s": 1e999}')
+    with pytest.raises(UserError, match=r"host\.json: request_s: Input should be a finite number"):
+        read_host(path)
     with pytest.raises(UserError, match="cannot read"):
         read_host(tmp_path / "nowhere.json")

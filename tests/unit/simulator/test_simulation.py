@@ -93,6 +93,9 @@ def test_what_the_command_cannot_use_is_one_line(serve_file: Path) -> None:
         (["--mix", "0:1.5"], "shares of easy inputs between 0 and 1"),
         (["--exits", "nowhere.txt"], "cannot read nowhere.txt"),
         (["--exits", "nowhere.txt", "--mix", "0:1"], "give one of them"),
+        (["--arrivals", "gamma", "--cv", "inf"], "cv = inf must be 0.001 to 100"),
+        (["--arrivals", "gamma", "--cv", "nan"], "cv = nan must be 0.001 to 100"),
+        (["--arrivals", "gamma", "--cv", "1e-200"], "cv = 1e-200 must be 0.001 to 100"),
         (["--out", "nowhere/x.png"], "cannot write nowhere/x.png"),
     ],
 )
@@ -101,6 +104,15 @@ def test_what_is_wished_wrongly_is_one_line(serve_file: Path, options: list[str]
     assert isinstance(result.exception, UserError), result.output
     assert sentence in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+def test_a_seed_below_0_and_a_block_that_no_network_has_are_told_of(serve_file: Path, tmp_path: Path) -> None:
+    asked = ["simulate", "--config", str(serve_file), "--rate", "100"]
+    result = CliRunner().invoke(app, [*asked, "--seed", "-1"])
+    assert (result.exit_code, "--seed" in result.output) == (2, True)
+    (tmp_path / "exits.txt").write_text("1\n99999999999999999999\n")
+    result = CliRunner().invoke(app, [*asked, "--exits", str(tmp_path / "exits.txt")])
+    assert "must hold one block number per line" in str(result.exception)
 
 
 def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
