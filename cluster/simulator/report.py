@@ -1,12 +1,13 @@
 """The report of a simulated run: rates, costs and how full batches were, and the tables that the command prints."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from rich.table import Table
 
 from cluster.simulator.devices import group_names
-from cluster.simulator.tally import Tally
+from cluster.simulator.tally import LaunchKey, Tally
 from optimizer.model.evaluate import evaluate
 from optimizer.plan import Plan, Split
 from optimizer.problem import Problem
@@ -37,25 +38,21 @@ class Report:
 
     @cached_property
     def fills(self) -> tuple[dict[int, SplitFill], ...]:
-        """The fill of every split of every pipeline, in order of their first blocks."""
-        names = iter(group_names(self.plan, self.facts))
+        """The fill of every split of every pipeline since the last plan runs, in order of their first blocks."""
+        names, launched = iter(group_names(self.plan, self.facts)), self.tally.new_launches
         return tuple(
             {
-                split.start: self._fill(split, name)
+                split.start: _fill(split, name, launched)
                 for placement, name in zip(pipeline.placements, names, strict=False)
                 for split in placement.splits
             }
             for pipeline in self.plan.pipelines
         )
 
-    def _fill(self, split: Split, group: str) -> SplitFill:
-        rows = [
-            (size, *took)
-            for (name, _, start, stop, size), took in self.tally.launched.items()
-            if name == group and (start, stop) == (split.start, split.stop)
-        ]
-        launches, inputs = sum(int(times) for _, times, _ in rows), sum(int(size * times) for size, times, _ in rows)
-        return SplitFill(split.batch_size, launches, inputs, sum(seconds for *_, seconds in rows))
+    @property
+    def filled_s(self) -> float:
+        """The time that the fills are of: while inputs came, since the last plan runs."""
+        return max(0.0, self.tally.seconds - self.tally.launched_since_s)
 
     @property
     def cost_per_hour(self) -> float:
@@ -100,6 +97,16 @@ class Report:
         return self.good / self.arrived if self.arrived else 1.0
 
 
+def _fill(split: Split, group: str, launched: Mapping[LaunchKey, tuple[float, float]]) -> SplitFill:
+    rows = [
+        (size, *took)
+        for (name, _, start, stop, size), took in launched.items()
+        if name == group and (start, stop) == (split.start, split.stop)
+    ]
+    launches, inputs = sum(int(times) for _, times, _ in rows), sum(int(size * times) for size, times, _ in rows)
+    return SplitFill(split.batch_size, launches, inputs, sum(seconds for *_, seconds in rows))
+
+
 def tables(report: Report, slo_s: float) -> tuple[Table, Table]:
     return _summary(report, slo_s), _fills(report)
 
@@ -137,11 +144,13 @@ def _cost(dollars_per_hour: float, goodput_per_s: float) -> str:
 
 
 def _fills(report: Report) -> Table:
-    table = Table("blocks", "on", "launches", "batch", "mean fill", "busy", title="splits")
+    since_s = report.tally.launched_since_s
+    title = f"splits, since {since_s:,.0f} s" if since_s else "splits"
+    table, seconds = Table("blocks", "on", "launches", "batch", "mean fill", "busy", title=title), report.filled_s
     for pipeline, fills in zip(report.plan.pipelines, report.fills, strict=True):
         for split in pipeline.splits:
             placement, fill = pipeline.placement_of(split), fills[split.start]
-            busy = fill.busy_s / (report.tally.seconds * placement.replicas)
+            busy = fill.busy_s / (seconds * placement.replicas) if seconds else 0.0
             table.add_row(
                 split.told, f"{placement.replicas} {placement.kind}", f"{fill.launches:,}",
                 str(split.batch_size), f"{fill.share:.0%}", f"{busy:.0%}",

@@ -1,7 +1,7 @@
 """One simulated run: the event loop over latency tables, links and exit profiles, with a plan that may change."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -111,6 +111,8 @@ class Simulation:
 
     def follow(self, plan: Plan, load_s: float = 0.0) -> None:
         """Switch to another plan; replicas whose splits change need `load_s` first."""
+        if _launching(plan) != _launching(self.plan):
+            self.tally.start_launches(self.now_s)
         self.plan = plan
         self._devices.follow(plan, self.now_s, load_s)
         self._reroute()
@@ -163,6 +165,12 @@ class Simulation:
         facts = self.world.facts
         running = facts.without_exits if self.world.limits.answers_early else facts
         return route_of(self.plan, running, group_names(self.plan, running))
+
+
+def _launching(plan: Plan) -> list[tuple[object, ...]]:
+    """Who launches what, whichever ramps are open: by this two plans' launches may be counted together."""
+    placements = (placement for pipeline in plan.pipelines for placement in pipeline.placements)
+    return [(each.kind, each.replicas, [replace(split, ramps=()) for split in each.splits]) for each in placements]
 
 
 def _chunks(inputs: Chunks) -> Iterator[tuple[Any, ...]]:

@@ -13,6 +13,7 @@ from deployments.front.observed import STEP, LaunchShape, Observed, Took, since
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+LaunchKey = tuple[str, str, int, int, int]  # group, kind, blocks, size
 WINDOWS = 200
 FASTEST_S, SLOWEST_S, BINS = 1e-6, 1e3, 4096  # a bin is half a percent wide
 FLUSH = 1 << 16
@@ -26,7 +27,8 @@ class Tally:
         self.arrived, self.good, self.degraded, self.refused, self.expired, self.failed = (
             np.zeros(WINDOWS, np.int64) for _ in range(6)
         )
-        self.launched: dict[tuple[str, str, int, int, int], list[float]] = {}  # group, kind, blocks, size: how many, s
+        self.launched: dict[LaunchKey, list[float]] = {}  # how many, and their seconds
+        self.launched_since_s, self._launched_before = 0.0, dict[LaunchKey, tuple[float, float]]()
         self._exits, self.audited, self.missed = ([0] * num_blocks for _ in range(3))
         self.arrived_weight, self.good_weight, self._exit_weights = 0, 0, [0] * num_blocks
         self._bins = np.zeros((WINDOWS, BINS), np.int32)
@@ -56,6 +58,18 @@ class Tally:
             found = self.launched[key] = [0, 0.0]
         found[0] += 1
         found[1] += took_s
+
+    def start_launches(self, now_s: float) -> None:
+        """From now on `new_launches` are those of another plan."""
+        self.launched_since_s = now_s
+        self._launched_before = {key: (times, seconds) for key, (times, seconds) in self.launched.items()}
+
+    @property
+    def new_launches(self) -> dict[LaunchKey, tuple[float, float]]:
+        """The same as `launched`, of the plan that runs."""
+        none, before = (0.0, 0.0), self._launched_before
+        both = {key: (times, seconds, *before.get(key, none)) for key, (times, seconds) in self.launched.items()}
+        return {key: (late - early, all_s - early_s) for key, (late, all_s, early, early_s) in both.items()}
 
     def audit(self, block: int, agrees: bool) -> None:
         self.audited[block] += 1

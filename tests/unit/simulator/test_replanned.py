@@ -31,6 +31,12 @@ def test_a_poor_plan_is_left_and_nobody_is_lost():
     report = controlled.report
     assert report.answered + report.refused + report.expired == report.arrived
     assert report.failed == 0
+    # What is told of splits is told of the last plan: the first one's launches, of batches of 1, do not count.
+    since_s = report.tally.launched_since_s
+    assert since_s == controlled.plans[-1][0] > 0
+    busy = [fill.busy_s / (SECONDS - since_s) for fills in report.fills for fill in fills.values()]
+    assert 0 < sum(busy) < report.plan.devices()["v100"]
+    assert sum(fills[0].inputs for fills in report.fills) <= 1.05 * 300 * (SECONDS - since_s)
 
 
 def test_a_switch_is_followed_within_two_windows():
