@@ -90,30 +90,10 @@ class Controller:
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""
         observed = self._note(observed)
-        if self.peek:
-            return self._peeked(self.peek, observed, now_s)
-        if late := self.growth.look(self.present.counts, now_s):
-            return self._close(now_s, f"{late}: ")
-        if self.keeper and self.record.paused:
-            self.keeper.watch(observed)
-        elif self.keeper and (change := self.keeper.look(observed, self.running, self.facts())):
-            return self._adjusted(change, now_s)
-        if self._trial and (step := self._judged(self._trial, now_s)):
-            return step
-        if now_s - self.began_s >= self.patience.replan_every_s * (1 - 1e-9):
-            return self._close(now_s)
-        if self._early(now_s) and (latest := self._surprise()):
-            return self._close(now_s, "the inputs are others than were forecast: ", latest)
-        if (
-            (self.question.cheapest or self._had_room)
-            and self._early(now_s)
-            and is_swamped(observed, self.sustained(self.running))
-        ):
-            return self._close(now_s, "more arrive than the plan sustains: ")
-        missing = lacking(self.running, self.present.counts)
-        if self._devices_changed and (missing or self._early(now_s)):
-            return self._close(now_s)
-        return None
+        if now_s < self.began_s:
+            self._set_back(now_s)
+            return None
+        return self._looked(observed, now_s)
 
     def window(self, observed: Observed, now_s: float) -> NextStep:
         """Called at the end of a window, and decides what runs in the next."""
@@ -183,6 +163,33 @@ class Controller:
         self._tell(what, "asked by hand", now_s)
 
     # How it decides
+
+    def _looked(self, observed: Observed, now_s: float) -> NextStep | None:
+        """Whether there is a reason to decide something."""
+        if self.peek:
+            return self._peeked(self.peek, observed, now_s)
+        if late := self.growth.look(self.present.counts, now_s):
+            return self._close(now_s, f"{late}: ")
+        if self.keeper and self.record.paused:
+            self.keeper.watch(observed)
+        elif self.keeper and (change := self.keeper.look(observed, self.running, self.facts())):
+            return self._adjusted(change, now_s)
+        if self._trial and (step := self._judged(self._trial, now_s)):
+            return step
+        if now_s - self.began_s >= self.patience.replan_every_s * (1 - 1e-9):
+            return self._close(now_s)
+        if self._early(now_s) and (latest := self._surprise()):
+            return self._close(now_s, "the inputs are others than were forecast: ", latest)
+        if (
+            (self.question.cheapest or self._had_room)
+            and self._early(now_s)
+            and is_swamped(observed, self.sustained(self.running))
+        ):
+            return self._close(now_s, "more arrive than the plan sustains: ")
+        missing = lacking(self.running, self.present.counts)
+        if self._devices_changed and (missing or self._early(now_s)):
+            return self._close(now_s)
+        return None
 
     @property
     def ramps(self) -> Collection[int]:
@@ -267,6 +274,12 @@ class Controller:
 
     def _start_window(self, now_s: float) -> None:
         self._looks, self.began_s = [], now_s
+
+    def _set_back(self, now_s: float) -> None:
+        """The clock was set back: nobody knows how long the window took, and it would not end for as long as that."""
+        self._start_window(now_s)
+        self._trial = None
+        self._peeks.peeked_s = self._peeks.surprised_s = now_s
 
     def _decide(self, seen: Observed, now_s: float, because: str, forced: bool = False) -> NextStep:
         """By what is there. Where devices that may come would be worth it, they are asked for, and nobody waits."""

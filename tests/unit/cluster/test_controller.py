@@ -332,3 +332,19 @@ def test_few_inputs_move_nothing():
     events = run(app, control_loop(app), 1200)
     assert not moves(events)
     assert f"{Patience().enough_inputs} are needed" in events[-1].why
+
+
+def test_a_clock_that_is_set_back_by_an_hour_delays_no_decision_by_an_hour():
+    asked, now_s = question(MEDIUM), 10_000.0
+    patience = Patience()
+    controller = Controller(asked, patience, History(None), Events(None), first_plan(asked), now_s)
+    decided = []
+    for look in range(80):
+        before_s, now_s = now_s, now_s + patience.look_every_s - (3600.0 if look == 30 else 0.0)
+        seen = Observed(before_s, now_s - before_s, 1000, 1000, (300, 200, 200, 300), devices={"v100": 4})
+        if step := controller.look(seen, now_s):
+            decided.append(look)
+            if step.plan:
+                controller.rolled_out(step, 1.0, now_s)
+    looks = patience.replan_every_s / patience.look_every_s
+    assert any(30 < look <= 31 + looks for look in decided)
