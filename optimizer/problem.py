@@ -87,7 +87,9 @@ class Problem:
         """
         numbers: dict[object, int] = {}
         shapes = (
-            tuple((self.first_names[each.kind], each.splits, each.local) for each in pipeline.placements)
+            tuple(
+                (self.first_names[self.device(each.kind).kind], each.splits, each.local) for each in pipeline.placements
+            )
             for pipeline in plan.pipelines
         )
         return [numbers.setdefault(shape, len(numbers)) for shape in shapes]

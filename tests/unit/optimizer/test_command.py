@@ -126,6 +126,9 @@ def test_a_plan_from_a_file_is_scored_as_it_was_promised(profile: Path, tmp_path
     assert found["plan"]["promise"]["goodput_per_s"] == pytest.approx(found["score"]["goodput_per_s"])
     assert {each["name"] for each in found["baselines"]} >= {"no exits"}
     assert {each["kind"]: each["estimated"] for each in found["tables"]} == {"v100": True, "k80": True}
+    assert found["plan"]["beside"], "so that it uses both kinds"
+    with pytest.raises(UserError, match="the plan uses device kind 'k80', the fleet has v100"):
+        run(profile, "--picture", "", "--evaluate", str(path), "--devices", "v100=2")
 
 
 def test_backend_and_precision_choose_the_times_that_a_plan_is_made_of(tmp_path: Path) -> None:
