@@ -113,10 +113,9 @@ def plan_result(
     A plan that was played need not fit the latency that the planner believes in, and none has to fit it with slack.
     """
     if objective.cuts and objective.cuts[-1] >= facts.num_blocks:
-        last = facts.num_blocks - 1
-        raise UserError(
-            f"--cut {objective.cuts[-1]}: the network has {facts.num_blocks} blocks: cut before 1 to {last}"
-        )
+        last, blocks = facts.num_blocks - 1, facts.num_blocks
+        within = f"{blocks} blocks: cut before 1 to {last}" if last else "1 block, which cannot be cut"
+        raise UserError(f"--cut {objective.cuts[-1]}: the network has {within}")
     others = baselines(facts, objective)
     if alpha is not None:
         objective = constrained(objective, others[0], alpha)

@@ -20,7 +20,7 @@ from profiles.devices import fleet, links_between
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile, load, save
-from profiles.shapes import distilbert
+from profiles.shapes import distilbert, encoder
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,13 @@ def test_a_plan_from_a_file_is_scored_as_it_was_promised(profile: Path, tmp_path
     assert found["plan"]["beside"], "so that it uses both kinds"
     with pytest.raises(UserError, match="the plan uses device kind 'k80', the fleet has v100"):
         run(profile, "--picture", "", "--evaluate", str(path), "--devices", "v100=2")
+
+
+def test_a_network_of_one_block_cannot_be_cut(tmp_path: Path) -> None:
+    table = datasheet_table(encoder("one", layers=1, hidden=64, inner=128, length=16), "v100")
+    save(Profile("one", (table,)), tmp_path / "one.json")
+    with pytest.raises(UserError, match="--cut 1: the network has 1 block, which cannot be cut"):
+        run(tmp_path / "one.json", "--picture", "", "--devices", "v100=1", "--cut", "1")
 
 
 def test_backend_and_precision_choose_the_times_that_a_plan_is_made_of(tmp_path: Path) -> None:
