@@ -129,6 +129,8 @@ class LatencyTable:
         return interpolate(self._sizes, rows, at)
 
     def _check_batch_sizes(self) -> None:
+        if self.length is not None and self.length < 1:
+            raise ValueError(f"length = {self.length} must be at least 1 token")
         least = 1 if self.length is None else 0
         if not self.batch_sizes or not max(least, 1e-9) <= self.batch_sizes[0] <= self.batch_sizes[-1] < np.inf:
             raise ValueError(f"batch_sizes = {self.batch_sizes} must hold at least one size, from {least} upwards")

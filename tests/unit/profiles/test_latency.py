@@ -84,6 +84,7 @@ def test_without_a_p95_the_median_stands_in() -> None:
         ({"hidden_bytes": (1536,)}, "hidden_bytes has 1 blocks, expected 2"),
         ({"memory_bytes": (1, -2)}, "memory_bytes\\[1\\] = -2"),
         ({"launch_s": -0.1}, "launch_s = -0.1"),
+        ({"length": -5}, "length = -5 must be at least 1 token"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_with_the_offending_value(change: dict[str, object], says: str) -> None:
