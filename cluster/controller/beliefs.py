@@ -143,7 +143,7 @@ class PeekSchedule:
 
     def is_due(self, plan: Plan, ramp_blocks: Collection[int], now_s: float, *, idle: bool) -> bool:
         """`idle`: the plan is not about to be changed anyway."""
-        if set(ramp_blocks) <= set(plan.ramps):
+        if all(set(ramp_blocks) <= set(pipeline.ramps) for pipeline in plan.pipelines):
             return False
         since_s, window_s = now_s - self.peeked_s, self._patience.replan_every_s
         if self.surprised_s > self.peeked_s and since_s >= window_s:

@@ -2,19 +2,20 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from cluster.controller.beliefs import PEEKS_PER_HOLD
+from cluster.controller.beliefs import PEEKS_PER_HOLD, PeekSchedule
 from cluster.controller.config import Patience
 from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import is_content
 from cluster.controller.record import Events
 from deployments.front.observed import Observed
-from optimizer import Objective, evaluate
+from optimizer import Objective, Placement, Plan, Split, evaluate
 from profiles.lengths import Lengths, rescaled
 from profiles.windows import History
 from tests.helpers.fluid_application import (
@@ -55,6 +56,15 @@ def test_easy_inputs_are_noticed_though_all_ramps_are_closed():
     app.rate, app.truth = lambda at_s: 700.0, lambda at_s: EASY
     run(app, control_loop(app), 3600)
     assert share(app) > 0.95
+
+
+def test_a_ramp_is_closed_where_any_of_the_pipelines_closes_it():
+    kinds = ("v100", (0, 1, 2)), ("k80", ())
+    open_, closed = (Plan((Placement(kind, 1, (Split(0, 4, 8, ramps),)),)) for kind, ramps in kinds)
+    due = partial(PeekSchedule(Patience(), 0.0).is_due, ramp_blocks=[0, 1, 2], now_s=1e6, idle=True)
+    assert not due(open_)
+    assert due(replace(open_, beside=(closed,)))
+    assert due(replace(closed, beside=(open_,)))
 
 
 def test_where_answers_are_early_ramps_follow_the_inputs_and_the_network_stays_in_one_piece():
