@@ -98,6 +98,8 @@ def evaluated_words(
     `truth` are the labels of all words, of which each text was `given` so many. `names` are those of the labels.
     """
     counts = np.array([len(_labels(each)) for each in full])
+    if not counts.any():
+        raise UserError("no text has a word that the network answers: there is nothing to compare")
     said, early = (np.concatenate([_labels(each) for each in answers]) for answers in (full, exits))
     depth = np.array([(each.exit_block + 1) / num_blocks for each in exits])
 
@@ -109,7 +111,8 @@ def evaluated_words(
     agreement = _of_losses(of_texts(said == early))
     if truth is None or given is None:
         return Evaluation(len(exits), agreement, _mean(depth))
-    right = of_words(truth, given, counts, np.concatenate([each.words.numbers for each in full if each.words]))
+    numbers = np.concatenate([np.array(each.words.numbers, np.int64) for each in full if each.words])
+    right = of_words(truth, given, counts, numbers)
     lost = of_texts((said == right).astype(float) - (early == right))
     in_full, with_exits = (_of_losses(of_texts(answers == right)) for answers in (said, early))
     classes = by_class(right, said, early)

@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from cluster import evaluation
 from cluster.cli import app
-from cluster.evaluation import Interval, evaluated, promise_kept, served
+from cluster.evaluation import Interval, evaluated, evaluated_words, promise_kept, served
 from deployments.models.predict import Predicted, predict
 from deployments.models.ramps import save_ramps
 from deployments.tasks import CLASSIFICATION
 from profiles.errors import UserError
+from profiles.model import Words
 from profiles.promise import ExitPromise
 from tests.helpers.command_lines import ROOT, material
 from tests.helpers.other_protocol import grpc_port
@@ -193,3 +194,19 @@ def test_intervals_hold_the_truth_in_nineteen_cases_of_twenty() -> None:
 
 def _said(labels: np.ndarray) -> list[Predicted]:
     return [Predicted(int(label), str(label), 1.0, 0) for label in labels]
+
+
+def test_a_labelled_text_without_a_word_that_is_answered_is_measured_with_the_others() -> None:
+    """A tokenizer may drop a word of a zero-width space, which the file labels all the same."""
+    nothing, one = _words(()), _words((1,))
+    truth, given, names = np.array([1, 0]), np.array([1, 1]), ("O", "B-PER")
+    found = evaluated_words([one, nothing], [_words((0,)), nothing], truth, given, 4, names)
+    assert found.lost is not None
+    assert (found.inputs, found.agreement.mean, found.lost.mean) == (2, 0.0, 1.0)
+    with pytest.raises(UserError, match="no text has a word"):
+        evaluated_words([nothing], [nothing], None, None, 4, names)
+
+
+def _words(labels: tuple[int, ...]) -> Predicted:
+    places = tuple(range(len(labels)))
+    return Predicted(labels, tuple(map(str, labels)), (1.0,) * len(labels), 0, Words("a text", places, places, places))
