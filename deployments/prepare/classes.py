@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from deployments.models.ramps import ClassFigures
 from profiles.losses import EntityF1, Labels
@@ -52,7 +53,7 @@ def class_table(
         table.add_column(heading, justify="right", no_wrap=True)
     for each in sorted(shown, key=lambda one: one.label):
         figures = (each.full_recall, each.recall, each.full_f1, each.f1)
-        table.add_row(names[each.label], f"{each.inputs:,}", *(f"{figure:.1%}" for figure in figures))
+        table.add_row(Text(names[each.label]), f"{each.inputs:,}", *(f"{figure:.1%}" for figure in figures))
     return table
 
 
