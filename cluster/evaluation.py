@@ -19,7 +19,7 @@ from deployments.models.seam import ServedModel
 from deployments.prepare.classes import by_class
 from deployments.prepare.entities import entity_f1
 from deployments.prepare.words import of_words
-from deployments.tasks import Task, task_of
+from deployments.tasks import Outputs, Task, task_of
 from profiles.errors import UserError
 from profiles.losses import (
     NAMES,
@@ -193,10 +193,17 @@ def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Ta
     """What a server answers to these inputs."""
     listed = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     return [
-        Predicted(*task.heard(each), each["exit_block"])
+        _heard(url, each, task)
         for start in range(0, len(listed), AT_ONCE)
         for each in _asked(url, listed[start : start + AT_ONCE], headers)
     ]
+
+
+def _heard(url: str, output: Outputs, task: Task) -> Predicted:
+    try:
+        return Predicted(*task.heard(output), output["exit_block"])
+    except (LookupError, TypeError) as error:
+        raise UserError(f"{url} serves another network: its answers are not those of {task.name}") from error
 
 
 def check_same_network(url: str, answers: Sequence[Predicted], network: ServedModel) -> None:

@@ -14,7 +14,7 @@ from cluster.cli import app
 from cluster.evaluation import Interval, evaluated, evaluated_words, promise_kept, served
 from deployments.models.predict import Predicted, predict
 from deployments.models.ramps import save_ramps
-from deployments.tasks import CLASSIFICATION
+from deployments.tasks import CLASSIFICATION, TOKENS, Task
 from profiles.errors import UserError
 from profiles.model import Words
 from profiles.promise import ExitPromise
@@ -130,6 +130,23 @@ def test_a_server_of_another_network_is_not_measured(
     told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", "http://x:1")
     with pytest.raises(UserError, match="http://x:1/predict serves another network"):
         run(*told)
+
+
+@pytest.mark.parametrize(
+    ("task", "output"),
+    [
+        (TOKENS, {"label": 0, "name": "good", "score": 0.9, "exit_block": 1}),
+        (CLASSIFICATION, {"tokens": [], "entities": [], "exit_block": 1}),
+        (CLASSIFICATION, {"label": 0, "name": "good", "score": 0.9}),
+        (TOKENS, ["good"]),
+    ],
+)
+def test_a_server_that_answers_otherwise_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, task: Task, output: object
+) -> None:
+    monkeypatch.setattr(evaluation, "_asked", lambda url, inputs, headers: [output] * len(inputs))
+    with pytest.raises(UserError, match=f"http://x:1 serves another network: .* not those of {task.name}"):
+        served("http://x:1", ["good"], {}, task)
 
 
 @pytest.mark.parametrize(
