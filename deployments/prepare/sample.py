@@ -108,6 +108,8 @@ class LabelNames:
         return own or not any(_whole(name).isdecimal() for name in self.names)
 
     def _own(self, text: str) -> int | None:
+        if text in self.names:  # names may differ in capitals alone
+            return list(self.names).index(text)
         folded, number = [name.lower() for name in self.names], _whole(text)
         if text.lower() in folded:
             return folded.index(text.lower())

@@ -54,6 +54,11 @@ def test_labels_by_name_or_number(label: object, number: int) -> None:
     assert NAMES.number(label) == number
 
 
+def test_names_that_differ_in_capitals_alone_are_told_apart() -> None:
+    names = LabelNames(["US", "us", "Other"], {"them": "us"})
+    assert [names.number(label) for label in ("US", "us", "OTHER", "them")] == [0, 1, 2, 1]
+
+
 def test_labels_by_names_that_the_user_has_given() -> None:
     names = LabelNames(["NEGATIVE", "POSITIVE"], {"bad": "0", "Good": "positive", "1": "0"})
     assert [names.number(label) for label in ("Bad", "good", "negative", 1, 0)] == [0, 1, 0, 0, 0]
