@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
@@ -106,6 +107,8 @@ def _compute(
     ]
     for chosen in show(list(_batches(values)), "features"):
         pooled, logits = model.features(model.encode([values[index] for index in chosen]))
+        if not torch.isfinite(logits).all():
+            raise UserError("the network's answers are not finite (NaN or infinite): are its weights whole?")
         rows = rows_of(words[0], chosen) if words else chosen
         for array, found in zip(maps, [*pooled, logits], strict=True):
             array[rows] = found.cpu().numpy()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from cluster import cli
@@ -200,6 +201,18 @@ def test_what_appears_meanwhile_is_not_replaced_unasked(
     assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", out) == 2
     assert "exists already; --force replaces it" in capsys.readouterr().err
     assert (out / "exits.json").read_text() == "another's"
+
+
+def test_a_network_whose_weights_are_broken_is_one_sentence(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A training that diverged leaves weights that are no numbers."""
+    weights = load_file(checkpoint / "model.safetensors")
+    weights["classifier.bias"] = weights["classifier.bias"] * float("nan")
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", tmp_path / "out") == 2
+    assert "the network's answers are not finite" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("no_picture")
