@@ -60,6 +60,8 @@ class TextEncoder:
     def encoded(self, tokens: Any, inputs: Sequence[Any]) -> Encoded:
         arrays = {name: np.fromiter(chain.from_iterable(rows), np.int64) for name, rows in tokens.items()}
         lengths = np.fromiter(map(len, tokens["input_ids"]), np.int64)
+        if not lengths.all():  # the tokenizer puts nothing around a text
+            raise UserError(f"text {int(lengths.argmin())} is empty: this network's tokenizer makes no token of it")
         return Encoded(arrays, lengths, self._truncated(inputs, lengths))
 
     def _truncated(self, inputs: Sequence[Any], lengths: NDArray[np.int64]) -> frozenset[int]:

@@ -13,6 +13,7 @@ import torch
 
 from deployments.demo import demo_directory
 from deployments.models import checkpoint, load
+from deployments.models.encode import TextEncoder
 from deployments.models.families import family_of, known
 from deployments.models.loading import move_when_used
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
@@ -94,6 +95,16 @@ def test_an_image_that_is_none_says_why(image_checkpoint: Path, wrong: Any) -> N
 def test_a_text_that_is_none_says_why(text_checkpoint: Path, wrong: Any) -> None:
     with pytest.raises(UserError, match="string or a pair of strings"):
         load(text_checkpoint).encode([wrong])
+
+
+def test_a_text_without_any_token_is_refused_and_takes_nobody_elses(text_checkpoint: Path) -> None:
+    """Some tokenizers put nothing around a text. An empty one had the tokens of its neighbour, or stopped the batch."""
+    encoder = load(text_checkpoint).encoder
+    assert isinstance(encoder, TextEncoder)
+    encoder.tokenizer.backend_tokenizer.post_processor = None
+    assert encoder(["good", "dull film"]).lengths.tolist() == [1, 2]
+    with pytest.raises(UserError, match="text 1 is empty: this network's tokenizer makes no token of it"):
+        encoder(["good", "", "dull film"])
 
 
 def test_ramps_beside_the_checkpoint_are_loaded_with_it(text_checkpoint: Path) -> None:
