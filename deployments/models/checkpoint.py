@@ -63,6 +63,13 @@ def check_head(folder: Path, config: Any) -> None:
     check_one_label(folder, getattr(config, "problem_type", None))
     if config.num_labels < 2:
         raise UserError(f"{folder}: is no classifier: num_labels = {config.num_labels}, at least 2 needed")
+    numbers = sorted(config.id2label)
+    if numbers != list(range(config.num_labels)):
+        listed = ", ".join(map(str, numbers[:6])) + (", ..." if len(numbers) > 6 else "")
+        last = config.num_labels - 1
+        raise UserError(
+            f"{folder}: id2label numbers its {len(numbers)} labels {listed}, not 0 to {last}: mend config.json"
+        )
 
 
 def files(folder: Path) -> list[Path]:

@@ -171,6 +171,16 @@ def test_a_head_of_several_labels_or_of_a_number_is_refused(text_checkpoint: Pat
     load_or_check(text_checkpoint)
 
 
+@pytest.mark.parametrize("load_or_check", [load, checkpoint.check])
+def test_labels_that_are_not_numbered_from_0_are_refused(text_checkpoint: Path, load_or_check: Any) -> None:
+    config = text_checkpoint / "config.json"
+    told = json.loads(config.read_text())
+    names = {"id2label": {"1": "bad", "2": "so-so", "3": "good"}, "label2id": {"bad": 1, "so-so": 2, "good": 3}}
+    config.write_text(json.dumps(told | names))
+    with pytest.raises(UserError, match=r"id2label numbers its 3 labels 1, 2, 3, not 0 to 2"):
+        load_or_check(text_checkpoint)
+
+
 def test_a_family_nobody_knows_lists_those_that_are(text_checkpoint: Path) -> None:
     config = text_checkpoint / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
