@@ -274,4 +274,6 @@ def _arrays(path: Path, channels: int | None) -> Iterator[Row]:
     if len(labels) != len(images):
         raise UserError(f"{path}: {len(images)} images but {len(labels)} labels")
     for number, (image, label) in enumerate(zip(images, labels, strict=True), start=1):
+    if 0 in images.shape:
+        raise UserError(f"{path} holds no inputs: 'images' has the shape {images.shape}")
         yield Row(number, image, label.item() if isinstance(label, np.generic) else label)

@@ -241,6 +241,8 @@ def test_arrays_that_are_no_images_or_labels(tmp_path: Path, images: Any, labels
     np.savez(tmp_path / "a.npz", images=images, labels=labels)
     with pytest.raises(UserError, match=said):
         read(tmp_path / "a.npz")
+        (np.zeros((0, 4, 4)), [], r"holds no inputs: 'images' has the shape \(0, 4, 4\)"),
+        (np.zeros((2, 0, 4), np.uint8), [0, 1], "holds no inputs"),
 
 
 def test_arrays_may_have_no_labels(tmp_path: Path) -> None:
