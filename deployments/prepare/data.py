@@ -130,6 +130,7 @@ def _of_words(path: Path, number: int, record: Mapping[str, Any], words: str, la
         raise UserError(f"{where}: {words!r} must be a list of words, got {_kind(given)}")
     if empty := next((place for place, word in enumerate(given, start=1) if not word.strip()), None):
         raise UserError(f"{where}: {words!r}: word {empty} is empty")
+    _check_characters(f"{where}: {words!r}", "".join(given))
     if labels is None:
         return Row(number, given, None)
     told = _cell(path, number, record, labels)
@@ -212,7 +213,17 @@ def _text(path: Path, number: int, record: Mapping[str, Any], chosen: Columns) -
     for name, cell in zip(names, cells, strict=True):
         if not isinstance(cell, str):
             raise UserError(f"{path}: row {number}: {name!r} must be a text, got {type(cell).__name__}")
+        _check_characters(f"{path}: row {number}: {name!r}", cell)
     return cells[0] if len(cells) == 1 else tuple(cells)
+
+
+def _check_characters(where: str, text: str) -> None:
+    """Refuse what JSON can write and no tokenizer can read: one half of a character that takes two."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise UserError(f"{where}: holds {half}, half of a character: was the text cut in the middle of it?") from error
 
 
 def _image(path: Path, number: int, record: Mapping[str, Any], name: str, channels: int | None) -> NDArray[Any]:
@@ -263,6 +274,8 @@ def _arrays(path: Path, channels: int | None) -> Iterator[Row]:
     if images.ndim not in (3, 4) or images.dtype.kind not in "buif":
         there = f"{images.dtype} {images.shape}"
         raise UserError(f"{path}: 'images' must be numbers, count x height x width (x channels), got {there}")
+    if 0 in images.shape:
+        raise UserError(f"{path} holds no inputs: 'images' has the shape {images.shape}")
     _check_channels(f"{path}: each of 'images'", images.shape[1:], channels)
     if (
         images.dtype.kind == "f"
@@ -274,6 +287,4 @@ def _arrays(path: Path, channels: int | None) -> Iterator[Row]:
     if len(labels) != len(images):
         raise UserError(f"{path}: {len(images)} images but {len(labels)} labels")
     for number, (image, label) in enumerate(zip(images, labels, strict=True), start=1):
-    if 0 in images.shape:
-        raise UserError(f"{path} holds no inputs: 'images' has the shape {images.shape}")
         yield Row(number, image, label.item() if isinstance(label, np.generic) else label)

@@ -218,6 +218,15 @@ def test_what_cannot_be_read_is_said_in_one_line(
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["text", "tokens"])
+def test_half_a_character_is_refused_by_file_and_row(tmp_path: Path, name: str) -> None:
+    """JSON can write it, and a tokenizer would raise a TypeError that names no row."""
+    whole, half = (json.dumps({name: text if name == "text" else [text]}) for text in ("so \U0001f600", "so \ud83d"))
+    path = written(tmp_path, "a.jsonl", f"{whole}\n{half}\n")
+    with pytest.raises(UserError, match=rf"a\.jsonl: row 2: '{name}': holds \\ud83d, half of a character"):
+        read(path)
+
+
 def test_a_missing_file_and_one_that_is_no_text(tmp_path: Path) -> None:
     for name in ("none.csv", "directory_of_datasets"):
         with pytest.raises(UserError, match=f"{name}: cannot be read: No such file or directory"):
@@ -232,6 +241,8 @@ def test_a_missing_file_and_one_that_is_no_text(tmp_path: Path) -> None:
     [
         (np.float32(3), [0], r"'images' must be numbers, .* got float32 \(\)"),
         (["a", "b"], [0, 1], r"'images' must be numbers, .* got <U1 \(2,\)"),
+        (np.zeros((0, 4, 4)), [], r"holds no inputs: 'images' has the shape \(0, 4, 4\)"),
+        (np.zeros((2, 0, 4), np.uint8), [0, 1], "holds no inputs"),
         (np.float32([[[1]], [[np.nan]]]), [0, 1], "row 2: 'images' must be finite numbers"),
         (np.zeros((2, 4, 4)), 1, r"'labels' must be one label an image, got the shape \(\)"),
         (np.zeros((2, 4, 4)), [1], "2 images but 1 labels"),
@@ -241,8 +252,6 @@ def test_arrays_that_are_no_images_or_labels(tmp_path: Path, images: Any, labels
     np.savez(tmp_path / "a.npz", images=images, labels=labels)
     with pytest.raises(UserError, match=said):
         read(tmp_path / "a.npz")
-        (np.zeros((0, 4, 4)), [], r"holds no inputs: 'images' has the shape \(0, 4, 4\)"),
-        (np.zeros((2, 0, 4), np.uint8), [0, 1], "holds no inputs"),
 
 
 def test_arrays_may_have_no_labels(tmp_path: Path) -> None:
