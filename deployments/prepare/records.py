@@ -81,7 +81,18 @@ def _table(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
     csv.field_size_limit(sys.maxsize)
     if suffix_of(path) == ".tsv":
         return csv.DictReader(file, layout.header, delimiter=layout.delimiter or "\t", quoting=csv.QUOTE_NONE)
-    return csv.DictReader(file, layout.header, delimiter=layout.delimiter or ",")
+    return _quoted(path, csv.DictReader(file, layout.header, delimiter=layout.delimiter or ",", strict=True))
+
+
+def _quoted(path: Path, table: "csv.DictReader[Any]") -> Iterator[Record]:
+    """Strictly, as a quotation mark too many would else make one text of all rows up to the next one."""
+    try:
+        yield from table
+    except csv.Error as error:
+        raise UserError(
+            f"{path}: up to line {table.reader.line_num} its quotation marks do not pair ({error}); one that stands in "
+            "a quoted text is written twice"
+        ) from error
 
 
 def _json_lines(path: Path, file: IO[str]) -> Iterator[Record]:

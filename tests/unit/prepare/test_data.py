@@ -30,6 +30,16 @@ def test_csv_with_quotes_newlines_and_odd_line_separators(tmp_path: Path) -> Non
     assert read(path) == [('so, "good"\nindeed', "1"), ("one\u0085line\u2028still", "0")]
 
 
+@pytest.mark.parametrize(
+    ("rows_told", "line"),
+    [('"never closed,0\nmore,1\n"quoted",1\n', 4), ('good,0\n"She said \\"hi\\", so,1\n', 3), ('"to the end,0\n', 2)],
+)
+def test_a_quotation_mark_too_many_in_csv_swallows_no_rows(tmp_path: Path, rows_told: str, line: int) -> None:
+    path = written(tmp_path, "a.csv", f"text,label\n{rows_told}")
+    with pytest.raises(UserError, match=rf"a\.csv: up to line {line} its quotation marks do not pair"):
+        read(path)
+
+
 def test_a_lone_quotation_mark_in_tsv_is_text(tmp_path: Path) -> None:
     path = written(tmp_path, "a.tsv", 'sentence\tlabel\n"tis good\t1\nbad " film\t0\n')
     assert read(path) == [('"tis good', "1"), ('bad " film', "0")]
