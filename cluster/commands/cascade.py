@@ -26,7 +26,7 @@ from cluster.commands.reading import (
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rich.console import Console
 
@@ -98,7 +98,8 @@ def cascade(
     if sample.labels is None:
         metric = _without_labels(console, data, metric)
     terms = partial(_terms, sample, path, metric, allowed, confidence)
-    trial = _trial(console, folders, sample, terms, kinds, slo_ms / 1e3, device, threads, budget, largest)
+    named = dict(zip(called(models, folders), folders, strict=True))
+    trial = _trial(console, named, sample, terms, kinds, slo_ms / 1e3, device, threads, budget, largest)
     chosen = _chosen(console, trial, levels)
     with console.status("playing plans"):
         taken = trial.settled(chosen)
@@ -125,6 +126,19 @@ def _folders(models: list[str]) -> list[Path]:
     if len({checkpoint.reads_images(folder) for folder in folders}) > 1:
         raise UserError("some of these networks read texts and some images: a cascade needs one kind")
     return folders
+
+
+def called(models: list[str], folders: list[Path]) -> list[str]:
+    """What networks are called in tables and files: the last part of what the user calls them, where that tells them
+    apart. Directories of what comes from the hub bear the numbers of commits.
+
+    >>> called(["me/small", "runs/large"], [Path("snapshots/0f3a"), Path("runs/large")])
+    ['small', 'large']
+    >>> called(["a/best", "b/best"], [Path("a/best"), Path("b/best")])
+    ['a/best', 'b/best']
+    """
+    names = [Path(model).name or folder.resolve().name for model, folder in zip(models, folders, strict=True)]
+    return names if len(set(names)) == len(names) else models
 
 
 def _sample(
@@ -165,7 +179,7 @@ def _terms(
 
 
 def _trial(
-    console: "Console", folders: list[Path], sample: "Sample", terms: "Callable[[list[Candidate]], Terms]",
+    console: "Console", named: "Mapping[str, Path]", sample: "Sample", terms: "Callable[[list[Candidate]], Terms]",
     kinds: "tuple[Device, ...]", slo_s: float, device: str, threads: int, budget: float, largest: int,
 ) -> "Tryout":  # fmt: skip
     """Run every network over the data, then time it."""
@@ -177,8 +191,9 @@ def _trial(
     from deployments.prepare.cascades import candidate
     from deployments.progress import show
 
-    labels = checkpoint.label_names(folders[-1])
-    found = [candidate(folder, folder.name, sample, labels, device) for folder in show(folders, "networks")]
+    labels = checkpoint.label_names([*named.values()][-1])
+    networks = show([*named.items()], "networks")
+    found = [candidate(folder, name, sample, labels, device) for name, folder in networks]
     torch.set_num_threads(threads)
     recorded, asked = sample.values[:LENGTHS_OF], [kind.kind for kind in kinds]
     timed, notes = zip(

@@ -191,6 +191,21 @@ def test_networks_that_do_not_belong_together_are_one_line(here: Path) -> None:
     assert "has no tokenizer" in run(LINE)[1]
 
 
+def test_a_network_of_the_hub_is_called_by_its_id(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies in a directory that bears the number of a commit."""
+    snapshot = here / "snapshots" / "0f3ac1"
+    snapshot.parent.mkdir()
+    snapshot.symlink_to(here / "my-small", target_is_directory=True)
+    ids = {"me/small": snapshot, "my-bert": here / "my-bert"}
+    monkeypatch.setattr("deployments.models.checkpoint.locate", ids.__getitem__)
+    monkeypatch.setattr("deployments.prepare.cascades.candidate", _only_its_name)
+    assert "called small" in run(LINE.replace("my-small", "me/small"))[1]
+
+
+def _only_its_name(folder: Path, name: str, *_: object) -> None:
+    raise UserError(f"called {name}")
+
+
 def test_without_labels_agreement_is_promised(here: Path) -> None:
     texts = [line.split(",")[0] for line in (here / "others.csv").read_text().splitlines()[1:]]
     (here / "others.csv").write_text("\n".join(["text", *texts]) + "\n")
