@@ -116,6 +116,8 @@ def _alike(one: Encoder, other: Encoder) -> bool:
     if not (isinstance(one, TextEncoder) and isinstance(other, TextEncoder)):
         return False
     known = [each.tokenizer for each in (one, other) if hasattr(each.tokenizer, "backend_tokenizer")]
+    if one.types != other.types:
+        return False
     read = [(tokenizer.model_input_names, tokenizer.backend_tokenizer.to_str()) for tokenizer in known]
     return len(known) == 2 and one.longest == other.longest and read[0] == read[1]
 

@@ -37,10 +37,15 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Texts, or pairs of texts, one token after another."""
+    """Texts, or pairs of texts, one token after another.
+
+    `types`: the network tells the texts of a pair apart by the types of their tokens. Others may have a tokenizer that
+    gives types all the same, as DistilBERT with that of BERT, and do not take them.
+    """
 
     tokenizer: Any
     longest: int
+    types: bool = True
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded:
         return self.encoded(self.tokens(inputs), inputs)
@@ -55,6 +60,7 @@ class TextEncoder:
             truncation=True,
             max_length=self.longest,
             return_attention_mask=False,
+            **({} if self.types else {"return_token_type_ids": False}),
         )
 
     def encoded(self, tokens: Any, inputs: Sequence[Any]) -> Encoded:

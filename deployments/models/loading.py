@@ -117,7 +117,8 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
         processor = AutoImageProcessor.from_pretrained(folder)
         return ImageEncoder(processor, config.num_channels, fixed_size(config))
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
-    texts = TextEncoder(tokenizer, min(tokenizer.model_max_length, _positions(config)))
+    longest, types = min(tokenizer.model_max_length, _positions(config)), getattr(config, "type_vocab_size", 0)
+    texts = TextEncoder(tokenizer, longest, types > 1)
     if not task_in(config).by_token:
         return texts
     if not tokenizer.is_fast:

@@ -57,6 +57,18 @@ def test_texts_and_pairs_are_encoded_as_hugging_face_does(text_checkpoint: Path)
         assert np.abs(exits.logits - expected).max() < 1e-5
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["distilbert", "roberta"])
+def test_a_network_without_types_of_tokens_takes_a_tokenizer_that_gives_them(tmp_path: Path, name: str) -> None:
+    reference = hugging_face(name)
+    reference.save_pretrained(tmp_path)
+    tokenizer, model = save_tokenizer(tmp_path), load(tmp_path)
+    assert "token_type_ids" in tokenizer("the film", "is good")
+    tokens = tokenizer(["the film"], ["is good"], return_token_type_ids=False, return_tensors="pt")
+    exits = model.run(model.encode([("the film", "is good")]), model.num_blocks, ()).exits
+    assert np.abs(exits.logits - reference(**tokens).logits.numpy()).max() < 1e-5
+
+
 def test_long_texts_are_cut_to_what_the_network_can_read(text_checkpoint: Path) -> None:
     model = load(text_checkpoint)
     batch = model.encode(["good " * 100])
