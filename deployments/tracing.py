@@ -68,7 +68,8 @@ class TraceSampling:
         return self.share > 0 and chance() < self.share
 
 
-_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2}).*")
+# Numbers that are all zeros, and version ff, name no span: such a header counts as none (W3C Trace Context).
+_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 
 
 def _parent_in(headers: Mapping[bytes, bytes]) -> str | None:

@@ -221,6 +221,23 @@ def test_so_many_are_traced_as_were_asked_for() -> None:
     assert not TraceSampling(0.0, heeds_parent=False).takes(WANTED)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"00-{32 * '0'}-{16 * '2'}-01",
+        f"00-{32 * '1'}-{16 * '0'}-01",
+        f"ff-{32 * '1'}-{16 * '2'}-01",
+        f"00-{32 * '1'}-{16 * '2'}-01more",
+    ],
+)
+def test_a_header_that_names_no_span_counts_as_none(seen: Seen, header: str) -> None:
+    """Some proxies send zeros. All their requests would be one trace, of number 0."""
+    assert not TraceSampling(0.0, True).takes(header)
+    assert TraceSampling(1.0, True).takes(header)
+    span = seen.tracing.span("request", header)
+    assert (span.parent, span.context.trace_id > 0) == (None, True)
+
+
 def test_it_is_off_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tracing_here(time.perf_counter, {}) is None
     assert tracing_here(time.perf_counter, {"OTEL_TRACES_EXPORTER": "none"}) is None
