@@ -5,6 +5,7 @@ from math import isfinite
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from cluster.cascades.rows import AnswerTimes, Contender
 from deployments.models.ramps import ExitRules
@@ -24,7 +25,7 @@ def table(rows: Sequence[Contender], latencies: Sequence[AnswerTimes | None], ra
     for heading in COLUMNS:
         found.add_column(heading, justify="right", no_wrap=True)
     for row, latency in zip(rows, latencies, strict=True):
-        found.add_row(row.name, *_cells(row, latency))
+        found.add_row(Text(row.name), *_cells(row, latency))
     return found
 
 

@@ -119,7 +119,7 @@ def bench(
         *report.too_short(slos, seconds),
     ):
         console.print(note, highlight=False)
-    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
+    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}", markup=False)
 
 
 def _several(bench: Any, slos: list[float], streams: int, seconds: float, progress: Any) -> list[Any]:

@@ -158,7 +158,8 @@ def _sample(
 def _without_labels(console: "Console", data: Path, metric: Metric) -> Metric:
     if metric not in ("accuracy", "agreement"):
         raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
-    console.print(f"{data} has no column of labels (see --label-column): agreement with the last network is promised")
+    said = f"{data} has no column of labels (see --label-column): agreement with the last network is promised"
+    console.print(said, markup=False)
     return "agreement"
 
 
@@ -234,4 +235,6 @@ def _write(
     named = replace(taken.plan, model=profile.model, weights=profile.weights)
     (out / PLAN).write_text(named.to_json() + "\n")
     console.print(report.taken(taken, rules), highlight=False, markup=False)
-    console.print(f"written to {out}, with its {PLAN} and {PROFILE}: serve it as any other", highlight=False)
+    console.print(
+        f"written to {out}, with its {PLAN} and {PROFILE}: serve it as any other", highlight=False, markup=False
+    )

@@ -170,7 +170,7 @@ def load(
     for status, said in sorted(source.said.items()):
         if said:
             console.print(f"status {status} said: {said[:MOST_SAID].decode(errors='replace')}", markup=False)
-    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
+    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}", markup=False)
     if found.failed:
         raise typer.Exit(1)
     return None
@@ -187,7 +187,7 @@ def _decode(source: PromptLoad, asking: Callable[[Any], Any], slo_ms: float, out
     console.print(prompts.table(found, slo_ms))
     for said in {each.status: each.said for each in written if each.said}.values():
         console.print(said[:MOST_SAID].decode(errors="replace"), markup=False)
-    console.print(f"written to {out}")
+    console.print(f"written to {out}", markup=False)
     if found.failed:
         raise typer.Exit(1)
 

@@ -62,7 +62,9 @@ class DecoderPlanning:
         if self.observed:
             console.print(f"for what was observed: {seen_in_words(seen, known)}", highlight=False)
         if self.out:
-            console.print(f"written to {self.out}; isobatch serve {self.source} --plan {self.out}", highlight=False)
+            console.print(
+                f"written to {self.out}; isobatch serve {self.source} --plan {self.out}", highlight=False, markup=False
+            )
 
     def _fleet(self, known: "DecoderProfile") -> "tuple[Device, ...]":
         """The devices that the user names, or one of that which was measured."""

@@ -130,7 +130,8 @@ def prepare(
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
         console.print(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "
-            "and agreement with it is promised"
+            "and agreement with it is promised",
+            markup=False,
         )
         options = replace(options, metric="agreement")
     notes: dict[str, str | int | float] = {"checkpoint": Path(model).name, "data": data.name, "rows": len(sample)}
@@ -149,7 +150,8 @@ def prepare(
         told.append(unseen(rules.classes, names.names))
     for said in filter(None, told):
         console.print(said, style="yellow", markup=False, highlight=False)
-    console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
+    said = f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}"
+    console.print(said, markup=False)
 
 
 def _check_for_words(metric: Metric, policy: "Policy") -> None:

@@ -49,7 +49,9 @@ class DecoderCommand:
             copy(self.source, draft)
             (draft / RULES).write_text(rules.model_dump_json(indent=2) + "\n")
         console.print(told(report), highlight=False, soft_wrap=True)
-        console.print(f"written to {self.out}: a Hugging Face checkpoint with a ramp; isobatch serve {self.out}")
+        console.print(
+            f"written to {self.out}: a Hugging Face checkpoint with a ramp; isobatch serve {self.out}", markup=False
+        )
 
     def _report(self, prompts: list[str]) -> "DecoderReport":
         from deployments.decoding.anatomy import shape_of

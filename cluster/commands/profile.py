@@ -183,7 +183,7 @@ def _tell(console: "Console", new: "Profile", out: Path) -> None:
         console.print(f"not measured: {'; '.join(told)}", highlight=False)
     for note in new.notes:
         console.print(note, highlight=False)
-    console.print(f"written to {out}; the picture is {picture_path(out)}")
+    console.print(f"written to {out}; the picture is {picture_path(out)}", markup=False)
 
 
 def _lengths(text: str) -> list[int]:

@@ -80,7 +80,7 @@ def show(
         console.print(f"{fact.kind}, {fact.framework}, ms by batch: {told}  ({fact.source})", highlight=False)
     if picture:
         _draw(tables, facts, f"{network}, {dtype}", picture)
-        console.print(f"drawn in {picture}")
+        console.print(f"drawn in {picture}", markup=False)
 
 
 @profiles.command()
@@ -119,7 +119,7 @@ def compare(
         console.print(f"[bold yellow]mixed:[/] {warning}")
     if picture:
         _draw(pairs, [], network, picture)
-        console.print(f"drawn in {picture}")
+        console.print(f"drawn in {picture}", markup=False)
 
 
 def _checked(network: str) -> str:

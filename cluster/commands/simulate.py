@@ -127,7 +127,7 @@ def simulate(
     for table in tables(report, world.slo_s):
         console.print(table)
     picture.draw(report, world.slo_s, out, changes)
-    console.print(f"drawn in {out}")
+    console.print(f"drawn in {out}", markup=False)
 
 
 def _controller(content: ServeFile) -> ControllerConfig:

@@ -74,7 +74,7 @@ def tune(
         return
     _write(model, out, force, known, evidence, found)
     console.print(_said(found), highlight=False)
-    console.print(f"written to {out}: a prepared model with its {PLAN} and {PROFILE}")
+    console.print(f"written to {out}: a prepared model with its {PLAN} and {PROFILE}", markup=False)
 
 
 def _check(profile: Path, num_blocks: int, evidence: "Evidence") -> None:

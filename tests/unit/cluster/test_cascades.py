@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.cascades.report import table
@@ -78,6 +80,14 @@ def test_what_is_taken_promises_what_the_simulator_sustains() -> None:
     assert sustained(settled.plan, facts, 0.25).goodput_per_s == pytest.approx(settled.goodput_per_s, rel=0.1)
     rushed = replace(here, slo_s=100.0)
     assert rushed.settled(row) is row, "to play it would take too long"
+
+
+def test_a_name_in_brackets_stands_in_the_table_as_it_is() -> None:
+    here = tryout(count=300)
+    row = here.row(here.combinations(1)[0])
+    console = Console(width=150, record=True, file=StringIO())
+    console.print(table([replace(row, profile=replace(row.profile, model="small[v2]"))], [None], 1.0))
+    assert "small[v2]" in console.export_text()
 
 
 def test_where_the_test_rows_are_too_few_the_last_network_alone_is_taken() -> None:

@@ -203,6 +203,17 @@ def test_what_appears_meanwhile_is_not_replaced_unasked(
     assert (out / "exits.json").read_text() == "another's"
 
 
+@pytest.mark.usefixtures("no_picture")
+def test_names_in_brackets_are_told_as_they_are(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = reviews(tmp_path / "recorded[may].csv", labelled=False)
+    assert run(checkpoint, "--data", data, "--out", tmp_path / "out[v2]") == 0
+    said = "".join(capsys.readouterr().out.split())
+    assert "recorded[may].csvhasnocolumnoflabels" in said
+    assert "out[v2]:aHuggingFacecheckpoint" in said
+
+
 def test_a_network_whose_weights_are_broken_is_one_sentence(
     run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
