@@ -24,6 +24,7 @@ from deployments.prepare.thresholds import replay
 from deployments.prepare.training import answers, train
 from deployments.prepare.words import MOST_UNSURE, of_texts, of_words
 from profiles.confidence import bound
+from profiles.errors import UserError
 from profiles.evidence import Evidence
 from profiles.exit_table import ExitTable, Leaving, outcome
 from profiles.losses import OF_ALL, EntityF1, Labels, Metric
@@ -93,6 +94,8 @@ class Made:
 
 def make_ramps(found: Features, sample: Sample, options: PrepareOptions, names: Sequence[str] = ()) -> Made:
     """`names`: of the labels, by which words make up entities."""
+    if found.counts is not None and not all(len(found.of(part)) for part in sample.parts.each):
+        raise UserError("hardly any text has a word that the network answers: give more that have")
     wanted, truth = targets_of(found, sample)
     heads = train(found.pooled, wanted, found.of(sample.parts.train), options.ramp, options.seed)
     shape = look(heads, found, truth, sample.parts.calibrate)

@@ -41,6 +41,10 @@ class Parts:
         train, calibrate, test = np.split(order, [int(count * TRAIN_SHARE), count - int(count * TEST_SHARE)])
         return cls(train, calibrate, test)
 
+    @property
+    def each(self) -> tuple[Indices, ...]:
+        return self.train, self.calibrate, self.test
+
 
 @dataclass(frozen=True)
 class Sample:

@@ -18,7 +18,9 @@ from deployments import load
 from deployments.prepare import pipeline
 from deployments.prepare.data import rows, taken
 from deployments.prepare.entities import entity_f1
-from deployments.prepare.sample import LabelNames, draw
+from deployments.prepare.features import Features
+from deployments.prepare.measuring import PrepareOptions, make_ramps
+from deployments.prepare.sample import LabelNames, Parts, Sample, draw
 from deployments.prepare.words import of_texts
 from deployments.tasks import TOKENS
 from profiles.errors import UserError
@@ -120,6 +122,16 @@ def test_the_table_of_texts_is_what_the_rule_says_of_their_words(
             assert texts.right[place, text] == pytest.approx(right.mean() if count else 1.0)
             assert texts.agrees[place, text] == pytest.approx(same.mean() if count else 1.0)
     assert (texts.places(texts.strictest) == 2).all(), "at the strictest threshold nobody leaves, however few words"
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_texts_without_a_word_that_is_answered_are_one_sentence(labelled: bool) -> None:
+    """A tokenizer drops words of a zero-width space, for instance."""
+    nobody, none = np.zeros(60, np.int64), np.empty((0, 3), np.float32)
+    labels = (np.array([0, 1] * 30), nobody + 1) if labelled else (None, None)
+    sample = Sample(["\u200b"] * 60, labels[0], Parts.of(60), labels[1])
+    with pytest.raises(UserError, match="hardly any text has a word that the network answers"):
+        make_ramps(Features([none], none, nobody, np.empty(0, np.int64)), sample, PrepareOptions())
 
 
 @pytest.fixture(scope="module")
