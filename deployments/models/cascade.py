@@ -176,8 +176,12 @@ class Cascade:
     def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: Rows = NOBODY) -> Launched:
         self._check(batch, stop, ramps)
         level = self._level_at(batch.cursor)
-        launched = self._within(level, batch, min(stop, level.stop), ramps, kept)
-        if stop <= level.stop or launched.survivors is None:
+        end = min(stop, level.stop)
+        inside = [ramp for ramp in ramps if batch.cursor <= ramp < end - 1]
+        if len(kept) and inside:  # or what the level's head says would hide an exit before, though it lets nobody go
+            end = max(inside) + 1
+        launched = self._within(level, batch, end, ramps, kept)
+        if stop <= end or launched.survivors is None:
             return launched
         staying = _staying(len(batch), launched.exits, kept)
         deeper = self.run(launched.survivors, stop, ramps, np.flatnonzero(np.isin(staying, kept)))

@@ -51,6 +51,18 @@ def test_where_nobody_is_sure_enough_and_only_the_last_counts_it_is_the_large_ne
         assert found[row] == (model.num_blocks - 1, pytest.approx(alone.probabilities[0][order], abs=1e-5))
 
 
+def test_who_is_kept_is_told_of_though_the_head_of_the_level_would_not_let_it_go() -> None:
+    """An answer at a ramp inside a level counts, whatever that level's head says in the same call."""
+    model = cascade(("bert", "distilbert"), 0.9999, [1.0, 1.0], inner=0.7)
+    batch, (edge,) = model.merge(inputs_of(("bert", "distilbert"), 8, seed=3)), model.edges
+    ramps, everybody = set(model.ramp_blocks), np.arange(8)
+    alone, kept = model.run(batch, edge, ramps).exits, model.run(batch, edge, ramps, everybody)
+    assert set(alone.blocks.tolist()) & set(range(edge - 1)), "some leave inside the level"
+    assert set(alone.rows.tolist()) <= set(kept.exits.rows.tolist())
+    assert kept.survivors is not None
+    assert len(kept.survivors) == 8
+
+
 def test_who_is_kept_is_told_of_and_goes_on() -> None:
     """As audits need it: at a ramp inside a level and at the edge, in one call or in several."""
     names = ("bert", "roberta")
