@@ -432,7 +432,7 @@ byId("key").addEventListener("submit", (event) => {
 // --- Try it
 
 let pixels = Array.from({ length: DIGIT }, () => Array(DIGIT).fill(0));
-let asking = null;
+let asking = null, asked = 0;
 
 function showPixels() {
   const canvas = byId("draw").querySelector("canvas");
@@ -460,14 +460,13 @@ function askSoon() {
   asking = setTimeout(() => travel([pixels]), 150);
 }
 
+// What was asked last is shown, though an answer to what was asked before may come later.
 async function travel(inputs) {
-  const place = byId("answer");
-  try {
-    const { outputs } = await predict(inputs);
-    place.replaceChildren(journey(outputs[0]));
-  } catch (error) {
-    place.replaceChildren(element("p", {}, error.message));
-  }
+  const number = (asked += 1);
+  const told = await predict(inputs)
+    .then(({ outputs }) => journey(outputs[0]))
+    .catch((error) => element("p", {}, error.message));
+  if (number === asked) byId("answer").replaceChildren(told);
 }
 
 // One label, or one below each word where the network labels words.
@@ -512,6 +511,8 @@ canvas.addEventListener("pointermove", (event) => event.buttons && inkAt(event))
 byId("wipe").addEventListener("click", () => {
   pixels = pixels.map((row) => row.map(() => 0));
   showPixels();
+  clearTimeout(asking);
+  asked += 1;
   byId("answer").replaceChildren();
 });
 byId("another").addEventListener("click", () => {

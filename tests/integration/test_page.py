@@ -109,8 +109,14 @@ def plan_shown(page: Any) -> str:
     return str(page.locator("#plan").inner_text())
 
 
-def draw_a_one(page: Any) -> str:
-    """Draws it, and returns the answer."""
+def drawn_as_one(page: Any) -> bool:
+    """Draws it until it is answered as one: a busy browser may move the canvas meanwhile, or pass over places."""
+    return eventually(lambda: draw_a_line(page).startswith("1,"))
+
+
+def draw_a_line(page: Any) -> str:
+    """From top to bottom. Returns what is answered to it half a second later."""
+    page.click("#wipe")
     canvas = page.locator("#draw canvas")
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
@@ -119,7 +125,8 @@ def draw_a_one(page: Any) -> str:
     page.mouse.down()
     page.mouse.move(middle_x, bottom, steps=12)
     page.mouse.up()
-    return str(page.locator("#answer .word").inner_text())
+    page.wait_for_timeout(500)
+    return str(page.locator("#answer").inner_text())
 
 
 def grave_faults(page: Any) -> list[tuple[str, str]]:
@@ -151,7 +158,7 @@ def test_load_from_the_page_shows_in_its_numbers(page: Any) -> None:
 
 
 def test_a_digit_is_drawn_and_its_way_is_shown(page: Any) -> None:
-    assert draw_a_one(page).startswith("1,")
+    assert drawn_as_one(page)
     assert page.locator("#answer rect").count() == 8
     assert "launch" in page.locator("#answer li").first.inner_text()
 
@@ -172,7 +179,7 @@ def test_nobody_is_shut_out(page: Any, scheme: str) -> None:
 
 def test_it_fits_a_phone(browser: Any, shown: str, page: Any) -> None:
     with page_at(browser, shown, PHONE) as phone:
-        assert draw_a_one(phone).startswith("1,")
+        assert drawn_as_one(phone)
         phone.wait_for_selector("#splits rect.full")
         assert phone.evaluate("document.documentElement.scrollWidth") <= PHONE
         assert grave_faults(phone) == []
@@ -187,7 +194,7 @@ def test_the_plan_is_seen_to_change(page: Any, run: Run) -> None:
     assert "The plan changed" in page.locator("#changed").inner_text()
     page.click("#force")
     assert eventually(lambda: "at 4" not in plan_shown(page))
-    assert "rolled out" in page.locator("#events li").first.inner_text()
+    assert eventually(lambda: "rolled out" in page.locator("#events li").first.inner_text())
     assert eventually(lambda: answered_per_s(page) >= 20)
 
 
