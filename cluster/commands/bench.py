@@ -74,7 +74,7 @@ def bench(
     from cluster.bench import report, setup
     from cluster.commands import check_writable
 
-    console = Console(soft_wrap=True, stderr=as_json)
+    console = Console(soft_wrap=True, stderr=as_json, markup=False)
     known_backend(backend)
     slos = _numbers(slo_ms)
     check_writable(out)
@@ -119,7 +119,7 @@ def bench(
         *report.too_short(slos, seconds),
     ):
         console.print(note, highlight=False)
-    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}", markup=False)
+    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
 
 
 def _several(bench: Any, slos: list[float], streams: int, seconds: float, progress: Any) -> list[Any]:

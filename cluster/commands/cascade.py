@@ -93,7 +93,7 @@ def cascade(
     check_free(out, force)
     kinds, allowed = fleet(devices), share(max_accuracy_loss)
     wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
-    folders, console = _folders(models), Console(soft_wrap=True)
+    folders, console = _folders(models), Console(soft_wrap=True, markup=False)
     sample = _sample(console, folders[-1], data, wanted, labels, max_rows, seed)
     if sample.labels is None:
         metric = _without_labels(console, data, metric)
@@ -150,7 +150,7 @@ def _sample(
     from deployments.progress import show
 
     channels = checkpoint.channels_of(last)
-    console.print(taken(data, wanted, channels=channels), highlight=False, markup=False)
+    console.print(taken(data, wanted, channels=channels), highlight=False)
     names = label_names(checkpoint.label_names(last), labels)
     return draw(show(rows(data, wanted, channels=channels), f"reading {data.name}"), data, names, max_rows, seed)
 
@@ -158,8 +158,7 @@ def _sample(
 def _without_labels(console: "Console", data: Path, metric: Metric) -> Metric:
     if metric not in ("accuracy", "agreement"):
         raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
-    said = f"{data} has no column of labels (see --label-column): agreement with the last network is promised"
-    console.print(said, markup=False)
+    console.print(f"{data} has no column of labels (see --label-column): agreement with the last network is promised")
     return "agreement"
 
 
@@ -201,7 +200,7 @@ def _trial(
         *(timed_candidate(each, recorded, asked, device, budget, largest) for each in found), strict=True
     )
     for note in chain.from_iterable(notes):
-        console.print(note, highlight=False, markup=False)
+        console.print(note, highlight=False)
     tested = [sample.values[row] for row in sample.parts.test]
     return Tryout(found, timed, [each.tokens(tested) for each in timed], terms(found), kinds, slo_s)
 
@@ -234,7 +233,5 @@ def _write(
     assert taken.plan, "This is a bug: what has no plan is not taken."
     named = replace(taken.plan, model=profile.model, weights=profile.weights)
     (out / PLAN).write_text(named.to_json() + "\n")
-    console.print(report.taken(taken, rules), highlight=False, markup=False)
-    console.print(
-        f"written to {out}, with its {PLAN} and {PROFILE}: serve it as any other", highlight=False, markup=False
-    )
+    console.print(report.taken(taken, rules), highlight=False)
+    console.print(f"written to {out}, with its {PLAN} and {PROFILE}: serve it as any other", highlight=False)

@@ -63,8 +63,8 @@ def evaluate(
     wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     located = checkpoint.locate(model)
     channels, pairs = checkpoint.channels_of(located), not checkpoint.task_at(located).by_token
-    console = Console(soft_wrap=True, stderr=as_json)
-    console.print(taken(data, wanted, channels=channels, pairs=pairs), highlight=False, markup=False)
+    console = Console(soft_wrap=True, stderr=as_json, markup=False)
+    console.print(taken(data, wanted, channels=channels, pairs=pairs), highlight=False)
     kept = sampled(rows(data, wanted, channels=channels, pairs=pairs), max_rows, seed)
     network = load_served(model, device=device)  # only now, so that a wrong file is found at once
     if not network.ramp_blocks and not server:
@@ -87,8 +87,8 @@ def evaluate(
         return
     console.print(table(found))
     if (promise := network.ramps.rules.promise) and (said := promise_kept(promise, found)):
-        console.print(said, style="yellow", markup=False, highlight=False)
+        console.print(said, style="yellow", highlight=False)
     if found.classes:
         console.print(class_table(found.classes, network.labels, task.answered))
         for said in warnings(found.classes, network.labels, answered=task.answered):
-            console.print(said, style="yellow", markup=False, highlight=False)
+            console.print(said, style="yellow", highlight=False)

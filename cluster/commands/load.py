@@ -58,7 +58,7 @@ class _Asking:
         if self.clients:
             return source.by_clients(self.clients, self.seconds)
         if self.trace:
-            self.console.print(traces.understood(self.trace, self.trace_each_s), highlight=False, markup=False)
+            self.console.print(traces.understood(self.trace, self.trace_each_s), highlight=False)
             return source.at(traces.trace(self.trace, self.rate, self.seconds, self.seed, self.trace_each_s))
         if self.rate is None:
             raise UserError(RATE_OR_CLIENTS)
@@ -145,7 +145,7 @@ def load(
     above_0("--rate", rate)
     url = server_at(url)
     check_writable(out)
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, markup=False)
     key = key_headers(api_key_variable)
     asking = _Asking(rate, clients, arrivals, cv, trace, trace_each_s, seconds, seed, console)
     if prompts:
@@ -169,8 +169,8 @@ def load(
         console.print(found.lateness.warning, style="yellow")
     for status, said in sorted(source.said.items()):
         if said:
-            console.print(f"status {status} said: {said[:MOST_SAID].decode(errors='replace')}", markup=False)
-    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}", markup=False)
+            console.print(f"status {status} said: {said[:MOST_SAID].decode(errors='replace')}")
+    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
     if found.failed:
         raise typer.Exit(1)
     return None
@@ -186,8 +186,8 @@ def _decode(source: PromptLoad, asking: Callable[[Any], Any], slo_ms: float, out
     prompts.write(found, out)
     console.print(prompts.table(found, slo_ms))
     for said in {each.status: each.said for each in written if each.said}.values():
-        console.print(said[:MOST_SAID].decode(errors="replace"), markup=False)
-    console.print(f"written to {out}", markup=False)
+        console.print(said[:MOST_SAID].decode(errors="replace"))
+    console.print(f"written to {out}")
     if found.failed:
         raise typer.Exit(1)
 
@@ -224,5 +224,5 @@ def _bodies(
     from deployments.prepare.data import rows, taken
     from deployments.prepare.sample import sampled
 
-    console.print(taken(data, columns, channels=takes.channels), highlight=False, markup=False)
+    console.print(taken(data, columns, channels=takes.channels), highlight=False)
     return bodies_of(sampled((row.value for row in rows(data, columns, channels=takes.channels)), max_rows))

@@ -57,14 +57,12 @@ class DecoderPlanning:
         if self.as_json:
             print(json.dumps(figures(found), indent=2))
             return
-        console = Console(soft_wrap=True)
+        console = Console(soft_wrap=True, markup=False)
         console.print(told(found, known))
         if self.observed:
             console.print(f"for what was observed: {seen_in_words(seen, known)}", highlight=False)
         if self.out:
-            console.print(
-                f"written to {self.out}; isobatch serve {self.source} --plan {self.out}", highlight=False, markup=False
-            )
+            console.print(f"written to {self.out}; isobatch serve {self.source} --plan {self.out}", highlight=False)
 
     def _fleet(self, known: "DecoderProfile") -> "tuple[Device, ...]":
         """The devices that the user names, or one of that which was measured."""

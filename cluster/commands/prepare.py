@@ -111,7 +111,7 @@ def prepare(
         }
         loss = share(max_accuracy_loss)
         command = DecoderCommand(source, data, out, wanted, loss, max_tokens, max_rows, for_classifiers, force)
-        command.run(Console(), model)
+        command.run(Console(markup=False), model)
         return
     if max_tokens is not None:
         raise UserError("--max-tokens is for decoders: this network writes nothing")
@@ -120,9 +120,9 @@ def prepare(
     if task.by_token:
         _check_for_words(metric, policy_at(path))
     channels, names = checkpoint.channels_of(source), label_names(checkpoint.label_names(source), labels)
-    console = Console()
+    console = Console(markup=False)
     pairs = not task.by_token
-    console.print(taken(data, wanted, channels=channels, pairs=pairs), highlight=False, markup=False, soft_wrap=True)
+    console.print(taken(data, wanted, channels=channels, pairs=pairs), highlight=False, soft_wrap=True)
     found = rows(data, wanted, channels=channels, pairs=pairs)
     sample = draw(show(found, f"reading {data.name}"), data, names, max_rows, seed, task)
     if sample.labels is None:
@@ -131,7 +131,6 @@ def prepare(
         console.print(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "
             "and agreement with it is promised",
-            markup=False,
         )
         options = replace(options, metric="agreement")
     notes: dict[str, str | int | float] = {"checkpoint": Path(model).name, "data": data.name, "rows": len(sample)}
@@ -149,9 +148,8 @@ def prepare(
     if rules.promise and rules.promise.counted:
         told.append(unseen(rules.classes, names.names))
     for said in filter(None, told):
-        console.print(said, style="yellow", markup=False, highlight=False)
-    said = f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}"
-    console.print(said, markup=False)
+        console.print(said, style="yellow", highlight=False)
+    console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
 
 
 def _check_for_words(metric: Metric, policy: "Policy") -> None:

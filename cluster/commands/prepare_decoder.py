@@ -40,7 +40,7 @@ class DecoderCommand:
 
         self._refuse()
         check_decoder(self.source)
-        console.print(taken(self.data, self.columns, pairs=False), highlight=False, markup=False, soft_wrap=True)
+        console.print(taken(self.data, self.columns, pairs=False), highlight=False, soft_wrap=True)
         found = rows(self.data, self.columns, pairs=False)
         report = self._report(sampled((_prompt(row.value) for row in found), self.max_rows))
         rules = report.rules.model_copy(update={"notes": {"checkpoint": Path(model).name, "data": self.data.name}})
@@ -49,9 +49,7 @@ class DecoderCommand:
             copy(self.source, draft)
             (draft / RULES).write_text(rules.model_dump_json(indent=2) + "\n")
         console.print(told(report), highlight=False, soft_wrap=True)
-        console.print(
-            f"written to {self.out}: a Hugging Face checkpoint with a ramp; isobatch serve {self.out}", markup=False
-        )
+        console.print(f"written to {self.out}: a Hugging Face checkpoint with a ramp; isobatch serve {self.out}")
 
     def _report(self, prompts: list[str]) -> "DecoderReport":
         from deployments.decoding.anatomy import shape_of

@@ -114,11 +114,11 @@ def profile(
         }
         where = _device(device)
         DecoderProfiling(located, out, where, dtype, budget, threads, kind, others, for_classifiers).run(
-            Console(soft_wrap=True), model
+            Console(soft_wrap=True, markup=False), model
         )
         return
     torch.set_num_threads(threads)
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, markup=False)
     known = load_profile(out) if out.exists() else None
     wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     recorded = _recorded(console, model, data, wanted, max_rows) if data else []
@@ -183,7 +183,7 @@ def _tell(console: "Console", new: "Profile", out: Path) -> None:
         console.print(f"not measured: {'; '.join(told)}", highlight=False)
     for note in new.notes:
         console.print(note, highlight=False)
-    console.print(f"written to {out}; the picture is {picture_path(out)}", markup=False)
+    console.print(f"written to {out}; the picture is {picture_path(out)}")
 
 
 def _lengths(text: str) -> list[int]:
@@ -277,7 +277,7 @@ def _recorded(console: "Console", model: str, data: Path, columns: "Columns", ma
 
     located = checkpoint.locate(model)
     channels, pairs = checkpoint.channels_of(located), not checkpoint.task_at(located).by_token
-    console.print(taken(data, columns, channels=channels, pairs=pairs), highlight=False, markup=False)
+    console.print(taken(data, columns, channels=channels, pairs=pairs), highlight=False)
     values = sampled((row.value for row in rows(data, columns, channels=channels, pairs=pairs)), max_rows)
     if not values:
         raise UserError(f"{data} holds no inputs")

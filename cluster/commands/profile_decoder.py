@@ -60,7 +60,7 @@ class DecoderProfiling:
                 before = load_decoder_profile(path) if path.exists() else None
                 save_decoder_profile(before.joined_by(new) if before else new, path)
         console.print(summary(new), highlight=False)
-        console.print(f"written to {self.out}, and kept for isobatch plan {model}", markup=False)
+        console.print(f"written to {self.out}, and kept for isobatch plan {model}")
 
     def _table(
         self, console: Console, model: Any, anatomy: "DecoderAnatomy", workload: "DecodingWorkload"

@@ -114,9 +114,9 @@ def simulate(
     troubles = Troubles(jitter, options.slow_of(slow or ()), failures, options.outages_of(gone or ()))
     app_config = parse(applications[0]["args"])
     world = command.world_of(app_config, troubles, read_host(host) if host else None)
-    console, changes = Console(soft_wrap=True), tuple["Event", ...]()
+    console, changes = Console(soft_wrap=True, markup=False), tuple["Event", ...]()
     if trace:
-        console.print(understood(trace, trace_each_s), highlight=False, markup=False)
+        console.print(understood(trace, trace_each_s), highlight=False)
     if replan:
         world, asked = command.controlled_world(app_config, _controller(content), world)
         replanned = command.run_controlled(world, asked, load)
@@ -127,7 +127,7 @@ def simulate(
     for table in tables(report, world.slo_s):
         console.print(table)
     picture.draw(report, world.slo_s, out, changes)
-    console.print(f"drawn in {out}", markup=False)
+    console.print(f"drawn in {out}")
 
 
 def _controller(content: ServeFile) -> ControllerConfig:

@@ -66,7 +66,7 @@ def tune(
     goal = "goodput-per-dollar" if per_dollar else "goodput"
     objective = Objective(goal, None if slo_ms is None else slo_ms / 1e3, max_batch=max_batch)
     find = partial(search if one_pipeline else side_by_side, objective=objective, gap=gap)
-    console = Console()
+    console = Console(markup=False)
     with Console(stderr=True).status("planning"):
         found = tuned(facts, objective, evidence, find)
     if found is None:
@@ -74,7 +74,7 @@ def tune(
         return
     _write(model, out, force, known, evidence, found)
     console.print(_said(found), highlight=False)
-    console.print(f"written to {out}: a prepared model with its {PLAN} and {PROFILE}", markup=False)
+    console.print(f"written to {out}: a prepared model with its {PLAN} and {PROFILE}")
 
 
 def _check(profile: Path, num_blocks: int, evidence: "Evidence") -> None:

@@ -113,7 +113,7 @@ class LabelNames:
 
     def _own(self, text: str) -> int | None:
         if text in self.names:  # names may differ in capitals alone
-            return list(self.names).index(text)
+            return self.names.index(text)
         folded, number = [name.lower() for name in self.names], _whole(text)
         if text.lower() in folded:
             return folded.index(text.lower())
