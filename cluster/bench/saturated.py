@@ -116,7 +116,8 @@ class Saturated:
         for _, launched, _ in legs(model, launch, launch.places, _untimed):
             left, rows = rows[launched.exits.rows], np.delete(rows, launched.exits.rows)
             with self._changed:
-                self._dispatcher.released(launch.id, left.tolist())
+                blocks = launched.exits.blocks.tolist()
+                self._dispatcher.released(launch.id, time.perf_counter(), left.tolist(), blocks)
                 self._inside -= len(left)
         assert launched, "This is a bug: a launch runs at least one block."
         places = {row: Place(launched.survivors, index) for index, row in enumerate(rows.tolist())}

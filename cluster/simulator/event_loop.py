@@ -187,8 +187,8 @@ class EventLoop:
 
     def _answer(self, launch: Launch, departure: Departure) -> None:
         """Tell the dispatcher who has left, and count those who had no answer before."""
-        now_s, ends_s, told = self.now_s, None, [(departure.stop - 1, answer) for answer in departure.answers]
-        fresh = self.dispatcher.released(launch.id, departure.rows, told)
+        now_s, ends_s, blocks = self.now_s, None, [departure.stop - 1] * len(departure.rows)
+        fresh = self.dispatcher.released(launch.id, now_s, departure.rows, blocks, departure.answers)
         if len(fresh) < len(departure.rows):
             departure = departure.only(fresh)
         for audit in self.dispatcher.audits() if launch.kinds else ():

@@ -10,7 +10,6 @@ be by that alone.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from deployments.dispatch.experience import FEW, FORGETS, Expected
 from deployments.dispatch.lanes import Lane
@@ -87,26 +86,25 @@ def alone_risk(lane: Lane, expected: Expected, left_s: float, weight: int) -> fl
     """The probability that an input is late that has so much time, if nobody were ahead of it in this lane."""
     if expected.sure_s <= left_s:
         return 0.0
-    own_s = [each.stage.seconds(weight) * each.group.slowdown + each.stage.transfer_s for each in lane.promised]
-    return expected._replace(ends_s=list(accumulate(own_s))).late(left_s)
+    return expected._replace(ends_s=lane.alone_until_s(weight, slow=True)).late(left_s)
 
 
 def soonest(lanes: Sequence[Lane], now_s: float, weight: int = 1, more: int = 0) -> tuple[Lane, Expected]:
-    """The lane where a newcomer is expected to be answered first."""
+    """The lane where a newcomer is expected to be answered first, be it early or late that it leaves."""
     if len(lanes) == 1:
         return lanes[0], expected_in(lanes[0], now_s, weight, more)
-    return min([(each, expected_in(each, now_s, weight, more)) for each in lanes], key=lambda way: way[1].mean_s)
+    return min([(each, expected_in(each, now_s, weight, more)) for each in lanes], key=lambda way: way[1].rank_s)
 
 
 def expected_in(lane: Lane, now_s: float, weight: int = 1, more: int = 0) -> Expected:
-    """An input begins at a stage when it gets there, and what is ahead of it is done.
+    """When an input is at each exit point: it begins at a stage when it gets there, and what is ahead of it is done.
 
     Launches count as long as replicas really take. If the table is wrong and all are slower than planned, a promise by
     the table would let in inputs that expire half-way. `more`: what others of its request weigh, admitted before it.
     """
     costs = lane.entry.costs_s(more) if more else {}
     at_s = full_s = 0.0
-    ends_s = []
+    ends_s = list[float]()
     for stage in lane.promised:
         if stage.is_alone and not stage.stage.start:
             launches = (stage.waiting + more) // stage.stage.room
@@ -115,22 +113,20 @@ def expected_in(lane: Lane, now_s: float, weight: int = 1, more: int = 0) -> Exp
         else:
             full = False
             ahead_s = stage.group.ahead_s(now_s, costs.get(stage.group, 0.0))
-        own_s = _own_s(stage, weight, full)
         full_s += stage.stage.launch_s[-1] * stage.group.slowdown
-        at_s = (ahead_s if ahead_s > at_s else at_s) + own_s
-        ends_s.append(at_s)
+        launched = _launched(stage, weight, full)
+        ends_s += stage.leaves_s(ahead_s if ahead_s > at_s else at_s, launched, stage.group.slowdown)
+        at_s = ends_s[-1]
     return Expected(lane.experience, now_s, ends_s, full_s)
 
 
-def _own_s(queues: StageQueues, weight: int, full: bool) -> float:
-    """How long an input takes to get there, and its launch, if it joins those who wait for this stage now.
+def _launched(queues: StageQueues, weight: int, full: bool) -> int:
+    """What the launch of an input weighs, if it joins those who wait for this stage now.
 
     `full`: others will join it while it waits.
     """
     stage, beside = queues.stage, queues.stage.room if full else queues.waiting
     if stage.local and stage.start:
         beside //= max(1, len(queues.group.members))
-    if stage.length is None:  # as below, where all weigh 1: every request asks
-        return stage.launch_s[beside if beside < stage.batch else -1] * queues.group.slowdown + stage.transfer_s
-    weight = max(weight, min(beside + weight, stage.room))
-    return stage.seconds(weight) * queues.group.slowdown + stage.transfer_s
+    weight = 1 if stage.length is None else weight
+    return max(weight, min(beside + weight, stage.room))

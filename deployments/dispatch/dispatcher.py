@@ -145,17 +145,23 @@ class Dispatcher:
         kinds = self._audits.kinds(tickets, crowded=queue.size > 0 or bool(replica.pending_s))
         return self._flights.begin(lane, queue, replica, tickets, owed, kinds, now_s)
 
-    def released(self, launch_id: int, rows: Sequence[int], told: Sequence[tuple[int, object]] = ()) -> Sequence[int]:
-        """These inputs of a launch have left; the launch goes on. Returns those that had no answer before.
+    def released(
+        self, launch_id: int, now_s: float, rows: Sequence[int], blocks: Sequence[int], labels: Sequence[object] = ()
+    ) -> Sequence[int]:
+        """These inputs of a launch have left, each behind its block; the launch goes on.
 
-        `told`: the block after which each left, and its label; needed only of launches with `kinds`.
+        Returns those that had no answer before. `labels` are needed only of launches with `kinds`.
         """
         flight = self._flights[launch_id]
+        if rows:
+            flight.stop = blocks[-1] + 1
+        if flight.owed and flight.watched in rows and not flight.tickets[flight.watched].ended:
+            flight.compare(blocks[rows.index(flight.watched)], now_s)
         if not flight.launch.kinds:
             self._end([flight.tickets[row] for row in rows], Outcome.ANSWERED)
             return rows
         fresh = [row for row in rows if not flight.tickets[row].ended]
-        for row, (block, label) in zip(rows, told, strict=True):
+        for row, block, label in zip(rows, blocks, labels, strict=True):
             self._audits.hear(flight.tickets[row], block, label, flight.launch, flight.queue.stage)
         self._end([flight.tickets[row] for row in fresh], Outcome.ANSWERED)
         return fresh
@@ -167,17 +173,20 @@ class Dispatcher:
         """
         flight = self._land(launch_id, now_s)
         launch, tickets = flight.launch, flight.tickets
+        stop = launch.stop if stop is None else stop
+        if survivors:
+            flight.stop = stop
         flight.judge(now_s)
         if flight.owed:
             self._audits.earn(flight.planned_s)
-            flight.compare(now_s)
+            if not tickets[flight.watched].ended:
+                flight.compare(stop - 1, now_s)
             gone = [tickets[row] for row in flight.asking if row not in survivors or tickets[row].told]
             self._settle(gone, now_s if flight.queue.owner.is_promised else -inf)
             if launch.kinds:
                 self._settle([ticket for ticket in tickets if ticket.told], -inf)
         if not survivors:
             return self._end(tickets, Outcome.ANSWERED)
-        stop = launch.stop if stop is None else stop
         if stop >= self.route.num_blocks:
             raise ValueError(f"launch {launch_id} ran to the last block, yet {len(survivors)} inputs stayed inside")
         self._end([ticket for row, ticket in enumerate(tickets) if row not in survivors], Outcome.ANSWERED)

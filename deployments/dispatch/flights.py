@@ -1,9 +1,9 @@
 """Launches under way: what each was made of, when it should end, and how long it may take at most."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from math import inf
-from typing import NamedTuple
 
 from deployments.dispatch.groups import Replica
 from deployments.dispatch.lanes import Lane
@@ -11,7 +11,8 @@ from deployments.dispatch.messages import Launch, Limits, RowKind
 from deployments.dispatch.queues import Queue, Ticket
 
 
-class Flight(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Flight:
     """A launch that has not come back."""
 
     launch: Launch
@@ -23,10 +24,18 @@ class Flight(NamedTuple):
     planned_s: float  # what the route says that it takes
     ends_s: float  # as expected when it began
     owed: int  # what its inputs weigh, without the shadows among them
+    stop: int | None = None  # the block up to which inputs have left it so far
 
     def judge(self, now_s: float) -> None:
-        """It came back: how fast its replica is follows from when."""
-        self.queue.owner.group.judge(self.replica, self.started_s, self.planned_s, now_s)
+        """It came back: how fast its replica is follows from when, and from how far it ran until all had left."""
+        self.queue.owner.group.judge(self.replica, self.started_s, self._took_s(), now_s)
+
+    def _took_s(self) -> float:
+        """What the route says that it takes so far as it ran."""
+        stage, launch = self.queue.stage, self.launch
+        if launch.cursor != stage.start:  # inputs of an earlier plan, which stood within the stage
+            return self.planned_s
+        return stage.until_s(launch.weight)[stage.exit_at((self.stop or launch.stop) - 1)]
 
     @property
     def asking(self) -> Sequence[int]:
@@ -36,14 +45,18 @@ class Flight(NamedTuple):
             return own
         return [row for row in own if kinds[row] != RowKind.EARLY or not self.tickets[row].told]
 
-    def compare(self, now_s: float) -> None:
-        """It came back: how far off it was when one of its inputs was expected, in turns the first or another."""
-        if not (asking := self.asking):
-            return
-        expected = self.tickets[asking[self.launch.id % len(asking)]].expected
-        number = self.lane.route.number_at(self.launch.cursor)
-        if expected and expected.experience is self.lane.experience and number < len(expected.ends_s):
-            expected.learn(number, now_s)
+    @property
+    def watched(self) -> int:
+        """The row by which it is told how far off it was when inputs were expected: in turns the first or another."""
+        return self.launch.id % (len(self.tickets) - self.launch.shadows)
+
+    def compare(self, block: int, now_s: float) -> None:
+        """The watched row has run up to this block."""
+        expected = self.tickets[self.watched].expected
+        if expected and expected.experience is self.lane.experience:
+            number = expected.experience.exit_at(block)
+            if number is not None:
+                expected.learn(number, now_s)
 
     def timeout_s(self, limits: Limits) -> float:
         """How long it may take before it counts as failed; for ever, where nothing is known of its time."""

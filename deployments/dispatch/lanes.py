@@ -22,7 +22,7 @@ class Lane:
         until = route.edges[0] if limits.degrades and route.edges else route.num_blocks
         self.stages = tuple(StageQueues(route, stage, groups, until) for stage in route.stages)
         self.promised = tuple(each for each in self.stages if each.is_promised)
-        self.experience = Experience([each.stage.survival for each in self.promised], limits.slack)
+        self.experience = Experience([each.stage for each in self.promised], limits.slack)
         for each in self.stages:
             each.is_alone = [other.group for other in self.stages].count(each.group) == 1
         self.by_group = tuple(
@@ -41,12 +41,20 @@ class Lane:
 
     def alone_s(self, weight: int) -> float:
         """By when at least half of the inputs that meet nobody have their answers, as planned."""
-        half = next(number for number, after in enumerate(self.experience.beyond, 1) if after <= 0.5)
-        return sum(each.stage.seconds(weight) for each in self.promised[:half])
+        half = next(number for number, after in enumerate(self.experience.beyond) if after <= 0.5)
+        return self.alone_until_s(weight)[half]
 
     def whole_s(self, weight: int) -> float:
         """By when an input that meets nobody and leaves at no ramp has its answer, as planned."""
-        return sum(each.stage.seconds(weight) for each in self.promised)
+        return self.alone_until_s(weight)[-1]
+
+    def alone_until_s(self, weight: int, slow: bool = False) -> list[float]:
+        """When an input that meets nobody is at each exit point, as planned; `slow`: as replicas really take."""
+        ends_s, at_s = list[float](), 0.0
+        for each in self.promised:
+            ends_s += each.leaves_s(at_s, weight, each.group.slowdown if slow else 1.0)
+            at_s = ends_s[-1]
+        return ends_s
 
     @property
     def may_launch_newcomer(self) -> bool:

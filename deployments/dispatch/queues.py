@@ -61,6 +61,14 @@ class StageQueues:
         self.is_promised = stage.start < self.until
         self.is_alone = False  # no other stage of the lane wants its group
 
+    def leaves_s(self, at_s: float, weight: int, slowdown: float) -> list[float]:
+        """When an input is at each exit point of this stage, if a launch of this weight sets out with it at this time.
+
+        `slowdown`: how many times longer launches take than planned.
+        """
+        begins_s = at_s + self.stage.transfer_s
+        return [begins_s + seconds * slowdown for seconds in self.stage.until_s(weight)]
+
     def costs(self, cursor: int) -> tuple[Costs, Costs]:
         """What a weight of 1 before this block will cost each group; and what of it after its next launch."""
         promised = [each for each in self.route.onward(cursor) if each.start < self.until]

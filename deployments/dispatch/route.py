@@ -5,10 +5,24 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from optimizer.model.works import work
+from optimizer.model.works import inside_of, until_s, work
 from optimizer.plan import Placement, Plan, Split, Thresholds
 from optimizer.problem import Problem
 from profiles.model import OpenRamps
+
+
+@dataclass(frozen=True)
+class ExitPoint:
+    """Where inputs leave a launch: behind `block`, at a ramp or at the end of its stage.
+
+    `launch_s[n - 1]` is what a launch of n inputs takes until here, if any of them gets here; `least_s` as in `Stage`;
+    `survival` is the share of all inputs that are expected to go on from here (behind a stage, its successor says it).
+    """
+
+    block: int
+    launch_s: tuple[float, ...]
+    survival: float = 0.0
+    least_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -21,6 +35,8 @@ class Stage:
 
     `length`: the tokens of the inputs that all this speaks of; an input then weighs its tokens, and a launch has room
     for those of a batch. One of hardly any takes `least_s`. None: inputs are all alike, and weigh 1.
+
+    `exits`: where inputs leave a launch, the last at its end. Where none are known, all are taken to leave there.
     """
 
     start: int
@@ -34,8 +50,12 @@ class Stage:
     transfer_s: float = 0.0
     length: int | None = None
     least_s: float = 0.0
+    exits: tuple[ExitPoint, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.exits:
+            end = ExitPoint(self.stop - 1, self.launch_s, least_s=self.least_s)
+            object.__setattr__(self, "exits", (end,))
         if not 0 <= self.start < self.stop:
             raise ValueError(f"a stage must run at least one block, got {self.start}..{self.stop}")
         if self.batch < 1 or len(self.launch_s) != self.batch:
@@ -58,6 +78,21 @@ class Stage:
         if self.length is None:
             return self.launch_s[weight - 1 if weight < self.batch else -1]
         return seconds_at(weight / self.length, self.least_s, self.launch_s)
+
+    def until_s(self, weight: int) -> Sequence[float]:
+        """What a launch of this weight takes until each of its exit points, if any of its inputs gets there."""
+        if self.length is None:
+            return self._until_s[weight - 1 if weight < self.batch else -1]
+        size = weight / self.length
+        return [seconds_at(size, point.least_s, point.launch_s) for point in self.exits]
+
+    def exit_at(self, block: int) -> int:
+        """The number of the exit point at this block, or of the first behind it."""
+        return next(number for number, point in enumerate(self.exits) if point.block >= block)
+
+    @cached_property
+    def _until_s(self) -> tuple[tuple[float, ...], ...]:
+        return tuple(zip(*(point.launch_s for point in self.exits), strict=True))
 
     @cached_property
     def seconds_per_weight(self) -> float:
@@ -207,8 +242,16 @@ def _stages(pipeline: Plan, facts: Problem, groups: Sequence[str]) -> Iterator[S
 
 
 def _stage(split: Split, here: Placement, group: str, facts: Problem, source: str | None, reach: float) -> Stage:
-    works = [work(split, facts, here.kind, source, reach, size) for size in range(1, split.batch_size + 1)]
+    sizes = range(1, split.batch_size + 1)
+    works = [work(split, facts, here.kind, source, reach, size) for size in sizes]
     least = min(1, facts.table(here.kind).batch_sizes[0])
+    by_size = [until_s(split, facts, here.kind, reach, size) for size in (least, *sizes)]
+    inside = inside_of(split, facts.survival, reach)
+    exits = [
+        ExitPoint(stop - 1, tuple(many), inside[stop - split.start], few if facts.length else 0.0)
+        for stop in stops(split.start, split.stop, split.ramps)
+        for few, *many in [[seconds[stop - 1 - split.start] for seconds in by_size]]
+    ]
     return Stage(
         split.start,
         split.stop,
@@ -221,4 +264,5 @@ def _stage(split: Split, here: Placement, group: str, facts: Problem, source: st
         works[-1].transfer_s,
         facts.length,
         0.0 if facts.length is None else work(split, facts, here.kind, source, reach, least).launch_s,
+        tuple(exits),
     )

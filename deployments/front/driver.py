@@ -259,8 +259,7 @@ class Driver:
                 waiting.reply.set_result(Answer(label, score, block, tuple(waiting.steps), level=self._level(block)))
         if departed.stays:
             return
-        told = [(block, label) for block, (label, _) in zip(blocks, said, strict=True)]
-        self.dispatcher.released(launch.id, rows, told if launch.kinds else ())
+        self.dispatcher.released(launch.id, now_s, rows, blocks, [label for label, _ in said] if launch.kinds else ())
         for audit in self.dispatcher.audits() if launch.kinds else ():
             self.counts.audit_ended(audit.block, audit.agrees)
 

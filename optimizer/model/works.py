@@ -93,7 +93,7 @@ def work(split: Split, facts: Problem, kind: str, source: str | None, reach: flo
     Without a source nothing travels: the inputs come from outside, or stay where they are. `size`: of the launch, where
     it is not full; below 1 it is one input that is shorter than others.
     """
-    inside = _inside(split, facts.survival, reach)
+    inside = inside_of(split, facts.survival, reach)
     launch_s, felt_s = _launch(split, facts, kind, inside, split.batch_size if size is None else size)
     transfer_s = _transfer_s(split, facts, source, kind) if source else 0.0
     if reach == 0:  # no input comes here, so none waits
@@ -101,7 +101,15 @@ def work(split: Split, facts: Problem, kind: str, source: str | None, reach: flo
     return Work(split, kind, reach, inside[-1], launch_s, felt_s, transfer_s if reach > 0 else 0.0)
 
 
-def _inside(split: Split, survival: tuple[float, ...], reach: float) -> list[float]:
+def until_s(split: Split, facts: Problem, kind: str, reach: float, size: float) -> list[float]:
+    """Seconds from the beginning of a launch of this size to the end of each block, as an input sees it that stays."""
+    staying = _staying(inside_of(split, facts.survival, reach))
+    blocks_s = _blocks_s(split, facts, kind, cost.felt_size(size, staying))
+    ends_s: list[float] = (facts.table(kind).launch_s + blocks_s.cumsum()).tolist()
+    return ends_s
+
+
+def inside_of(split: Split, survival: tuple[float, ...], reach: float) -> list[float]:
     """The share of all inputs inside each block of a split, and last the share that goes on behind it."""
     shares = [reach]
     for block in range(split.start, split.stop):
@@ -112,22 +120,30 @@ def _inside(split: Split, survival: tuple[float, ...], reach: float) -> list[flo
 
 def _launch(split: Split, facts: Problem, kind: str, inside: list[float], size: float) -> tuple[float, float]:
     """Seconds that a launch takes on average, and that an input sees which stays to the end."""
-    table = facts.table(kind)
-    staying = np.array(inside[:-1]) / inside[0] if inside[0] > 0 else np.zeros(len(inside) - 1)
+    staying = _staying(inside)
     some, mean, felt = (
         cost.occupancy(max(size, 1), staying),
         cost.mean_size(size, staying),
         cost.felt_size(size, staying),
     )
-    row, block = np.arange(len(staying)), np.arange(split.start, split.stop)
+    launch_s = facts.table(kind).launch_s
+    mean_s, felt_s = _blocks_s(split, facts, kind, mean), _blocks_s(split, facts, kind, felt)
+    return launch_s + float(some @ mean_s), launch_s + float(felt_s.sum())
+
+
+def _staying(inside: list[float]) -> cost.Floats:
+    """Of the inputs that enter a split, the share inside each of its blocks."""
+    return np.array(inside[:-1]) / inside[0] if inside[0] > 0 else np.zeros(len(inside) - 1)
+
+
+def _blocks_s(split: Split, facts: Problem, kind: str, sizes: cost.Floats) -> cost.Floats:
+    """Seconds of each block of a split, with its ramp, in a launch that has so many inputs there."""
+    table = facts.table(kind)
+    row, block = np.arange(split.stop - split.start), np.arange(split.start, split.stop)
     ramps = np.array([k in split.ramps for k in range(split.start, split.stop)])
     again_s = np.where(np.append(False, ramps[:-1]), table.launch_s, 0.0)  # to shrink, a batch stops at its ramps
-
-    def seconds(batch: cost.Floats) -> cost.Floats:
-        ramp_s = np.where(ramps, table.ramp_times_s(batch)[row, block], 0.0)
-        return table.block_times_s(batch)[row, block] + ramp_s + again_s
-
-    return table.launch_s + float(some @ seconds(mean)), table.launch_s + float(seconds(felt).sum())
+    ramp_s = np.where(ramps, table.ramp_times_s(sizes)[row, block], 0.0)
+    return table.block_times_s(sizes)[row, block] + ramp_s + again_s
 
 
 def _transfer_s(split: Split, facts: Problem, source: str, target: str) -> float:

@@ -163,7 +163,8 @@ class World:
         leaves = [last or self.depths[ticket] <= launch.stop for ticket in launch.tickets]
         if launch.kinds:
             told = [row for row, leaving in enumerate(leaves) if last or (leaving and kinds[row] <= RowKind.AUDITED)]
-            self.dispatcher.released(launch.id, told, [(launch.stop - 1, self.says(launch, row)) for row in told])
+            said = [self.says(launch, row) for row in told]
+            self.dispatcher.released(launch.id, self.now_s, told, [launch.stop - 1] * len(told), said)
             self.audits += self.dispatcher.audits()
         survivors = {
             row: Place(("survivor", ticket, launch.stop, holder), row)

@@ -113,10 +113,11 @@ def test_who_has_the_time_that_is_needed_is_late_as_rarely_as_asked(
     shares: list[float], chance: float, off: float, spread: float
 ) -> None:
     survival = sorted(shares, reverse=True)
-    experience = Experience(survival, 0.0)
+    experience = Experience(
+        [linear(each, each + 1, 1, "a", survival=share) for each, share in enumerate(survival)], 0.0
+    )
     for number in range(len(survival)):
-        experience.off[number], experience.spread[number] = off, spread
-        experience.sure[number] = off + 3.0 * spread
+        experience.believe(number, off, spread)
     # Stages so far apart that who is late at one is in time at those before it.
     ends_s = [10.0 * (number + 1) for number in range(len(survival))]
     expected = Expected(experience, 0.0, ends_s, full_s=1.0)
@@ -126,7 +127,7 @@ def test_who_has_the_time_that_is_needed_is_late_as_rarely_as_asked(
 
 
 def test_what_was_seen_corrects_what_is_expected() -> None:
-    experience = Experience([1.0], slack=0.2)
+    experience = Experience([linear(0, 1, 1, "a")], slack=0.2)
     expected = Expected(experience, 0.0, [0.1], full_s=0.05)
     for _ in range(300):
         expected.learn(0, 0.12)
@@ -172,7 +173,7 @@ def test_where_nobody_is_nearly_sure_more_may_be_late_than_few(others_s: float |
     """
     dispatcher = Dispatcher(Route((linear(0, 1, 4, "a"),)), {"a": ["a"]})
     lane, limits, admission = dispatcher._lanes[0], Limits(), Admission()
-    lane.experience.off[0], lane.experience.spread[0], lane.experience.sure[0] = 0.7, 0.5, 2.2
+    lane.experience.believe(0, 0.7, 0.5)
     _, unhindered = soonest([lane], 0.0)
     left_s = unhindered.needed_s(0.2)
 

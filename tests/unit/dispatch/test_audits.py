@@ -89,8 +89,7 @@ def test_an_audited_input_that_is_late_counts_as_late_when_it_has_its_answer_not
         dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, replace(AUDITED, audit_share=share))
         dispatcher.admit(0.0, 0.1, Place("x", 0))
         (launch,) = dispatcher.tick(0.0)
-        told = [(2, 1)] if share else []
-        dispatcher.released(launch.id, [0], told)
+        dispatcher.released(launch.id, 0.2, [0], [2], [1])
         dispatcher.completed(launch.id, 0.2, {0: Place("y", 0)} if share else {})
         learned.append((dispatcher._admission._may_be_late, dispatcher._lanes[0].experience.off))
     assert learned[0] == learned[1]
@@ -102,8 +101,8 @@ def test_of_a_text_one_word_is_compared_that_is_drawn(drawn: float, agrees: bool
     dispatcher = Dispatcher(Route((flat(linear(0, BLOCKS, 1, "a")),)), {"a": ["a0"]}, AUDITED, lambda: next(chances))
     dispatcher.admit(0.0, 9.0, Place("x", 0))
     (launch,) = dispatcher.tick(0.0)
-    dispatcher.released(launch.id, [0], [(3, (1, 2))])
-    dispatcher.released(launch.id, [0], [(BLOCKS - 1, (1, 5))])
+    dispatcher.released(launch.id, 0.0, [0], [3], [(1, 2)])
+    dispatcher.released(launch.id, 0.0, [0], [BLOCKS - 1], [(1, 5)])
     assert dispatcher.audits() == [Audit(3, agrees)]
 
 
@@ -113,10 +112,10 @@ def test_where_answers_are_early_every_answer_is_audited_whatever_that_costs() -
     dispatcher.admit_all(0.0, 1.0, [Place("x", row) for row in range(3)])
     (launch,) = dispatcher.tick(0.0)
     assert launch.kinds == bytes([RowKind.EARLY] * 3)
-    assert dispatcher.released(launch.id, [0, 1], [(2, 1), (2, 0)]) == [0, 1]
+    assert dispatcher.released(launch.id, 0.1, [0, 1], [2, 2], [1, 0]) == [0, 1]
     assert [len(ending.tickets) for ending in dispatcher.endings()] == [2], "they have their answers"
     assert dispatcher.inside == 1
-    assert dispatcher.released(launch.id, [0, 1, 2], [(BLOCKS - 1, 1)] * 3) == [2]
+    assert dispatcher.released(launch.id, 0.1, [0, 1, 2], [BLOCKS - 1] * 3, [1] * 3) == [2]
     dispatcher.completed(launch.id, 0.1, {})
     assert dispatcher.audits() == [Audit(2, True), Audit(2, False)]
     assert dispatcher.inside == 0
@@ -129,7 +128,7 @@ def test_where_answers_are_early_inputs_leave_while_others_wait_but_for_an_audit
         dispatcher.admit_all(0.0, 9.0, [Place("x", row) for row in range(6)])
         (launch,) = dispatcher.tick(0.0)
         assert launch.kinds == crowded
-        dispatcher.released(launch.id, range(4), [(2, 1)] * 4)
+        dispatcher.released(launch.id, 0.1, range(4), [2] * 4, [1] * 4)
         assert [len(ending.tickets) for ending in dispatcher.endings()] == [4]
         dispatcher.completed(launch.id, 0.1, {})
         (launch,) = dispatcher.tick(0.1)
@@ -139,11 +138,11 @@ def test_where_answers_are_early_inputs_leave_while_others_wait_but_for_an_audit
 def test_a_shadow_that_ends_after_the_deadline_is_not_late_and_tells_nothing_of_how_long_inputs_take() -> None:
     dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, Limits(answers_early=True))
     (lane,) = dispatcher._lanes
-    expected, saved = list(lane.experience.off), dispatcher._admission._may_be_late
     dispatcher.admit(0.0, 0.1, Place("x", 0))
     (launch,) = dispatcher.tick(0.0)
-    assert dispatcher.released(launch.id, [0], [(2, 1)]) == [0]
-    dispatcher.released(launch.id, [0], [(BLOCKS - 1, 1)])
+    assert dispatcher.released(launch.id, 0.0, [0], [2], [1]) == [0]
+    expected, saved = list(lane.experience.off), dispatcher._admission._may_be_late
+    dispatcher.released(launch.id, 0.2, [0], [BLOCKS - 1], [1])
     dispatcher.completed(launch.id, 0.2, {})
     assert lane.experience.off == expected
     assert dispatcher._admission._may_be_late >= saved
@@ -154,7 +153,7 @@ def test_where_answers_are_early_a_launch_that_fails_counts_against_those_withou
     dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits)
     dispatcher.admit_all(0.0, 1.0, [Place("x", row) for row in range(2)])
     (launch,) = dispatcher.tick(0.0)
-    dispatcher.released(launch.id, [0], [(2, 1)])
+    dispatcher.released(launch.id, 0.0, [0], [2], [1])
     dispatcher.failed(launch.id, 0.1, "it broke")
     assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.ANSWERED, Outcome.FAILED]
     assert dispatcher.audits() == []
@@ -192,7 +191,7 @@ def test_a_shadow_that_finds_no_place_lets_go_of_what_it_holds() -> None:
     def left_at_the_first_ramp() -> None:
         dispatcher.admit(now_s, now_s + 1.0, Place("x", 0))
         (launch,) = dispatcher.tick(now_s)
-        dispatcher.released(launch.id, [0], [(3, 1)])
+        dispatcher.released(launch.id, 0.0, [0], [3], [1])
         survivors = Survivors()
         held.append(weakref.ref(survivors))
         dispatcher.completed(launch.id, now_s, {0: Place(survivors, 0)})
@@ -215,7 +214,7 @@ def test_what_fails_with_shadows_aboard_counts_against_nobody(fault: Fault) -> N
     for name in ("leaves", "goes on"):
         dispatcher.admit(0.0, 9.0, Place(name, 0))
     (launch,) = dispatcher.tick(0.0)
-    dispatcher.released(launch.id, [0], [(3, 1)])
+    dispatcher.released(launch.id, 0.0, [0], [3], [1])
     dispatcher.completed(launch.id, 0.1, {0: Place("shadow", 0), 1: Place("survivor", 0)})
     (launch,) = dispatcher.tick(0.1)
     assert launch.kinds == bytes([RowKind.PLAIN, RowKind.SHADOW])
@@ -231,7 +230,7 @@ def test_another_plan_forgets_the_shadows_of_the_one_before() -> None:
     dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, AUDITED, lambda: 0.0)
     dispatcher.admit(0.0, 9.0, Place("x", 0))
     (launch,) = dispatcher.tick(0.0)
-    dispatcher.released(launch.id, [0], [(3, 1)])
+    dispatcher.released(launch.id, 0.0, [0], [3], [1])
     dispatcher.completed(launch.id, 0.1, {0: Place("shadow", 0)})
     dispatcher.reroute(Route((flat(linear(0, BLOCKS, 4, "a")),)), {"a": ["a0"]})
     dispatcher.admit(0.2, 9.0, Place("x", 0))

@@ -129,7 +129,7 @@ def test_early_answers_are_reported_while_the_launch_goes_on() -> None:
     for _ in range(2):
         dispatcher.admit(0.0, 1.0, Place("x", 0))
     (launch,) = dispatcher.tick(0.0)
-    dispatcher.released(launch.id, [0])
+    dispatcher.released(launch.id, 0.005, [0], [2])
     assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.ANSWERED]
     dispatcher.completed(launch.id, 0.01, {1: Place("y", 0)})
     assert dispatcher.endings() == []
