@@ -128,5 +128,6 @@ def _launched(queues: StageQueues, weight: int, full: bool) -> int:
     stage, beside = queues.stage, queues.stage.room if full else queues.waiting
     if stage.local and stage.start:
         beside //= max(1, len(queues.group.members))
-    weight = 1 if stage.length is None else weight
+    if stage.length is None:  # as below, where all weigh 1: every request asks
+        return beside + 1 if beside < stage.batch else stage.batch
     return max(weight, min(beside + weight, stage.room))

@@ -155,8 +155,8 @@ class Dispatcher:
         flight = self._flights[launch_id]
         if rows:
             flight.stop = blocks[-1] + 1
-        if flight.owed and flight.watched in rows and not flight.tickets[flight.watched].ended:
-            flight.compare(blocks[rows.index(flight.watched)], now_s)
+        if flight.owed and (watched := flight.watched) in rows:
+            flight.compare(blocks[rows.index(watched)], now_s)
         if not flight.launch.kinds:
             self._end([flight.tickets[row] for row in rows], Outcome.ANSWERED)
             return rows
@@ -179,8 +179,7 @@ class Dispatcher:
         flight.judge(now_s)
         if flight.owed:
             self._audits.earn(flight.planned_s)
-            if not tickets[flight.watched].ended:
-                flight.compare(stop - 1, now_s)
+            flight.compare(stop - 1, now_s)
             gone = [tickets[row] for row in flight.asking if row not in survivors or tickets[row].told]
             self._settle(gone, now_s if flight.queue.owner.is_promised else -inf)
             if launch.kinds:

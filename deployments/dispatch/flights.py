@@ -28,10 +28,10 @@ class Flight:
 
     def judge(self, now_s: float) -> None:
         """It came back: how fast its replica is follows from when, and from how far it ran until all had left."""
-        self.queue.owner.group.judge(self.replica, self.started_s, self._took_s(), now_s)
+        self.queue.owner.group.judge(self.replica, self.started_s, self._planned_to_stop_s(), now_s)
 
-    def _took_s(self) -> float:
-        """What the route says that it takes so far as it ran."""
+    def _planned_to_stop_s(self) -> float:
+        """What the route says that it takes as far as it ran."""
         stage, launch = self.queue.stage, self.launch
         if launch.cursor != stage.start:  # inputs of an earlier plan, which stood within the stage
             return self.planned_s
@@ -51,9 +51,10 @@ class Flight:
         return self.launch.id % (len(self.tickets) - self.launch.shadows)
 
     def compare(self, block: int, now_s: float) -> None:
-        """The watched row has run up to this block."""
-        expected = self.tickets[self.watched].expected
-        if expected and expected.experience is self.lane.experience:
+        """The watched row has run up to this block. If it has its answer, that was heard when it came."""
+        ticket = self.tickets[self.watched]
+        expected = ticket.expected
+        if not ticket.ended and expected and expected.experience is self.lane.experience:
             number = expected.experience.exit_at(block)
             if number is not None:
                 expected.learn(number, now_s)

@@ -1,5 +1,6 @@
 """The way of inputs through a plan: all that the dispatcher knows of a plan, and how it is read from one."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -88,7 +89,12 @@ class Stage:
 
     def exit_at(self, block: int) -> int:
         """The number of the exit point at this block, or of the first behind it."""
-        return next(number for number, point in enumerate(self.exits) if point.block >= block)
+        return self._exit_by_block[block - self.start]
+
+    @cached_property
+    def _exit_by_block(self) -> tuple[int, ...]:
+        blocks = [point.block for point in self.exits]
+        return tuple(bisect_left(blocks, block) for block in range(self.start, self.stop))
 
     @cached_property
     def _until_s(self) -> tuple[tuple[float, ...], ...]:
