@@ -26,6 +26,21 @@ def test_stages_follow_the_plan_and_its_cost_model() -> None:
     assert (front.transfer_s, back.transfer_s) == (0.0, pytest.approx(scores[1].transfer_s))
 
 
+def test_a_stage_s_exit_points_say_when_who_goes_there_is_through() -> None:
+    plan = Plan((Placement("v100", 2, (Split(0, 4, 8, ramps=(1,)),)),))
+    devices = fleet("v100=2")
+    facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
+    (stage,) = route_of(plan, facts, ["all"]).stages
+    assert [(point.block, point.survival) for point in stage.exits] == [(1, SURVIVAL[2]), (3, 0.0)]
+    (score,) = evaluate(plan, facts).splits
+    ramp_s, end_s = stage.until_s(8)
+    assert end_s == pytest.approx(score.felt_s)
+    assert ramp_s < score.launch_s < end_s, "some launches end at the ramp"
+    assert stage.until_s(1) < stage.until_s(8)
+    assert stage.until_s(99) == stage.until_s(8)
+    assert [stage.exit_at(block) for block in range(4)] == [0, 0, 1, 1]
+
+
 def test_pipelines_side_by_side_are_routes_side_by_side_with_groups_of_their_own() -> None:
     lane = Plan((Placement("v100", 1, (Split(0, 4, 4),)),))
     devices = fleet("v100=2")

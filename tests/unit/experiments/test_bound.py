@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.simulator.simulation import World
+from cluster.simulator.sustained import run
 from experiments.bound import judged as of_each
 from experiments.bound import plans
 from experiments.bound.admitted import Replayed
@@ -15,6 +17,8 @@ from experiments.bound.problems import playable
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.pipelines.baselines import NO_EXITS
+from optimizer.pipelines.spread import joined
+from optimizer.plan import Placement, Plan, Split
 from optimizer.search.exact import search
 
 PLAN = JudgedPlan(10.0, 9.0, -0.1, 0.0, "", None, 1.0)
@@ -30,6 +34,22 @@ def test_every_problem_has_an_slo_that_some_plan_keeps(seed: int) -> None:
     assert objective.slo_s is not None
     assert evaluate(fastest, facts).latency_s < objective.slo_s
     assert problem == playable(seed)
+
+
+def test_no_lane_stands_idle_while_inputs_are_refused() -> None:
+    """A launch of the slower lane takes nearly as long as the SLO if anybody stays, and 94 % of its inputs leave early.
+
+    Admission once learned from a few launches that went to the end that the lane was too slow, and lost up to a fifth.
+    """
+    problem = playable(55)
+    assert problem is not None
+    facts, objective = problem
+    assert objective.slo_s is not None
+    ramps = (0, 1, 2, 5, 6, 9)
+    lanes = [Plan((Placement(kind, 3, (Split(0, 12, batch, ramps),)),)) for kind, batch in (("kind2", 4), ("kind1", 2))]
+    world = World(joined(lanes), facts, objective.slo_s)
+    for seed in (4, 5, 31):
+        assert run(world, 950.0, 5000, seed).good_share > 0.99
 
 
 def test_a_plan_that_promises_too_much_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

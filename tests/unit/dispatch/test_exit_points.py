@@ -1,0 +1,108 @@
+"""Inputs leave a launch at its exit points: what is expected of them, and of devices, follows from where they left."""
+
+import pytest
+
+from deployments.dispatch.admission import soonest
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.lanes import Lane
+from deployments.dispatch.messages import Limits, Place
+from deployments.dispatch.route import ExitPoint, Route, Stage
+
+RAMP_S, END_S, MEAN_S = 0.001, 0.010, 0.0046  # of a launch until its ramp behind block 0, until its end, in the mean
+GOES_ON = 0.4
+
+
+def early_exit(group: str = "a", batch: int = 1) -> Stage:
+    """A launch of any size takes equally long; some of its inputs leave at once, the others at its end."""
+    exits = ExitPoint(0, (RAMP_S,) * batch, GOES_ON), ExitPoint(3, (END_S,) * batch)
+    return Stage(0, 4, batch, group, (MEAN_S,) * batch, ramps=frozenset({0}), exits=exits)
+
+
+def run_one(dispatcher: Dispatcher, at_s: float, *, to_end: bool, slower: float = 1.0) -> str:
+    """A launch of one input, which leaves at the ramp or at the end; returns the replica that ran it."""
+    dispatcher.admit(at_s, at_s + 9.0, Place("x", 0))
+    (launch,) = dispatcher.tick(at_s)
+    ends_s = at_s + slower * (END_S if to_end else RAMP_S)
+    dispatcher.released(launch.id, ends_s, [0], [3 if to_end else 0])
+    dispatcher.completed(launch.id, ends_s, {})
+    return launch.replica
+
+
+def lane_of(dispatcher: Dispatcher) -> Lane:
+    (lane,) = dispatcher._lanes
+    return lane
+
+
+@pytest.mark.parametrize("slower", [1.0, 3.0])
+def test_how_fast_a_device_is_does_not_depend_on_where_its_inputs_leave(slower: float) -> None:
+    dispatcher = Dispatcher(Route((early_exit(),)), {"a": ["a0"]})
+    for number in range(40):
+        run_one(dispatcher, float(number), to_end=number % 10 == 0, slower=slower)
+        assert lane_of(dispatcher).groups[0].slowdown == pytest.approx(slower)
+
+
+def test_a_replica_whose_inputs_all_go_to_the_end_is_not_benched() -> None:
+    dispatcher = Dispatcher(Route((early_exit(),)), {"a": ["a0", "a1"]})
+    for number in range(60):
+        to_end = number % 2 == 0
+        assert run_one(dispatcher, float(number), to_end=to_end) == ("a0" if to_end else "a1")
+    assert lane_of(dispatcher).groups[0].working == 2
+
+
+def test_launches_of_which_somebody_stays_ran_to_where_he_stands() -> None:
+    first, second = early_exit(), Stage(4, 8, 1, "b", (0.005,), survival=0.1)
+    dispatcher = Dispatcher(Route((first, second)), {"a": ["a0"], "b": ["b0"]})
+    for number in range(10):
+        dispatcher.admit(float(number), number + 9.0, Place("x", 0))
+        (launch,) = dispatcher.tick(float(number))
+        dispatcher.completed(launch.id, number + END_S, {0: Place("y", 0)})
+        (launch,) = dispatcher.tick(number + END_S)
+        dispatcher.completed(launch.id, number + END_S + 0.005, {})
+    assert [group.slowdown for group in lane_of(dispatcher).groups] == [pytest.approx(1.0)] * 2
+
+
+@pytest.mark.parametrize(("left_s", "late"), [(0.0005, 1.0), (0.002, GOES_ON), (0.011, 0.0)])
+def test_who_has_time_for_the_ramp_alone_is_as_likely_late_as_to_go_on(left_s: float, late: float) -> None:
+    dispatcher = Dispatcher(Route((early_exit(),)), {"a": ["a0"]}, Limits(slack=0.0))
+    expected = soonest([lane_of(dispatcher)], 0.0)[1]
+    assert expected.late(left_s) == pytest.approx(late)
+    assert expected.mean_s == pytest.approx((1 - GOES_ON) * RAMP_S + GOES_ON * END_S)
+
+
+def test_what_is_learned_of_an_input_is_when_it_left_not_when_its_launch_ended() -> None:
+    dispatcher = Dispatcher(Route((early_exit(batch=2),)), {"a": ["a0"]})
+    for at_s in range(200):
+        dispatcher.admit_all(float(at_s), at_s + 9.0, [Place("x", 0), Place("x", 1)])
+        (launch,) = dispatcher.tick(float(at_s))
+        dispatcher.released(launch.id, at_s + RAMP_S, [0], [0])
+        dispatcher.released(launch.id, at_s + END_S, [1], [3])
+        dispatcher.completed(launch.id, at_s + END_S, {})
+    experience = lane_of(dispatcher).experience
+    assert experience.off == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert max(experience.spread) < 0.02
+
+
+def test_an_error_seen_at_one_exit_point_is_expected_at_all_of_its_stage_and_at_no_other() -> None:
+    other = Stage(4, 8, 1, "b", (0.005,), survival=0.1)
+    dispatcher = Dispatcher(Route((early_exit(), other)), {"a": ["a0"], "b": ["b0"]})
+    experience = lane_of(dispatcher).experience
+    number = experience.exit_at(2)
+    assert number == 1
+    for _ in range(100):
+        experience.learn(number, 0.5)
+    assert experience.off == pytest.approx([0.5, 0.5, 0.0], abs=0.05)
+    assert [experience.exit_at(block) for block in (0, 1, 3, 4, 7, 8)] == [0, 1, 1, 2, 2, None]
+    assert experience.leave == pytest.approx([1 - GOES_ON, GOES_ON - 0.1, 0.1])
+
+
+def test_a_lane_whose_few_last_answers_come_late_is_not_taken_to_be_soonest_for_its_early_ones() -> None:
+    """Half leave it after 1 ms and half after 9, those of the other lane after 6."""
+    exits = ExitPoint(0, (0.001,), 0.5), ExitPoint(3, (0.009,))
+    uneven = Route((Stage(0, 4, 1, "a", (0.005,), ramps=frozenset({0}), exits=exits),))
+    even = Route((Stage(0, 4, 1, "b", (0.006,)),))
+    first, second = Dispatcher(
+        Route(uneven.stages, beside=(even,)), {"a": ["a0"], "b": ["b0"]}, Limits(slack=0.0)
+    )._lanes
+    lane, expected = soonest([first, second], 0.0)
+    assert lane is second
+    assert soonest([first], 0.0)[1].mean_s < expected.mean_s
