@@ -42,19 +42,20 @@ def test_how_fast_a_device_is_does_not_depend_on_where_its_inputs_leave(slower: 
 
 
 def test_a_replica_whose_inputs_all_go_to_the_end_is_not_benched() -> None:
-    dispatcher = Dispatcher(Route((early_exit(),)), {"a": ["a0", "a1"]})
+    dispatcher = Dispatcher(Route((early_exit(),)), {"a": ["a0", "a1", "a2"]})
     for number in range(60):
-        to_end = number % 2 == 0
-        assert run_one(dispatcher, float(number), to_end=to_end) == ("a0" if to_end else "a1")
-    assert lane_of(dispatcher).groups[0].working == 2
+        to_end = number % 3 == 0
+        assert (run_one(dispatcher, float(number), to_end=to_end) == "a0") == to_end
+    assert lane_of(dispatcher).groups[0].working == 3
 
 
 def test_launches_of_which_somebody_stays_ran_to_where_he_stands() -> None:
-    first, second = early_exit(), Stage(4, 8, 1, "b", (0.005,), survival=0.1)
+    first, second = early_exit(batch=2), Stage(4, 8, 1, "b", (0.005,), survival=0.1)
     dispatcher = Dispatcher(Route((first, second)), {"a": ["a0"], "b": ["b0"]})
     for number in range(10):
-        dispatcher.admit(float(number), number + 9.0, Place("x", 0))
+        dispatcher.admit_all(float(number), number + 9.0, [Place("x", row) for row in range(2)])
         (launch,) = dispatcher.tick(float(number))
+        dispatcher.released(launch.id, number + RAMP_S, [1], [0])
         dispatcher.completed(launch.id, number + END_S, {0: Place("y", 0)})
         (launch,) = dispatcher.tick(number + END_S)
         dispatcher.completed(launch.id, number + END_S + 0.005, {})
