@@ -2,11 +2,9 @@
 
 The planner believes in sums of medians, in even spacing, and that every input must be able to go to the end. The
 simulator plays bursts, queues, who leaves where and the product's own dispatcher. So the planner is asked for the best
-plan within several limits of the latency that it believes in, above the SLO too, and what sustains most is taken. How
-much is played is counted in inputs, not in seconds: the same question has the same answer on any machine.
-
-`--polish` plays with more care (`PATIENT`), for some seconds, and goes on to whatever is one move away
-(optimizer/moves.py).
+plan within several limits of the latency that it believes in, above the SLO too, and what sustains most is taken; then
+whatever is one move away from that and sustains more (optimizer/moves.py). How much is played is counted in inputs, not
+in seconds: the same question has the same answer on any machine. `--polish` plays longer, for some seconds (`PATIENT`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,8 +28,10 @@ Find = Callable[[Problem, Objective], Plan | None]
 LIMITS = (1.0, 1.6, 0.65, 1.25, 2.2, 0.5, 0.85)  # of the latency that is believed in, as shares of the SLO
 STEP = 0.01  # a plan is better if it sustains this share more
 HOPE = 1.1  # a plan sustains at most so many times what its devices compute, as the planner counts it
-ENOUGH = 12  # runs by which it is worth to begin
+ENOUGH = 20  # runs by which it is worth to begin
 OTHER_SEED = 1  # the best of many is best by chance as well: other inputs decide in the end
+PASSED = 4  # plans that were the best for a while, and are played with other inputs too
+SURELY = 0.05  # a plan that sustains less by this share is not
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,7 @@ class Care:
     slos: float = 30
     last_inputs: int = 15_000  # of the runs by which the promise is made
     last_slos: float = 60
-    most: float = 250_000  # inputs of all runs by which plans are chosen
-    moves: bool = False  # whatever is one move away from the best is played too
+    most: float = 400_000  # inputs of all runs by which plans are chosen
     out_of_time: Callable[[], bool] = never
 
     @property
@@ -63,7 +62,7 @@ class Care:
 
 
 CARE = Care()
-PATIENT = Care(inputs=15_000, slos=SLOS, last_slos=SLOS, most=inf, moves=True)  # the time is what ends it
+PATIENT = Care(inputs=15_000, slos=SLOS, last_slos=SLOS, most=inf)  # the time is what ends it
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,7 @@ class Climb:
     tried: int = 0
     played: float = 0.0  # inputs
     _seen: set[Plan] = field(default_factory=set)
+    _passed: list[Plan] = field(default_factory=list)  # that were the best for a while, the last one last
 
     def __post_init__(self) -> None:
         care = self.care
@@ -119,6 +119,8 @@ class Climb:
     def _is_better(self, plan: Plan) -> bool:
         step, rate_per_s = STEP, self.rate_per_s or self._least(plan)
         while self._keeps(plan, rate_per_s * (1 + step)):
+            if self.best is not plan:
+                self._passed.append(self.best)
             self.best, self.rate_per_s = plan, rate_per_s * (1 + step)
             step *= 2
         return self.best is plan
@@ -140,14 +142,17 @@ class Climb:
     def settled(self, planned: Plan, rivals: Iterable[Plan] = ()) -> Played:
         """What other inputs show of the best plan is its promise. If they show more of the first one, that stays.
 
-        A rival that they show to be better takes its place: chance may have spoken against it before.
+        A rival that they show to be better takes its place, as does one that was the best before: chance may have
+        spoken against it.
         """
         first, best = replace(planned, promise=None), self.best
-        after_per_s = self._settled(best, self.rate_per_s)
-        before_per_s = after_per_s if best == first else self._settled(first, self.first_per_s)
+        after_per_s = before_per_s = self._settled(best, self.rate_per_s)
+        if best != first:
+            worse = self.first_per_s * (1 + SURELY) < after_per_s
+            before_per_s = self.first_per_s if worse else self._settled(first, self.first_per_s)
         if before_per_s > after_per_s:
             best, after_per_s = first, before_per_s
-        for rival in rivals:
+        for rival in chain(reversed(self._passed[-PASSED:]), rivals):
             if self.care.out_of_time():
                 break
             if rival not in (first, best) and (rival_per_s := self._above(rival, after_per_s)):
@@ -210,7 +215,7 @@ def played(
         pass
     while apart and climb.through(_other_parts(climb.best, facts, objective, find)):
         pass
-    while care.moves and climb.through(_promising(climb.best, facts, objective)):
+    while climb.through(_promising(climb.best, facts, objective)):
         pass
     near = (objective, _within(objective, 1.0)) if _may_be_baseline(facts, objective, apart) else ()
     return climb.settled(plan, chain.from_iterable(_baselines(facts, each) for each in near))
