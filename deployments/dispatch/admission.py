@@ -43,11 +43,11 @@ class Admission:
         few = self._few(alone)
         if sure_s > left_s:
             late_s = self._needed_s(expected, few) - left_s
-            # While nobody is inside, the plan's own times decide. Otherwise replicas that were so slow for a while that
-            # all are refused would get nothing to do by which they could show that they are fast again.
-            if late_s > 0 and (inside or lane.alone_s(weight) > left_s):
+            # While nobody is in the lane, the plan's own times decide. Otherwise replicas that were so slow for a while
+            # that all are refused would get nothing to do by which they could show that they are fast again.
+            if late_s > 0 and (lane.busy or lane.alone_s(weight) > left_s):
                 return Refusal("the deadline cannot be met with what is ahead", late_s)
-        if full and (late_s := expected.whole_s - left_s) > 0 and (inside or lane.whole_s(weight) > left_s):
+        if full and (late_s := expected.whole_s - left_s) > 0 and (lane.busy or lane.whole_s(weight) > left_s):
             return Refusal("the deadline cannot be met by the full network", late_s)
         if inside + others >= limits.backlog:
             return Refusal(f"the backlog of {limits.backlog} inputs is full", sure_s)

@@ -56,7 +56,7 @@ class Group:
         self._benched: set[Replica] = set()
         # Replicas by how many launches they have, in the order in which they got there: the first is free first.
         self._by_load: list[dict[str, Replica]] = [{}]
-        self._under_way = 0  # launches
+        self.under_way = 0  # launches
         self._ends_s = 0.0  # the sum of when they are expected to end
         self._judged = 0  # launches
         self.limit(limits)
@@ -95,7 +95,7 @@ class Group:
 
     def ahead_s(self, now_s: float, more_s: float = 0.0) -> float:
         """How long the group needs for all that the inputs inside will still cost it, and for so much more."""
-        running_s = self._ends_s - self._under_way * now_s
+        running_s = self._ends_s - self.under_way * now_s
         ahead_s = (self.owed_s + more_s) * self._busy_slowdown
         return (ahead_s + running_s if running_s > 0 else ahead_s) / self._devices
 
@@ -160,7 +160,7 @@ class Group:
         replica.pending_s.append(seconds)
         replica.ends_s.append(ends_s)
         self._enter(replica)
-        self._under_way += 1
+        self.under_way += 1
         self._ends_s += ends_s
         return ends_s
 
@@ -168,8 +168,8 @@ class Group:
         """The launch that ran there is over, however it went."""
         load, expected_s = len(replica.pending_s), replica.ends_s.popleft()
         replica.pending_s.popleft()
-        self._under_way -= 1
-        self._ends_s = self._ends_s - expected_s if self._under_way else 0.0
+        self.under_way -= 1
+        self._ends_s = self._ends_s - expected_s if self.under_way else 0.0
         if replica.pending_s:
             self._restart(replica, now_s)
         if self._has(replica):

@@ -39,6 +39,11 @@ class Lane:
         """Whether an input can get to its end here: every group has a replica."""
         return all(group.members for group in self.groups)
 
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits or runs here."""
+        return any(group.under_way for group in self.groups) or any(each.waiting for each in self.stages)
+
     def alone_s(self, weight: int) -> float:
         """By when at least half of the inputs that meet nobody have their answers, as planned."""
         half = next(number for number, after in enumerate(self.experience.beyond) if after <= 0.5)

@@ -155,6 +155,20 @@ def test_a_lane_that_is_later_than_expected_gets_nobody_who_is_earlier_in_anothe
     assert soonest([first, second], 0.0)[0] is second
 
 
+def test_a_lane_that_seems_to_be_late_shows_that_it_is_not_while_another_is_busy() -> None:
+    sides = Route((linear(0, 1, 1, "a"),), beside=(Route((linear(0, 1, 1, "b", launch_s=0.03),)),))
+    dispatcher = Dispatcher(sides, {"a": ["a"], "b": ["b"]})
+    first, second = dispatcher._lanes
+    for _ in range(10):
+        dispatcher._admission.ended(0.0, late=True)
+    first.experience.believe(0, 9.0, 0.0)
+    dispatcher.admit(0.0, 9.0, Place("who keeps it busy", 0))
+    assert second.busy
+    first.experience.believe(0, 0.2, 0.5)
+    assert isinstance(dispatcher.admit(0.0, 0.02, Place("x", 0)), int), "its table says that there is time"
+    assert isinstance(dispatcher.admit(0.0, 0.02, Place("x", 0)), Refusal), "it has something to do now"
+
+
 def test_after_a_rush_those_who_are_nearly_sure_are_still_let_in() -> None:
     """Else all are refused until hardly anybody is inside."""
     admission, lane = Admission(), Dispatcher(FLAT, ALONE)._lanes[0]
@@ -176,6 +190,7 @@ def test_where_nobody_is_nearly_sure_more_may_be_late_than_few(others_s: float |
     lane.experience.believe(0, 0.7, 0.5)
     _, unhindered = soonest([lane], 0.0)
     left_s = unhindered.needed_s(0.2)
+    dispatcher.admit(0.0, 9.0, Place("somebody is there", 0))
 
     def ask(expected: Expected, seconds: float) -> float | Refusal:
         return admission.risk(lane, expected, seconds, 1, limits)
