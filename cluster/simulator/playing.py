@@ -67,7 +67,10 @@ PATIENT = Care(inputs=15_000, slos=SLOS, last_slos=SLOS, most=inf)  # the time i
 
 @dataclass(frozen=True)
 class Played:
-    """The better plan, what the simulator sustains of both, and how many others were played."""
+    """The better plan, what the simulator sustains of both, and how many others were played.
+
+    What the first one sustains is told by shorter runs where it is much worse.
+    """
 
     plan: Plan
     before_per_s: float
@@ -152,7 +155,8 @@ class Climb:
             before_per_s = self.first_per_s if worse else self._settled(first, self.first_per_s)
         if before_per_s > after_per_s:
             best, after_per_s = first, before_per_s
-        for rival in chain(reversed(self._passed[-PASSED:]), rivals):
+        passed = [plan for plan in reversed(self._passed) if plan != first]
+        for rival in chain(passed[:PASSED], rivals):
             if self.care.out_of_time():
                 break
             if rival not in (first, best) and (rival_per_s := self._above(rival, after_per_s)):

@@ -45,9 +45,13 @@ class Admission:
             late_s = self._needed_s(expected, few) - left_s
             # While nobody is in the lane, the plan's own times decide. Otherwise replicas that were so slow for a while
             # that all are refused would get nothing to do by which they could show that they are fast again.
-            if late_s > 0 and (lane.busy or lane.alone_s(weight) > left_s):
+            if late_s > 0 and (lane.busy or others or lane.alone_s(weight) > left_s):
                 return Refusal("the deadline cannot be met with what is ahead", late_s)
-        if full and (late_s := expected.whole_s - left_s) > 0 and (lane.busy or lane.whole_s(weight) > left_s):
+        if (
+            full
+            and (late_s := expected.whole_s - left_s) > 0
+            and (lane.busy or others or lane.whole_s(weight) > left_s)
+        ):
             return Refusal("the deadline cannot be met by the full network", late_s)
         if inside + others >= limits.backlog:
             return Refusal(f"the backlog of {limits.backlog} inputs is full", sure_s)
@@ -90,7 +94,7 @@ def alone_risk(lane: Lane, expected: Expected, left_s: float, weight: int) -> fl
 
 
 def soonest(lanes: Sequence[Lane], now_s: float, weight: int = 1, more: int = 0) -> tuple[Lane, Expected]:
-    """The lane where a newcomer is expected to be answered first, be it early or late that it leaves."""
+    """The lane where a newcomer is expected to be answered first, by `Expected.rank_s`."""
     if len(lanes) == 1:
         return lanes[0], expected_in(lanes[0], now_s, weight, more)
     return min([(each, expected_in(each, now_s, weight, more)) for each in lanes], key=lambda way: way[1].rank_s)

@@ -154,17 +154,17 @@ class Dispatcher:
         """
         flight = self._flights[launch_id]
         if rows:
-            flight.stop = blocks[-1] + 1
+            flight.ran_to(max(blocks) + 1)
         if flight.owed and (watched := flight.watched) in rows:
             flight.compare(blocks[rows.index(watched)], now_s)
-        if not flight.launch.kinds:
-            self._end([flight.tickets[row] for row in rows], Outcome.ANSWERED)
-            return rows
-        fresh = [row for row in rows if not flight.tickets[row].ended]
-        for row, block, label in zip(rows, blocks, labels, strict=True):
-            self._audits.hear(flight.tickets[row], block, label, flight.launch, flight.queue.stage)
-        self._end([flight.tickets[row] for row in fresh], Outcome.ANSWERED)
-        return fresh
+        tickets = flight.tickets
+        fresh = [row for row in rows if not tickets[row].ended]
+        self._settle([tickets[row] for row in fresh], now_s if flight.queue.owner.is_promised else -inf)
+        if flight.launch.kinds:
+            for row, block, label in zip(rows, blocks, labels, strict=True):
+                self._audits.hear(tickets[row], block, label, flight.launch, flight.queue.stage)
+        self._end([tickets[row] for row in fresh], Outcome.ANSWERED)
+        return fresh if flight.launch.kinds else rows
 
     def completed(self, launch_id: int, now_s: float, survivors: Mapping[int, Place], stop: int | None = None) -> None:
         """A launch came back: rows that survived are somewhere else now, all others have their answer.
@@ -175,15 +175,13 @@ class Dispatcher:
         launch, tickets = flight.launch, flight.tickets
         stop = launch.stop if stop is None else stop
         if survivors:
-            flight.stop = stop
+            flight.ran_to(stop)
         flight.judge(now_s)
         if flight.owed:
             self._audits.earn(flight.planned_s)
             flight.compare(stop - 1, now_s)
-            gone = [tickets[row] for row in flight.asking if row not in survivors or tickets[row].told]
+            gone = [ticket for row, ticket in enumerate(tickets) if row not in survivors and not ticket.ended]
             self._settle(gone, now_s if flight.queue.owner.is_promised else -inf)
-            if launch.kinds:
-                self._settle([ticket for ticket in tickets if ticket.told], -inf)
         if not survivors:
             return self._end(tickets, Outcome.ANSWERED)
         if stop >= self.route.num_blocks:
@@ -311,7 +309,12 @@ class Dispatcher:
         last = min(weight, self.route.length or 1)
         more = (weight - last) // len(self._open)
         lane, expected = soonest(self._open, now_s, last, more)
-        return self._admission.needed_s(lane, expected, left_s, last)
+        needed_s = self._admission.needed_s(lane, expected, left_s, last)
+        if (
+            self._tickets and not lane.busy and not more
+        ):  # others are busy: its own table decides, as in `Admission.risk`
+            return min(needed_s, lane.alone_s(last))
+        return needed_s
 
     def timeout_s(self, launch_id: int) -> float:
         """How long a launch may take before it counts as failed."""

@@ -1,6 +1,6 @@
 """How far off it was of late when inputs were expected to leave a lane, or to be through its stages.
 
-What is expected leaves things out: who leaves early, what waits in bulk, launches that vary, a front that is late. They
+What is expected leaves things out: what waits in bulk, launches that vary, a front that is late. They
 show in how much later or earlier inputs really were. Their mean corrects what is expected, their spread says how sure
 that is; both become small where all goes as planned. They are counted in what full launches take, so that they grow and
 shrink with these where replicas become slower or faster. (In what an input's own launches take, a few milliseconds are
@@ -61,7 +61,7 @@ class Expected(NamedTuple):
         return self.ends_s[-1] + self.experience.sure[-1] * self.full_s
 
     def needed_s(self, chance: float) -> float:
-        """How much time it must have, to be late with this probability."""
+        """How much time it must have, to be late with about this probability, if exit points are far apart."""
         experience, number = self.experience, 0
         while experience.beyond[number] >= chance:
             number += 1

@@ -1,13 +1,12 @@
 """Launches under way: what each was made of, when it should end, and how long it may take at most."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
 
 from deployments.dispatch.groups import Replica
 from deployments.dispatch.lanes import Lane
-from deployments.dispatch.messages import Launch, Limits, RowKind
+from deployments.dispatch.messages import Launch, Limits
 from deployments.dispatch.queues import Queue, Ticket
 
 
@@ -24,7 +23,8 @@ class Flight:
     planned_s: float  # what the route says that it takes
     ends_s: float  # as expected when it began
     owed: int  # what its inputs weigh, without the shadows among them
-    stop: int | None = None  # the block up to which inputs have left it so far
+    stop: int = 0  # the block up to which it is known to have run
+    heard: bool = False  # where the watched row left
 
     def judge(self, now_s: float) -> None:
         """It came back: how fast its replica is follows from when, and from how far it ran until all had left."""
@@ -37,13 +37,9 @@ class Flight:
             return self.planned_s
         return stage.until_s(launch.weight)[stage.exit_at((self.stop or launch.stop) - 1)]
 
-    @property
-    def asking(self) -> Sequence[int]:
-        """The rows of those that waited for an answer until it came back: no shadows, and nobody answered early."""
-        own = range(len(self.tickets) - self.launch.shadows)
-        if not (kinds := self.launch.kinds):
-            return own
-        return [row for row in own if kinds[row] != RowKind.EARLY or not self.tickets[row].told]
+    def ran_to(self, stop: int) -> None:
+        """It has run up to this block, and maybe further."""
+        self.stop = max(self.stop, stop)
 
     @property
     def watched(self) -> int:
@@ -51,10 +47,10 @@ class Flight:
         return self.launch.id % (len(self.tickets) - self.launch.shadows)
 
     def compare(self, block: int, now_s: float) -> None:
-        """The watched row has run up to this block. If it has its answer, that was heard when it came."""
-        ticket = self.tickets[self.watched]
-        expected = ticket.expected
-        if not ticket.ended and expected and expected.experience is self.lane.experience:
+        """The watched row left behind this block, or stays there; only the first of both counts."""
+        expected = self.tickets[self.watched].expected
+        if not self.heard and expected and expected.experience is self.lane.experience:
+            self.heard = True
             number = expected.experience.exit_at(block)
             if number is not None:
                 expected.learn(number, now_s)

@@ -9,7 +9,7 @@ from statistics import median
 from deployments.dispatch.messages import Limits
 
 _REMEMBERED = 0.9  # of the sums over earlier launches, when one is added: what counts is the last ten or so
-_EVIDENCE = 5  # launches before a replica is judged: a launch that no input leaves early rightly takes long
+_EVIDENCE = 5  # launches before a replica is judged: a single one may take long by chance
 
 
 @dataclass(eq=False)

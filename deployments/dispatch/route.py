@@ -57,6 +57,8 @@ class Stage:
         if not self.exits:
             end = ExitPoint(self.stop - 1, self.launch_s, least_s=self.least_s)
             object.__setattr__(self, "exits", (end,))
+        if [point.block for point in self.exits] != sorted({point.block for point in self.exits} | {self.stop - 1}):
+            raise ValueError(f"exit points must be in order, the last at block {self.stop - 1}")
         if not 0 <= self.start < self.stop:
             raise ValueError(f"a stage must run at least one block, got {self.start}..{self.stop}")
         if self.batch < 1 or len(self.launch_s) != self.batch:

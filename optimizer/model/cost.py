@@ -40,12 +40,12 @@ def mean_size(batch: Number, staying: Number) -> Number:
 
 
 def felt_size(batch: Number, staying: Number) -> Number:
-    """How many are left in the batch of an input that stays itself.
+    """How many are left in the batch of an input that stays itself. Below 1 it is one input, shorter than others.
 
-    >>> felt_size(9, 0.5)
-    5.0
+    >>> float(felt_size(9, 0.5)), float(felt_size(0.25, 0.5))
+    (5.0, 0.25)
     """
-    return 1.0 + (batch - 1) * staying
+    return np.minimum(batch, 1.0) + np.maximum(np.asarray(batch) - 1.0, 0.0) * staying
 
 
 def occupied_s(launch_s: Number, transfer_s: Number) -> Number:

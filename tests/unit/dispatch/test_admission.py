@@ -165,6 +165,9 @@ def test_a_lane_that_seems_to_be_late_shows_that_it_is_not_while_another_is_busy
     dispatcher.admit(0.0, 9.0, Place("who keeps it busy", 0))
     assert second.busy
     first.experience.believe(0, 0.2, 0.5)
+    assert dispatcher.needed_s(0.0, 0.02) <= 0.02
+    many = dispatcher.admit_all(0.0, 0.02, [Place("x", row) for row in range(40)])
+    assert isinstance(many, Refusal), "its table says that there is no time for so many"
     assert isinstance(dispatcher.admit(0.0, 0.02, Place("x", 0)), int), "its table says that there is time"
     assert isinstance(dispatcher.admit(0.0, 0.02, Place("x", 0)), Refusal), "it has something to do now"
 

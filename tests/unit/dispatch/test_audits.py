@@ -22,7 +22,7 @@ class Survivors:
 
 
 def flat(stage: Stage) -> Stage:
-    return replace(stage, launch_s=(stage.launch_s[-1],) * stage.batch)
+    return replace(stage, launch_s=(stage.launch_s[-1],) * stage.batch, exits=())
 
 
 def flattened(layout: Layout) -> Layout:

@@ -107,3 +107,36 @@ def test_a_lane_whose_few_last_answers_come_late_is_not_taken_to_be_soonest_for_
     lane, expected = soonest([first, second], 0.0)
     assert lane is second
     assert soonest([first], 0.0)[1].mean_s < expected.mean_s
+
+
+@pytest.mark.parametrize(("left_s", "saved"), [(RAMP_S, True), (0.006, False)])
+def test_who_left_in_time_is_not_late_because_the_launch_went_on(left_s: float, saved: bool) -> None:
+    dispatcher = Dispatcher(Route((early_exit(batch=2),)), {"a": ["a0"]}, Limits(slack=0.0))
+    before = dispatcher._admission._may_be_late
+    number = dispatcher.admit(0.0, 9.0, Place("x", 0))
+    assert isinstance(number, int)
+    dispatcher._tickets[number].deadline_s = 0.005
+    dispatcher.admit(0.0, 9.0, Place("x", 0))
+    (launch,) = dispatcher.tick(0.0)
+    dispatcher.released(launch.id, left_s, [0], [0])
+    dispatcher.released(launch.id, END_S, [1], [3])
+    dispatcher.completed(launch.id, END_S, {})
+    assert (dispatcher._admission._may_be_late >= before) == saved
+
+
+def test_who_gave_up_shows_how_late_he_would_have_been() -> None:
+    dispatcher = Dispatcher(Route((early_exit(),)), {"a": ["a0"]})
+    number = dispatcher.admit(0.0, 9.0, Place("x", 0))
+    assert isinstance(number, int)
+    (launch,) = dispatcher.tick(0.0)
+    dispatcher.abandon(number)
+    dispatcher.released(launch.id, END_S + MEAN_S, [0], [3])
+    dispatcher.completed(launch.id, END_S + MEAN_S, {})
+    assert lane_of(dispatcher).experience.off[0] > 0.05
+
+
+def test_exit_points_must_be_in_order_and_end_with_the_stage() -> None:
+    first, last = ExitPoint(0, (0.1,)), ExitPoint(3, (0.2,))
+    for exits in ((first,), (last, first), (first, first, last)):
+        with pytest.raises(ValueError, match="the last at block 3"):
+            Stage(0, 4, 1, "a", (0.2,), exits=exits)

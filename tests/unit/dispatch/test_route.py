@@ -1,5 +1,7 @@
 """A plan becomes a route with the planner's own times."""
 
+from dataclasses import replace
+
 import pytest
 
 from deployments.dispatch.route import route_of
@@ -39,6 +41,18 @@ def test_a_stage_s_exit_points_say_when_who_goes_there_is_through() -> None:
     assert stage.until_s(1) < stage.until_s(8)
     assert stage.until_s(99) == stage.until_s(8)
     assert [stage.exit_at(block) for block in range(4)] == [0, 0, 1, 1]
+
+
+def test_a_short_text_takes_less_until_each_exit_point() -> None:
+    one, many = table().block_s
+    few, ramp = tuple(each / 10 for each in one), table().ramp_s[0]
+    texts = replace(table(), length=100, batch_sizes=(0.1, 1, 8), block_s=(few, one, many), ramp_s=(ramp,) * 3)
+    devices = fleet("v100=2")
+    facts = problem(Profile("texts", (texts,), ExitProfile(SURVIVAL)), devices, links_between(devices))
+    facts = replace(facts, length=100)
+    (stage,) = route_of(Plan((Placement("v100", 2, (Split(0, 4, 8, ramps=(1,)),)),)), facts, ["all"]).stages
+    short, long = stage.until_s(10), stage.until_s(100)
+    assert all(0.2 < less / more < 0.4 for less, more in zip(short, long, strict=True))
 
 
 def test_pipelines_side_by_side_are_routes_side_by_side_with_groups_of_their_own() -> None:

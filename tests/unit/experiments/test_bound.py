@@ -39,7 +39,7 @@ def test_every_problem_has_an_slo_that_some_plan_keeps(seed: int) -> None:
 def test_no_lane_stands_idle_while_inputs_are_refused() -> None:
     """A launch of the slower lane takes nearly as long as the SLO if anybody stays, and 94 % of its inputs leave early.
 
-    Admission once learned from a few launches that went to the end that the lane was too slow, and lost up to a fifth.
+    A few launches that go to the end do not show that the lane is too slow.
     """
     problem = playable(55)
     assert problem is not None
