@@ -41,6 +41,8 @@ class Effort:
     # Pipelines side by side (pipelines/): what is tried of many kinds, and the ceiling's multipliers.
     kinds_in_all_sets: int = 4  # of more kinds, only single ones, pairs and the whole fleet are chained
     kinds_in_all_orders: int = 4  # more kinds are used up in one order only: the most inputs per dollar first
+    kinds_shared: int = 4  # of more kinds, each belongs to one pipeline
+    worthwhile: float = 0.002  # a chain of shared kinds has to sustain this share more than its devices do alone
     ceiling_steps: int = 30
     ceiling_cuts: int = 2
     ceiling_halvings: int = 4

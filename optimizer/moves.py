@@ -1,6 +1,6 @@
 """Plans that are one small move away from a plan: what is tried around it (cluster/simulator/playing.py)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, permutations
 
@@ -21,10 +21,11 @@ def neighbours(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Pla
             _batches(pipeline, facts, objective), _cuts(pipeline, facts), _merged(pipeline, facts),
             _parted(pipeline, facts), _ramps(pipeline, facts),
         )  # fmt: skip
-        for other in chain((_changed(pipeline, each) for each in changes), _replicas(pipeline)):
+        for other in (_changed(pipeline, each) for each in changes):
             moved = joined([*pipelines[:index], other, *pipelines[index + 1 :]])
             if _allowed(other, facts, objective) and not evaluate(moved, facts).broken:
                 yield moved
+    yield from _replicas(pipelines)
 
 
 def _allowed(plan: Plan, facts: Problem, objective: Objective) -> bool:
@@ -90,10 +91,17 @@ def _ramps(plan: Plan, facts: Problem) -> Iterator[Changes]:
             yield {split: (replace(split, ramps=tuple(sorted({*split.ramps} ^ {ramp}))),)}
 
 
-def _replicas(plan: Plan) -> Iterator[Plan]:
-    """One device from one placement to another of its kind."""
-    for source, target in permutations(plan.placements, 2):
-        if source.kind == target.kind and source.replicas > 1:
-            counts = {source: source.replicas - 1, target: target.replicas + 1}
-            placements = (replace(each, replicas=counts.get(each, each.replicas)) for each in plan.placements)
-            yield replace(plan, placements=tuple(placements))
+def _replicas(pipelines: Sequence[Plan]) -> Iterator[Plan]:
+    """One device from one placement to another of its kind, which may stand in another pipeline."""
+    places = [(at, index) for at, pipeline in enumerate(pipelines) for index in range(len(pipeline.placements))]
+    for source, target in permutations(places, 2):
+        one, other = (pipelines[at].placements[index] for at, index in (source, target))
+        if one.kind == other.kind and one.replicas > 1:
+            counts = {source: one.replicas - 1, target: other.replicas + 1}
+            yield joined([_counted(pipeline, at, counts) for at, pipeline in enumerate(pipelines)])
+
+
+def _counted(pipeline: Plan, at: int, counts: dict[tuple[int, int], int]) -> Plan:
+    placements = enumerate(pipeline.placements)
+    counted = (replace(each, replicas=counts.get((at, index), each.replicas)) for index, each in placements)
+    return replace(pipeline, placements=tuple(counted))

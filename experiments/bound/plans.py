@@ -11,8 +11,10 @@ from cluster.simulator.playing import HOPE, PATIENT, around, is_playable, played
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import SHORT_SLOS, kept_run, settled
 from experiments.bound.problems import playable
+from experiments.shared.gains import PaperFigure
 from optimizer.objective import Objective
 from optimizer.pipelines.baselines import baselines
+from optimizer.pipelines.oracle import oracle_per_s
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.plan import Plan
 from optimizer.problem import Problem
@@ -22,6 +24,7 @@ INPUTS, SLOS = 20_000, 60  # of a run at least
 BEATEN = 0.02  # a baseline is better if it sustains this share more
 GAP = 0.01  # of the planner, as the product's controller asks for it
 FIND = partial(side_by_side, gap=PLAYED_GAP)
+BATCH = 16  # the largest, of the paper's figures
 MOVED_EVERY, MOVING_S = 4, 20.0  # problem's plan has its neighbours played, and for how much processor time
 
 
@@ -61,6 +64,17 @@ def planned(facts: Problem, objective: Objective) -> Plan | None:
     return played(plan, facts, objective, FIND).plan
 
 
+def share_of_oracle(claim: PaperFigure) -> float:
+    """What the plan for one of the paper's figures sustains, as a share of what no system can exceed."""
+    facts = claim.network.facts(claim.devices, claim.dtype)
+    objective = Objective(slo_s=claim.slo_s, max_batch=BATCH)
+    plan = planned(facts, objective)
+    assert plan is not None
+    assert plan.promise is not None
+    kept = settled(World(plan, facts, claim.slo_s), plan.promise.goodput_per_s, INPUTS, SEED, SLOS)
+    return kept / oracle_per_s(facts, claim.slo_s, BATCH)
+
+
 def neighbour_gain(plan: Plan, facts: Problem, objective: Objective) -> float:
     end_s = time.process_time() + MOVING_S
     care = replace(PATIENT, slos=SLOS, last_slos=SLOS, out_of_time=lambda: time.process_time() >= end_s)
@@ -73,7 +87,7 @@ def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[
         for other in baselines(facts, asked):
             if other.plan and other.score and other.score.goodput_per_s * HOPE > rate_per_s > 0:
                 world = World(other.plan, facts, asked.slo_s or 0.0)
-                counts = (max(INPUTS, int(slos * world.slo_s * rate_per_s)) for slos in (SHORT_SLOS, SLOS))
-                kept = all(kept_run(world, rate_per_s, each, SEED) for each in counts)
+                counts = {max(INPUTS, int(slos * world.slo_s * rate_per_s)) for slos in (SHORT_SLOS, SLOS)}
+                kept = all(kept_run(world, rate_per_s, each, SEED) for each in sorted(counts))
                 if kept and settled(world, rate_per_s, INPUTS, SEED, SLOS) >= rate_per_s:
                     yield other.name

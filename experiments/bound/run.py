@@ -6,19 +6,18 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 
 from experiments.bound.judged import Until, figures, judged
+from experiments.bound.plans import share_of_oracle
 from experiments.heterogeneous.run import FIGURE as MIXED
 from experiments.homogeneous.run import FIGURE as ONE_KIND
-from experiments.shared import gains
 
 PROBLEMS, MINUTES = 500, 8
-BATCH = 16  # the largest
 
 
 def measure(problems: int = PROBLEMS, minutes: int = MINUTES, oracle: int = 1) -> dict[str, float]:
     """So many problems, as far as the minutes go."""
     with ProcessPoolExecutor(os.cpu_count()) as cores:
         found = figures(judged(range(problems), Until(time.time() + 60 * minutes), cores))
-    if oracle:
-        one, mixed = (gains.share_of_oracle(claim, BATCH) for claim in (ONE_KIND, MIXED))
-        found |= {"share_of_oracle_homogeneous": one, "share_of_oracle_mixed": mixed}
+        if oracle:
+            one, mixed = cores.map(share_of_oracle, (ONE_KIND, MIXED))
+            found |= {"share_of_oracle_homogeneous": one, "share_of_oracle_mixed": mixed}
     return found

@@ -7,6 +7,7 @@ value that a goal gives a plan. Plans with the same cuts on the same kinds are r
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations, pairwise, product
 from math import inf
@@ -42,6 +43,23 @@ def best_value(facts: Problem, objective: Objective) -> float:
     """The smallest value of any plan, in the units of the goal; infinite when there is none."""
     graphs = [facts, facts.without_exits] if min(facts.survival) < 1 else [facts]
     return min((value for graph in graphs for value in _of_every_way(graph, objective)), default=inf)
+
+
+def most_side_by_side(facts: Problem, objective: Objective) -> float:
+    """The most goodput of any pipelines side by side, each with any number of devices of every kind."""
+
+    @cache
+    def alone(counts: tuple[int, ...]) -> float:
+        devices = [replace(each, count=count) for each, count in zip(facts.devices, counts, strict=True) if count]
+        return 1 / best_value(facts.with_devices(devices), replace(objective, goal="goodput"))
+
+    @cache
+    def most(counts: tuple[int, ...]) -> float:
+        parts = (part for part in product(*(range(count + 1) for count in counts)) if any(part))
+        rests = ((part, tuple(count - used for count, used in zip(counts, part, strict=True))) for part in parts)
+        return max((alone(part) + most(rest) for part, rest in rests), default=0.0)
+
+    return most(tuple(each.count for each in facts.devices))
 
 
 def _of_every_way(facts: Problem, objective: Objective) -> Iterator[float]:

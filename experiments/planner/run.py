@@ -4,14 +4,16 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from experiments.planner.bruteforce import best_value
+from experiments.planner.bruteforce import best_value, most_side_by_side
 from experiments.planner.paper import paper
 from experiments.planner.random_problems import random_objective, random_problem
 from experiments.planner.settings import BERT_BASE, BERT_LARGE, FOUR_KINDS, ONE_KIND, RESNET50, Network, deep, evenly
+from optimizer.effort import EFFORT, Effort
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.pipelines.side_by_side import side_by_side
@@ -19,6 +21,7 @@ from optimizer.plan import Plan
 from optimizer.search.exact import search
 
 PROBLEMS = 3000
+SEVERAL_KINDS = 300  # problems, less those of one kind
 SLO = Objective(slo_s=0.1)
 PATIENT = Objective(slo_s=1.0)  # 96 blocks take longer
 GAP = 0.01
@@ -38,7 +41,7 @@ def measure() -> dict[str, float]:
     console.print(_beside_the_paper(figures))
     console.print(_growth())
     figures |= paper(console)
-    return figures | _exactness()
+    return figures | _exactness() | _sharing()
 
 
 def _speed(name: str, network: Network) -> dict[str, float]:
@@ -76,6 +79,30 @@ def agrees(seed: int) -> bool:
     score = evaluate(plan, facts, objective)
     value = objective.aim.value(score.goodput_per_s, score.cost_per_hour, score.latency_s)
     return not score.broken and gap(plan) == 0 and abs(value - best) <= 1e-8 * best + 1e-12
+
+
+def _sharing() -> dict[str, float]:
+    """What plans fall short of the best pipelines on any devices, where kinds may be shared and where they may not."""
+    several = [seed for seed in range(SEVERAL_KINDS) if len(random_problem(seed).devices) > 1]
+    short = [found for seed in track(several, "kinds that are shared") if (found := short_of_best(seed))]
+    shared, apart = zip(*short, strict=True)
+    return {
+        "sharing_problems": len(short),
+        "short_of_best_mean": float(np.mean(shared)),
+        "short_of_best_max": max(shared),
+        "short_of_best_kinds_apart_mean": float(np.mean(apart)),
+        "short_of_best_kinds_apart_max": max(apart),
+    }
+
+
+def short_of_best(seed: int) -> tuple[float, float] | None:
+    """By which share of the most goodput, if any: the planner's plan, and one with each kind in one pipeline."""
+    facts = random_problem(seed)
+    objective = Objective(slo_s=random_objective(seed, facts).slo_s, max_batch=2)
+    most = most_side_by_side(facts, objective)
+    plans = [side_by_side(facts, objective, effort=effort) for effort in (EFFORT, Effort(kinds_shared=0))]
+    shared, apart = (evaluate(plan, facts).goodput_per_s if plan else 0.0 for plan in plans)
+    return (1 - shared / most, 1 - apart / most) if most else None
 
 
 def _beside_the_paper(figures: dict[str, float]) -> Table:

@@ -68,11 +68,6 @@ def best(rows: Sequence[SystemGoodput], system: str) -> float:
     return max(row.goodput_per_s for row in rows if row.system == system)
 
 
-def share_of_oracle(claim: PaperFigure, batch: int) -> float:
-    """What our plan sustains at batches up to this, as a share of what no system can exceed."""
-    return _row(claim, claim.network.facts(claim.devices, claim.dtype), batch, "isobatch").share_of_oracle
-
-
 def ratio(rows: Sequence[SystemGoodput], batch: int, over: str) -> float:
     """How many times more isobatch sustains than this system at a batch size."""
     at = {row.system: row.goodput_per_s for row in rows if row.batch == batch}

@@ -56,6 +56,8 @@ HEADLINES = {
         Headline("planner", "s_96blocks_1000gpus", "plan of 96 blocks, 1,000 GPUs of eight kinds (s)", 5, True),
         Headline("planner", "gap_1000gpus", "gap of that plan to the best one, at most", 0.01, True),
         Headline("planner", "bruteforce_mismatches", "plans that differ from brute force's", 0, True),
+        Headline("planner", "short_of_best_mean", "short of the best pipelines on any devices, mean"),
+        Headline("planner", "short_of_best_kinds_apart_mean", "the same, where no two pipelines share a kind"),
         Headline("bound", "problems", "problems by which plans were judged, of 500", 500),
         Headline("bound", "promise_error_p90", "abs(sustained / promised - 1), p90", 0.03, True),
         Headline("bound", "promise_error_max", "the same, worst case", 0.06, True),

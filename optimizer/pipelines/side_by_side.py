@@ -6,8 +6,9 @@ kinds uneven, it is better to let some kinds work beside the others:
     most(S) = max( goodput of the best pipeline on S,
                    max over T in S of goodput of the best pipeline on T + most(S - T) )
 
-over sets of kinds; a kind belongs to one pipeline. A ceiling (pipelines/ceiling.py) bounds the sum for any number of
-pipelines, also for ones that share a kind, so that most sets need never be looked at.
+over sets of kinds, where a kind belongs to one pipeline. Then kinds may be shared (pipelines/sharing.py). A ceiling
+(pipelines/ceiling.py) bounds the sum for any number of pipelines, also for ones that share a kind, so that most sets
+need never be looked at.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,8 @@ from optimizer.objective import Objective
 from optimizer.pipelines.alike import as_one, told_apart
 from optimizer.pipelines.baselines import baselines
 from optimizer.pipelines.ceiling import Ceiling
-from optimizer.pipelines.spread import best_of, spread, value
+from optimizer.pipelines.sharing import Sharing, goodput_per_s
+from optimizer.pipelines.spread import best_of, joined, spread, value
 from optimizer.plan import Plan, Promise
 from optimizer.problem import Problem
 from optimizer.search.exact import search
@@ -33,13 +35,13 @@ Kinds = frozenset[int]
 
 @dataclass(frozen=True)
 class Pipelines:
-    """Some pipelines on kinds of their own."""
+    """Some pipelines on devices of their own."""
 
     plans: tuple[Plan, ...]
 
     @property
     def goodput_per_s(self) -> float:
-        return sum(plan.promise.goodput_per_s for plan in self.plans if plan.promise)
+        return sum(map(goodput_per_s, self.plans))
 
     @property
     def most(self) -> float:
@@ -107,9 +109,13 @@ def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effo
         if plan:
             found[kinds] = Pipelines((plan,))
     best = _most(found, len(facts.devices))[all_kinds]
+    proved = least * best.goodput_per_s * (1 + gap) >= 1
+    if not proved and len(facts.devices) <= effort.kinds_shared and not effort.out_of_time():
+        shared = Pipelines(tuple(Sharing(facts, alone, gap, effort).pipelines(facts.devices)))
+        best = max(best, shared, key=lambda each: each.goodput_per_s)
     if not best.plans or best.goodput_per_s * (1 + SAME) < objective.goodput_per_s:
         return None
-    return _joined(best, 1 / least if least else np.inf)
+    return _joined(best, facts, 1 / least if least else np.inf)
 
 
 def _sets(kinds: int, all_up_to: int) -> Iterator[Kinds]:
@@ -132,15 +138,9 @@ def _most(found: dict[Kinds, Pipelines], kinds: int) -> dict[Kinds, Pipelines]:
     return most
 
 
-def _joined(pipelines: Pipelines, ceiling: float) -> Plan:
-    first, *others = sorted(pipelines.plans, key=lambda plan: plan.promise.goodput_per_s if plan.promise else 0.0)[::-1]
-    promises = [plan.promise for plan in pipelines.plans if plan.promise]
-    goodput = sum(each.goodput_per_s for each in promises)
-    gap = min(max(0.0, float(ceiling) / goodput - 1), MOST_GAP)
-    promise = Promise(
-        goodput,
-        max(each.latency_s for each in promises),
-        sum(each.cost_per_hour for each in promises),
-        gap if gap > SAME else 0.0,
-    )
-    return replace(first, promise=promise, beside=tuple(replace(each, promise=None) for each in others))
+def _joined(pipelines: Pipelines, facts: Problem, ceiling: float) -> Plan:
+    plan = joined(sorted(pipelines.plans, key=goodput_per_s, reverse=True))
+    score = evaluate(plan, facts)
+    gap = min(max(0.0, float(ceiling) / score.goodput_per_s - 1), MOST_GAP)
+    promise = Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, gap if gap > SAME else 0.0)
+    return replace(plan, promise=promise)
