@@ -25,7 +25,7 @@ def neighbours(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Pla
             moved = joined([*pipelines[:index], other, *pipelines[index + 1 :]])
             if _allowed(other, facts, objective) and not evaluate(moved, facts).broken:
                 yield moved
-    yield from _replicas(pipelines)
+    yield from _replicas(pipelines, facts.lanes(plan))
 
 
 def _allowed(plan: Plan, facts: Problem, objective: Objective) -> bool:
@@ -91,12 +91,13 @@ def _ramps(plan: Plan, facts: Problem) -> Iterator[Changes]:
             yield {split: (replace(split, ramps=tuple(sorted({*split.ramps} ^ {ramp}))),)}
 
 
-def _replicas(pipelines: Sequence[Plan]) -> Iterator[Plan]:
-    """One device from one placement to another of its kind, which may stand in another pipeline."""
+def _replicas(pipelines: Sequence[Plan], lanes: Sequence[int]) -> Iterator[Plan]:
+    """One device from one placement to another of its kind, which may stand in another lane."""
     places = [(at, index) for at, pipeline in enumerate(pipelines) for index in range(len(pipeline.placements))]
     for source, target in permutations(places, 2):
         one, other = (pipelines[at].placements[index] for at, index in (source, target))
-        if one.kind == other.kind and one.replicas > 1:
+        stays = (lanes[source[0]], source[1]) == (lanes[target[0]], target[1])
+        if one.kind == other.kind and one.replicas > 1 and not stays:
             counts = {source: one.replicas - 1, target: other.replicas + 1}
             yield joined([_counted(pipeline, at, counts) for at, pipeline in enumerate(pipelines)])
 

@@ -87,15 +87,23 @@ def _compared(
 
 
 def _splits(plan: Plan, facts: Problem) -> dict[tuple[str, int, int], tuple[Split, float]]:
-    """Every split of every pipeline, and the share of all inputs that enters it."""
-    splits = {}
+    """Every split of every pipeline, and the share of all inputs that enters it.
+
+    Where pipelines share a kind, a launch does not say which one it was of. So blocks that they run alike, but with
+    other ramps or behind other exits, are left out.
+    """
+    splits: dict[tuple[str, int, int], tuple[Split, float]] = {}
+    unclear = set()
     for pipeline in plan.pipelines:
         reach = 1.0
         for split in pipeline.splits:
             kind = pipeline.placement_of(split).kind
-            splits[kind, split.start, split.stop] = (split, reach)
+            key = kind, split.start, split.stop
+            known, known_reach = splits.setdefault(key, (split, reach))
+            if (known.ramps, known_reach) != (split.ramps, reach):
+                unclear.add(key)
             reach = work(split, facts, kind, None, reach).survivors
-    return splits
+    return {key: each for key, each in splits.items() if key not in unclear}
 
 
 def _scaled(table: LatencyTable, factors: tuple[float, ...]) -> LatencyTable:

@@ -135,8 +135,8 @@ class Climb:
     def _keeps(self, plan: Plan, rate_per_s: float) -> bool:
         """A short run refuses most at little cost; a long one decides."""
         world, care = self._world(plan), self.care
-        lengths = (min(care.slos, SHORT_SLOS), care.slos)
-        for inputs in sorted({max(care.inputs, int(slos * self.slo_s * rate_per_s)) for slos in lengths}):
+        lasting_s = (self.slo_s * min(care.slos, SHORT_SLOS), self.slo_s * care.slos)
+        for inputs in sorted({max(care.inputs, int(seconds * rate_per_s)) for seconds in lasting_s}):
             self.played += inputs
             if kept_run(world, rate_per_s, inputs, 0, care.in_time) is None:
                 return False

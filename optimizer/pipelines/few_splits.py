@@ -17,7 +17,10 @@ Find = Callable[[Problem, Objective, float], Plan | None]
 
 
 def few_splits(facts: Problem, objective: Objective, gap: float, most: int, find: Find) -> Plan | None:
-    """The best plan by `find` whose pipelines are all cut at the same blocks, into at most so many splits."""
+    """The best plan by `find` whose pipelines have at most so many splits each.
+
+    Where the best plan of all has more, it is the best of those whose pipelines are all cut at the same blocks.
+    """
     plan = find(facts, objective, gap)
     if plan is None or all(len(pipeline.splits) <= most for pipeline in plan.pipelines):
         return plan

@@ -5,23 +5,24 @@ dollar at such prices, that one is taken which sustains most above what its devi
 in the same way, as long as there is such a chain. That is no proof of the best: only the ceiling bounds it.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from optimizer.effort import Effort
+from optimizer.effort import MOST_GAP, Effort
+from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
-from optimizer.plan import Plan
+from optimizer.plan import Plan, Promise
 from optimizer.problem import Problem
 from optimizer.search.exact import search
 from profiles.devices import Device
 
 # What a device may be worth of a kind that can do nothing alone, times what the best one is worth.
-GUESSES = (1e-3, 0.1, 0.3, 1.0)
+GUESSES = (0.1, 0.3, 1.0)
 
 
-def goodput_per_s(plan: Plan | None) -> float:
-    """What a plan promises."""
+def promised_per_s(plan: Plan | None) -> float:
     return plan.promise.goodput_per_s if plan and plan.promise else 0.0
 
 
@@ -33,30 +34,45 @@ class Sharing:
     objective: Objective
     gap: float
     effort: Effort
-    _alone: dict[Device, Plan | None] = field(default_factory=dict)
+    alone: dict[Device, Plan | None]  # the best pipeline of each kind by itself, as far as it is known
     _chained: dict[tuple[Device, Device], Plan | None] = field(default_factory=dict)
 
-    def pipelines(self, devices: Sequence[Device]) -> list[Plan]:
+    def pipelines(self) -> list[Plan]:
+        """With their promises. Those that differ in how many devices they have alone are one."""
+        alike = defaultdict[object, list[Plan]](list)
+        for plan in self._chains_and_rest(self.facts.devices):
+            alike[tuple((each.kind, each.splits, each.local) for each in plan.placements)].append(plan)
+        return [self._as_one(plans) for plans in alike.values()]
+
+    def _as_one(self, plans: Sequence[Plan]) -> Plan:
+        counts = (sum(each.replicas for each in row) for row in zip(*(plan.placements for plan in plans), strict=True))
+        placements = (replace(each, replicas=count) for each, count in zip(plans[0].placements, counts, strict=True))
+        plan = replace(plans[0], placements=tuple(placements))
+        score = evaluate(plan, self.facts)
+        return replace(plan, promise=Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, MOST_GAP))
+
+    def _chains_and_rest(self, devices: Sequence[Device]) -> list[Plan]:
         """Chains as long as one sustains more than its devices do alone, then every kind that is left by itself."""
-        worth = {each.kind: goodput_per_s(self._by_itself(each)) / each.count for each in devices}
+        worth = {each.kind: promised_per_s(self._by_itself(each)) / each.count for each in devices}
         chain = max(self._chains(devices, worth), key=lambda each: _gain(each, worth), default=None)
         if chain is None:
             return [plan for each in devices if (plan := self._by_itself(each))]
         used = chain.devices()
         left = [replace(each, count=each.count - used.get(each.kind, 0)) for each in devices]
-        return [chain, *self.pipelines([each for each in left if each.count])]
+        return [chain, *self._chains_and_rest([each for each in left if each.count])]
 
     def _chains(self, devices: Sequence[Device], worth: dict[str, float]) -> Iterator[Plan]:
-        for guess in GUESSES if min(worth.values(), default=1.0) == 0 else (1.0,):
-            least = guess * (max(worth.values(), default=0.0) or 1.0)
+        most = max(worth.values(), default=0.0)
+        for guess in GUESSES if most and not all(worth.values()) else (1.0,):
+            least = guess * (most or 1.0)
             priced = [replace(each, price_per_hour=worth[each.kind] or least) for each in devices]
             yield from (chain for pair in combinations(priced, 2) if (chain := self._chain(pair)))
 
     def _by_itself(self, device: Device) -> Plan | None:
-        if device not in self._alone:
+        if device not in self.alone:
             here = self.facts.with_devices([device])
-            self._alone[device] = search(here, self.objective, self.gap, effort=self.effort)
-        return self._alone[device]
+            self.alone[device] = search(here, self.objective, self.gap, effort=self.effort)
+        return self.alone[device]
 
     def _chain(self, pair: tuple[Device, Device]) -> Plan | None:
         """The plan on these two kinds that sustains most for what it uses, if that is worthwhile."""
@@ -69,4 +85,4 @@ class Sharing:
 
 def _gain(chain: Plan, worth: dict[str, float]) -> float:
     """How much more a chain sustains than its devices would alone."""
-    return goodput_per_s(chain) - sum(worth[kind] * count for kind, count in chain.devices().items())
+    return promised_per_s(chain) - sum(worth[kind] * count for kind, count in chain.devices().items())

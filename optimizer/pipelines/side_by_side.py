@@ -24,11 +24,12 @@ from optimizer.objective import Objective
 from optimizer.pipelines.alike import as_one, told_apart
 from optimizer.pipelines.baselines import baselines
 from optimizer.pipelines.ceiling import Ceiling
-from optimizer.pipelines.sharing import Sharing, goodput_per_s
+from optimizer.pipelines.sharing import Sharing, promised_per_s
 from optimizer.pipelines.spread import best_of, joined, spread, value
 from optimizer.plan import Plan, Promise
 from optimizer.problem import Problem
 from optimizer.search.exact import search
+from profiles.devices import Device
 
 Kinds = frozenset[int]
 
@@ -41,7 +42,7 @@ class Pipelines:
 
     @property
     def goodput_per_s(self) -> float:
-        return sum(map(goodput_per_s, self.plans))
+        return sum(map(promised_per_s, self.plans))
 
     @property
     def most(self) -> float:
@@ -55,12 +56,16 @@ def side_by_side(facts: Problem, objective: Objective, gap: float = 0.0, effort:
     One kind under several names is one kind, as far as its devices can be told apart afterwards.
     """
     together = as_one(facts)
-    if together is not facts:
-        plan = _by_kinds(together, objective, gap, effort)
-        apart = plan and told_apart(plan, facts)
-        if apart or plan is None:
-            return apart
-    return _by_kinds(facts, objective, gap, effort)
+    if together is facts:
+        return _by_kinds(facts, objective, gap, effort)
+    plan = _by_kinds(together, objective, gap, effort)
+    if plan is None:
+        return None
+    if apart := told_apart(plan, facts):
+        return apart
+    unshared = _by_kinds(together, objective, gap, replace(effort, kinds_shared=0))
+    others = [unshared and told_apart(unshared, facts), _by_kinds(facts, objective, gap, effort)]
+    return best_of(others, facts, objective)
 
 
 def _by_kinds(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
@@ -111,7 +116,10 @@ def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effo
     best = _most(found, len(facts.devices))[all_kinds]
     proved = least * best.goodput_per_s * (1 + gap) >= 1
     if not proved and len(facts.devices) <= effort.kinds_shared and not effort.out_of_time():
-        shared = Pipelines(tuple(Sharing(facts, alone, gap, effort).pipelines(facts.devices)))
+        known: dict[Device, Plan | None] = {
+            facts.devices[kind]: each.plans[0] for (kind, *others), each in found.items() if not others
+        }
+        shared = Pipelines(tuple(Sharing(facts, alone, gap, effort, known).pipelines()))
         best = max(best, shared, key=lambda each: each.goodput_per_s)
     if not best.plans or best.goodput_per_s * (1 + SAME) < objective.goodput_per_s:
         return None
@@ -139,7 +147,7 @@ def _most(found: dict[Kinds, Pipelines], kinds: int) -> dict[Kinds, Pipelines]:
 
 
 def _joined(pipelines: Pipelines, facts: Problem, ceiling: float) -> Plan:
-    plan = joined(sorted(pipelines.plans, key=goodput_per_s, reverse=True))
+    plan = joined(sorted(pipelines.plans, key=promised_per_s, reverse=True))
     score = evaluate(plan, facts)
     gap = min(max(0.0, float(ceiling) / score.goodput_per_s - 1), MOST_GAP)
     promise = Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, gap if gap > SAME else 0.0)

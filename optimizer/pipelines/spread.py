@@ -55,7 +55,7 @@ def spread(facts: Problem, objective: Objective, planner: Planner, effort: Effor
     alone = [facts.with_devices((device,)) for device in facts.devices]
     plans = [planner(each, objective) for each in alone]
     if len(alone) > 1 and (objective.aim.adds_up or objective.goodput_per_s > 0):
-        plans += _shared(objective, planner, list(_pipelines(alone, objective, planner)), effort)
+        plans += _one_after_the_other(objective, planner, list(_pipelines(alone, objective, planner)), effort)
     return best_of(plans, facts, objective)
 
 
@@ -70,7 +70,9 @@ def _fastest(objective: Objective) -> Objective:
     return replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
 
 
-def _shared(objective: Objective, planner: Planner, pipelines: list[Pipeline], effort: Effort) -> Iterator[Plan]:
+def _one_after_the_other(
+    objective: Objective, planner: Planner, pipelines: list[Pipeline], effort: Effort
+) -> Iterator[Plan]:
     dear_last = sorted(pipelines, key=lambda each: each.cost_per_hour / each.goodput_per_s)
     orders = permutations(pipelines) if len(pipelines) <= effort.kinds_in_all_orders else iter([tuple(dear_last)])
     whole = objective.aim.adds_up and objective.cost_per_hour is None

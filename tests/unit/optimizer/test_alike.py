@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import run
 from experiments.planner.random_problems import random_objective, random_problem
+from optimizer.effort import Effort
 from optimizer.model.evaluate import evaluate
+from optimizer.objective import Objective
 from optimizer.pipelines.alike import told_apart
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.pipelines.spread import value
@@ -56,6 +58,19 @@ def test_a_second_name_costs_nothing(seed: int) -> None:
             assert value(several, named, objective) == pytest.approx(value(one, alone, objective))
         assert several.promise is not None
         assert evaluate(several, named).latency_s == pytest.approx(several.promise.latency_s)
+
+
+def test_names_lose_nothing_by_pipelines_that_would_share_their_kind() -> None:
+    """The shared plan has a placement of one device, which no two names have together."""
+    alone = random_problem(45)
+    objective = Objective(slo_s=random_objective(45, alone).slo_s, max_batch=2)
+    named, apart = renamed(alone, "kind0", "again", 1), Effort(kinds_shared=0)
+    shared = side_by_side(alone, objective)
+    assert shared is not None
+    assert told_apart(shared, named) is None
+    found = [side_by_side(named, objective), side_by_side(named, objective, effort=apart)]
+    best, before = (evaluate(plan, named).goodput_per_s for plan in found if plan)
+    assert best >= before * (1 - 1e-9)
 
 
 def test_devices_that_differ_are_two_kinds() -> None:

@@ -15,8 +15,11 @@ from optimizer.objective import Objective
 from optimizer.pipelines.baselines import baselines, no_later
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.pipelines.spread import value
+from optimizer.problem import Problem
 from optimizer.search.exact import search
 from optimizer.sensitivity import sensitivity
+from profiles.devices import Device, Link
+from profiles.latency import LatencyTable
 
 few = settings(max_examples=6, deadline=None, derandomize=True)
 many = settings(max_examples=12, deadline=None, derandomize=True)
@@ -65,6 +68,26 @@ def test_a_kind_that_a_chain_needs_little_of_is_shared_with_another_pipeline(see
     kinds = [kind for pipeline in shared.pipelines for kind in pipeline.devices()]
     assert len(kinds) > len(set(kinds))
     assert all(used <= facts.device(kind).count for kind, used in shared.devices().items())
+
+
+def test_chains_that_repeat_are_one_pipeline_and_what_is_promised_is_granted() -> None:
+    """Each of two kinds is good at one of two blocks, and there are more devices of one of them."""
+    slow_s, fast_s, kinds = 0.010, 0.001, ("first", "second")
+    tables = tuple(
+        LatencyTable(kind, (1,), (times,), ((0.0, 0.0),), 0.0, (1000, 1000), (10, 10), "made up")
+        for kind, times in zip(kinds, ((fast_s, slow_s), (slow_s, fast_s)), strict=True)
+    )
+    links = {(one, other): Link(one, other, 1e9, 1e-4) for one in kinds for other in kinds}
+    devices = (Device("first", 40, 10**6, 1.0), Device("second", 60, 10**6, 1.0))
+    facts = Problem((1.0, 1.0), tables, devices, links)
+    plan = side_by_side(facts, Objective(max_batch=1), gap=0.01)
+    assert plan is not None
+    assert plan.promise is not None
+    assert plan.beside
+    assert len(set(facts.lanes(plan))) == len(plan.pipelines)
+    goodput_per_s = evaluate(plan, facts).goodput_per_s
+    assert plan.promise.goodput_per_s == pytest.approx(goodput_per_s)
+    assert side_by_side(facts, Objective(max_batch=1, goodput_per_s=0.999 * goodput_per_s), gap=0.01)
 
 
 # One kind is too slow for the SLO less its slack, by itself.

@@ -1,0 +1,25 @@
+"""What the controller learns of devices from how long launches took."""
+
+from dataclasses import replace
+
+import pytest
+
+from cluster.controller.corrections import Corrections
+from deployments.front.observed import LaunchShape, Took
+from optimizer.model.works import work
+from optimizer.plan import Placement, Plan, Split
+from tests.helpers.simulated_fleet import FAST
+
+HALVES = (Split(0, 2, 8, (0, 1)), Split(2, 4, 8))
+
+
+def test_a_launch_that_may_be_of_either_of_two_pipelines_corrects_nothing() -> None:
+    """One stops at the first ramp and one does not, and which one launched is not told."""
+    plan = Plan((Placement("fast", 2, HALVES),))
+    other = replace(plan, placements=(Placement("fast", 2, (replace(HALVES[0], ramps=(1,)), HALVES[1])),))
+    took_s = 2 * work(HALVES[0], FAST, "fast", None, 1.0).launch_s
+    seen = {LaunchShape("fast", 0, 2, 8): Took(100, 100 * took_s)}
+    alone, alike = plan, replace(plan, beside=(replace(plan, placements=(Placement("fast", 1, HALVES),)),))
+    for sure in (alone, alike):
+        assert Corrections().learned(seen, sure, FAST, 1.0).factors["fast"][:2] == pytest.approx((1.83, 1.83), abs=0.01)
+    assert Corrections().learned(seen, replace(plan, beside=(other,)), FAST, 1.0).factors == {}
