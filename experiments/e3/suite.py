@@ -187,8 +187,10 @@ FIGURES = (
         ),
         "From 25 to 1,000 ms E3 gains up to 1.63 times over early exit and 1.34 times over BERT-base, the more the "
         "larger batches may be, and is 1 % behind early exit at batch 1.",
-        "Over the full network gains grow with the SLO, as in the paper. Over early exit they are largest at 25 ms, "
-        "where batches must be small: one of up to 64 fills a device even when half of it has left.",
+        "Over the full network gains grow with the SLO, as in the paper. A batch of up to 64 fills a device even when "
+        "half of it has left, so that early exit loses little. By ONNX Runtime it is ahead at 25 ms: plans are made by "
+        "beliefs here, as baselines are, and those want even the longest way to fit. `isobatch plan` plays what it "
+        "finds, takes early exit with 9 of its 11 ramps there, and sustains 11,650 inputs per second.",
     ),
     E3Figure(
         25, "BERT-base on 4 V100, with and without control over ramps", "batch",
