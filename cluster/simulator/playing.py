@@ -10,7 +10,7 @@ in seconds: the same question has the same answer on any machine. `--polish` pla
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from math import inf
+from math import inf, sqrt
 
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import IN_TIME_SHARE, SHORT_SLOS, SLOS, kept_run, settled, sustained
@@ -30,6 +30,7 @@ STEP = 0.01  # a plan is better if it sustains this share more
 HOPE = 1.1  # a plan sustains at most so many times what its devices compute, as the planner counts it
 ENOUGH = 20  # runs by which it is worth to begin
 OTHER_SEED = 1  # the best of many is best by chance as well: other inputs decide in the end
+LAST_SEED = 2  # of inputs by which nothing is chosen: they make the promise together with those
 PASSED = 4  # plans that were the best for a while, and are played with other inputs too
 SURELY = 0.05  # a plan that sustains less by this share is not
 
@@ -143,7 +144,7 @@ class Climb:
         return True
 
     def settled(self, planned: Plan, rivals: Iterable[Plan] = ()) -> Played:
-        """What other inputs show of the best plan is its promise. If they show more of the first one, that stays.
+        """Other inputs decide: if they show more of the first plan than of the best one, that stays.
 
         A rival that they show to be better takes its place, as does one that was the best before: chance may have
         spoken against it.
@@ -161,6 +162,13 @@ class Climb:
                 break
             if rival not in (first, best) and (rival_per_s := self._above(rival, after_per_s)):
                 best, after_per_s = rival, rival_per_s
+        return self._promised(best, planned, before_per_s, after_per_s)
+
+    def _promised(self, best: Plan, planned: Plan, before_per_s: float, after_per_s: float) -> Played:
+        """The promise is the mean, by ratios, of what the inputs that decided show and what still others do."""
+        last_per_s = self._settled(best, after_per_s, LAST_SEED) or after_per_s
+        times = sqrt(last_per_s / after_per_s) if after_per_s else 1.0
+        before_per_s, after_per_s = times * before_per_s, times * after_per_s
         return Played(promising(best, planned, self.facts, after_per_s), before_per_s, after_per_s, self.tried)
 
     def _above(self, plan: Plan, rate_per_s: float) -> float:
@@ -174,11 +182,11 @@ class Climb:
         found_per_s = self._settled(plan, better_per_s)
         return found_per_s if found_per_s > rate_per_s else 0.0
 
-    def _settled(self, plan: Plan, rate_per_s: float) -> float:
+    def _settled(self, plan: Plan, rate_per_s: float, seed: int = OTHER_SEED) -> float:
         care = self.care
         if not rate_per_s:
             return 0.0
-        return settled(self._world(plan), rate_per_s, care.last_inputs, OTHER_SEED, care.last_slos, care.in_time)
+        return settled(self._world(plan), rate_per_s, care.last_inputs, seed, care.last_slos, care.in_time)
 
     def _world(self, plan: Plan) -> World:
         return World(plan, self.facts, self.slo_s)

@@ -153,7 +153,7 @@ def test_moves_go_on_where_other_limits_end() -> None:
 def test_chance_never_makes_a_plan_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other inputs show less of the plan that was taken than of the first one, which stays."""
     kept = {POOR: 900.0}
-    monkeypatch.setattr(Climb, "_settled", lambda self, plan, rate_per_s: kept.get(plan, 800.0))
+    monkeypatch.setattr(Climb, "_settled", lambda self, plan, *_: kept.get(plan, 800.0))
     found = played(POOR, FAST, replace(TIGHT, cuts=()), lambda *_: None, polishing(12))
     assert found.tried > 0
     assert (replace(found.plan, promise=None), found.gain) == (POOR, 0.0)
