@@ -58,7 +58,9 @@ class Front:
         driver = await (self._follower.open(clock) if self._follower else in_process(config, model, clock))
         self._metrics = asyncio.create_task(export(driver, self._promised_per_s))
         if socket := haproxy_socket():
-            ProxyLimit(socket, self._service.burden, lambda: servers_at(socket, shortcut.port)).start()
+            limit = ProxyLimit(socket, self._service.burden, lambda: servers_at(socket, shortcut.port))
+            limit.start()
+            driver.watch(limit)
         gc.freeze()  # what was imported stays for good, and to look through it for garbage would take 0.1 s at times
         return driver
 

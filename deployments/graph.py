@@ -27,13 +27,14 @@ class Graph:
     """A plan, the facts that it was made from, and a name for each of its groups of replicas.
 
     `version` grows with every plan that the application is led to. `fleet` is the prefix of the Serve applications that
-    hold the replicas, one for each kind of device.
+    hold the replicas, one for each kind of device. `benched` replicas are too slow for the plan to count on them.
     """
 
     plan: Plan
     facts: Problem
     version: int = 0
     fleet: str = ""
+    benched: frozenset[str] = frozenset()
 
     @cached_property
     def groups(self) -> list[str]:
@@ -61,16 +62,19 @@ class Graph:
             wanted = Counter[str]()
             for group, placement in placed:
                 wanted[group] += placement.replicas * (placement.kind == kind)
-            for group, replicas in shared_out(alive.get(fleet, ()), +wanted).items():
+            for group, replicas in shared_out(alive.get(fleet, ()), +wanted, self.benched).items():
                 members[group] += replicas
         return members
 
 
-def shared_out(replicas: Collection[str], wanted: Mapping[str, int]) -> dict[str, list[str]]:
+def shared_out(
+    replicas: Collection[str], wanted: Mapping[str, int], benched: Collection[str] = ()
+) -> dict[str, list[str]]:
     """Each group's replicas, in proportion to what the plan wants for it, however many are alive.
 
     No memory is needed, so all fronts agree, and a replica that comes or goes moves few of the others. Where there are
-    fewer replicas than groups, groups share them: that is slow, but no input waits for ever.
+    fewer replicas than groups, groups share them: that is slow, but no input waits for ever. Those that are benched do
+    no group's work; they stay with the largest one, which tries them now and then.
 
     >>> shared_out("abcdef", {"first": 4, "second": 2})
     {'first': ['a', 'b', 'c', 'd'], 'second': ['e', 'f']}
@@ -78,13 +82,20 @@ def shared_out(replicas: Collection[str], wanted: Mapping[str, int]) -> dict[str
     {'first': ['b', 'c', 'd'], 'second': ['e', 'f']}
     >>> shared_out("a", {"first": 4, "second": 2})
     {'first': ['a'], 'second': ['a']}
+    >>> shared_out("abcd", {"first": 2, "second": 1}, benched="b")
+    {'first': ['a', 'c', 'b'], 'second': ['d']}
     """
-    ordered = sorted(replicas)
+    ordered = sorted(set(replicas) - set(benched))
+    if len(ordered) < len(wanted):
+        ordered = sorted(replicas)
     if len(ordered) < len(wanted):
         return {group: [ordered[index % len(ordered)]] if ordered else [] for index, group in enumerate(wanted)}
     sizes = _sizes(len(ordered), wanted)
     ahead = iter(ordered)
-    return {group: [next(ahead) for _ in range(size)] for group, size in sizes.items()}
+    shares = {group: [next(ahead) for _ in range(size)] for group, size in sizes.items()}
+    if shares:
+        shares[max(wanted, key=lambda group: wanted[group])] += sorted(set(replicas) - set(ordered))
+    return shares
 
 
 def _sizes(seats: int, wanted: Mapping[str, int]) -> dict[str, int]:
@@ -102,7 +113,10 @@ def read_graph(config: AppConfig) -> Graph:
     return graph_of(first_plan(config, profile), profile, config)
 
 
-def graph_of(plan: Plan, profile: Profile, config: AppConfig, version: int = 0, fleet: str = "") -> Graph:
+def graph_of(
+    plan: Plan, profile: Profile, config: AppConfig, version: int = 0, fleet: str = "",
+    benched: frozenset[str] = frozenset(),
+) -> Graph:  # fmt: skip
     """The graph of a plan. A plan that does not fit the profile is refused in one sentence."""
     for kind in plan.devices():
         profile.table(kind)  # says what it has, if not this one
@@ -114,7 +128,7 @@ def graph_of(plan: Plan, profile: Profile, config: AppConfig, version: int = 0, 
             f"(weights {profile.weights}): plan from the profile of the network that is served"
         )
     facts = _facts(plan, profile, config)
-    return Graph(plan, facts if config.early_budget is None else facts.without_exits, version, fleet)
+    return Graph(plan, facts if config.early_budget is None else facts.without_exits, version, fleet, benched)
 
 
 def profile_of(config: AppConfig) -> Profile:

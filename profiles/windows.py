@@ -1,7 +1,7 @@
 """What was observed: counts of who left where, per window of time, and how far they can be trusted."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
 from pathlib import Path
@@ -27,7 +27,8 @@ class Window:
 
     `left[k]` inputs were answered after block k; whoever reached the end counts in the last block.
     `arrived` inputs came meanwhile: not the same ones, some were refused and some are still on their way. They were so
-    many `texts`, where an input is a number of tokens (0: it is not).
+    many `texts`, where an input is a number of tokens (0: it is not). `peak_per_s` is the largest rate of any look in
+    it.
     """
 
     start_s: float
@@ -35,6 +36,7 @@ class Window:
     arrived: int
     left: tuple[int, ...]
     texts: int = 0
+    peak_per_s: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
         if not -inf < self.start_s < inf:

@@ -105,7 +105,7 @@ class DeviceTrial:
                 self.right.append(each.label == int(self.labels[each.offered.number]))
             self.ended_s = now_s
 
-    def refuse(self, at_s: float) -> None:
+    def refuse(self, at_s: float, weight: int) -> None:
         self.gone += 1
 
     def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None:

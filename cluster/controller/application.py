@@ -4,6 +4,7 @@ The simulated application (`cluster/simulator/replanning.py`) answers the same t
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -29,8 +30,11 @@ class RolloutError(Exception):
 class Application(Protocol):
     """An application that serves requests by a plan and can change to another plan meanwhile."""
 
-    async def observe(self) -> Observed:
-        """What happened since the last call (at first: since the application began), and the devices of now."""
+    async def observe(self, devices: bool = True) -> Observed:
+        """What happened since the last call (at first: since the application began), and the devices of now.
+
+        Without `devices` none are counted, which takes longest.
+        """
         ...
 
     async def plan(self) -> Plan:
@@ -43,6 +47,16 @@ class Application(Protocol):
         Raises RolloutError when the plan could not be rolled out: then the plan from before was restored.
         """
         ...
+
+
+def without(devices: Mapping[str, int], benched: Mapping[str, str]) -> dict[str, int]:
+    """The devices that plans may count on: replicas that are too slow are none.
+
+    >>> without({"v100": 4}, {"app#1": "v100"})
+    {'v100': 3}
+    """
+    slow = Counter(benched.values())
+    return {kind: max(0, count - slow[kind]) for kind, count in devices.items()}
 
 
 KEEP_SILENT = 100  # fronts that did not answer: most are gone for good, but one may answer again
@@ -83,13 +97,16 @@ class RunningApplication:
         self._deployer: Any = serve.get_deployment_handle(leader, name)
         self._inventory = inventory
         self._news = News()
+        self._benched: Mapping[str, str] = {}
 
-    async def observe(self) -> Observed:
+    async def observe(self, devices: bool = True) -> Observed:
         """Of all fronts that answer. What a front counted since it answered last is lost when it dies."""
         now: dict[str, Observed] = await self._deployer.counted.remote()
         if not now:
             raise ConnectionError("no front of the application answers")
-        return replace(merged(self._news.of(now)), devices=self._inventory())
+        observed = merged(self._news.of(now))
+        self._benched = observed.benched
+        return replace(observed, devices=without(self._inventory(), self._benched)) if devices else observed
 
     async def config(self) -> AppConfig | DecoderConfig:
         """As it is deployed now."""
@@ -115,7 +132,7 @@ class RunningApplication:
 
     async def apply(self, plan: Plan) -> Moved:
         """The same as `roll_out`, and how it went."""
-        ended: Moved | Undone = await self._deployer.apply.remote(plan)
+        ended: Moved | Undone = await self._deployer.apply.remote(plan, benched=self._benched)
         if isinstance(ended, Undone):
             raise RolloutError(ended.reason, ended.no_devices)
         return ended

@@ -17,6 +17,7 @@ from profiles.forecast import Forecast, Forecaster
 from profiles.windows import History, SteadySurvival, Window
 
 RECENT_WINDOWS = 15  # that count as evidence
+DAY_S = 86_400.0
 SURPRISE_DEVIATIONS = 3.0  # standard deviations from the forecast that make a part of a window a surprise
 PEEKS_PER_HOLD = 3  # while a plan is expected to hold: what happens at a closed ramp is unknown between two peeks
 
@@ -37,6 +38,11 @@ class Beliefs:
         self.inputs_per_text = self.forecast.inputs_per_text if self.forecast else None
         self.surprised = False  # by the last window
 
+    def peak_per_s(self, now_s: float) -> float:
+        """The largest rate of the last day at which inputs arrived for as long as a look."""
+        day = (window for window in self._history.windows if window.start_s >= now_s - DAY_S)
+        return max((max(window.peak_per_s, window.arrivals_per_s) for window in day), default=0.0)
+
     @property
     def evidence(self) -> int:
         """Answers in the latest windows."""
@@ -54,10 +60,12 @@ class Beliefs:
                 return latest if odd else None
         return None
 
-    def close(self, seen: Observed, ramps: Collection[int], latest: Observed | None = None) -> None:
+    def close(
+        self, seen: Observed, ramps: Collection[int], latest: Observed | None = None, peak_per_s: float = 0.0
+    ) -> None:
         """A window has ended. `latest` is the part of it that contradicts the forecast, where there is one."""
         window, newest = self._window(seen, ramps), self._window(latest or seen, ramps)
-        self._history.append(window)
+        self._history.append(replace(window, peak_per_s=peak_per_s))
         self._seen = self._steadied(self._seen, [newest])
         self.surprised = latest is not None or (self.forecast is not None and self.forecast.contradicts(window))
         if self.surprised:

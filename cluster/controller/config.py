@@ -16,11 +16,23 @@ class Patience(BaseModel):
     look_every_s: float = Field(
         5.0, gt=0, description="How often devices are counted and surprises looked for, inside a window."
     )
+    react_every_s: float = Field(
+        1.0,
+        gt=0,
+        description="How often refusals are looked for: a plan of more goodput on the same devices runs at once.",
+    )
     enough_inputs: int = Field(100, ge=1, description="Answers of the last 15 windows without which nothing moves.")
     least_gain: float = Field(
         0.03,
         gt=0,
         description="The share of goodput a change must promise; from the third of late on, each doubles it.",
+    )
+    notice: float = Field(
+        0.1,
+        gt=0,
+        le=1,
+        description="The share of the SLO by which answers must come sooner for a plan to be worth less goodput than "
+        "the devices can.",
     )
     hold_windows: int = Field(
         15, ge=1, description="How long a plan is expected to stay right: what moving costs is set against this."
@@ -30,7 +42,10 @@ class Patience(BaseModel):
         0.1, gt=0, lt=1, description="A new plan that falls behind the old one by this share is rolled back."
     )
     learn: float = Field(
-        0.2, ge=0, le=1, description="How fast measured launches correct the tables: the share per window; 0: never."
+        0.6,
+        ge=0,
+        le=1,
+        description="How fast launches of busy devices correct the tables: the share per window; 0: never.",
     )
     come_within_s: float = Field(
         600.0,
@@ -44,7 +59,7 @@ class Patience(BaseModel):
 OF_CLASSIFIERS = frozenset(
     (
         "goal", "devices", "grow_to", "slo_ms", "slack", "max_batch", "one_machine", "side_by_side", "gap",
-        "under_load", "strict", "learn",
+        "under_load", "strict", "learn", "notice", "reserve",
     )
 )  # fmt: skip
 
@@ -56,10 +71,17 @@ class ControllerConfig(Patience):
     """
 
     application: str = Field("isobatch", description="The name of the application it controls.")
-    goal: Literal["goodput", "cost"] = Field(
+    goal: Literal["goodput", "latency", "cost"] = Field(
         "goodput",
-        description="The most goodput of all devices; or cost: the fewest dollars, at the catalogue's prices, that "
-        "sustain the inputs that are expected.",
+        description="The most goodput of all devices; or latency: the quickest answers of all plans that sustain twice "
+        "what is expected, which gives up goodput for bursts until inputs are refused; or cost: the fewest dollars, at "
+        "the catalogue's prices, that sustain the inputs that are expected.",
+    )
+    reserve: float = Field(
+        0.1,
+        ge=0,
+        description="With goal: cost, the share by which a plan must sustain more than is expected, or devices "
+        "are added.",
     )
     devices: dict[str, PositiveInt] | None = Field(
         None, description="The most that plans may use, as KIND: COUNT; none: what the application began with."

@@ -12,7 +12,17 @@ from typing import Any
 from cluster.controller.beliefs import Beliefs, Peek, PeekSchedule
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.decide import Trial, Verdict, is_idle, is_swamped, lacking, moving, same
+from cluster.controller.decide import (
+    Trial,
+    Verdict,
+    is_idle,
+    is_refusing,
+    is_swamped,
+    lacking,
+    moving,
+    same,
+    seen_in_words,
+)
 from cluster.controller.growth import Growth, beyond
 from cluster.controller.inventory import Present
 from cluster.controller.moment import Moment
@@ -68,7 +78,7 @@ class Controller:
         self.peek: Peek | None = None  # all ramps are open until the next look
         self._peeks = PeekSchedule(patience, now_s)
         self._devices_changed = False  # since the last decision
-        self._had_room = False  # at the last decision: the plan was not asked for all the goodput there is
+        self._most: Plan | None = None  # of most goodput on the devices that are there, as known at the last decision
         if events.last:
             self._go_on(events.last, now_s)
 
@@ -86,6 +96,10 @@ class Controller:
             self.record.ended(last, back if arrived else "stayed", None, now_s, why)
 
     # What the driver asks
+
+    def must_look(self, observed: Observed) -> bool:
+        """Whether inputs are refused, and something can be done about it before the next look is due."""
+        return is_refusing(observed) and (self.peek is not None or self._may_relieve())
 
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""
@@ -120,7 +134,7 @@ class Controller:
         self.running = replace(self.running, thresholds=plan.thresholds)
         if not same(plan, self.running):
             self.running, self.question = plan, self.question.counted_as(plan)
-            self._trial = self.peek = None
+            self._trial = self.peek = self._most = None
             self._tell("began", "another plan was found running", now_s)
 
     def deployed_anew(self, now_s: float) -> None:
@@ -129,6 +143,8 @@ class Controller:
 
     def rolled_out(self, step: NextStep, took_s: float, now_s: float) -> None:
         assert step.plan, "This is a bug: there was nothing to roll out."
+        if step.event.what in ("rolling out", "rolling back"):  # the window may not have been closed
+            self._learn(None, now_s)
         event, self.running = step.event, step.plan
         if self.keeper and event.what not in ("looking", "looked"):  # the plan from before the look runs again
             self.keeper.restart()
@@ -153,6 +169,7 @@ class Controller:
         if self.keeper and event.what in THRESHOLDS:
             self.keeper.take_back()
             event = replace(event, worse=self._worse)
+        self._most = self.running  # as far as is known until the next decision
         told: What = "stayed" if looked or blameless or event.what in THRESHOLDS else "failed"
         self.record.ended(event, told, None, now_s, why=f"{event.why}, but {reason}")
         self._start_window(now_s)
@@ -174,22 +191,24 @@ class Controller:
             self.keeper.watch(observed)
         elif self.keeper and (change := self.keeper.look(observed, self.running, self.facts())):
             return self._adjusted(change, now_s)
-        if self._trial and (step := self._judged(self._trial, now_s)):
+        if step := self._corrected(observed, now_s):
             return step
         if now_s - self.began_s >= self.patience.replan_every_s * (1 - 1e-9):
             return self._close(now_s)
         if self._early(now_s) and (latest := self._surprise()):
             return self._close(now_s, "the inputs are others than were forecast: ", latest)
-        if (
-            (self.question.cheapest or self._had_room)
-            and self._early(now_s)
-            and is_swamped(observed, self.sustained(self.running))
-        ):
+        if self.question.cheapest and self._early(now_s) and is_swamped(observed, self.sustained(self.running)):
             return self._close(now_s, "more arrive than the plan sustains: ")
         missing = lacking(self.running, self.present.counts)
         if self._devices_changed and (missing or self._early(now_s)):
             return self._close(now_s)
         return None
+
+    def _corrected(self, observed: Observed, now_s: float) -> NextStep | None:
+        """The running plan was a mistake, or refuses inputs that another would answer."""
+        if self._trial and (step := self._judged(self._trial, now_s)):
+            return step
+        return self._relieved(now_s) if is_refusing(observed) else None
 
     @property
     def ramps(self) -> Collection[int]:
@@ -222,7 +241,8 @@ class Controller:
         """Remember what was observed; returns it as plans count it."""
         observed = observed.counted_in(self.running.length)
         self._looks.append(observed)
-        self._devices_changed = self.present.look(observed.devices) or self._devices_changed
+        if self.present.look(observed.devices):
+            self._devices_changed, self._most = True, None
         if self._trial:
             self._trial.add(observed)
         return observed
@@ -235,8 +255,7 @@ class Controller:
 
     def _close(self, now_s: float, because: str = "", latest: Observed | None = None, forced: bool = False) -> NextStep:
         seen = self.seen()
-        if seen.answered and seen.seconds > 0:
-            self._learn(seen, latest, now_s)
+        if self._learn(latest, now_s):
             stay = forced or self.record.paused
             if self.keeper and not stay and (change := self._at_window(self.keeper, seen, now_s)):
                 return self._adjusted(change, now_s)
@@ -263,14 +282,19 @@ class Controller:
         """A plan with the thresholds that keep the promise at its ramps."""
         return replace(plan, thresholds=self.keeper.thresholds(plan, self.facts())) if self.keeper else plan
 
-    def _learn(self, seen: Observed, latest: Observed | None, now_s: float) -> None:
-        self.beliefs.close(seen, self.ramps, latest)
+    def _learn(self, latest: Observed | None, now_s: float) -> bool:
+        """Learn from the window so far; returns whether it had anything to tell."""
+        seen = self.seen()
+        if not seen.answered or seen.seconds <= 0:
+            return False
+        self.beliefs.close(seen, self.ramps, latest, max(look.arrivals_per_s for look in self._looks))
         self.question = self.question.seeing(seen)
         if self.beliefs.surprised:
             self._peeks.surprised_s = now_s
         as_told: Any = self.asked.facts(self.beliefs.survival, Corrections())
-        self.corrections = self.corrections.learned(seen.launches, self.running, as_told, self.patience.learn)
-        self.record.keep(seen, self.running, self.sustained(self.running))
+        self.corrections = self.corrections.learned(seen, self.running, as_told, self.patience.learn)
+        self.record.keep(self._looks, self.running, self.sustained(self.running))
+        return True
 
     def _start_window(self, now_s: float) -> None:
         self._looks, self.began_s = [], now_s
@@ -284,6 +308,8 @@ class Controller:
     def _decide(self, seen: Observed, now_s: float, because: str, forced: bool = False) -> NextStep:
         """By what is there. Where devices that may come would be worth it, they are asked for, and nobody waits."""
         here = self.present.counts
+        if seen.seconds and not lacking(self.running, here):  # what was lost says why, whatever came
+            because = f"{because}{seen_in_words(seen)}; "
         if self.record.paused:
             return self._decide_with(here, seen, now_s, because, forced)
         hoped = here if is_idle(seen) else self.growth.hoped(here, now_s)
@@ -302,30 +328,60 @@ class Controller:
     def _decide_with(
         self, counts: Mapping[str, int], seen: Observed, now_s: float, because: str, forced: bool
     ) -> NextStep:
-        facts = self.facts()
-        event = self._event(seen, self.question.score(self.running, facts).goodput_per_s, now_s)
-        moment = Moment(
-            self.running, self.pinned, self.asked, self.patience, self.beliefs, self.corrections, self.record,
-            counts, facts, seen, now_s,
-        )  # fmt: skip
+        moment = self._moment(counts, seen, now_s)
+        event = self._event(seen, moment.running.score.goodput_per_s, now_s)
         try:
-            better, asked = moment.better()
+            better, verdict = moment.decided(forced)
+            self._most = moment.most.plan if moment.weighs_goodput else None
         except UserError as error:
             return NextStep(None, replace(event, why=f"{because}there is no plan: {error}"))
-        self._had_room = asked is not None or is_idle(seen)
-        better, verdict = moment.weighed(better, asked, forced)
         event = replace(event, why=because + verdict.why, gain_promised=verdict.gain)
-        if not is_idle(seen) and self._should_peek(verdict, facts, now_s):
+        if not is_idle(seen) and self._should_peek(verdict, moment.facts, now_s):
             why = "closed ramps are opened for a moment, to see who leaves there"
-            return NextStep(
-                self.question.opened(self.running, facts), replace(event, what="looking", why=because + why)
-            )
+            opened = self.question.opened(self.running, moment.facts)
+            return NextStep(opened, replace(event, what="looking", why=because + why))
+        return self._step(event, better, verdict)
+
+    def _step(self, event: Event, better: Plan, verdict: Verdict) -> NextStep:
         if not verdict.moves:
             return NextStep(None, event)
-        plan = self._with_thresholds(better.plan)
+        plan = self._with_thresholds(better)
         starts = moving(self.running, plan).starts
-        event = replace(event, what="rolling out", after=plan, starts=starts, forced=verdict.must)
-        return NextStep(plan, event)
+        return NextStep(plan, replace(event, what="rolling out", after=plan, starts=starts, forced=verdict.must))
+
+    def _moment(self, counts: Mapping[str, int], seen: Observed, now_s: float) -> Moment:
+        return Moment(
+            self.running, self.pinned, self.asked, self.patience, self.beliefs, self.corrections, self.record,
+            counts, self.facts(), seen, now_s,
+        )  # fmt: skip
+
+    def _may_relieve(self) -> bool:
+        """Whether there may be a plan of more goodput on the same devices: one is known, or none was sought yet."""
+        fixed = self.record.paused or self.pinned or self.question.cheapest or self.question.answers_early
+        return not fixed and not (self._most and same(self._most, self.running))
+
+    def _relieved(self, now_s: float) -> NextStep | None:
+        """Inputs are refused: the plan of most goodput on these devices runs at once, if it sustains more.
+
+        What was seen is learned when it runs: that may take longer than inputs should be refused.
+        """
+        if not self._may_relieve() or lacking(self.running, self.present.counts):
+            return None
+        seen = self.seen()
+        moment = self._moment(self.present.counts, seen, now_s)
+        if self._most is None:
+            try:
+                self._most = moment.most.plan
+            except UserError:
+                return None
+        verdict = moment.relieved(self._most)
+        if not verdict.moves:
+            self._most = self.running  # as far as is known until the next decision
+            return None
+        event = self._event(seen, moment.running.score.goodput_per_s, now_s)
+        step = self._step(replace(event, why=verdict.why, gain_promised=verdict.gain), self._most, verdict)
+        self.record.add(step.event)
+        return step
 
     def _judged(self, trial: Trial, now_s: float) -> NextStep | None:
         """Return to the plan before, where the new one turned out worse."""

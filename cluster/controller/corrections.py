@@ -1,7 +1,10 @@
 """Corrects latency tables by what replicas measure: slowly, and within bounds.
 
 A factor belongs to one block on one kind of device, so that it stays true when cuts move. What is measured is a launch
-over several blocks; all of them move towards its ratio to the table.
+over several blocks; all of them move towards its ratio to the table. What a device waits between two launches while
+inputs wait for it belongs to every launch on its kind.
+
+Launches of busy devices count for more: those of idle ones are small, and tell little of how long full ones take.
 """
 
 from collections import defaultdict
@@ -12,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from deployments.front.observed import LaunchShape, Took
+from deployments.front.observed import LaunchShape, Observed, Took
 from optimizer.model.works import work
 from optimizer.plan import Plan, Split, blocks_told
 from optimizer.problem import Problem
@@ -21,17 +24,22 @@ from profiles.latency import LatencyTable
 
 LEAST, MOST = 0.5, 2.0
 TRUSTED = 20  # launches that weigh half of what any number of them would
+FULLY_BUSY = 0.5  # a share of the time: launches of devices that work for more of it count in full
+MOST_BETWEEN_S = 0.05  # between two launches: what is more is no property of the device
 
 
 @dataclass(frozen=True)
 class Corrections:
     """`factors[kind][k]`: how many times longer block k takes there than the table says.
 
+    `between_s[kind]`: how much longer a device stands still before a launch there than plans count on.
+
     >>> Corrections({"v100": (1.0, 1.0, 1.25)}).told
     {'v100': {'2': 1.25}}
     """
 
     factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    between_s: Mapping[str, float] = field(default_factory=dict)
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
@@ -48,26 +56,55 @@ class Corrections:
 
     def applied(self, profile: Profile) -> Profile:
         """The profile with its tables corrected."""
-        tables = tuple(
-            _scaled(table, self.factors[table.kind]) if table.kind in self.factors else table
-            for table in profile.tables
-        )
+        tables = tuple(self._corrected(table) for table in profile.tables)
         return replace(profile, tables=tables)
 
-    def learned(self, measured: Mapping[LaunchShape, Took], plan: Plan, facts: Problem, rate: float) -> "Corrections":
-        """The corrections after a window by `plan`; `facts` hold the profile's own tables, and who survived.
+    def _corrected(self, table: LatencyTable) -> LatencyTable:
+        scaled = _scaled(table, self.factors[table.kind]) if table.kind in self.factors else table
+        return replace(scaled, launch_s=scaled.launch_s + self.between_s.get(table.kind, 0.0))
 
-        >>> Corrections().learned({}, None, None, rate=0.2).factors
-        {}
-        """
+    def learned(self, seen: Observed, plan: Plan, facts: Problem, rate: float) -> "Corrections":
+        """The corrections after a window by `plan`; `facts` hold the profile's own tables, and who survived."""
         factors = {kind: list(each) for kind, each in self.factors.items()}
-        for (kind, split), (count, took_s, expected_s) in _compared(measured, plan, facts).items():
+        compared = _compared(seen.launches, plan, facts) if seen.launches and rate else {}
+        busy = busy_shares(seen, plan) if compared else {}
+        for (kind, split), (count, took_s, expected_s) in compared.items():
             row = factors.setdefault(kind, [1.0] * facts.num_blocks)
             ratio = min(max(took_s / expected_s, LEAST), MOST)
-            weight = rate * count / (count + TRUSTED)
+            weight = rate * min(1.0, busy[kind] / FULLY_BUSY) * count / (count + TRUSTED)
             for block in range(split.start, split.stop):
                 row[block] += weight * (ratio - row[block])
-        return Corrections({kind: tuple(each) for kind, each in factors.items()})
+        between_s = dict(self.between_s)
+        if compared:
+            between_s |= _between_s(self.between_s, seen.launches, plan, facts, rate)
+        return Corrections({kind: tuple(each) for kind, each in factors.items()}, between_s)
+
+
+def busy_shares(seen: Observed, plan: Plan) -> dict[str, float]:
+    """The share of the time in which the plan's devices of each kind computed, or went from one launch to the next."""
+    seconds: dict[str, float] = defaultdict(float)
+    for launched, took in seen.launches.items():
+        seconds[launched.kind] += took.seconds + took.between_s
+    return {kind: seconds[kind] / (count * seen.seconds) for kind, count in plan.devices().items()}
+
+
+def _between_s(
+    known: Mapping[str, float], measured: Mapping[LaunchShape, Took], plan: Plan, facts: Problem, rate: float
+) -> dict[str, float]:
+    """What devices stood still between two launches, beyond what plans count on where splits take turns."""
+    found = dict[str, float]()
+    for kind in plan.devices():
+        of_kind = [took for launched, took in measured.items() if launched.kind == kind]
+        followed = sum(took.followed for took in of_kind)
+        if not followed:
+            continue
+        placements = [each for pipeline in plan.pipelines for each in pipeline.placements if each.kind == kind]
+        take_turns = all(each.local and len(each.splits) > 1 for each in placements)
+        planned_s = facts.turn_s(kind) if take_turns else 0.0
+        mean_s = max(0.0, sum(took.between_s for took in of_kind) / followed - planned_s)
+        before_s = known.get(kind, 0.0)
+        found[kind] = before_s + rate * followed / (followed + TRUSTED) * (min(mean_s, MOST_BETWEEN_S) - before_s)
+    return found
 
 
 def _compared(

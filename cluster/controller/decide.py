@@ -1,7 +1,7 @@
 """Decides whether another plan is worth the change: both are judged by the same cost model, under the same forecast.
 
-`weigh` compares goodput, `weigh_latency` the time of an answer, `weigh_dollars` cost. `Trial` finds
-out afterwards whether the new plan was a mistake.
+`weigh` compares goodput, `weigh_quick` what a quicker plan gains and gives up, `weigh_dollars` cost. `Trial` finds out
+afterwards whether the new plan was a mistake.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,16 +16,19 @@ from profiles.forecast import Forecast
 
 CONTENT = 0.98  # of the inputs answered in time: the rest are bursts
 UNDER_WAY = 1  # input that may lack its answer when the window ends, so that it counts against no plan
-HEADROOM = 3  # times as much is asked where more goodput would not be used; a third where some is missed, for a message
+REFUSED_SHARE, LEAST_REFUSED = 0.02, 3  # of a second's inputs: more refusals mean that the plan is overloaded
+# Times `least_gain` that a change must gain: where new replicas start though all is well, and where a message is enough
+# and inputs are missed.
+HEADROOM, URGENT = 3, 1 / 3
 FREE_CHANGES = 2  # recent changes that make the next one no harder
 LEAST_PER_S = 1e-9
 SAME = 1e-6  # a gain below this is a rounding error
 
-SURGE = 1.5  # a plan is made for so many times the expected arrivals at most
+SURGE = 1.5  # where dollars count, a plan is made for so many times the expected arrivals at most
 LEAST_KEPT = 0.5  # of a promise: without it, what is planned for would grow without end
 MANY_ARRIVALS = 100  # in one look, which tell the rate well enough
-SPARE = 1.1  # times the expected arrivals a plan must sustain to stay
-ROOM = 2.0  # times the expected arrivals a plan must sustain for its latency to be worth more than more goodput
+TENFOLD = 10.0  # times the expected arrivals that a quicker plan must sustain
+TWICE = 2.0  # the same where the user's goal is latency
 
 TRIAL_ARRIVALS = 50  # before a trial can be judged
 BUSY = 0.9  # of what the old plan sustained: with fewer arrivals no gain can be seen, only a loss
@@ -53,6 +56,9 @@ class Expectation:
     def goodput_per_s(self) -> float:
         return self.score.goodput_per_s * self.kept
 
+    def gain_over(self, other: "Expectation") -> float:
+        return self.goodput_per_s / max(other.goodput_per_s, LEAST_PER_S) - 1
+
 
 @dataclass(frozen=True)
 class Moving:
@@ -68,8 +74,8 @@ class Moving:
     replicas: int
 
     @property
-    def told(self) -> str:
-        return f"{self.starts} of {self.replicas} replicas start" if self.starts else "a message"
+    def in_words(self) -> str:
+        return f"for which {self.starts} of {self.replicas} replicas start" if self.starts else "without new replicas"
 
     def lost_share(self, start_s: float, hold_s: float) -> float:
         """Of the goodput while the new plan holds: a device brings nothing before its replica has started."""
@@ -101,25 +107,31 @@ def expected_best(
 
 def weigh(
     running: Expectation, better: Expectation, objective: Objective, patience: Patience, *, changes: int,
-    start_s: float, counts: Mapping[str, int], content: bool,
+    start_s: float, counts: Mapping[str, int], content: bool, chance: float,
 ) -> Verdict:  # fmt: skip
-    """`changes` are the recent ones: from the third on, each doubles what the next one has to promise, so that none
-    follow without end. `content`: every input is answered in time as it is, so that only headroom can be gained.
+    """Change for more goodput.
+
+    `changes` are the recent ones: from the third on, each doubles what the next one has to promise, so that none
+    follow without end. `content`: every input is answered in time as it is, so that only headroom can be gained, which
+    must be more than may seem to be gained by `chance`.
     """
     if missing := lacking(running.plan, counts):
         return Verdict(True, f"{missing}: the plan for what is left", must=True)
-    gain = better.goodput_per_s / max(running.goodput_per_s, LEAST_PER_S) - 1
+    gain = better.gain_over(running)
     if same(running.plan, better.plan) or gain < SAME:
-        return Verdict(False, "the running plan is the best there is", max(0.0, gain))
+        best = f"no plan on these devices sustains more than the running one, {rate(running.goodput_per_s)}"
+        return Verdict(False, _too_late(running.score, objective) + best, max(0.0, gain))
     change = moving(running.plan, better.plan)
     lost = change.lost_share(start_s, patience.hold_windows * patience.replan_every_s)
-    times = HEADROOM if content else 1 if change.starts else 1 / HEADROOM
-    needed = asked_of(times * patience.least_gain, changes) + lost
+    times = (HEADROOM if content else 1) if change.starts else (1 if content else URGENT)
+    needed = max(asked_of(times * patience.least_gain, changes) + lost, chance if content else 0.0)
     moves = gain >= needed
-    late = _too_late(running.score, objective)
-    reason = f"{needed:.1%} are asked of a change that takes {change.told}" + _of_late(changes)
-    reason += " while all inputs are answered in time" if content else ""
-    return Verdict(moves, f"{late}{gain:.1%} more goodput {'is' if moves else 'is not'} worth it: {reason}", gain)
+    compared = (
+        f"{rate(better.goodput_per_s)} can be sustained in place of {rate(running.goodput_per_s)}, {gain:.1%} more"
+    )
+    limit = f"a change {change.in_words}{_of_late(changes)} must bring {needed:.1%}"
+    why = f"{_too_late(running.score, objective)}{compared}: {'worth it' if moves else 'not worth it'}, as {limit}"
+    return Verdict(moves, why, gain)
 
 
 def asked_of(least_gain: float, changes: int) -> float:
@@ -131,6 +143,11 @@ def asked_of(least_gain: float, changes: int) -> float:
     return least_gain * 2.0 ** max(0, changes - FREE_CHANGES)
 
 
+def chance(seen: Observed) -> float:
+    """What a plan may seem to gain by chance: as survival is known to about so much after so many answers."""
+    return 1 / max(1, seen.answered) ** 0.5
+
+
 def is_content(seen: Observed) -> bool:
     """Whether nearly all inputs are answered in time, as where none came: more goodput would serve nobody."""
     return seen.arrivals - seen.in_time <= max(UNDER_WAY, (1 - CONTENT) * seen.arrivals)
@@ -139,6 +156,11 @@ def is_content(seen: Observed) -> bool:
 def is_idle(seen: Observed) -> bool:
     """Whether nobody asked, for as long as was looked."""
     return seen.seconds > 0 and not seen.arrivals
+
+
+def is_refusing(seen: Observed) -> bool:
+    """Whether inputs are refused that a plan of more goodput might answer: more than a few, and a noticeable share."""
+    return seen.refused >= max(LEAST_REFUSED, REFUSED_SHARE * seen.arrivals)
 
 
 def same(one: Plan, other: Plan) -> bool:
@@ -171,58 +193,128 @@ def _too_late(score: Score, objective: Objective) -> str:
 def _of_late(changes: int) -> str:
     """
     >>> _of_late(0), _of_late(1), _of_late(3)
-    ('', ', the 2nd of late', ', the 4th of late')
+    ('', ', the 2nd of late,', ', the 4th of late,')
     """
-    return f", the {changes + 1}{ {1: 'nd', 2: 'rd'}.get(changes, 'th') } of late" if changes else ""
+    return f", the {changes + 1}{ {1: 'nd', 2: 'rd'}.get(changes, 'th') } of late," if changes else ""
 
 
-# Where so many inputs are expected that a plan need not sustain all it can
+def rate(per_s: float) -> str:
+    """
+    >>> rate(30938.4), rate(0.0312)
+    ('30,938/s', '0.0312/s')
+    """
+    return f"{per_s:,.0f}/s" if per_s >= 100 else f"{per_s:.3g}/s"
+
+
+def milliseconds(seconds: float) -> str:
+    """
+    >>> milliseconds(0.0116), milliseconds(1.5)
+    ('11.6 ms', '1,500 ms')
+    """
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
+
+
+def seen_in_words(seen: Observed) -> str:
+    """
+    >>> seen_in_words(Observed(0.0, 10.0, 1040, 720, ()))
+    '104/s came and 72/s were answered in time'
+    """
+    if not seen.arrivals:
+        return "no input came"
+    if is_content(seen):
+        return f"{rate(seen.arrivals_per_s)} came and were answered in time"
+    return f"{rate(seen.arrivals_per_s)} came and {rate(seen.goodput_per_s)} were answered in time"
+
+
+# How many inputs are expected, and what a plan must sustain that is not the one of most goodput
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Inputs per second: so many are expected, and plans are made for so many."""
+    """Inputs per second: those that are expected, the upper end of the forecast, and the largest rate of a day."""
 
     expected_per_s: float
-    wanted_per_s: float
+    high_per_s: float
+    peak_per_s: float
 
-    def planned_for(self, kept: float) -> float:
-        """The goodput that a plan must promise, if it keeps as large a share of its promise as the running one."""
-        return self.wanted_per_s / max(kept, LEAST_KEPT)
+    def for_dollars(self, reserve: float, kept: float) -> float:
+        """The goodput that the cheapest plan must promise, if it keeps as large a share of that as the running one."""
+        wanted = min(SURGE * self.expected_per_s, max(self.high_per_s, (1 + reserve) * self.expected_per_s))
+        return max(wanted, LEAST_PER_S) / max(kept, LEAST_KEPT)
 
 
-def demand(forecast: Forecast | None, seen: Observed, cheapest: bool, window_s: float) -> Demand | None:
-    """The demand of the next window; None where no input came that could tell. Room costs nothing but dollars.
-
-    Where dollars count and nobody asked in a whole window, the least is planned for, whatever came before.
-    """
-    if cheapest and is_idle(seen) and seen.seconds >= window_s * (1 - 1e-9):
-        return Demand(0.0, LEAST_PER_S)
+def demand(forecast: Forecast | None, seen: Observed, peak_per_s: float, window_s: float) -> Demand:
+    """The demand of the next window. After a whole window without any input, none is expected."""
+    if is_idle(seen) and seen.seconds >= window_s * (1 - 1e-9):
+        return Demand(0.0, 0.0, peak_per_s)
     likely, high = (forecast.arrivals_per_s, forecast.arrivals_high_per_s) if forecast else (0.0, 0.0)
-    expected = max(likely, seen.arrivals_per_s)
-    wanted = min(SURGE * expected, max(high, SPARE * expected)) if cheapest else ROOM * expected
-    return Demand(expected, wanted) if expected else None
+    return Demand(max(likely, seen.arrivals_per_s), high, max(peak_per_s, seen.arrivals_per_s))
 
 
-def has_room(running: Expectation, asked: Demand, seen: Observed) -> bool:
-    """Whether nobody needs more goodput: all inputs are answered in time, and more could be."""
-    return is_content(seen) and running.goodput_per_s >= SPARE * asked.expected_per_s
+@dataclass(frozen=True)
+class QuickTerms:
+    """What a plan must do to run in place of the one of most goodput: sustain `needed_per_s` and answer sooner.
+
+    Answers are compared at the rate that is expected. They must come `least_saved_s` sooner.
+    """
+
+    expected_per_s: float
+    needed_per_s: float
+    needed_for: str  # in words
+    least_saved_s: float
+
+    def answer_s(self, plan: Expectation) -> float:
+        return plan.score.answer_s(self.expected_per_s)
+
+    def stands_in(self, plan: Expectation, most: Expectation) -> bool:
+        """Whether a plan of less goodput is worth what it gives up."""
+        sooner_s = self.answer_s(most) - self.answer_s(plan)
+        return plan.goodput_per_s >= self.needed_per_s and sooner_s >= self.least_saved_s
 
 
-def weigh_latency(running: Expectation, better: Expectation, asked: Demand, least_gain: float, changes: int) -> Verdict:
-    """Change for clearly quicker answers at the rate that is expected."""
-    carried = f"that sustains {asked.wanted_per_s:.4g} per second, {ROOM:g} times what is expected"
-    if same(running.plan, better.plan):
-        return Verdict(False, f"the running plan is the quickest {carried}", 0.0)
-    before_s, after_s = (each.score.answer_s(asked.expected_per_s) for each in (running, better))
-    saved = 1 - after_s / before_s
-    needed = asked_of(HEADROOM * least_gain, changes)
-    moves = saved >= needed
-    promised = f"the running plan takes {before_s * 1e3:,.4g} ms, the quickest {carried}, takes {after_s * 1e3:,.4g} ms"
-    told = (
-        f"more goodput is not needed: at {asked.expected_per_s:.4g} per second {promised}; {needed:.1%} less is asked"
-    )
-    return Verdict(moves, told, saved)
+def quick_terms(expected: Demand, most: Expectation, slo_s: float, notice: float) -> QuickTerms:
+    """For the most goodput: a user must notice the time that is saved, and bursts must be answered all the same."""
+    tenfold, most_per_s = TENFOLD * expected.expected_per_s, most.goodput_per_s
+    rates = ((expected.peak_per_s, "the largest rate of the last day"), (tenfold, "ten times what is expected"))
+    needed_per_s, needed_for = min(max(rates), (most_per_s, "all that the devices can"))
+    return QuickTerms(expected.expected_per_s, needed_per_s, needed_for, notice * slo_s)
+
+
+def latency_terms(expected: Demand, running: Expectation, least_gain: float) -> QuickTerms:
+    """Where the goal is latency: twice what is expected is enough, and a share of the answer's own time counts."""
+    rates = expected.expected_per_s, TWICE * expected.expected_per_s, "twice what is expected (goal: latency)"
+    return QuickTerms(*rates, HEADROOM * least_gain * running.score.answer_s(expected.expected_per_s))
+
+
+def weigh_quick(
+    running: Expectation,
+    most: Expectation,
+    quick: Expectation | None,
+    terms: QuickTerms,
+    to_most: Verdict,
+    changes: int,
+) -> tuple[Expectation, Verdict]:
+    """The plan of most goodput, by the verdict `to_most`, unless a quicker one is worth what it gives up."""
+    if quick and not same(quick.plan, running.plan) and terms.stands_in(quick, most):
+        saved_s = terms.answer_s(running) - terms.answer_s(quick)
+        if saved_s >= asked_of(terms.least_saved_s, changes):
+            return quick, Verdict(True, _quicker(quick, running, most, terms), quick.gain_over(running))
+    if terms.stands_in(running, most) and not same(running.plan, most.plan):
+        return running, Verdict(False, _quicker(running, most, most, terms), 0.0)
+    if to_most.moves or not quick or same(quick.plan, running.plan):
+        return most, to_most
+    saved_s = max(0.0, terms.answer_s(running) - terms.answer_s(quick))
+    sooner = f"the quickest plan that sustains {rate(terms.needed_per_s)} ({terms.needed_for}) would answer"
+    asked = f"{milliseconds(saved_s)} sooner, and {milliseconds(asked_of(terms.least_saved_s, changes))} are asked"
+    return most, Verdict(False, f"{to_most.why}; {sooner} {asked}", to_most.gain)
+
+
+def _quicker(quick: Expectation, slow: Expectation, most: Expectation, terms: QuickTerms) -> str:
+    """What a quicker plan brings, and what it gives up."""
+    times = f"answers take {milliseconds(terms.answer_s(quick))} instead of {milliseconds(terms.answer_s(slow))}"
+    bursts = f"the plan sustains {rate(quick.goodput_per_s)}, more than {terms.needed_for}"
+    given_up = 1 - quick.goodput_per_s / most.goodput_per_s
+    return f"{times} at {rate(terms.expected_per_s)}; {bursts}; given up: {given_up:.0%} of {rate(most.goodput_per_s)}"
 
 
 def weigh_answers(running: Plan, better: Plan, facts: Problem, least_gain: float, changes: int) -> Verdict:
@@ -231,8 +323,8 @@ def weigh_answers(running: Plan, better: Plan, facts: Problem, least_gain: float
         return Verdict(False, "no other ramps within the budget answer sooner", 0.0)
     before_s, after_s = answered_s(running, facts), answered_s(better, facts)
     saved, needed = 1 - after_s / before_s, asked_of(least_gain, changes)
-    told = f"launches answer after {before_s * 1e3:.4g} ms on average, with other ramps after {after_s * 1e3:.4g}"
-    return Verdict(saved >= needed, f"{told}; {needed:.1%} less time is asked", saved)
+    times = f"launches answer after {1e3 * before_s:.4g} ms on average, with other ramps after {1e3 * after_s:.4g}"
+    return Verdict(saved >= needed, f"{times}; {needed:.1%} less time is asked", saved)
 
 
 def is_swamped(seen: Observed, sustained_per_s: float) -> bool:
@@ -240,19 +332,23 @@ def is_swamped(seen: Observed, sustained_per_s: float) -> bool:
     return not is_content(seen) and seen.arrivals >= MANY_ARRIVALS and seen.arrivals_per_s > sustained_per_s
 
 
-def weigh_dollars(running: Expectation, better: Expectation, asked: Demand, least_gain: float, changes: int) -> Verdict:
+def weigh_dollars(
+    running: Expectation, better: Expectation, expected: Demand, patience: Patience, reserve: float, changes: int
+) -> Verdict:
     """Change where the running plan does not sustain what is expected; else only for clearly fewer dollars."""
     if same(running.plan, better.plan):
         return Verdict(False, "the running plan is the cheapest there is", 0.0)
-    if running.goodput_per_s < SPARE * asked.expected_per_s:
-        gain = better.goodput_per_s / max(running.goodput_per_s, LEAST_PER_S) - 1
-        sustains = f"the running plan sustains {running.goodput_per_s:.4g} of {asked.expected_per_s:.4g} per second"
-        return Verdict(gain >= least_gain, f"{sustains} that are expected: {gain:.1%} more goodput", gain)
+    if running.goodput_per_s < (1 + reserve) * expected.expected_per_s:
+        gain = better.gain_over(running)
+        sustains = f"the running plan sustains {rate(running.goodput_per_s)}, and {rate(expected.expected_per_s)}"
+        why = f"{sustains} with a reserve of {reserve:.0%} are needed: {gain:.1%} more goodput"
+        return Verdict(gain >= patience.least_gain, why, gain)
     dollars = running.score.cost_per_hour
     saved = 1 - better.score.cost_per_hour / dollars if dollars else 0.0
-    needed = asked_of(HEADROOM * least_gain, changes)
+    needed = asked_of(HEADROOM * patience.least_gain, changes)
     moves = saved >= needed
-    why = f"{saved:.1%} fewer dollars {'are' if moves else 'are not'} worth it: {needed:.1%} are asked"
+    kept = f"{rate(better.goodput_per_s)} can be sustained for it, and {rate(expected.expected_per_s)} are expected"
+    why = f"{saved:.1%} fewer dollars {'are' if moves else 'are not'} worth it, as {needed:.1%} are asked; {kept}"
     return Verdict(moves, why, saved)
 
 

@@ -45,7 +45,8 @@ class DecoderQuestion:
     lengths: tuple[tuple[int, int], ...] = ()
 
     objective = Objective()  # TTFT and TPOT are kept or not: no plan is preferred for being quicker
-    cheapest = answers_early = False
+    cheapest = quickest = answers_early = False
+    reserve = 0.0
 
     @cached_property
     def prior(self) -> ExitProfile:

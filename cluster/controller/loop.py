@@ -5,11 +5,13 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol, TypeVar
 
 from cluster.controller.application import Application, RolloutError
 from cluster.controller.core import Controller, NextStep
 from cluster.controller.record import Event
+from deployments.front.observed import Observed, merged
 from optimizer.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,10 @@ class ControlLoop:
         self._application, self._clock, self._stopwatch, self._offload = application, clock, stopwatch, offload
         self._told, self._ask = told, ask
         self._asked: Mapping[str, int] | None = None  # what the autoscaler was told last
+        self._unseen, self._looked_s = (
+            list[Observed](),
+            -inf,
+        )  # what was observed since the last look, and when that was
         self._turn = asyncio.Lock()  # a person may ask while the loop looks
         self._thinking = asyncio.Lock()  # while the controller thinks, nobody tells it anything
         self._asked_for = set[asyncio.Task[Any]]()  # by persons, and under way
@@ -68,12 +74,12 @@ class ControlLoop:
         self.spent, self.decided = before.spent, before.decided
         self.controller.deployed_anew(self._clock())
 
-    async def run(self, look_every_s: float, stays: Callable[[], Awaitable[bool]]) -> None:
+    async def run(self, stays: Callable[[], Awaitable[bool]]) -> None:
         """Look for as long as the application stays what it was. Whatever fails in one look, the next one comes."""
         while True:
-            await asyncio.sleep(look_every_s)
+            await asyncio.sleep(self.controller.patience.react_every_s)
             try:
-                if not await stays():
+                if self.is_due and not await stays():
                     return
                 await self.step()
                 self.trouble = None
@@ -82,12 +88,23 @@ class ControlLoop:
                     log.warning("the controller could not look: %s", error, exc_info=True)
                 self.trouble = f"{type(error).__name__}: {error}"
 
-    async def step(self) -> None:
-        async with self._turn:
-            await self._step()
+    @property
+    def is_due(self) -> bool:
+        """Whether so much time has passed since the last look that the next one is due, at about this moment."""
+        patience = self.controller.patience
+        return self._clock() >= self._looked_s + patience.look_every_s - patience.react_every_s / 2
 
-    async def _step(self) -> None:
-        observed = await self._application.observe()
+    async def step(self) -> None:
+        """Look, if that is due, or if inputs are refused and something can be done about it."""
+        async with self._turn:
+            due = self.is_due
+            self._unseen.append(await self._application.observe(devices=due))
+            observed = merged(self._unseen)
+            if due or self.controller.must_look(observed):
+                await self._look(observed)
+
+    async def _look(self, observed: Observed) -> None:
+        self._unseen, self._looked_s = [], self._clock()
         self.controller.follow(await self._application.plan(), self._clock())
         begun_s = self._stopwatch()
         step = await self._think(self.controller.look, observed, self._clock())
@@ -127,7 +144,8 @@ class ControlLoop:
     async def _force(self) -> Event:
         async with self._turn:
             if self.controller.peek:
-                await self._step()
+                self._unseen.append(await self._application.observe())
+                await self._look(merged(self._unseen))
             self.controller.follow(await self._application.plan(), self._clock())
             return await self._take(await self._think(self.controller.force, self._clock()))
 
@@ -161,7 +179,7 @@ class ControlLoop:
             log.warning("the plan from before runs again: %s", error)
             self.controller.failed(step, str(error), self._clock(), blameless=error.no_devices)
         else:
-            self.controller.rolled_out(step, self._clock() - begun_s, self._clock())
+            await self._think(self.controller.rolled_out, step, self._clock() - begun_s, self._clock())
 
     def _count(self, window: bool, seconds: float) -> None:
         if window:

@@ -11,18 +11,23 @@ from cluster.controller.corrections import Corrections
 from cluster.controller.decide import (
     Demand,
     Expectation,
+    QuickTerms,
     Verdict,
+    asked_of,
+    chance,
     demand,
     expected_best,
-    has_room,
     is_content,
     is_idle,
     lacking,
+    latency_terms,
+    quick_terms,
+    rate,
     same,
     weigh,
     weigh_answers,
     weigh_dollars,
-    weigh_latency,
+    weigh_quick,
 )
 from cluster.controller.question import AnyQuestion
 from cluster.controller.record import TrackRecord
@@ -49,62 +54,125 @@ class Moment:
 
     @cached_property
     def running(self) -> Expectation:
-        return Expectation(self.plan, self.score(self.plan), self.record.kept(self.plan))
+        return self._expected(self.plan)
+
+    @cached_property
+    def most(self) -> Expectation:
+        """The plan of most goodput on the devices that are there."""
+        best = self.question.best(*self._now)
+        return expected_best(best, self.running, self.record, self.score, self.question.objective, self.counts)
 
     def score(self, plan: Plan) -> Score:
         """What a plan does with what is known now."""
         return self.question.score(plan, self.facts)
 
-    def better(self) -> tuple[Expectation, Demand | None]:
-        """What the running plan is weighed against: for what is expected, or by goodput alone (None)."""
-        cheapest = self.question.cheapest
-        asked = demand(self.beliefs.forecast, self.seen, cheapest, self.patience.replan_every_s)
-        now, running = (self.beliefs.survival, self.corrections, self.counts), self.running
-        if self.question.answers_early:
-            soonest = self.question.best(*now)
-            return Expectation(soonest, self.score(soonest), running.kept), None
-        if asked and (cheapest or (not lacking(self.plan, self.counts) and has_room(running, asked, self.seen))):
-            best = self.question.carrying(asked.planned_for(running.kept), *now)
-            if best or cheapest:
-                best = best or self.question.best(*now)
-                return Expectation(best, self.score(best), running.kept), asked
-        best = self.question.best(*now)
-        return expected_best(best, running, self.record, self.score, self.question.objective, self.counts), None
-
-    def weighed(self, better: Expectation, asked: Demand | None, forced: bool) -> tuple[Expectation, Verdict]:
-        """The plan to run and whether it is worth the change; a plan that the user has pinned goes before a better."""
-        verdict = self._verdict(better, asked, forced)
-        if self.pinned and not lacking(self.pinned, self.counts):
-            return self._as_pinned(self.pinned, verdict)
-        return better, verdict
-
-    def _verdict(self, better: Expectation, asked: Demand | None, forced: bool) -> Verdict:
-        record, running, changes = self.record, self.running, self.record.changes(self.now_s)
-        if is_idle(self.seen) and not (forced or self.question.cheapest or lacking(self.plan, self.counts)):
-            verdict = Verdict(False, "no input came: there is nothing to gain from a change")
-        elif self.question.answers_early and not lacking(self.plan, self.counts):
-            leaving = self.facts.surviving(self.beliefs.survival)
-            verdict = weigh_answers(self.plan, better.plan, leaving, self.patience.least_gain, changes)
-        elif asked and not lacking(self.plan, self.counts):
-            weigh_them = weigh_dollars if self.question.cheapest else weigh_latency
-            verdict = weigh_them(running, better, asked, self.patience.least_gain, changes)
-        else:
-            verdict = weigh(
-                running, better, self.question.objective, self.patience,
-                changes=changes, start_s=record.start_s, counts=self.counts, content=is_content(self.seen),
-            )  # fmt: skip
+    def decided(self, forced: bool = False) -> tuple[Plan, Verdict]:
+        """The plan to weigh the running one against, and whether it should run."""
+        better, verdict = self._by_goal(forced)
         moves = (verdict.moves or forced) and not same(better.plan, self.plan)
-        if record.paused:
+        if self.record.paused:
             would = "would change" if moves else "would stay"
-            return replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
-        if forced or not moves or verdict.must:
-            return replace(verdict, moves=moves)
-        objection = record.objection(better.plan, self.beliefs.evidence, self.now_s)
+            verdict = replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
+        else:
+            verdict = self._unless_objected(better.plan, replace(verdict, moves=moves), forced)
+        if self.pinned and not lacking(self.pinned, self.counts):
+            return self.pinned, self._as_pinned(self.pinned, verdict)
+        return better.plan, verdict
+
+    @property
+    def weighs_goodput(self) -> bool:
+        """Whether the plan of most goodput was sought."""
+        return not (self.question.answers_early or self.question.cheapest or is_idle(self.seen))
+
+    def relieved(self, known: Plan) -> Verdict:
+        """While inputs are refused: whether a plan that is known to sustain more on these devices should run now."""
+        better, changes = self._expected(known), self.record.changes(self.now_s)
+        gain, needed = better.gain_over(self.running), asked_of(self.patience.least_gain, changes)
+        sustains = f"{rate(better.goodput_per_s)} can be sustained in place of {rate(self.running.goodput_per_s)}"
+        moves = gain >= needed and not self.record.barred.until_s(known, self.now_s)
+        return Verdict(moves, f"{self.seen.refused:,} inputs were refused: {sustains}", gain)
+
+    def _by_goal(self, forced: bool) -> tuple[Expectation, Verdict]:
+        if lacking(self.plan, self.counts):
+            return self.most, self._for_goodput
+        if is_idle(self.seen) and not (forced or self.question.cheapest):
+            return self.running, Verdict(False, "there is nothing to gain from a change")
+        if self.question.answers_early:
+            return self._for_answers()
+        if self.question.cheapest:
+            return self._for_dollars()
+        if not is_content(self.seen) or self.question.objective.slo_s is None:
+            return self.most, self._for_goodput
+        terms = self._terms
+        return weigh_quick(self.running, self.most, self._quick(terms), terms, self._for_goodput, self._changes)
+
+    @cached_property
+    def _changes(self) -> int:
+        return self.record.changes(self.now_s)
+
+    @cached_property
+    def _for_goodput(self) -> Verdict:
+        return weigh(
+            self.running, self.most, self.question.objective, self.patience, changes=self._changes,
+            start_s=self.record.start_s, counts=self.counts, content=is_content(self.seen),
+            chance=chance(self.seen) if self.beliefs.evidence >= self.patience.enough_inputs else 0.0,
+        )  # fmt: skip
+
+    def _for_answers(self) -> tuple[Expectation, Verdict]:
+        soonest = self._expected(self.question.best(*self._now))
+        leaving = self.facts.surviving(self.beliefs.survival)
+        return soonest, weigh_answers(self.plan, soonest.plan, leaving, self.patience.least_gain, self._changes)
+
+    def _for_dollars(self) -> tuple[Expectation, Verdict]:
+        """The cheapest plan; on its devices the one of most goodput, which costs no more."""
+        wanted_per_s = self._demand.for_dollars(self.question.reserve, self.running.kept)
+        cheapest = self.question.carrying(wanted_per_s, *self._now) or self.question.best(*self._now)
+        survival, corrections, _ = self._now
+        of_these = self.question.best(survival, corrections, cheapest.devices())
+        better = max((self._expected(plan) for plan in (cheapest, of_these)), key=lambda each: each.goodput_per_s)
+        reserve = self.question.reserve
+        return better, weigh_dollars(self.running, better, self._demand, self.patience, reserve, self._changes)
+
+    @cached_property
+    def _demand(self) -> Demand:
+        return demand(self.beliefs.forecast, self.seen, self.beliefs.peak_per_s(self.now_s), self._window_s)
+
+    @property
+    def _window_s(self) -> float:
+        return self.patience.replan_every_s
+
+    @property
+    def _terms(self) -> QuickTerms:
+        if self.question.quickest:
+            return latency_terms(self._demand, self.running, self.patience.least_gain)
+        return quick_terms(self._demand, self.most, self.question.objective.slo_s or 0.0, self.patience.notice)
+
+    def _quick(self, terms: QuickTerms) -> Expectation | None:
+        """The quickest plan that sustains enough; None where none could be enough quicker than the one of most goodput.
+
+        It is expected to keep as much of its promise as the running one.
+        """
+        cannot = terms.needed_per_s >= self.most.goodput_per_s or terms.answer_s(self.most) < terms.least_saved_s
+        if cannot:
+            return None
+        quick = self.question.carrying(terms.needed_per_s / max(self.running.kept, 1e-3), *self._now)
+        return self._expected(quick) if quick else None
+
+    @property
+    def _now(self) -> tuple[tuple[float, ...], Corrections, Mapping[str, int]]:
+        return self.beliefs.survival, self.corrections, self.counts
+
+    def _expected(self, plan: Plan) -> Expectation:
+        return Expectation(plan, self.score(plan), self.record.kept(plan))
+
+    def _unless_objected(self, plan: Plan, verdict: Verdict, forced: bool) -> Verdict:
+        if forced or not verdict.moves or verdict.must:
+            return verdict
+        objection = self.record.objection(plan, self.beliefs.evidence, self.now_s)
         return replace(verdict, moves=False, why=objection) if objection else verdict
 
-    def _as_pinned(self, pinned: Plan, verdict: Verdict) -> tuple[Expectation, Verdict]:
-        """The user's own plan, whose devices are all there, instead of the best one."""
-        plan = Expectation(pinned, self.score(pinned), self.record.kept(pinned))
+    def _as_pinned(self, pinned: Plan, verdict: Verdict) -> Verdict:
+        """The user's own plan, whose devices are all there, goes before a better one."""
         if same(pinned, self.plan):
-            return plan, replace(verdict, moves=False, why=f"the plan is pinned (without that: {verdict.why})")
-        return plan, Verdict(not self.record.paused, "the devices of the pinned plan are there", must=True)
+            return replace(verdict, moves=False, why=f"the plan is pinned (without that: {verdict.why})")
+        return Verdict(not self.record.paused, "the devices of the pinned plan are there", must=True)

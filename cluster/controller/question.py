@@ -26,7 +26,8 @@ LEAST_SHARE = 1e-3  # of the inputs that must reach a block to be planned for
 class Question:
     """`fleet` are the devices that may be used, whether or not they are there just now.
 
-    `cheapest`: plans are sought that serve the expected inputs for the fewest dollars, not those of most goodput.
+    `cheapest`: plans are sought that serve the expected inputs, and `reserve` more, for the fewest dollars; `quickest`:
+    plans that answer soonest; else those of most goodput.
     """
 
     profile: Profile
@@ -36,6 +37,8 @@ class Question:
     side_by_side: bool = True
     gap: float = 0.01
     cheapest: bool = False
+    quickest: bool = False
+    reserve: float = 0.1
     links: Mapping[str, float] | None = None  # those that were declared, in Gbit/s
 
     @property
@@ -148,10 +151,11 @@ def question_of(config: ControllerConfig, app_config: AppConfig, profile: Profil
         ramp_budget=app_config.early_budget,
     )
     fleet = tuple(device(kind, amount) for kind, amount in allowed(config, app_config, profile).items())
-    cheapest = config.goal == "cost"
+    cheapest, quickest = config.goal == "cost", config.goal == "latency"
     return Question(
-        profile, fleet, objective, config.one_machine, config.side_by_side, config.gap, cheapest, app_config.links
-    )
+        profile, fleet, objective, config.one_machine, config.side_by_side, config.gap, cheapest, quickest,
+        config.reserve, app_config.links,
+    )  # fmt: skip
 
 
 def allowed(config: ControllerConfig, app_config: AppConfig, profile: Profile) -> dict[str, int]:

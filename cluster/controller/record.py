@@ -1,6 +1,6 @@
 """What the controller remembers: its decisions as events, and what follows from them. A restart reads it all again."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import TypeAdapter
 
 from cluster.controller.config import Patience
-from cluster.controller.corrections import Corrections
-from deployments.front.observed import Observed
+from cluster.controller.corrections import Corrections, busy_shares
+from deployments.front.observed import Observed, merged
 from optimizer.plan import Plan
 from profiles.journal import Journal
 
@@ -18,6 +18,9 @@ KEEP_EVENTS = 1000
 KEEP_PLANS = 4
 NEWEST = 0.5  # the weight of the newest value in a running average
 LEAST_INPUTS = 50  # of a window, before it tells what its plan keeps of its promise
+CONTENT = 0.98  # of the inputs answered in time: the rest are bursts
+MOST_KEPT = 1.2  # of a promise: more is chance
+WORKING = 0.5  # a share of the time: where devices work for less, not they are why inputs are refused
 THRESHOLDS = ("tightened", "loosened", "tuned", "gave way", "recovered")  # only these changed
 CHANGES = ("rolled out", "rolled back", "failed")
 
@@ -193,15 +196,27 @@ class TrackRecord:
         known = self._kept.values()
         return self._kept.get(unpromised(plan), sum(known) / len(known) if known else 1.0)
 
-    def keep(self, seen: Observed, plan: Plan, sustained_per_s: float) -> None:
-        """Compare a window with what its plan should have made of it."""
-        expected = min(seen.arrivals_per_s, sustained_per_s)
-        if expected * seen.seconds >= LEAST_INPUTS:
-            share = min(1.2, seen.goodput_per_s / expected)
-            before = self._kept.pop(unpromised(plan), share)
-            self._kept[unpromised(plan)] = before + NEWEST * (share - before)
-            for oldest in list(self._kept)[:-KEEP_PLANS]:
-                del self._kept[oldest]
+    def keep(self, looks: Sequence[Observed], plan: Plan, sustained_per_s: float) -> None:
+        """Compare a window, look by look, with what its plan should have made of it.
+
+        What is answered while inputs are refused is all that the plan sustains. With few inputs, all that is known is
+        that it sustains as many.
+        """
+        seen, known = merged(looks), self._kept.get(unpromised(plan))
+        expected_per_s = min(seen.arrivals_per_s, sustained_per_s)
+        if expected_per_s * seen.seconds < LEAST_INPUTS:
+            return
+        if full := overloaded(looks, plan):
+            share = merged(full).goodput_per_s / sustained_per_s
+        elif seen.in_time >= CONTENT * seen.arrivals:
+            share = max(1.0 if known is None else known, seen.goodput_per_s / sustained_per_s)
+        else:
+            share = seen.goodput_per_s / expected_per_s
+            share = share if known is None else known + NEWEST * (share - known)
+        self._kept.pop(unpromised(plan), None)
+        self._kept[unpromised(plan)] = min(MOST_KEPT, share)
+        for oldest in list(self._kept)[:-KEEP_PLANS]:
+            del self._kept[oldest]
 
     def _learn(self, event: Event) -> None:
         if event.what == "rolled out" and event.starts and event.took_s is not None:
@@ -209,6 +224,20 @@ class TrackRecord:
         worse = {"rolled back": event.before, "failed": event.after}.get(event.what)
         if worse:
             self.barred.bar(worse, event.at_s, self._patience.hold_windows * self._patience.replan_every_s)
+
+
+def overloaded(looks: Sequence[Observed], plan: Plan) -> list[Observed]:
+    """The looks in which inputs were refused from beginning to end while the plan's devices worked.
+
+    Inputs are refused for other reasons, too: a client may send more at once than any plan can answer in time.
+    """
+
+    def refuses(at: int) -> bool:
+        look = looks[at]
+        return look.refused > (1 - CONTENT) * look.arrivals and max(busy_shares(look, plan).values()) >= WORKING
+
+    refusing = [refuses(at) for at in range(len(looks))]
+    return [look for at, look in enumerate(looks) if at and all(refusing[at - 1 : at + 2])]
 
 
 def unpromised(plan: Plan) -> Plan:

@@ -77,7 +77,7 @@ class ControllerService:
             if self.loop:
                 begun.go_on_from(self.loop)
             self.loop = begun
-            await begun.run(self.config.look_every_s, self._stays)
+            await begun.run(self._stays)
 
     async def _begin(self) -> ControlLoop:
         from ray import serve

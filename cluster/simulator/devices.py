@@ -1,9 +1,9 @@
 """Simulated devices, which compute how long a launch takes from tables and links, and which inputs leave where."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -65,28 +65,38 @@ class TableDevices:
         if strangers := troubles.replicas - everywhere - self._free_s.keys():
             raise UserError(f"there is no replica {min(strangers)!r}, only {', '.join(sorted(self._free_s))}")
 
-    def follow(self, plan: Plan, now_s: float = 0.0, load_s: float = 0.0) -> None:
-        """Switch to this plan; replicas whose splits change need `load_s` first."""
-        numbers: Counter[str] = Counter()
+    def follow(self, plan: Plan, now_s: float = 0.0, load_s: float = 0.0, benched: Collection[str] = ()) -> None:
+        """Switch to this plan; replicas whose splits change need `load_s` first.
+
+        Those that are benched work only where others do not suffice; the last group of their kind tries them.
+        """
+        free = {kind: self._of_kind(kind, used, benched) for kind, used in plan.devices().items()}
         before = {each: self._posts[group].placement.splits for group, all_ in self._groups.items() for each in all_}
         posts = [
             _Post(pipeline, placement, turn_s=self._stands_still_s(placement))
             for pipeline in plan.pipelines
             for placement in pipeline.placements
         ]
+        left = Counter(post.placement.kind for post in posts)
         names = group_names(plan, self.facts)
         self._posts = dict(zip(names, posts, strict=True))
         self._groups = dict.fromkeys(names, ())
         for name, post in zip(names, posts, strict=True):
-            kind, first = post.placement.kind, numbers[post.placement.kind]
-            numbers[kind] += post.placement.replicas
-            here = tuple(f"{kind}/{number}" for number in range(first, numbers[kind]))
+            kind = post.placement.kind
+            left[kind] -= 1
+            here = tuple(islice(free[kind], post.placement.replicas if left[kind] else None))
             self._groups[name] += here
             for replica in here:
                 free_s = self._free_s.setdefault(replica, 0.0)
                 if now_s and before.get(replica) != post.placement.splits:
                     self._free_s[replica] = max(free_s, now_s) + load_s
         self._largest = max(split.batch_size for each in placements_of(plan) for split in each.splits)
+
+    def _of_kind(self, kind: str, used: int, benched: Collection[str]) -> Iterator[str]:
+        """The replicas of a kind that a plan uses, and those that are benched, which come last."""
+        slow = {each for each in benched if each.partition("/")[0] == kind}
+        count = max(used, min(used + len(slow), self.facts.device(kind).count)) if slow else used
+        return iter(sorted((f"{kind}/{number}" for number in range(count)), key=lambda each: each in slow))
 
     def groups(self, absent: Collection[str] = ()) -> dict[str, list[str]]:
         """The replicas of every placement, without the absent ones."""

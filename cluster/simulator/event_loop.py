@@ -61,7 +61,7 @@ class Devices(Protocol):
 class Listener(Protocol):
     """Receives every event of the run, to count it."""
 
-    def refuse(self, at_s: float) -> None: ...
+    def refuse(self, at_s: float, weight: int) -> None: ...
 
     def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None: ...
 
@@ -103,7 +103,7 @@ class EventLoop:
             if (events and events[0][0] <= at_s) or dispatcher.wake_s < at_s:
                 self.run_until(at_s)
             if isinstance(admit(at_s, at_s + slo_s, place, weight), Refusal):
-                self._tally.refuse(at_s)
+                self._tally.refuse(at_s, weight)
             for launch in tick(at_s):
                 self._begin(launch, at_s)
         return None
@@ -144,7 +144,7 @@ class EventLoop:
 
     def _admit(self, place: Place, weight: int) -> None:
         if isinstance(self.dispatcher.admit(self.now_s, self.now_s + self._slo_s, place, weight), Refusal):
-            self._tally.refuse(self.now_s)
+            self._tally.refuse(self.now_s, weight)
 
     def _work(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:
         """Do this action once a front has worked for so many seconds."""

@@ -30,7 +30,7 @@ class Simulated:
         self._simulation, self._start_s = simulation, start_s
         self.plans = [(0.0, simulation.plan)]  # that ran, and since when
 
-    async def observe(self) -> Observed:
+    async def observe(self, devices: bool = True) -> Observed:
         return self._simulation.observe()
 
     async def plan(self) -> Plan:
@@ -67,7 +67,7 @@ def replan(
     controller = Controller(asked, patience, History(None), Events(None), world.plan, 0.0, keeper=keeper)
     application = Simulated(simulation, patience.start_s)
     loop = ControlLoop(application, controller, lambda: simulation.now_s, time.process_time, told=lambda event: None)
-    asyncio.run(_drive(loop, simulation, seconds, patience.look_every_s, progress))
+    asyncio.run(_drive(loop, simulation, seconds, patience.react_every_s, progress))
     return Replanned(simulation.finish(), tuple(application.plans), controller.record.events.all, loop.spent)
 
 
@@ -75,10 +75,10 @@ async def _drive(
     loop: ControlLoop,
     simulation: Simulation,
     seconds: float,
-    look_every_s: float,
+    every_s: float,
     progress: Callable[[float], None],
 ) -> None:
-    while simulation.now_s + look_every_s <= seconds:
-        simulation.run_until(simulation.now_s + look_every_s)
+    while simulation.now_s + every_s <= seconds:
+        simulation.run_until(simulation.now_s + every_s)
         await loop.step()
         progress(simulation.now_s)

@@ -114,7 +114,7 @@ class Simulation:
         if _launching(plan) != _launching(self.plan):
             self.tally.start_launches(self.now_s)
         self.plan = plan
-        self._devices.follow(plan, self.now_s, load_s)
+        self._devices.follow(plan, self.now_s, load_s, self._loop.dispatcher.benched(self.now_s))
         self._reroute()
         self._loop.tick(self.now_s)
 
@@ -122,6 +122,8 @@ class Simulation:
         """The observations since the last call, or since the start."""
         kinds = {device.kind: device.count for device in self.world.facts.devices}
         for replica in self._absent:
+            kinds[replica.partition("/")[0]] -= 1
+        for replica in set(self._loop.dispatcher.benched(self.now_s)) - self._absent:
             kinds[replica.partition("/")[0]] -= 1
         return self.tally.observed(self.now_s, kinds)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from cluster.simulator.event_loop import Departure
 from deployments.dispatch.messages import Launch, Outcome
 from deployments.front.observed import FASTEST_S as FINEST_S
-from deployments.front.observed import STEP, LaunchShape, Observed, Took, since
+from deployments.front.observed import NO_LAUNCH, STEP, LaunchShape, Observed, Took, since
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,6 +31,7 @@ class Tally:
         self.launched_since_s, self._launched_before = 0.0, dict[LaunchKey, tuple[float, float]]()
         self._exits, self.audited, self.missed = ([0] * num_blocks for _ in range(3))
         self.arrived_weight, self.good_weight, self._exit_weights = 0, 0, [0] * num_blocks
+        self.refused_weight = 0
         self._bins = np.zeros((WINDOWS, BINS), np.int32)
         self._observed_bins = np.zeros(BINS, np.int64)
         self._ends_s: list[float] = []
@@ -45,8 +46,9 @@ class Tally:
         self.arrived_weight += weight
         self.arrived += np.bincount(self._windows(times_s), minlength=WINDOWS)
 
-    def refuse(self, at_s: float) -> None:
+    def refuse(self, at_s: float, weight: int) -> None:
         self.refused[self.window(at_s)] += 1
+        self.refused_weight += weight
 
     def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None:
         counts = {Outcome.DEGRADED: self.degraded, Outcome.EXPIRED: self.expired}.get(outcome, self.failed)
@@ -117,14 +119,14 @@ class Tally:
         launches: dict[LaunchShape, Took] = {}
         for (_, kind, start, stop, size), (times, seconds) in self.launched.items():
             key = LaunchShape(kind, start, stop, size)
-            had = launches.get(key, Took(0, 0.0))
-            launches[key] = Took(had.times + int(times), had.seconds + seconds)
+            launches[key] = launches.get(key, NO_LAUNCH).plus(Took(int(times), seconds))
         filled = np.flatnonzero(self._observed_bins)
         latencies = dict(zip(filled.tolist(), self._observed_bins[filled].tolist(), strict=True))
         arrived, good = int(self.arrived.sum()), int(self.good.sum())
         return Observed(
             0.0, now_s, arrived, good, tuple(self._exits), launches, devices, latencies, self.arrived_weight,
             self.good_weight, tuple(self._exit_weights), tuple(self.audited), tuple(self.missed),
+            refused=int(self.refused.sum()), refused_weight=self.refused_weight,
         )  # fmt: skip
 
     def quantile_s(self, share: float) -> float:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,7 @@ log = logging.getLogger("ray.serve")
 T = TypeVar("T")
 PATIENCE_S = 600.0  # until a plan's replicas run; a large network takes long to load
 FOLLOW_WITHIN_S = 5.0
+NONE_BENCHED: Mapping[str, str] = {}
 COUNT_WITHIN_S = 2.0
 
 
@@ -52,6 +54,7 @@ class Deployer:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._running = self._leading = False
         self._cannot: CannotStartError | None = None
+        self._benched = frozenset[str]()
         self._graph = self._first()
         self._take_over()
 
@@ -93,18 +96,25 @@ class Deployer:
         """The counts of each living front since it started."""
         return await self._fronts.ask(AskCounts(), COUNT_WITHIN_S)
 
-    async def apply(self, plan: Plan, patience_s: float = PATIENCE_S) -> Moved | Undone:
-        """Lead the application to another plan. The caller may end meanwhile: the move is brought to an end."""
+    async def apply(
+        self, plan: Plan, patience_s: float = PATIENCE_S, benched: Mapping[str, str] = NONE_BENCHED
+    ) -> Moved | Undone:
+        """Lead the application to another plan. The caller may end meanwhile: the move is brought to an end.
+
+        `benched`: replicas that the plan does not count on, and their kinds. They stay, as they may become quick again.
+        """
         if self._leading or not self._running:
             return Undone("another plan is being rolled out" if self._running else "the application is not running yet")
         self._leading = True
-        return await asyncio.shield(self._task(self._apply(plan, patience_s)))
+        return await asyncio.shield(self._task(self._apply(plan, patience_s, benched)))
 
-    async def _apply(self, plan: Plan, patience_s: float) -> Moved | Undone:
+    async def _apply(self, plan: Plan, patience_s: float, benched: Mapping[str, str]) -> Moved | Undone:
         async with self._moving:  # the cleaning up after a restart comes first
             try:
                 before, after = self._graph.plan, self._graph_of(plan, self._graph.version + 1).plan
-                return await move(self._fleet, before, after, self._lead, self._meanwhile, patience_s)
+                self._benched = frozenset(benched)
+                stay = Counter(benched.values())
+                return await move(self._fleet, before, after, self._lead, self._meanwhile, patience_s, stay)
             except (UserError, CannotStartError) as error:
                 return Undone(str(error), isinstance(error, NoDevicesError))
             except Exception as error:
@@ -142,7 +152,7 @@ class Deployer:
         return self._graph_of(read_graph(self._config).plan, memory.version + 1 if memory else 0)
 
     def _graph_of(self, plan: Plan, version: int) -> Graph:
-        return graph_of(plan, self._profile, self._config, version, self._fleet.prefix)
+        return graph_of(plan, self._profile, self._config, version, self._fleet.prefix, self._benched)
 
     def _take_over(self) -> None:
         """Lead before any front of ours is there: it may wait for what the replicas from before hold.

@@ -14,6 +14,7 @@ LOOK_EVERY_S = 0.25  # each look takes processor time of Serve, which is needed 
 COUNT_EVERY_S = 1.0  # Ray is asked so often whether the devices are there
 STALE_S = 2.0  # Serve may tell for so long after a new attempt that the one before it failed
 ReplicaCounts = Mapping[str, int]  # replicas by kind
+NOTHING: ReplicaCounts = {}
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,19 @@ async def move(
     lead: Callable[[Plan], Awaitable[None]],
     meanwhile: Callable[[ReplicaCounts], Awaitable[None]],
     patience_s: float,
+    stay: ReplicaCounts = NOTHING,
 ) -> Moved:
     """Start the replicas that the new plan adds, lead all fronts to it, then end those that it does not need.
 
     Where the new replicas do not fit beside the old ones, those that will go end first; until the new ones run, fronts
     follow a plan for the replicas that stay, to which `meanwhile` leads them. If the new ones do not start, the plan
     from before is restored, and CannotStartError says why: at once where their devices are not there, as of a node that
-    vanishes.
+    vanishes. So many replicas of each kind `stay` beside those of the new plan.
     """
     started_s, has, wants = now_s(), before.devices(), after.devices()
     more = {kind: count for kind, count in wants.items() if count > has.get(kind, 0)}
-    less = {kind: wants.get(kind, 0) for kind, count in has.items() if wants.get(kind, 0) < count}
+    left = {kind: wants.get(kind, 0) + stay.get(kind, 0) for kind in has}
+    less = {kind: left[kind] for kind, count in has.items() if left[kind] < count}
     freed_s = None
     try:
         if less and not await asyncio.to_thread(fleet.has_room, _growth(has, more)):

@@ -166,12 +166,20 @@ class Dispatcher:
         self._end([tickets[row] for row in fresh], Outcome.ANSWERED)
         return fresh if flight.launch.kinds else rows
 
-    def completed(self, launch_id: int, now_s: float, survivors: Mapping[int, Place], stop: int | None = None) -> None:
+    def completed(
+        self, launch_id: int, now_s: float, survivors: Mapping[int, Place], stop: int | None = None
+    ) -> float | None:
         """A launch came back: rows that survived are somewhere else now, all others have their answer.
 
-        They stand before block `stop`, if not where the launch was to end.
+        They stand before block `stop`, if not where the launch was to end. Returns how long after the launch before it
+        this one came back, if it was waiting for that one; other fronts' launches would count as well.
         """
         flight = self._land(launch_id, now_s)
+        followed_s = flight.replica.followed_s(flight.started_s, now_s) if self.limits.share == 1.0 else None
+        self._come_back(flight, now_s, survivors, stop)
+        return followed_s
+
+    def _come_back(self, flight: Flight, now_s: float, survivors: Mapping[int, Place], stop: int | None) -> None:
         launch, tickets = flight.launch, flight.tickets
         stop = launch.stop if stop is None else stop
         if survivors:
@@ -182,11 +190,11 @@ class Dispatcher:
             flight.compare(stop - 1, now_s)
             gone = [ticket for row, ticket in enumerate(tickets) if row not in survivors and not ticket.ended]
             self._settle(gone, now_s if flight.queue.owner.is_promised else -inf)
-        if not survivors:
-            return self._end(tickets, Outcome.ANSWERED)
-        if stop >= self.route.num_blocks:
-            raise ValueError(f"launch {launch_id} ran to the last block, yet {len(survivors)} inputs stayed inside")
+        if survivors and stop >= self.route.num_blocks:
+            raise ValueError(f"launch {launch.id} ran to the last block, yet {len(survivors)} inputs stayed inside")
         self._end([ticket for row, ticket in enumerate(tickets) if row not in survivors], Outcome.ANSWERED)
+        if not survivors:
+            return
         kept_by = launch.replica if launch.keep else None
         for row, place in survivors.items():
             ticket = tickets[row]
@@ -195,7 +203,6 @@ class Dispatcher:
         self._wait(staying, flight.lane)
         if launch.kinds and flight.lane in self._lanes:
             self._audits.wait(flight.lane, [ticket for ticket in staying if ticket.told], now_s)
-        return None
 
     def failed(
         self, launch_id: int, now_s: float, reason: str, fault: Fault = Fault.NETWORK, *, lost: bool = False
@@ -296,6 +303,10 @@ class Dispatcher:
             where = queue.stage.group, queue.cursor
             sizes[where] = sizes.get(where, 0) + queue.size
         return sizes
+
+    def benched(self, now_s: float) -> list[str]:
+        """Replicas that are too slow, and have been for a while."""
+        return sorted({name for group in self._groups.values() for name in group.benched(now_s)})
 
     def replicas(self) -> dict[str, int]:
         """How many replicas each group has. Inputs that need a group without any wait."""

@@ -10,6 +10,8 @@ from deployments.dispatch.messages import Limits
 
 _REMEMBERED = 0.9  # of the sums over earlier launches, when one is added: what counts is the last ten or so
 _EVIDENCE = 5  # launches before a replica is judged: a single one may take long by chance
+_FOLLOWS_S = 0.002  # a launch that sets out within so long of the end of the one before was waiting for it
+_BENCHED_S = 10.0  # a replica that is benched for longer is no device that plans should count on
 
 
 @dataclass(eq=False)
@@ -24,12 +26,18 @@ class Replica:
     launches: int = 0  # that came back
     last_end_s: float = 0.0
     benched_until_s: float | None = None  # None: it is not benched
+    benched_since_s: float = 0.0  # where it is
     keeps_inputs: bool = False  # under today's plan, inputs may wait that only this replica has
 
     @property
     def slowdown(self) -> float:
         """How many times longer its launches take than planned. Times are summed first: short launches vary most."""
         return self.taken_s / self.expected_s if self.expected_s else 1.0
+
+    def followed_s(self, started_s: float, now_s: float) -> float | None:
+        """How long after the launch before it one ends that was waiting when that ended; None where none waited."""
+        waited = self.last_end_s > 0.0 and started_s <= self.last_end_s + _FOLLOWS_S
+        return now_s - self.last_end_s if waited else None
 
     def learn(self, taken_s: float, expected_s: float) -> None:
         """A launch on the bench is believed at once: the ones before are why the replica is there."""
@@ -87,6 +95,10 @@ class Group:
         self.may_run_kept.clear()
         for replica in self.members.values():
             replica.keeps_inputs = False
+
+    def benched(self, now_s: float) -> list[str]:
+        """The replicas that have been benched for so long that plans should not count on them."""
+        return [each.name for each in self._benched if now_s - each.benched_since_s >= _BENCHED_S]
 
     @property
     def working(self) -> int:
@@ -219,6 +231,8 @@ class Group:
                     self._bench(other, now_s, benched=False)
 
     def _bench(self, replica: Replica, now_s: float, benched: bool) -> None:
+        if benched and replica.benched_until_s is None:
+            replica.benched_since_s = now_s
         replica.benched_until_s = now_s + self._limits.probe_every_s if benched else None
         (self._benched.add if benched else self._benched.discard)(replica)
         self._update()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from deployments.front.answers import Answer
-from deployments.front.observed import LaunchShape, Observed, Took, latency_bin
+from deployments.front.observed import NO_LAUNCH, LaunchShape, Observed, Took, latency_bin
 from deployments.metrics import LATENCY_BOUNDS_MS
 from profiles.agreement import Agreement, agreement_of
 
@@ -68,6 +68,7 @@ class Counts:
         self._latest_s: deque[float] = deque(maxlen=latest)  # latencies of answered requests
         # Inputs
         self.arrivals = 0
+        self.refused = self.refused_weight = 0  # though their clients wait for as long as the SLO
         self.in_time = 0
         self.exits: Counter[int] = Counter()  # by the block they left after
         self.degraded: Counter[int] = Counter()  # answered without the next level, by the block they stood behind
@@ -81,8 +82,7 @@ class Counts:
         # Launches
         self.launches: dict[tuple[str, int], Launches] = defaultdict(Launches)  # by group and first block
         self.survivor_bytes: Counter[str] = Counter()  # that came back "by_value", or were "held" where they were
-        self._launch_times: Counter[LaunchShape] = Counter()
-        self._launch_seconds: defaultdict[LaunchShape, float] = defaultdict(float)
+        self._took: dict[LaunchShape, Took] = {}
 
     # What is counted
 
@@ -102,14 +102,31 @@ class Counts:
         self.arrivals += inputs
         self.arrived_weight += weight
 
-    def refused_unread(self, weight: int, most: int) -> None:
+    def refused_unread(self, weight: int, most: int, waits: bool) -> None:
         """A request that probably weighs so much was refused before it was read. Its inputs asked all the same.
 
-        It has so many inputs at `most`: it may only have said that it is long.
+        It has so many inputs at `most`: it may only have said that it is long. `waits`: its client waits for as long as
+        the SLO.
         """
         each = self.arrived_weight / self.arrivals if self.arrivals else 1.0
         inputs = max(1, min(round(weight / each), most))
         self.inputs_arrived(inputs, round(inputs * each))
+        if waits:
+            self.inputs_refused(inputs, round(inputs * each))
+
+    def inputs_refused(self, inputs: int, weight: int) -> None:
+        """So many inputs that have arrived were refused, though their clients wait for as long as the SLO."""
+        self.refused += inputs
+        self.refused_weight += weight
+
+    def refused_outside(self, requests: int) -> None:
+        """A proxy before this front has refused so many requests, taken to be like those that came through."""
+        each = requests / max(1, self.outcomes.total())
+        inputs = max(requests, round(each * self.arrivals))
+        weight = max(inputs, round(each * self.arrived_weight))
+        self.outcomes["refused"] += requests
+        self.inputs_arrived(inputs, weight)
+        self.inputs_refused(inputs, weight)
 
     def input_left(self, block: int, took_s: float, in_time: bool, weight: int = 1) -> None:
         """One input was answered after this block."""
@@ -127,11 +144,16 @@ class Counts:
     def launch_began(self, group: str, block: int, inputs: int, weight: int, room: int) -> None:
         self.launches[group, block].add(Launches(1, inputs, weight, room))
 
-    def launch_ended(self, replica: str, start: int, stop: int, size: int, seconds: float) -> None:
-        """A launch came back, for which the replica computed for `seconds`."""
+    def launch_ended(
+        self, replica: str, start: int, stop: int, size: int, seconds: float, followed_s: float | None = None
+    ) -> None:
+        """A launch came back, for which the replica computed for `seconds`.
+
+        `followed_s`: it waited while another ran there, and came back so long after that one.
+        """
         shape = LaunchShape(self._kinds.get(replica, ""), start, stop, size)
-        self._launch_times[shape] += 1
-        self._launch_seconds[shape] += seconds
+        between = (0, 0.0) if followed_s is None else (1, max(0.0, followed_s - seconds))
+        self._took[shape] = self._took.get(shape, NO_LAUNCH).plus(Took(1, seconds, *between))
 
     # What is read
 
@@ -144,13 +166,15 @@ class Counts:
             self.arrivals,
             self.in_time,
             tuple(self.exits[block] for block in range(num_blocks)),
-            {shape: Took(times, self._launch_seconds[shape]) for shape, times in self._launch_times.items()},
+            dict(self._took),
             latencies=Counter(self._latencies),
             arrived_weight=self.arrived_weight,
             in_time_weight=self.in_time_weight,
             exit_weights=tuple(self.exit_weights[block] for block in range(num_blocks)),
             audited=tuple(self.audited[block] for block in range(num_blocks)),
             missed=tuple(self.missed[block] for block in range(num_blocks)),
+            refused=self.refused,
+            refused_weight=self.refused_weight,
         )
 
     def agreement(self, num_blocks: int) -> Agreement | None:
@@ -180,6 +204,8 @@ class Counts:
         self.in_time_weight += other.in_time_weight
         self.survivor_bytes.update(other.survivor_bytes)
         self.arrivals += other.arrivals
+        self.refused += other.refused
+        self.refused_weight += other.refused_weight
         self.in_time += other.in_time
         self.buckets = [ours + theirs for ours, theirs in zip(self.buckets, other.buckets, strict=True)]
         self._latest_s.extend(other._latest_s)

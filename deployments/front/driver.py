@@ -48,6 +48,15 @@ class Workers(Protocol):
     async def close(self) -> None: ...
 
 
+class Refusing(Protocol):
+    """A proxy before a front, which refuses requests that would find no place there."""
+
+    @property
+    def refused(self) -> int:
+        """So many requests until now."""
+        ...
+
+
 @dataclass(eq=False)
 class _Waiting:
     """A caller that waits for the answer to one ticket."""
@@ -79,6 +88,7 @@ class Driver:
         self.dispatcher = dispatcher
         self.counts = counts or Counts()
         self.lag = Peak()  # how long an answer that is known waits until who asked for it goes on
+        self._proxies = dict[Refusing, int]()  # how many of the requests that each has refused are counted
         self._workers = workers
         self._clock = clock
         self._waiting: dict[int, _Waiting] = {}
@@ -88,12 +98,12 @@ class Driver:
         self._alarm: asyncio.TimerHandle | None = None
         self._wake_s = inf  # when the alarm goes off
 
-    async def answer(self, inputs: Packed, within_s: float, full: bool = False) -> list[Answer]:
+    async def answer(self, inputs: Packed, within_s: float, full: bool = False, waits: bool = True) -> list[Answer]:
         """The answers to all inputs of one request, in their order. All are admitted, or none.
 
-        `full`: they are those of the full network.
+        `full`: they are those of the full network. `waits`: the client waits for as long as the SLO.
         """
-        tickets = self._admit(inputs, self._clock() + within_s, full)
+        tickets = self._admit(inputs, self._clock() + within_s, full, waits)
         waiting = [self._waiting[ticket] for ticket in tickets]
         self.pump()
         try:
@@ -120,6 +130,22 @@ class Driver:
         self.counts.degraded[known.exit_block] += 1
         waiting.since_s = self._clock()  # what it has waited for until now was the next level
         waiting.reply.set_result(replace(known, steps=tuple(waiting.steps)))
+
+    def watch(self, proxy: Refusing) -> None:
+        """Count what a proxy before this front refuses from now on, too."""
+        self._proxies[proxy] = proxy.refused
+
+    def counted(self) -> Counts:
+        """The counts, with what proxies have refused meanwhile."""
+        for proxy, counted in self._proxies.items():
+            self._proxies[proxy] = now = proxy.refused
+            if now > counted:
+                self.counts.refused_outside(now - counted)
+        return self.counts
+
+    def benched(self) -> list[str]:
+        """The replicas that are too slow to be counted on."""
+        return self.dispatcher.benched(self._clock())
 
     def pump(self) -> None:
         """Pump once for all that arrives in one turn of the event loop, so that a busy front sends more together."""
@@ -151,12 +177,14 @@ class Driver:
             self._alarm.cancel()
         await self._workers.close()
 
-    def _admit(self, inputs: Packed, deadline_s: float, full: bool) -> list[int]:
+    def _admit(self, inputs: Packed, deadline_s: float, full: bool, waits: bool) -> list[int]:
         now_s, weights = self._clock(), self.weights(inputs)
         self.counts.inputs_arrived(len(inputs), sum(weights))
         places = [Place(inputs, row) for row in range(len(inputs))]
         tickets = self.dispatcher.admit_all(now_s, deadline_s, places, weights, full)
         if isinstance(tickets, Refusal):
+            if waits:
+                self.counts.inputs_refused(len(inputs), sum(weights))
             raise RefusedError(503, f"refused: {tickets.reason}", retry_after_s=tickets.retry_after_s)
         loop = asyncio.get_running_loop()
         for ticket, weight in zip(tickets, weights, strict=True):
@@ -270,14 +298,15 @@ class Driver:
 
     def _stay(self, launch: Launch, stayed: Stayed, started_s: float) -> None:
         now_s, rows = self._clock(), stayed.rows.tolist()
-        self.counts.launch_ended(launch.replica, launch.cursor, launch.stop, launch.size, stayed.computed_s)
         for row in rows:
             if waiting := self._waiting.get(launch.tickets[row]):
                 waiting.step(launch, started_s, stayed.computed_s, now_s)
         if stayed.survivors is not None:
             self._claim(stayed.survivors)
         places = {row: Place(stayed.survivors, index) for index, row in enumerate(rows)}
-        self.dispatcher.completed(launch.id, now_s, places, stayed.stop)
+        followed_s = self.dispatcher.completed(launch.id, now_s, places, stayed.stop)
+        shape = launch.cursor, launch.stop, launch.size
+        self.counts.launch_ended(launch.replica, *shape, stayed.computed_s, followed_s)
 
     def _claim(self, survivors: Packed | Held) -> None:
         """Drop held survivors when the last reference to them ends: no ticket and no launch needs them then."""

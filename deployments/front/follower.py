@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -111,7 +112,8 @@ class Follower:
             case AskState() if self._driver:
                 reply = state_of(self._driver)
             case AskCounts() if self._driver:
-                reply = self._driver.counts.observed(self._graph.plan.num_blocks)
+                benched = {name: self._kinds[name] for name in self._driver.benched()}
+                reply = replace(self._driver.counted().observed(self._graph.plan.num_blocks), benched=benched)
         await self._deployer.reply.remote(self._name, message.number, reply)
 
     async def _follow(self, graph: Graph) -> None:

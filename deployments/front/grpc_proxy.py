@@ -163,6 +163,11 @@ class GrpcProxy(threading.Thread):
         """How many requests of streams the front works on at once: as many as it may have of those that take a call."""
         return self._limit.value
 
+    @property
+    def refused(self) -> int:
+        """Calls that found no place here."""
+        return self._limit.refused
+
     def open(self) -> None:
         """Returns when it listens."""
         self.start()

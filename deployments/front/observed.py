@@ -22,20 +22,37 @@ class LaunchShape(NamedTuple):
 
 
 class Took(NamedTuple):
-    """How many launches, and the seconds that replicas computed for all of them together."""
+    """How many launches, and the seconds that replicas computed for all of them together.
+
+    `followed` of them were waiting when the launch before them ended. Between the two their replicas computed nothing
+    for `between_s`.
+    """
 
     times: int
     seconds: float
+    followed: int = 0
+    between_s: float = 0.0
+
+    def plus(self, other: "Took") -> "Took":
+        times, followed = self.times + other.times, self.followed + other.followed
+        return Took(times, self.seconds + other.seconds, followed, self.between_s + other.between_s)
+
+    def minus(self, other: "Took") -> "Took":
+        return self.plus(Took(-other.times, -other.seconds, -other.followed, -other.between_s))
+
+
+NO_LAUNCH = Took(0, 0.0)
 
 
 @dataclass(frozen=True)
 class Observed:
     """Counts of one stretch of time, by one front or by several.
 
-    `arrivals` are inputs that asked, admitted or not. `exits[k]` inputs were answered after block k; `in_time` of them
-    within their deadline. `devices` are all that the plan could have now, those it uses among them. `arrived_weight`,
-    `in_time_weight` and `exit_weights` are what these inputs weigh: texts their tokens, where plans count them.
-    Of those that left after block k, audits of `audited[k]` have ended, and the full network disagreed in `missed[k]`.
+    `arrivals` are inputs that asked, admitted or not. `refused` of them were not admitted though their clients wait for
+    as long as the application's SLO, here or by the proxy before the front. `exits[k]` inputs were answered after block
+    k; `in_time` of them within their deadline. `devices` are all that the plan could have now, those it uses among
+    them. `arrived_weight`, `in_time_weight` and `exit_weights` are what these inputs weigh: texts their tokens, where
+    plans count them. Of those that left after block k, audits of `audited[k]` have ended, and the full network disagreed in `missed[k]`.
     """
 
     started_s: float
@@ -56,6 +73,9 @@ class Observed:
     texts: int = 0
     ended: int = 0
     lengths: tuple[tuple[int, int], ...] = ()  # of the latest texts that were written: of the prompt, and of the answer
+    refused: int = 0
+    refused_weight: int = 0
+    benched: Mapping[str, str] = field(default_factory=dict)  # replicas that are too slow to be used, and their kinds
 
     @property
     def ended_s(self) -> float:
@@ -89,6 +109,7 @@ class Observed:
             in_time=round(self.in_time_weight / length),
             exits=tuple(round(weight / length) for weight in self.exit_weights),
             texts=self.arrivals,
+            refused=round(self.refused_weight / length),
         )
 
     @property
@@ -127,7 +148,7 @@ def merged(observations: Iterable[Observed]) -> Observed:
     >>> both.seconds, both.arrivals, both.in_time, both.exits, both.devices
     (10, 14, 12, (7, 6), {'v100': 1})
     >>> both.launches[LaunchShape("v100", 0, 2, 8)]
-    Took(times=3, seconds=0.7)
+    Took(times=3, seconds=0.7, followed=0, between_s=0.0)
     """
     parts = sorted(observations, key=lambda part: part.ended_s)
     if not parts:
@@ -150,6 +171,11 @@ def merged(observations: Iterable[Observed]) -> Observed:
         sum(part.texts for part in parts),
         sum(part.ended for part in parts),
         next((part.lengths for part in reversed(parts) if part.lengths), ()),
+        refused=sum(part.refused for part in parts),
+        refused_weight=sum(part.refused_weight for part in parts),
+        benched={
+            name: kind for part in parts if part.ended_s == parts[-1].ended_s for name, kind in part.benched.items()
+        },
     )
 
 
@@ -165,8 +191,7 @@ def _launches(parts: list[Observed]) -> dict[LaunchShape, Took]:
     launches: dict[LaunchShape, Took] = {}
     for part in parts:
         for shape, took in part.launches.items():
-            before = launches.get(shape, Took(0, 0.0))
-            launches[shape] = Took(before.times + took.times, before.seconds + took.seconds)
+            launches[shape] = launches.get(shape, NO_LAUNCH).plus(took)
     return launches
 
 
@@ -196,6 +221,8 @@ def since(now: Observed, before: Observed | None) -> Observed:
         missed=_more(now.missed, before.missed),
         texts=now.texts - before.texts,
         ended=now.ended - before.ended,
+        refused=now.refused - before.refused,
+        refused_weight=now.refused_weight - before.refused_weight,
     )
 
 
@@ -204,10 +231,5 @@ def _more(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _new_launches(now: Mapping[LaunchShape, Took], before: Mapping[LaunchShape, Took]) -> dict[LaunchShape, Took]:
-    none = Took(0, 0.0)
-    both = {shape: (took, before.get(shape, none)) for shape, took in now.items()}
-    return {
-        shape: Took(late.times - early.times, late.seconds - early.seconds)
-        for shape, (late, early) in both.items()
-        if late.times > early.times
-    }
+    news = {shape: took.minus(before.get(shape, NO_LAUNCH)) for shape, took in now.items()}
+    return {shape: took for shape, took in news.items() if took.times > 0}

@@ -13,7 +13,9 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +25,7 @@ from deployments.front.learned import Peak
 log = logging.getLogger(__name__)
 EVERY_S, CALM_EVERY_S = 0.02, 0.1  # while requests are refused; while none are: this takes time from those who answer
 TELL_AGAIN_S = 1.0  # HAProxy forgets the limit when Serve starts it anew
+COUNT_AGAIN_S = 0.25  # what HAProxy has refused, while it refuses
 WITHIN_S = 1.0  # a HAProxy that says nothing for so long is asked again later
 SEEN_AFTER_S, SURELY_SEEN_AFTER_S = 0.06, 0.2  # a lower limit shows its effect
 LEAST_KEPT, MOST_KEPT = 0.7, 0.9  # of the limit when it is lowered: the less, the more of those that came are strained
@@ -144,8 +147,14 @@ class ProxyLimit(threading.Thread):
         self._path, self._burden, self._servers_now = path, burden, servers
         self._limit, self._told = Limit(), 0
         self._servers: list[str] = []  # by which HAProxy knew the front when it was last looked
-        self._looked_s = 0.0
+        self._looked_s = self._counted_s = 0.0
+        self._refused, self._refused_then = 0, 0
         self._ended = threading.Event()
+
+    @property
+    def refused(self) -> int:
+        """Requests to this front that HAProxy has refused itself, since this began."""
+        return self._refused
 
     @property
     def value(self) -> int:
@@ -161,6 +170,16 @@ class ProxyLimit(threading.Thread):
             again = time.monotonic() - self._looked_s > TELL_AGAIN_S
             if again or not self._told <= self._limit.value < TOLD_FROM * self._told:
                 self._tell(self._limit.value, again)
+            if again or (not self._limit.calm and time.monotonic() - self._counted_s > COUNT_AGAIN_S):
+                self._count()
+
+    def _count(self) -> None:
+        """A HAProxy that Serve has started anew counts from 0."""
+        self._counted_s = time.monotonic()
+        with suppress(OSError):
+            now = refused_by(said(self._path, "show stat -1 6 -1"), self._servers)
+            self._refused += now - self._refused_then if now >= self._refused_then else now
+            self._refused_then = now
 
     def _tell(self, limit: int, again: bool = True) -> None:
         try:
@@ -188,6 +207,32 @@ def said(path: Path, command: str) -> str:
         haproxy.sendall(f"{command}\n".encode())
         with haproxy.makefile() as reply:
             return reply.read()
+
+
+def refused_by(stats: str, servers: Collection[str]) -> int:
+    """How many requests HAProxy has answered with an error itself, where it reaches a front by these names.
+
+    Where several servers have a backend in common, each front counts its share.
+
+    >>> stats = "# pxname,svname,hrsp_5xx\\napp,r1,5\\napp,r2,5\\napp,BACKEND,30\\nother,BACKEND,7\\n"
+    >>> refused_by(stats, ["app/r2"])
+    10
+    """
+    mine = Counter(backend for backend, _, _ in (server.partition("/") for server in servers))
+    errors: dict[str, list[tuple[str, int]]] = {
+        backend: [] for backend in mine if not backend.endswith(f":{QUESTIONS}")
+    }
+    for row in csv.DictReader(stats.removeprefix("# ").splitlines()):
+        if row["pxname"] in errors:
+            errors[row["pxname"]].append((row["svname"], int(row["hrsp_5xx"] or 0)))
+    return sum(_made_here(rows, mine[backend]) for backend, rows in errors.items())
+
+
+def _made_here(rows: Sequence[tuple[str, int]], mine: int) -> int:
+    """The errors of a backend that none of its servers has said; the share of so many of these."""
+    said_by = [count for name, count in rows if name != "BACKEND"]
+    made = sum(count for name, count in rows if name == "BACKEND") - sum(said_by)
+    return max(0, made) * mine // max(1, len(said_by))
 
 
 def servers_at(path: Path, port: int | None) -> list[str]:

@@ -18,7 +18,7 @@ from deployments.front.answers import Answer, RefusedError
 from deployments.front.bodies import Sizes
 from deployments.front.counts import together
 from deployments.front.described import STATS_VERSION
-from deployments.front.driver import Driver
+from deployments.front.driver import Driver, Refusing
 from deployments.front.examples import example_of
 from deployments.front.headers import FULL, STARTED, key_in, waited_s_by, wants_full
 from deployments.front.in_process import in_process
@@ -41,6 +41,7 @@ HAND_OVER_S = 0.002  # of an answer to the operating system, and through it to t
 _TYPICAL_S = 0.0002  # what a request costs, before any has shown it
 # To be read: a front that lets requests wait longer than that, and than this share of their time, has too many.
 _LONG_WAIT_S, _LONG_SHARE = 0.05, 0.2
+_ENOUGH_OF_SLO = 0.9
 _LOOKS_AT_ONE_OF = 8  # requests, to learn what they cost
 _NO_HEADERS: Mapping[bytes, bytes] = {}
 Format = TypeVar("Format")
@@ -188,7 +189,7 @@ class Service:
             else:  # nobody is hurt if what was learned is right, and if it is wrong, this is how that shows
                 turnstile.check(0.0, deadline_s)
         except RefusedError:
-            self._driver.counts.refused_unread(weight, self.config.most_inputs)
+            self._driver.counts.refused_unread(weight, self.config.most_inputs, self._waits(deadline_s - arrived_s))
             raise
         long_s = max(_LONG_WAIT_S, _LONG_SHARE * (deadline_s - arrived_s))
         full = wants_full(headers.get(FULL))
@@ -217,7 +218,8 @@ class Service:
             if self._clock() > visit.gone_s:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request was here")
         except RefusedError:
-            self._driver.counts.refused_unread(visit.weight, self.config.most_inputs)
+            waits = self._waits(min(visit.within_s or inf, visit.until_s - visit.arrived_s))
+            self._driver.counts.refused_unread(visit.weight, self.config.most_inputs, waits)
             raise
         self._strained += self._clock() - visit.arrived_s > visit.long_s
         learns = experience.looks()
@@ -228,7 +230,8 @@ class Service:
         within_s = visit.within_s or content.within_s or self.config.slo_ms / 1e3
         deadline_s = min(visit.arrived_s + within_s, visit.until_s)
         within_s = deadline_s - self._after_s(deadline_s) - self._clock()
-        answers = await self._driver.answer(content.inputs, within_s, visit.full)
+        waits = self._waits(deadline_s - visit.arrived_s)
+        answers = await self._driver.answer(content.inputs, within_s, visit.full, waits)
         known_s, began_s = self._clock(), work_clock()
         written = content.write(_finite(_told(answers, content.inputs)))
         now_s = self._clock()
@@ -240,6 +243,10 @@ class Service:
             raise RefusedError(504, "the deadline passed before the answer was ready")
         self._driver.counts.request_answered(answers, now_s - visit.arrived_s)
         return written
+
+    def _waits(self, within_s: float) -> bool:
+        """Whether a client waits for about as long as the SLO: what such clients are refused tells of overload."""
+        return within_s >= _ENOUGH_OF_SLO * self.config.slo_ms / 1e3
 
     def _experience(self, kind: str) -> _Experience:
         if kind not in self._experiences:
@@ -290,6 +297,10 @@ class Service:
             log.exception("a batch could not be computed")
             reason = f"the network failed: {type(error).__name__}; the replica's log says where"
             raise RefusedError(500, reason) from error
+
+    def watch(self, proxy: Refusing) -> None:
+        """Count what a proxy before this front refuses."""
+        self._driver.watch(proxy)
 
     def burden(self) -> Burden:
         """What the proxy's limit depends on."""

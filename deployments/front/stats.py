@@ -21,7 +21,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def state_of(driver: Driver) -> FrontState:
     dispatcher = driver.dispatcher
     inside, waiting, replicas = dispatcher.inside, dispatcher.waiting(), dispatcher.replicas()
-    return FrontState(driver.counts, dispatcher.route, inside, waiting, replicas, usage())
+    return FrontState(driver.counted(), dispatcher.route, inside, waiting, replicas, usage())
 
 
 def stats_of(fronts: Sequence[FrontState], promised: float | None = None) -> dict[str, Any]:

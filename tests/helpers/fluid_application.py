@@ -64,13 +64,14 @@ class Fluid:
 
     # Calls of the controller
 
-    async def observe(self) -> Observed:
+    async def observe(self, devices: bool = True) -> Observed:
         started_s, seconds = self._asked_s, self.now_s - self._asked_s
         self._asked_s = self.now_s
         arrivals = int(self.random.poisson(self.rate(self.now_s) * seconds))
         per_s = self.sustained_per_s(self.running) * self.poor(self.running)
         good = min(arrivals, int(per_s * seconds))
-        return Observed(started_s, seconds, arrivals, good, self._exits(good), self._launches(good), self._present())
+        exits, launches = self._exits(good), self._launches(good)
+        return Observed(started_s, seconds, arrivals, good, exits, launches, self._present(), refused=arrivals - good)
 
     async def plan(self) -> Plan:
         return self.running

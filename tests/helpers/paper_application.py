@@ -81,7 +81,7 @@ class PaperApplication:
         """Since the start."""
         return self._meter.observed(self.question.profile.num_blocks)
 
-    async def observe(self) -> Observed:
+    async def observe(self, devices: bool = True) -> Observed:
         now = self.seen()
         news, self._before = since(now, self._before), now
         return news
@@ -97,7 +97,12 @@ class PaperApplication:
 
     def loop(self, **patience: float) -> ControlLoop:
         controller = Controller(
-            self.question, Patience(**patience), History(None), Events(None), self.running, self.now_s
+            self.question,
+            Patience(**{"look_every_s": 0.5, **patience}),
+            History(None),
+            Events(None),
+            self.running,
+            self.now_s,
         )
         return ControlLoop(self, controller, lambda: self.now_s, lambda: 0.0, told=lambda event: None)
 

@@ -71,7 +71,9 @@ def _proxy(service: Service) -> GrpcProxy | None:
     if program is None:
         log.warning("there is no HAProxy here to stand before gRPC: calls that are refused cost the front its time")
         return None
-    return GrpcProxy(program, config.grpc_host, config.grpc_port or 0, config.drain_s, service.burden)
+    proxy = GrpcProxy(program, config.grpc_host, config.grpc_port or 0, config.drain_s, service.burden)
+    service.watch(proxy)
+    return proxy
 
 
 def _server(service: Service, proxy: GrpcProxy | None) -> Any:

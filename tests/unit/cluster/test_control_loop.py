@@ -28,6 +28,7 @@ class SlowQuestion(Question):
 def test_a_pause_while_plans_are_sought_is_kept_and_what_was_found_is_not_rolled_out(tmp_path: Path) -> None:
     asked = question(MEDIUM)
     app = Fluid(SlowQuestion(**vars(asked)), few := batches(first_plan(asked), 4))
+    app.rate = lambda at_s: 200.0
     loop = control_loop(app, tmp_path, offload=asyncio.to_thread)
     run(app, loop, 90)
 

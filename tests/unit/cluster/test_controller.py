@@ -46,7 +46,7 @@ def test_inputs_that_change_are_followed_within_two_windows():
     (event, *_) = moves(run(app, loop, 240))
     assert share(app) > 0.95
     assert (event.before, event.after) != (None, None)
-    assert "more goodput is worth it" in event.why
+    assert "inputs were refused" in event.why or "worth it" in event.why
 
 
 def test_easy_inputs_are_noticed_though_all_ramps_are_closed():
@@ -150,43 +150,76 @@ def latency_ms(app, plan):
 
 
 @pytest.mark.parametrize("survival", [EASY, MEDIUM, HARD])
-def test_where_nobody_needs_more_goodput_answers_do_not_become_slower(survival):
-    """Eight inputs a second on a plan that is quick: the plan of most goodput would take longer, or hardly less."""
+@pytest.mark.parametrize("rate", [0.5, 8.0, 100.0])
+def test_capacity_is_not_given_away_for_milliseconds(survival, rate):
+    """Of an SLO of two seconds nobody notices what a quicker plan would save."""
     asked = question(survival)
-    most = first_plan(asked)
-    quick = asked.carrying(16.0, survival, Corrections(), {})
-    app = Fluid(asked, quick)
+    app = Fluid(asked, most := first_plan(asked))
+    app.rate, app.truth = lambda at_s: rate, lambda at_s: survival
+    events = run(app, control_loop(app), 3600)
+    assert not moves(events)
+    assert app.running == most
+
+
+@pytest.mark.parametrize("survival", [EASY, MEDIUM, HARD])
+def test_capacity_that_was_given_away_is_taken_back_though_nobody_needs_it_yet(survival):
+    asked = question(survival)
+    app = Fluid(asked, quick := asked.carrying(16.0, survival, Corrections(), {}))
     app.rate, app.truth = lambda at_s: 8.0, lambda at_s: survival
-    assert latency_ms(app, most) > latency_ms(app, quick)
-    events = run(app, control_loop(app), 3600)
-    assert not moves(events)
-    assert any("the quickest that sustains" in event.why for event in events)
-    assert app.sustained_per_s(app.running) > 16
+    best = app.best()
+    assert app.sustained_per_s(quick) < 0.9 * best
+    loop = control_loop(app)
+    run(app, loop, 600)
+    while loop.controller.peek:
+        run(app, loop, 30)
+    assert app.sustained_per_s(app.running) > 0.93 * best, "what may be chance is not chased"
 
 
-def test_a_plan_does_not_change_for_a_batch_that_nobody_waits_for():
-    """Lone inputs take launches of one whatever the batch, so that the plan of most goodput is as quick as any."""
-    asked = question(HARD)
-    app = Fluid(asked, first_plan(asked))
-    app.rate, app.truth = lambda at_s: 2.0, lambda at_s: HARD
-    events = run(app, control_loop(app), 3600)
-    assert not moves(events)
-    assert any("more goodput is not needed: at 2" in event.why for event in events)
+def tight(survival=MEDIUM, **goals):
+    """A fleet where a quicker plan saves a noticeable share of the SLO."""
+    asked = replace(question(survival, slo_s=0.3, v100=40), **goals)
+    return asked, Fluid(asked, first_plan(asked))
 
 
-def test_with_room_a_plan_becomes_quicker_and_with_a_rush_the_one_of_most_goodput_is_back():
-    asked = question(MEDIUM)
+def test_a_quicker_plan_runs_where_users_notice_and_it_sustains_ten_times_what_is_expected():
+    asked, app = tight()
+    most = app.running
+    app.rate = lambda at_s: 30.0
+    loop = control_loop(app, notice=0.02)
+    (event, *_) = moves(run(app, loop, 400))
+    assert "ten times what is expected" in event.why
+    assert "given up: " in event.why
+    saved_ms = latency_ms(app, most) - latency_ms(app, app.running)
+    assert saved_ms >= 0.02 * 300
+    assert app.sustained_per_s(app.running) >= 10 * 30.0
+
+
+def test_what_came_within_a_day_is_sustained_though_ten_times_less_is_expected():
+    asked, app = tight()
+    most = app.running
+    peak = 0.9 * app.sustained_per_s(most)
+    app.rate = lambda at_s: peak if 600 <= at_s < 630 else 30.0
+    loop = control_loop(app, notice=0.02)
+    run(app, loop, 1800)
+    assert app.sustained_per_s(app.running) >= peak
+    calm = [event for event in run(app, loop, 3600) if event.after]
+    assert app.sustained_per_s(app.running) >= peak
+    assert len(calm) <= 1, "and it does not flap"
+
+
+def test_with_latency_as_the_goal_a_plan_becomes_quicker_and_with_a_rush_the_one_of_most_goodput_is_back():
+    asked = replace(question(MEDIUM), quickest=True)
     app = Fluid(asked, most := first_plan(asked))
     app.rate = lambda at_s: 8.0
     loop = control_loop(app)
     (event,) = moves(run(app, loop, 300))  # before it looks behind closed ramps
-    assert "more goodput is not needed: at 8" in event.why
+    assert "given up: " in event.why
     assert latency_ms(app, app.running) < 0.7 * latency_ms(app, most)
     rush = 0.95 * app.sustained_per_s(most)
     assert rush > app.sustained_per_s(app.running)
     app.rate = lambda at_s: rush
-    run(app, loop, 60)
-    assert app.sustained_per_s(app.running) > rush
+    run(app, loop, 2, look_s=1)
+    assert app.sustained_per_s(app.running) > rush, "at once, however long the window still is"
     app.rate = lambda at_s: 0.4 * rush
     run(app, loop, 1200)
     assert app.sustained_per_s(app.running) > 0.7 * rush
@@ -212,7 +245,7 @@ def test_while_nobody_asks_nothing_changes_whatever_was_before(rates, survival, 
 
 
 def test_a_quick_plan_outlives_a_pause_and_a_rush_after_it_is_answered_at_once():
-    asked = question(MEDIUM)
+    asked = replace(question(MEDIUM), quickest=True)
     app = Fluid(asked, quick := asked.carrying(16.0, MEDIUM, Corrections(), {}))
     most = app.sustained_per_s(first_plan(asked))
     assert app.sustained_per_s(quick) < 0.9 * most
@@ -234,7 +267,7 @@ def test_what_is_asked_by_hand_is_done_though_nobody_asks():
     assert app.running == few
     asyncio.run(loop.force())
     assert app.running != few
-    assert "no input came" not in loop.controller.record.events.last.why
+    assert "worth it" in loop.controller.record.events.last.why
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
@@ -274,14 +307,14 @@ def test_a_rush_is_not_waited_out_on_few_devices():
     assert app.sustained_per_s(app.running) > 300
 
 
-def test_tables_that_are_wrong_are_corrected_slowly_and_within_bounds():
+def test_tables_that_are_wrong_are_corrected_within_two_windows_and_within_bounds():
     asked = question(MEDIUM)
     app = Fluid(asked, first_plan(asked))
     app.slower = {"v100": 1.3}
     loop = control_loop(app)
-    run(app, loop, 130)
+    run(app, loop, 250)
     early = loop.controller.corrections.factors["v100"]
-    assert all(1.0 < factor < 1.1 for factor in early)
+    assert all(1.2 < factor < 1.3 for factor in early)
     run(app, loop, 3000)
     assert loop.controller.corrections.factors["v100"] == pytest.approx((1.3,) * 4, abs=0.03)
     app.slower = {"v100": 30.0}

@@ -283,7 +283,7 @@ class Audited(Fluid):
 
     missed, in_time = 0, 5000
 
-    async def observe(self) -> Observed:
+    async def observe(self, devices: bool = True) -> Observed:
         audited, missed, exits = (50, 0, 0, 0), (self.missed, 0, 0, 0), (2500, 0, 0, 2500)
         self.now_s += LOOK_S
         return Observed(self.now_s - LOOK_S, LOOK_S, 5000, self.in_time, exits, audited=audited, missed=missed)
@@ -291,7 +291,9 @@ class Audited(Fluid):
 
 def led(kept: Keeper) -> tuple[Audited, ControlLoop]:
     app = Audited(ASKED, with_all_ramps(first_plan(ASKED), range(3)))
-    controller = Controller(ASKED, Patience(least_gain=9.0), History(None), Events(None), app.running, 0.0, keeper=kept)
+    controller = Controller(
+        ASKED, Patience(least_gain=9.0, look_every_s=0.1), History(None), Events(None), app.running, 0.0, keeper=kept
+    )
     return app, ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, told=lambda event: None)
 
 

@@ -15,7 +15,7 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path):
     first = batches(first_plan(asked), 4)
     app = Fluid(asked, first)
     app.rate, app.poor, app.slower = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5, {"v100": 1.2}
-    before = control_loop(app, tmp_path)
+    before = control_loop(app, tmp_path, react_every_s=0.001)
     run(app, before, 900)
     asyncio.run(before.pause(True))
     after = control_loop(app, tmp_path)
@@ -63,7 +63,7 @@ def test_a_restart_while_ramps_were_open_closes_them_again(tmp_path: Path):
 def test_another_plan_that_is_deployed_while_ramps_were_open_stays(tmp_path: Path):
     asked = question(HARD)
     app = Fluid(asked, first := first_plan(asked))
-    app.truth = lambda at_s: HARD
+    app.rate, app.truth = lambda at_s: 200.0, lambda at_s: HARD
     loop = control_loop(app, tmp_path)
     while app.running == first:
         run(app, loop, 30)
@@ -77,14 +77,15 @@ def test_links_that_are_declared_later_are_learned(tmp_path: Path):
     """The application is deployed anew, and the plan that runs sends survivors over what is slow now."""
     asked = replace(question(MEDIUM), one_machine=False)
     app = Fluid(asked, first_plan(asked))
-    before = control_loop(app, tmp_path)
+    before = control_loop(app, tmp_path, react_every_s=0.001)
     run(app, before, 900)
     looked, first = before.spent.looks, app.running
 
     async def stays() -> bool:
         return False
 
-    asyncio.run(before.run(0.0, stays))
+    app.now_s += 30.0
+    asyncio.run(before.run(stays))
     app.asked = replace(asked, links={"v100>v100": 1e-4})
     after = control_loop(app, tmp_path)
     after.go_on_from(before)

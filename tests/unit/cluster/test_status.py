@@ -96,7 +96,7 @@ def test_it_shows_plan_forecast_and_decisions(toy: Toy, url: str) -> None:
     run(toy.app, toy.loop, 400)
     shown = json.loads(asked(url, "--json"))
     assert shown["application"] == "toy"
-    assert [event["what"] for event in shown["events"]] == ["rolled out", "stayed", "stayed"]
+    assert [event["what"] for event in shown["events"]] == ["rolled out", "stayed", "stayed", "stayed"]
     assert shown["forecast"]["low"][1] <= shown["forecast"]["survival"][1] <= shown["forecast"]["high"][1]
     text = asked(url)
     for word in (
