@@ -77,8 +77,8 @@ class ControllerConfig(Patience):
     gap: float = Field(0.01, ge=0, description="The planner stops when no plan can be better by more than this share.")
     memory: str | None = Field(
         None,
-        description="Folder of what outlives a restart: windows seen, decisions made; none: `isobatch/controller` under "
-        "XDG_CACHE_HOME, or `~/.cache`.",
+        description="Folder of what outlives a restart: windows seen, decisions made; none: `isobatch/controller` "
+        "under XDG_CACHE_HOME, or `~/.cache`.",
     )
     under_load: float | None = Field(
         None, gt=0, lt=1, description="The agreement that is enough while inputs are refused; none: never less."
