@@ -6,6 +6,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from datetime import datetime
 from http.client import HTTPException
 from itertools import groupby
@@ -34,6 +35,9 @@ def status(
     resume: Annotated[bool, typer.Option("--resume", help="From now on change what is worth it.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Plan again now, and take the best plan there is.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="What would be decided now?")] = False,
+    earlier: Annotated[
+        bool, typer.Option("--earlier", help="Show what was decided in earlier deployments of the application, too.")
+    ] = False,
     path: Annotated[str, typer.Option(help="Route prefix of the controller's application.")] = PATH,
     api_key_variable: KeyVariable = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
@@ -56,7 +60,7 @@ def status(
             raise _unsteered_error(base, _stats(server, api_key_variable))
         console.print_json(json.dumps(answer)) if as_json else console.print(_sentence(answer))
         return
-    earlier: Stats | None = None
+    last: Stats | None = None
     while True:
         answer = ask(f"{base}/status", api_key_variable)
         stats = None if as_json and answer else _stats(server, api_key_variable)
@@ -64,10 +68,10 @@ def status(
             raise _unsteered_error(base, stats)
         if watch:
             console.clear()
-        console.print_json(json.dumps(answer)) if as_json else console.print(tables(answer, stats, earlier))
+        console.print_json(json.dumps(answer)) if as_json else console.print(tables(answer, stats, last, earlier))
         if not watch:
             return
-        earlier = stats
+        last = stats
         time.sleep(2)
 
 
@@ -124,19 +128,23 @@ def _sentence(answer: dict[str, Any]) -> str:
     return f"{answer['what']}: {answer['why']}{change}"
 
 
-def tables(answer: dict[str, Any] | None, stats: Stats | None = None, earlier: Stats | None = None) -> Group:
+def tables(
+    answer: dict[str, Any] | None, stats: Stats | None = None, last: Stats | None = None, earlier: bool = False
+) -> Group:
     """The controller's state as tables, for people; with the fronts' counts, the picture of what runs.
 
-    Where no controller steers the application, the picture is all there is.
+    `last` are the counts of the look before, `earlier` says whether to unfold earlier deployments. Where no controller
+    steers the application, the picture is all there is.
     """
     from rich.console import Group
 
     if answer is None:
         assert stats, "This is a bug: somebody has answered."
-        alone = [decoder(stats, UNSTEERED)] if _decodes(stats) else [_unsteered(stats), picture(stats, earlier, ())]
+        alone = [decoder(stats, UNSTEERED)] if _decodes(stats) else [_unsteered(stats), picture(stats, last, ())]
         return Group(*alone)
-    drawn = [decoder(stats) if _decodes(stats) else picture(stats, earlier, answer["survival"])] if stats else []
-    return Group(_now(answer), *drawn, _survival(answer), _events(answer["events"]))
+    drawn = [decoder(stats) if _decodes(stats) else picture(stats, last, answer["survival"])] if stats else []
+    before = _earlier(answer.get("earlier", ()), answer["now_s"], earlier)
+    return Group(_now(answer), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]), *before)
 
 
 def _unsteered(stats: Stats) -> Table:
@@ -200,24 +208,49 @@ def _survival(answer: dict[str, Any]) -> Table:
     return table
 
 
-def _events(events: list[dict[str, Any]]) -> Table:
+def _earlier(deployments: Sequence[dict[str, Any]], now_s: float, unfolded: bool) -> list[str | Table]:
+    """What was decided before this deployment: one line, or a table for each, the latest first."""
+    if not deployments:
+        return []
+    if not unfolded:
+        ended = _at(deployments[0]["ended_s"], now_s)
+        return [f"earlier deployments: {len(deployments)} (the last ended {ended}; --earlier shows their decisions)"]
+    titles = [
+        f"earlier deployment, {_at(each['began_s'], now_s)} to {_at(each['ended_s'], now_s)}" for each in deployments
+    ]
+    return [
+        _events(each["events"], now_s, title, "it decided nothing")
+        for each, title in zip(deployments, titles, strict=True)
+    ]
+
+
+def _events(
+    events: list[dict[str, Any]],
+    now_s: float,
+    title: str = "last decisions",
+    none: str = "none yet: the first comes after a whole window",
+) -> Table:
     """The latest first. What is decided again and again, as while nobody asks, is one row."""
     from rich.table import Table
 
-    table = Table("", "", "why", "promised", "seen", title="last decisions", title_justify="left")
+    table = Table("", "", "why", "promised", "seen", title=title, title_justify="left")
     if not events:
-        table.add_row("", "none yet", "the first comes after a whole window")
+        table.add_row("", "", none)
     for _, run in groupby(events[::-1], key=lambda event: (event["what"], event["why"], event["before"])):
         event, *before = run
         gains = (event["gain_promised"], event["gain_seen"])
         why = event["why"] + (f"\nfrom {event['before']}\nto {event['after']}" if event["after"] else "")
-        why += f"\n({len(before)} times more since {_at(before[-1])})" if before else ""
-        table.add_row(_at(event), event["what"], why, *("" if gain is None else f"{gain:+.1%}" for gain in gains))
+        why += f"\n({len(before)} times more since {_at(before[-1]['at_s'], now_s)})" if before else ""
+        table.add_row(
+            _at(event["at_s"], now_s), event["what"], why, *("" if gain is None else f"{gain:+.1%}" for gain in gains)
+        )
     return table
 
 
-def _at(event: dict[str, Any]) -> str:
-    return datetime.fromtimestamp(event["at_s"]).strftime("%H:%M:%S")
+def _at(at_s: float, now_s: float) -> str:
+    """The time, and its day where that is not today."""
+    at, now = datetime.fromtimestamp(at_s), datetime.fromtimestamp(now_s)
+    return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M:%S}"
 
 
 def _corrections(corrections: dict[str, dict[str, float]]) -> str:

@@ -97,8 +97,10 @@ class ControllerConfig(Patience):
     one_machine: bool = Field(False, description="Devices share a host, not a network.")
     side_by_side: bool = Field(True, description="Kinds of devices may serve in pipelines of their own.")
     gap: float = Field(0.01, ge=0, description="The planner stops when no plan can be better by more than this share.")
-    memory: str = Field(
-        "~/.cache/isobatch/controller", description="Folder of what outlives a restart: windows seen, decisions made."
+    memory: str | None = Field(
+        None,
+        description="Folder of what outlives a restart: windows seen, decisions made; none: `isobatch/controller` "
+        "under XDG_CACHE_HOME, or `~/.cache`.",
     )
     under_load: float | None = Field(
         None, gt=0, lt=1, description="The agreement that is enough while inputs are refused; none: never less."

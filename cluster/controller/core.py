@@ -137,9 +137,14 @@ class Controller:
             self._trial = self.peek = self._most = None
             self._tell("began", "another plan was found running", now_s)
 
-    def deployed_anew(self, now_s: float) -> None:
-        """What the user says of the application is another since the controller before this one began."""
+    def deployed_anew(self, before: "Controller", now_s: float) -> None:
+        """What the user says of the application is another since the controller before this one began.
+
+        What that one had learned holds no more. A look with all ramps open that it had begun is ended.
+        """
         self._tell("began", "the application was deployed with another configuration", now_s)
+        if before.peek and not self.peek and same(before.running, self.running):
+            self.peek = replace(before.peek, number=self.record.number)
 
     def rolled_out(self, step: NextStep, took_s: float, now_s: float) -> None:
         assert step.plan, "This is a bug: there was nothing to roll out."

@@ -69,6 +69,14 @@ class EventStatus(Described):
     worse: float = Field(description="How many times more answers disagree with the full network's than was prepared.")
 
 
+class EarlierStatus(Described):
+    """A deployment of this application that ended before this one began."""
+
+    began_s: float = Field(description="Seconds since 1970.")
+    ended_s: float = Field(description="Its last decision, or its beginning where it decided nothing.")
+    events: list[EventStatus] = Field(description="Its last decisions, oldest first; those that repeat, once.")
+
+
 class EffortStatus(Described):
     """What the controller itself costs."""
 
@@ -92,7 +100,8 @@ class ControllerStatus(Described):
     forecast: ForecastStatus | None = Field(description="None until a window has ended.")
     survival: list[float] = Field(description="The share of inputs that plans count on at each block.")
     corrections: dict[str, dict[str, float]] = Field(description="By kind and blocks: times what the table says.")
-    events: list[EventStatus] = Field(description="The latest 20, oldest first.")
+    events: list[EventStatus] = Field(description="The latest 20 of this deployment, oldest first.")
+    earlier: list[EarlierStatus] = Field(description="The latest 5, the latest first; 20 decisions of them in all.")
     effort: EffortStatus
     trouble: str | None = Field(description="Why the last look failed.")
 

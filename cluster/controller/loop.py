@@ -72,7 +72,7 @@ class ControlLoop:
     def go_on_from(self, before: "ControlLoop") -> None:
         """The application was deployed anew while that one looked: what it counted is counted on."""
         self.spent, self.decided = before.spent, before.decided
-        self.controller.deployed_anew(self._clock())
+        self.controller.deployed_anew(before.controller, self._clock())
 
     async def run(self, stays: Callable[[], Awaitable[bool]]) -> None:
         """Look for as long as the application stays what it was. Whatever fails in one look, the next one comes."""

@@ -1,15 +1,11 @@
 """The controller of a running application: its start, its loop, and what may be asked of it over HTTP."""
 
 import asyncio
-import fcntl
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from hashlib import sha256
-from itertools import count
-from pathlib import Path
 from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request
@@ -22,11 +18,12 @@ from cluster.controller.decoding import decoder_question
 from cluster.controller.described import ControllerStatus, EventStatus, PausedStatus
 from cluster.controller.inventory import Inventory
 from cluster.controller.loop import ControlLoop
+from cluster.controller.memory import Earlier, Memory, configuration_of, deployment_of
 from cluster.controller.metrics import export
 from cluster.controller.origin import foreign
 from cluster.controller.promise import AgreementTerms, Keeper
 from cluster.controller.question import AnyQuestion, allowed, question_of
-from cluster.controller.record import Event, Events
+from cluster.controller.record import Event
 from cluster.controller.status import brief, status_of
 from deployments.config import AppConfig
 from deployments.decoding.config import DecoderConfig
@@ -38,17 +35,14 @@ from deployments.logs import join_serves_log
 from deployments.named import VIRTUAL
 from deployments.planning import first_plan
 from optimizer import Plan
-from profiles.decoding import DecoderProfile, load_decoder_profile
-from profiles.errors import UserError
+from profiles.decoding import load_decoder_profile
 from profiles.evidence import EVIDENCE, Evidence
 from profiles.files import Profile
 from profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
-from profiles.windows import History
 
 RETRY_S = 1.0
 _REFUSALS = 401, 500, 503
 log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
-_locks = dict[Path, Any]()  # of the folders that are this process's for as long as it lives
 
 
 class ControllerService:
@@ -60,6 +54,8 @@ class ControllerService:
         self._ask: Callable[[Mapping[str, int]], None] = nobody
         self._stays: Callable[[], Awaitable[bool]]  # whether it is deployed as it was when the loop began
         self.waits_for, self.promise = "the application to run", NOTHING
+        self.earlier: Sequence[Earlier] = ()
+        self._memory: Memory | None = None
 
     async def run(self) -> None:
         """Control the application, and begin anew where it is deployed with another configuration."""
@@ -76,7 +72,7 @@ class ControllerService:
                 continue
             if self.loop:
                 begun.go_on_from(self.loop)
-            self.loop = begun
+            self.loop, self.earlier = begun, self._memory.earlier if self._memory else ()
             await begun.run(self._stays)
 
     async def _begin(self) -> ControlLoop:
@@ -89,10 +85,11 @@ class ControllerService:
         deployed = RunningApplication(self.config.application, leader=leader)
         app_config = await deployed.config()
         self._stays = partial(deployed.is_as, app_config)
+        memory = await asyncio.to_thread(self._remembering, app_config)
         if isinstance(app_config, DecoderConfig):
             pinned = await serve.get_deployment_handle(leader, self.config.application).pinned.remote()
             await deployed.observe()
-            return decoders_loop(self.config, app_config, deployed, await deployed.plan(), pinned)
+            return decoders_loop(self.config, app_config, deployed, await deployed.plan(), memory, pinned)
         profile = profile_of(app_config)
         self.promise = str((app_config.promising and promise_in(app_config.promising)) or NOTHING)
         running = await deployed.plan()
@@ -107,7 +104,16 @@ class ControllerService:
             ask_autoscaler(self.config.application, [room(kind) for kind in devices for _ in range(devices[kind])])
 
         self._ask = ask if self.config.grow_to else nobody
-        return loop_of(self.config, app_config, profile, application, running, self._ask)
+        return loop_of(self.config, app_config, profile, application, running, memory, self._ask)
+
+    def _remembering(self, app_config: AppConfig | DecoderConfig) -> Memory:
+        """What is known of what is deployed now. The memory of another deployment is given up."""
+        name = deployment_of(self.config.application, configuration_of(self.config, app_config), time.time())
+        if self._memory and self._memory.folder.name != name:
+            self._memory.close()
+            self._memory = None
+        self._memory = self._memory or Memory(self.config.memory, self.config.application, name)
+        return self._memory
 
     def end(self) -> None:
         """Devices that were asked for may go, unless somebody runs there; another controller asks for them anew."""
@@ -123,29 +129,29 @@ def nobody(devices: Mapping[str, int]) -> None:
 
 def loop_of(
     config: ControllerConfig, app_config: AppConfig, profile: Profile, application: Application, running: Plan,
-    ask: Callable[[Mapping[str, int]], None] = nobody,
+    memory: Memory, ask: Callable[[Mapping[str, int]], None] = nobody,
 ) -> ControlLoop:  # fmt: skip
-    """A loop that goes on with what the controller before it remembered."""
+    """A loop that goes on with what is remembered of this deployment."""
     question = question_of(config, app_config, profile)
     pinned = first_plan(app_config, profile) if app_config.pinned else None
     keeper = keeper_of(config, app_config, profile.num_blocks)
-    return _loop_for(question, config, application, running, pinned, keeper, ask)
+    return _loop_for(question, config, application, running, memory, pinned, keeper, ask)
 
 
 def decoders_loop(
-    config: ControllerConfig, app_config: DecoderConfig, application: Application, running: Plan, pinned: Plan | None
-) -> ControlLoop:
+    config: ControllerConfig, app_config: DecoderConfig, application: Application, running: Plan, memory: Memory,
+    pinned: Plan | None,
+) -> ControlLoop:  # fmt: skip
     """The same for a decoder."""
     profile = load_decoder_profile(app_config.known)
-    return _loop_for(decoder_question(app_config, profile, running), config, application, running, pinned)
+    return _loop_for(decoder_question(app_config, profile, running), config, application, running, memory, pinned)
 
 
 def _loop_for(
-    question: AnyQuestion, config: ControllerConfig, application: Application, running: Plan, pinned: Plan | None,
-    keeper: Keeper | None = None, ask: Callable[[Mapping[str, int]], None] = nobody,
+    question: AnyQuestion, config: ControllerConfig, application: Application, running: Plan, memory: Memory,
+    pinned: Plan | None, keeper: Keeper | None = None, ask: Callable[[Mapping[str, int]], None] = nobody,
 ) -> ControlLoop:  # fmt: skip
-    folder = memory(config, question.profile)
-    history, events = History(folder / "exits.jsonl"), Events(folder / "events.jsonl")
+    history, events = memory.history(), memory.events()
     controller = Controller(question, config, history, events, running, time.time(), pinned, keeper, config.grow_to)
     told = partial(_log, config.application)
     return ControlLoop(application, controller, time.time, time.perf_counter, asyncio.to_thread, told, ask)
@@ -169,29 +175,6 @@ def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) 
     )
 
 
-def memory(config: ControllerConfig, profile: Profile | DecoderProfile) -> Path:
-    """The folder of this application and this network; this process alone writes there, as it holds the lock."""
-    mark = sha256(f"{profile.model} {profile.num_blocks}".encode()).hexdigest()[:6]
-    for number in count():
-        folder = Path(config.memory).expanduser() / f"{config.application}-{mark}{f'-{number}' if number else ''}"
-        if folder in _locks:  # of the loop before
-            return folder
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()  # another controller, of another cluster on this machine
-        except OSError as error:
-            lock.close()
-            reason = f"no file can be locked there ({error.strerror}); name a folder on a local disk"
-            raise UserError(f"args: memory = {config.memory!r}: {reason}") from error
-        else:
-            _locks[folder] = lock
-            return folder
-    raise AssertionError("This is a bug: counting never ends.")
-
-
 def _log(application: str, event: Event) -> None:
     """One line for each decision. In JSON it has the figures that led to it, too."""
     figures = {name: value for name, value in brief(event).items() if value is not None and name != "why"}
@@ -213,6 +196,7 @@ class LoopOwner(Protocol):
     loop: ControlLoop | None
     waits_for: str
     promise: str  # what the network's exits lose at most
+    earlier: Sequence[Earlier]  # the latest first
 
     async def run(self) -> None: ...
 
@@ -265,8 +249,9 @@ def _routes(service: LoopOwner) -> APIRouter:
 
     @routes.get("/status", **told(ControllerStatus, *_REFUSALS))
     async def status() -> Response:
-        """The running plan, what it does, the forecast, and the last decisions."""
-        return in_json({"application": service.name, "promise": service.promise, **status_of(loop(), time.time())})
+        """The running plan, what it does, the forecast, and the last decisions; those of earlier deployments, too."""
+        said = status_of(loop(), time.time(), service.earlier)
+        return in_json({"application": service.name, "promise": service.promise, **said})
 
     @routes.post("/pause", **told(PausedStatus, 403, *_REFUSALS))
     async def pause() -> dict[str, Any]:

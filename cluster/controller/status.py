@@ -1,10 +1,12 @@
 """Makes the JSON in which a controller tells its state, and from which `isobatch status` makes its tables."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from cluster.controller.core import Controller
 from cluster.controller.described import STATUS_VERSION
 from cluster.controller.loop import ControlLoop
+from cluster.controller.memory import Earlier
 from cluster.controller.record import Event
 from deployments.planning import summary
 from optimizer.decoding_plans import tokens_per_s
@@ -14,7 +16,7 @@ from profiles.forecast import Forecast
 EVENTS = 20
 
 
-def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
+def status_of(loop: ControlLoop, now_s: float, earlier: Sequence[Earlier] = ()) -> dict[str, Any]:
     """The state of the controller, its plan and its last decisions. Numbers that are not known yet are null."""
     controller, spent, keeper = loop.controller, loop.spent, loop.controller.keeper
     return {
@@ -30,6 +32,10 @@ def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
         "survival": list(controller.beliefs.survival),
         "corrections": controller.corrections.told,
         "events": [brief(event) for event in controller.record.events.all[-EVENTS:]],
+        "earlier": [
+            {"began_s": each.began_s, "ended_s": each.ended_s, "events": [brief(event) for event in each.events]}
+            for each in earlier
+        ],
         "effort": {
             "windows": spent.windows,
             "ms_per_window": 1e3 * spent.window_s / spent.windows if spent.windows else None,

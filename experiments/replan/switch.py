@@ -142,7 +142,7 @@ def _effort(here: Live) -> dict[str, float]:
 
 def _decisions(folder: Path, began_s: float) -> list[Event]:
     """The controller's decisions since then that led to another plan, read from its record."""
-    (path,) = (folder / "memory").glob("*/events.jsonl")
+    (path,) = (folder / "memory").glob("*/*/events.jsonl")
     events = [
         event for event in Events(path).all if event.at_s >= began_s and event.what in ("rolled out", "rolled back")
     ]

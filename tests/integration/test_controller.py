@@ -70,6 +70,8 @@ def test_links_that_are_declared_later_are_learned(
         why = "the application was deployed with another configuration"
         assert eventually(lambda: any(event["why"] == why for event in status(steered)["events"]))
         (begun,) = (each["number"] for each in status(steered)["events"] if each["why"] == why)
+        assert begun == 1, "it has a memory of its own"
+        assert status(steered)["earlier"]
         (moved, *_) = eventually(lambda: [each for each in rolled_out(steered) if each["number"] > begun])
     cut_off = [each for each in load.wrong if isinstance(each, Exception)]
     assert len(cut_off) <= 1, cut_off

@@ -1,9 +1,6 @@
-"""What stands around the controller's loop: its memory, its metrics, and the application that it finds."""
+"""What stands around the controller's loop: its metrics, and the application that it finds."""
 
 import asyncio
-import errno
-import fcntl
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +8,11 @@ import pytest
 
 from cluster.controller import application
 from cluster.controller.application import RunningApplication
-from cluster.controller.config import ControllerConfig
 from cluster.controller.metrics import keep_telling
-from cluster.controller.service import memory
 from deployments.config import AppConfig
 from deployments.decoding.config import FRONT
 from deployments.deployer.steps import DEPLOYER
 from deployments.metrics import CONTROLLER, MetricSeries
-from profiles.errors import UserError
 from tests.helpers.fluid_application import Fluid, control_loop, first_plan, question, run
 from tests.helpers.noted_metrics import NotedMetrics
 
@@ -46,24 +40,6 @@ def test_an_application_that_another_deployment_leads_is_another_one(monkeypatch
         asyncio.run(silent.is_as(was))
     monkeypatch.setattr(application, "leader_of", lambda name: FRONT)
     assert not asyncio.run(silent.is_as(was))
-
-
-def test_a_second_controller_has_a_memory_of_its_own_and_where_nothing_can_be_locked_none_has_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, profile, refused = ControllerConfig(memory=str(tmp_path)), question().profile, list[OSError]()
-
-    def lock(file: Any, how: int) -> None:
-        if refused:
-            raise refused.pop(0)
-
-    monkeypatch.setattr(fcntl, "flock", lock)
-    refused.append(BlockingIOError(errno.EWOULDBLOCK, "Resource temporarily unavailable"))
-    assert memory(config, profile).name.endswith("-1")
-    refused += [OSError(errno.ENOLCK, "No locks available")] * 3
-    elsewhere = config.model_copy(update={"application": "another"})
-    with pytest.raises(UserError, match=r"no file can be locked there \(No locks available\); name a folder"):
-        memory(elsewhere, profile)
 
 
 def test_what_cannot_be_told_to_prometheus_once_is_told_the_next_time(caplog: pytest.LogCaptureFixture) -> None:

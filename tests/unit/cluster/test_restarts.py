@@ -73,6 +73,22 @@ def test_another_plan_that_is_deployed_while_ramps_were_open_stays(tmp_path: Pat
     assert app.running == other
 
 
+def test_another_configuration_that_is_deployed_while_ramps_were_open_closes_them_again():
+    """It has a memory of its own, which does not know of that."""
+    asked = question(HARD)
+    app = Fluid(asked, first := first_plan(asked))
+    app.truth = lambda at_s: HARD
+    before = control_loop(app)
+    while app.running == first:
+        run(app, before, 30)
+    after = control_loop(app)
+    after.go_on_from(before)
+    told = [event.what for event in run(app, after, 30)]
+    assert told == ["looked"]
+    assert app.running == first
+    assert [event.what for event in after.controller.record.events.all] == ["began", "looked"]
+
+
 def test_links_that_are_declared_later_are_learned(tmp_path: Path):
     """The application is deployed anew, and the plan that runs sends survivors over what is slow now."""
     asked = replace(question(MEDIUM), one_machine=False)
@@ -87,9 +103,10 @@ def test_links_that_are_declared_later_are_learned(tmp_path: Path):
     app.now_s += 30.0
     asyncio.run(before.run(stays))
     app.asked = replace(asked, links={"v100>v100": 1e-4})
-    after = control_loop(app, tmp_path)
+    after = control_loop(app)  # another configuration has a memory of its own
     after.go_on_from(before)
-    assert after.controller.record.events.last.why == "the application was deployed with another configuration"
+    (began,) = after.controller.record.events.all
+    assert began.why == "the application was deployed with another configuration"
     (moved, *_) = moves(run(app, after, 900))
     assert moved.what == "rolled out"
     kept, given_up = (evaluate(plan, app.facts()).goodput_per_s for plan in (app.running, first))

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from cluster.commands.status import _events, ask, tables
 from cluster.commands.status_picture import sparkline
+from cluster.controller.memory import Earlier
 from cluster.controller.service import create_api
 from deployments.config import AppConfig
 from deployments.decoding.api import create_decoder_api
@@ -37,6 +40,7 @@ class Toy:
     name, waits_for = "toy", "the application to run"
     ended = False
     promise = "at most 1 % of accuracy lost"
+    earlier = ()
 
     def __init__(self) -> None:
         self.begin()
@@ -110,6 +114,39 @@ def test_it_shows_plan_forecast_and_decisions(toy: Toy, url: str) -> None:
         "to blocks",
     ):
         assert word in text
+
+
+def test_what_earlier_deployments_decided_is_folded_away(toy: Toy, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(toy.app, toy.loop, 400)
+    (moved, *_) = toy.loop.controller.record.events.all
+    assert "earlier" not in asked(url)
+    now_s, day_s = time.time(), 24 * 3600.0
+    late = replace(moved, why="drifted", at_s=now_s - day_s)
+    gone = (Earlier(now_s - day_s - 60, late.at_s, (late,)), Earlier(now_s - 9 * day_s, now_s - 9 * day_s, ()))
+    monkeypatch.setattr(toy, "earlier", gone)
+    shown = json.loads(asked(url, "--json"))
+    assert [event["number"] for event in shown["events"]] == [1, 2, 3]
+    assert [(each["began_s"], len(each["events"])) for each in shown["earlier"]] == [
+        (each.began_s, len(each.events)) for each in gone
+    ]
+    ended = datetime.fromtimestamp(late.at_s).strftime("%Y-%m-%d %H:%M:%S")
+    folded = " ".join(asked(url).split())
+    assert f"earlier deployments: 2 (the last ended {ended}; --earlier shows their decisions)" in folded
+    assert "drifted" not in folded
+    unfolded = asked(url, "--earlier")
+    for words in ("drifted", "it decided nothing", f"to {ended}"):
+        assert words in unfolded
+
+
+def test_a_decision_of_today_has_a_time_and_one_of_yesterday_its_day() -> None:
+    noon = datetime(2026, 11, 23, 12, 0, 0)  # as people here count
+    told = {"what": "stayed", "why": "", "before": "", "after": None, "gain_promised": None, "gain_seen": None}
+    console = Console(file=(said := io.StringIO()), width=100)
+    events = [told | {"at_s": (noon - timedelta(hours=hours)).timestamp(), "why": str(hours)} for hours in (13, 1)]
+    console.print(_events(events, noon.timestamp()))
+    assert "2026-11-22 23:00:00" in said.getvalue()
+    assert "2026-11-23" not in said.getvalue()
+    assert "11:00:00" in said.getvalue()
 
 
 def test_a_decision_that_is_made_again_and_again_is_one_row(toy: Toy, url: str) -> None:
@@ -313,7 +350,7 @@ def test_the_port_of_grpc_is_told_from_nobody() -> None:
 
 def test_a_controller_that_has_not_decided_yet_says_so() -> None:
     console = Console(file=(said := io.StringIO()), width=100)
-    console.print(_events([]))
+    console.print(_events([], 0.0))
     assert "none yet" in said.getvalue()
 
 
