@@ -6,6 +6,7 @@ afterwards whether the new plan was a mistake.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import sqrt
 
 from cluster.controller.config import Patience
 from cluster.controller.record import TrackRecord, unpromised
@@ -145,7 +146,7 @@ def asked_of(least_gain: float, changes: int) -> float:
 
 def chance(seen: Observed) -> float:
     """What a plan may seem to gain by chance: as survival is known to about so much after so many answers."""
-    return 1 / max(1, seen.answered) ** 0.5
+    return 1 / sqrt(max(1, seen.answered))
 
 
 def is_content(seen: Observed) -> bool:

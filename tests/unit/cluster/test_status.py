@@ -125,7 +125,7 @@ def test_what_earlier_deployments_decided_is_folded_away(toy: Toy, url: str, mon
     gone = (Earlier(now_s - day_s - 60, late.at_s, (late,)), Earlier(now_s - 9 * day_s, now_s - 9 * day_s, ()))
     monkeypatch.setattr(toy, "earlier", gone)
     shown = json.loads(asked(url, "--json"))
-    assert [event["number"] for event in shown["events"]] == [1, 2, 3]
+    assert [event["number"] for event in shown["events"]] == [1, 2, 3, 4]
     assert [(each["began_s"], len(each["events"])) for each in shown["earlier"]] == [
         (each.began_s, len(each.events)) for each in gone
     ]
