@@ -21,7 +21,6 @@ from cluster.controller.decide import (
     lacking,
     moving,
     same,
-    seen_in_words,
 )
 from cluster.controller.growth import Growth, beyond
 from cluster.controller.inventory import Present
@@ -29,6 +28,7 @@ from cluster.controller.moment import Moment
 from cluster.controller.promise import Keeper, Retuning
 from cluster.controller.question import AnyQuestion
 from cluster.controller.record import THRESHOLDS, Event, Events, TrackRecord, What
+from cluster.controller.sentences import seen_in_words, shortfall
 from deployments.front.observed import Observed, merged
 from optimizer.plan import Plan
 from profiles.errors import UserError
@@ -242,6 +242,11 @@ class Controller:
         """The goodput by the cost model, per second."""
         return self.question.score(plan, self.facts()).goodput_per_s
 
+    @property
+    def sustains_per_s(self) -> float:
+        """The goodput of the running plan, as far as its launches and what it answered under load tell."""
+        return self.sustained(self.running) * self.record.kept(self.running)
+
     def _note(self, observed: Observed) -> Observed:
         """Remember what was observed; returns it as plans count it."""
         observed = observed.counted_in(self.running.length)
@@ -340,7 +345,9 @@ class Controller:
             self._most = moment.most.plan if moment.weighs_goodput else None
         except UserError as error:
             return NextStep(None, replace(event, why=f"{because}there is no plan: {error}"))
-        event = replace(event, why=because + verdict.why, gain_promised=verdict.gain)
+        short = shortfall(self.running, moment.running.goodput_per_s, self.corrections, moment.running.kept)
+        why = "; ".join(filter(None, (because + verdict.why, short)))
+        event = replace(event, why=why, gain_promised=verdict.gain)
         if not is_idle(seen) and self._should_peek(verdict, moment.facts, now_s):
             why = "closed ramps are opened for a moment, to see who leaves there"
             opened = self.question.opened(self.running, moment.facts)

@@ -10,13 +10,12 @@ from math import sqrt
 
 from cluster.controller.config import Patience
 from cluster.controller.record import TrackRecord, unpromised
+from cluster.controller.sentences import is_content, milliseconds, rate
 from deployments.front.observed import Observed, merged
 from optimizer import Objective, Plan, Problem, Score
 from optimizer.answers import answered_s
 from profiles.forecast import Forecast
 
-CONTENT = 0.98  # of the inputs answered in time: the rest are bursts
-UNDER_WAY = 1  # input that may lack its answer when the window ends, so that it counts against no plan
 REFUSED_SHARE, LEAST_REFUSED = 0.02, 3  # of a second's inputs: more refusals mean that the plan is overloaded
 # Times `least_gain` that a change must gain: where new replicas start though all is well, and where a message is enough
 # and inputs are missed.
@@ -149,11 +148,6 @@ def chance(seen: Observed) -> float:
     return 1 / sqrt(max(1, seen.answered))
 
 
-def is_content(seen: Observed) -> bool:
-    """Whether nearly all inputs are answered in time, as where none came: more goodput would serve nobody."""
-    return seen.arrivals - seen.in_time <= max(UNDER_WAY, (1 - CONTENT) * seen.arrivals)
-
-
 def is_idle(seen: Observed) -> bool:
     """Whether nobody asked, for as long as was looked."""
     return seen.seconds > 0 and not seen.arrivals
@@ -197,34 +191,6 @@ def _of_late(changes: int) -> str:
     ('', ', the 2nd of late,', ', the 4th of late,')
     """
     return f", the {changes + 1}{ {1: 'nd', 2: 'rd'}.get(changes, 'th') } of late," if changes else ""
-
-
-def rate(per_s: float) -> str:
-    """
-    >>> rate(30938.4), rate(0.0312)
-    ('30,938/s', '0.0312/s')
-    """
-    return f"{per_s:,.0f}/s" if per_s >= 100 else f"{per_s:.3g}/s"
-
-
-def milliseconds(seconds: float) -> str:
-    """
-    >>> milliseconds(0.0116), milliseconds(1.5)
-    ('11.6 ms', '1,500 ms')
-    """
-    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
-
-
-def seen_in_words(seen: Observed) -> str:
-    """
-    >>> seen_in_words(Observed(0.0, 10.0, 1040, 720, ()))
-    '104/s came and 72/s were answered in time'
-    """
-    if not seen.arrivals:
-        return "no input came"
-    if is_content(seen):
-        return f"{rate(seen.arrivals_per_s)} came and were answered in time"
-    return f"{rate(seen.arrivals_per_s)} came and {rate(seen.goodput_per_s)} were answered in time"
 
 
 # How many inputs are expected, and what a plan must sustain that is not the one of most goodput
@@ -272,6 +238,13 @@ class QuickTerms:
         sooner_s = self.answer_s(most) - self.answer_s(plan)
         return plan.goodput_per_s >= self.needed_per_s and sooner_s >= self.least_saved_s
 
+    def in_words(self, quick: Expectation, slow: Expectation, most: Expectation) -> str:
+        """What a quicker plan brings, and what it gives up."""
+        sooner = f"answers take {milliseconds(self.answer_s(quick))} instead of {milliseconds(self.answer_s(slow))}"
+        bursts = f"the plan sustains {rate(quick.goodput_per_s)}, more than {self.needed_for}"
+        given_up = f"given up: {1 - quick.goodput_per_s / most.goodput_per_s:.0%} of {rate(most.goodput_per_s)}"
+        return f"{sooner} at {rate(self.expected_per_s)}; {bursts}; {given_up}"
+
 
 def quick_terms(expected: Demand, most: Expectation, slo_s: float, notice: float) -> QuickTerms:
     """For the most goodput: a user must notice the time that is saved, and bursts must be answered all the same."""
@@ -299,23 +272,15 @@ def weigh_quick(
     if quick and not same(quick.plan, running.plan) and terms.stands_in(quick, most):
         saved_s = terms.answer_s(running) - terms.answer_s(quick)
         if saved_s >= asked_of(terms.least_saved_s, changes):
-            return quick, Verdict(True, _quicker(quick, running, most, terms), quick.gain_over(running))
+            return quick, Verdict(True, terms.in_words(quick, running, most), quick.gain_over(running))
     if terms.stands_in(running, most) and not same(running.plan, most.plan):
-        return running, Verdict(False, _quicker(running, most, most, terms), 0.0)
+        return running, Verdict(False, terms.in_words(running, most, most), 0.0)
     if to_most.moves or not quick or same(quick.plan, running.plan):
         return most, to_most
     saved_s = max(0.0, terms.answer_s(running) - terms.answer_s(quick))
     sooner = f"the quickest plan that sustains {rate(terms.needed_per_s)} ({terms.needed_for}) would answer"
     asked = f"{milliseconds(saved_s)} sooner, and {milliseconds(asked_of(terms.least_saved_s, changes))} are asked"
     return most, Verdict(False, f"{to_most.why}; {sooner} {asked}", to_most.gain)
-
-
-def _quicker(quick: Expectation, slow: Expectation, most: Expectation, terms: QuickTerms) -> str:
-    """What a quicker plan brings, and what it gives up."""
-    times = f"answers take {milliseconds(terms.answer_s(quick))} instead of {milliseconds(terms.answer_s(slow))}"
-    bursts = f"the plan sustains {rate(quick.goodput_per_s)}, more than {terms.needed_for}"
-    given_up = 1 - quick.goodput_per_s / most.goodput_per_s
-    return f"{times} at {rate(terms.expected_per_s)}; {bursts}; given up: {given_up:.0%} of {rate(most.goodput_per_s)}"
 
 
 def weigh_answers(running: Plan, better: Plan, facts: Problem, least_gain: float, changes: int) -> Verdict:

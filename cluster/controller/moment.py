@@ -17,12 +17,10 @@ from cluster.controller.decide import (
     chance,
     demand,
     expected_best,
-    is_content,
     is_idle,
     lacking,
     latency_terms,
     quick_terms,
-    rate,
     same,
     weigh,
     weigh_answers,
@@ -31,6 +29,7 @@ from cluster.controller.decide import (
 )
 from cluster.controller.question import AnyQuestion
 from cluster.controller.record import TrackRecord
+from cluster.controller.sentences import is_content, rate
 from deployments.front.observed import Observed
 from optimizer.model.evaluate import Score
 from optimizer.plan import Plan

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections, busy_shares
+from cluster.controller.sentences import CONTENT
 from deployments.front.observed import Observed, merged
 from optimizer.plan import Plan
 from profiles.journal import Journal
@@ -18,7 +19,6 @@ KEEP_EVENTS = 1000
 KEEP_PLANS = 4
 NEWEST = 0.5  # the weight of the newest value in a running average
 LEAST_INPUTS = 50  # of a window, before it tells what its plan keeps of its promise
-CONTENT = 0.98  # of the inputs answered in time: the rest are bursts
 MOST_KEPT = 1.2  # of a promise: more is chance
 WORKING = 0.5  # a share of the time: where devices work for less, not they are why inputs are refused
 THRESHOLDS = ("tightened", "loosened", "tuned", "gave way", "recovered")  # only these changed

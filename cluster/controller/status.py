@@ -65,7 +65,7 @@ def _plan(controller: Controller) -> dict[str, Any]:
         "ramps": list(controller.running.ramps),
         "promised_per_s": tokens_per_s(controller.running) or None if decodes else goodput,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
-        "sustains_per_s": controller.sustained(controller.running),
+        "sustains_per_s": controller.sustains_per_s,
         "kept": controller.record.kept(controller.running),
     }
 

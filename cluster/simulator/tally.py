@@ -101,8 +101,7 @@ class Tally:
 
     def flush(self) -> None:
         latencies, windows = np.array(self._latencies_s), self._windows(np.array(self._ends_s))
-        cells = np.bincount(windows * BINS + _bins(latencies), minlength=WINDOWS * BINS)
-        self._bins += cells.reshape(WINDOWS, BINS).astype(np.int32)
+        np.add.at(self._bins, (windows, _bins(latencies)), 1)
         self._observed_bins += np.bincount(_observed_bins(latencies), minlength=BINS)
         self.good += np.bincount(windows[latencies <= self.slo_s * (1 + 1e-9)], minlength=WINDOWS)
         self._latencies_s.clear()

@@ -89,13 +89,13 @@ async def move(
     """
     started_s, has, wants = now_s(), before.devices(), after.devices()
     more = {kind: count for kind, count in wants.items() if count > has.get(kind, 0)}
-    left = {kind: wants.get(kind, 0) + stay.get(kind, 0) for kind in has}
-    less = {kind: left[kind] for kind, count in has.items() if left[kind] < count}
+    fewer = {kind: wants.get(kind, 0) for kind, count in has.items() if wants.get(kind, 0) < count}
+    less = {kind: count + stay.get(kind, 0) for kind, count in fewer.items()}
     freed_s = None
     try:
         if less and not await asyncio.to_thread(fleet.has_room, _growth(has, more)):
             freed_s = now_s()
-            await meanwhile({kind: less.get(kind, count) for kind, count in has.items()})
+            await meanwhile({kind: fewer.get(kind, count) for kind, count in has.items()})
             await _freed(fleet, less, patience_s)
         await start(fleet, more, patience_s, only_here=True)
     except Exception:

@@ -52,7 +52,8 @@ class Observed:
     as long as the application's SLO, here or by the proxy before the front. `exits[k]` inputs were answered after block
     k; `in_time` of them within their deadline. `devices` are all that the plan could have now, those it uses among
     them. `arrived_weight`, `in_time_weight` and `exit_weights` are what these inputs weigh: texts their tokens, where
-    plans count them. Of those that left after block k, audits of `audited[k]` have ended, and the full network disagreed in `missed[k]`.
+    plans count them. Of those that left after block k, audits of `audited[k]` have ended, and the full network
+    disagreed in `missed[k]`.
     """
 
     started_s: float

@@ -212,27 +212,27 @@ def said(path: Path, command: str) -> str:
 def refused_by(stats: str, servers: Collection[str]) -> int:
     """How many requests HAProxy has answered with an error itself, where it reaches a front by these names.
 
-    Where several servers have a backend in common, each front counts its share.
+    Where several fronts have a backend in common, each counts its share.
 
-    >>> stats = "# pxname,svname,hrsp_5xx\\napp,r1,5\\napp,r2,5\\napp,BACKEND,30\\nother,BACKEND,7\\n"
-    >>> refused_by(stats, ["app/r2"])
+    >>> rows = "app,r1,5,0", "app,r2,5,0", "app,spare,0,1", "app,BACKEND,30,1", "other,BACKEND,7,0"
+    >>> refused_by("\\n".join(("# pxname,svname,hrsp_5xx,bck", *rows)), ["app/r2"])
     10
     """
-    mine = Counter(backend for backend, _, _ in (server.partition("/") for server in servers))
-    errors: dict[str, list[tuple[str, int]]] = {
-        backend: [] for backend in mine if not backend.endswith(f":{QUESTIONS}")
-    }
+    mine = Counter(server.partition("/")[0] for server in servers)
+    rows: dict[str, list[dict[str, str]]] = {each: [] for each in mine if not each.endswith(f":{QUESTIONS}")}
     for row in csv.DictReader(stats.removeprefix("# ").splitlines()):
-        if row["pxname"] in errors:
-            errors[row["pxname"]].append((row["svname"], int(row["hrsp_5xx"] or 0)))
-    return sum(_made_here(rows, mine[backend]) for backend, rows in errors.items())
+        rows.get(row["pxname"], []).append(row)
+    return sum(_made_here(of_backend) * mine[backend] // _fronts(of_backend) for backend, of_backend in rows.items())
 
 
-def _made_here(rows: Sequence[tuple[str, int]], mine: int) -> int:
-    """The errors of a backend that none of its servers has said; the share of so many of these."""
-    said_by = [count for name, count in rows if name != "BACKEND"]
-    made = sum(count for name, count in rows if name == "BACKEND") - sum(said_by)
-    return max(0, made) * mine // max(1, len(said_by))
+def _made_here(rows: Sequence[dict[str, str]]) -> int:
+    """The errors of a backend that none of its servers has said."""
+    return sum(int(row["hrsp_5xx"] or 0) * (1 if row["svname"] == "BACKEND" else -1) for row in rows)
+
+
+def _fronts(rows: Sequence[dict[str, str]]) -> int:
+    """The servers of a backend that do not only stand in for others."""
+    return max(1, sum(row["svname"] != "BACKEND" and row["bck"] != "1" for row in rows))
 
 
 def servers_at(path: Path, port: int | None) -> list[str]:

@@ -12,8 +12,8 @@ from cluster.controller.beliefs import PEEKS_PER_HOLD, PeekSchedule
 from cluster.controller.config import Patience
 from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
-from cluster.controller.decide import is_content
 from cluster.controller.record import Events
+from cluster.controller.sentences import is_content
 from deployments.front.observed import Observed
 from optimizer import Objective, Placement, Plan, Split, evaluate
 from profiles.lengths import Lengths, rescaled
@@ -182,7 +182,7 @@ def tight(survival=MEDIUM, **goals):
 
 
 def test_a_quicker_plan_runs_where_users_notice_and_it_sustains_ten_times_what_is_expected():
-    asked, app = tight()
+    _, app = tight()
     most = app.running
     app.rate = lambda at_s: 30.0
     loop = control_loop(app, notice=0.02)
@@ -195,7 +195,7 @@ def test_a_quicker_plan_runs_where_users_notice_and_it_sustains_ten_times_what_i
 
 
 def test_what_came_within_a_day_is_sustained_though_ten_times_less_is_expected():
-    asked, app = tight()
+    _, app = tight()
     most = app.running
     peak = 0.9 * app.sustained_per_s(most)
     app.rate = lambda at_s: peak if 600 <= at_s < 630 else 30.0

@@ -56,7 +56,9 @@ def devices(**counts: int) -> Plan:
     return Plan(tuple(Placement(kind, count, (Split(block, block + 1, 1),)) for block, (kind, count) in kinds))
 
 
-def moved(fleet: CountedFleet, before: Plan, after: Plan, patience_s: float = 5.0) -> Moved:
+def moved(
+    fleet: CountedFleet, before: Plan, after: Plan, patience_s: float = 5.0, stay: Mapping[str, int] | None = None
+) -> Moved:
     """The fleet's log says too which plan was led to."""
 
     async def lead(plan: Plan) -> None:
@@ -66,7 +68,7 @@ def moved(fleet: CountedFleet, before: Plan, after: Plan, patience_s: float = 5.
         if left := {kind: count for kind, count in counts.items() if count}:
             await lead(devices(**left))
 
-    return asyncio.run(move(fleet, before, after, lead, meanwhile, patience_s))
+    return asyncio.run(move(fleet, before, after, lead, meanwhile, patience_s, stay or {}))
 
 
 def test_what_touches_no_replica_is_only_followed() -> None:
@@ -190,3 +192,13 @@ def test_a_kind_that_could_not_start_is_not_kept_for_nothing(monkeypatch: pytest
     ours = fleet.ServeFleet("shop.000001", lambda kind, count: None, lambda kind: {"CPU": 0.1})  # type: ignore[arg-type, return-value]
     ours.want({"v100": 0, "k80": 0, "p100": 0, "t4": 0})
     assert (deleted, scaled) == (["shop.000001.v100"], [("shop.000001.k80", 0)])
+
+
+def test_replicas_that_are_benched_stay_beside_those_of_the_plan() -> None:
+    fleet = CountedFleet({"a": 4})
+    moved(fleet, devices(a=4), devices(a=3), stay={"a": 1})
+    assert fleet.counts == {"a": 4}
+    moved(fleet, devices(a=3), devices(a=2), stay={"a": 1})
+    assert fleet.counts == {"a": 3}
+    moved(fleet, devices(a=2), devices(a=3))
+    assert fleet.counts == {"a": 3}

@@ -124,3 +124,17 @@ def test_replicas_go_on_where_only_fronts_or_plans_change(profile: Path) -> None
         assert mark_of(AppConfig.model_validate(told | other)) != mark
     profile.write_text("of another network")
     assert mark_of(AppConfig.model_validate(told)) != mark
+
+
+@given(replicas, wanted, st.data())
+def test_replicas_that_are_benched_work_for_nobody_where_others_suffice(
+    alive: set[str], groups: dict[str, int], data: st.DataObject
+) -> None:
+    benched = data.draw(st.sets(st.sampled_from(sorted(alive)))) if alive else set()
+    shares = shared_out(alive, groups, benched)
+    if len(alive - benched) >= len(groups):
+        working = {group: [name for name in share if name not in benched] for group, share in shares.items()}
+        assert working == shared_out(alive - benched, groups)
+        assert sum(map(len, shares.values())) == len(alive), "they stay, to be tried now and then"
+    else:
+        assert shares == shared_out(alive, groups)

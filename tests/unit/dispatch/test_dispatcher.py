@@ -206,6 +206,31 @@ def test_a_straggler_is_benched_and_comes_back_when_healthy() -> None:
     assert last.count("f2") >= 15, "it is used again"
 
 
+def test_a_replica_that_stays_on_the_bench_is_told_and_no_longer_when_it_is_healthy() -> None:
+    """A launch that fails now and then benches a replica for a moment only, which is nothing to plan around."""
+    groups = {"front": ["f1", "f2", "f3"], "back": ["b1", "b2"]}
+    world = World(TWO_SPLITS, groups, Limits(probe_every_s=1.0), slow={"f2": 5.0})
+    told: dict[float, list[str]] = {}
+    for at_s in (0.5, 5.0, 14.0, 29.0):
+        world.at(at_s, lambda at_s=at_s: told.update({at_s: world.dispatcher.benched(at_s)}))
+    world.at(15.0, lambda: world.slow.clear())
+    world.arrive(*steady(500, 30.0, depths=[4, 12]))
+    world.run()
+    assert told == {0.5: [], 5.0: [], 14.0: ["f2"], 29.0: []}
+
+
+def test_how_long_after_the_one_before_a_launch_came_back_is_told_where_it_was_waiting() -> None:
+    dispatcher = Dispatcher(Route((linear(0, 12, 8, "gpu"),)), {"gpu": ["g1"]}, Limits(ahead=1))
+    for number in range(16):
+        dispatcher.admit(0.0, 10.0, Place(None, number))
+    first, second = dispatcher.tick(0.0)
+    assert dispatcher.completed(first.id, 0.1, {}) is None, "nobody was before it"
+    assert dispatcher.completed(second.id, 0.25, {}) == pytest.approx(0.15)
+    dispatcher.admit(1.0, 10.0, Place(None, 0))
+    (third,) = dispatcher.tick(1.0)
+    assert dispatcher.completed(third.id, 1.1, {}) is None, "the replica was idle before"
+
+
 def test_the_last_one_that_works_is_no_straggler() -> None:
     """Launches have failed on two of three, and the third is slow, as it has all the work."""
     group = Group("gpu", Limits())

@@ -35,7 +35,28 @@ def test_who_is_refused_unread_has_no_more_inputs_than_a_request_may_have() -> N
     """Ten inputs of a weight of 30 each came before; then one says that it weighs 1,000 times as much."""
     counts = Counts({}, lambda: 0.0)
     counts.inputs_arrived(10, 300)
-    counts.refused_unread(weight=60, most=32)
+    counts.refused_unread(weight=60, most=32, waits=True)
     assert (counts.arrivals, counts.arrived_weight) == (12, 360)
-    counts.refused_unread(weight=30_000, most=32)
+    counts.refused_unread(weight=30_000, most=32, waits=True)
     assert (counts.arrivals, counts.arrived_weight) == (12 + 32, 360 + 32 * 30)
+
+
+def test_only_clients_who_wait_for_as_long_as_the_slo_tell_of_overload_when_they_are_refused() -> None:
+    counts = Counts({}, lambda: 0.0)
+    counts.inputs_arrived(10, 10)
+    counts.refused_unread(weight=1, most=32, waits=False)
+    assert counts.observed(1).refused == 0
+    counts.refused_unread(weight=1, most=32, waits=True)
+    assert (counts.observed(1).refused, counts.observed(1).arrivals) == (1, 12)
+
+
+def test_what_a_proxy_refuses_came_like_what_it_let_through() -> None:
+    """Each request has had three inputs so far."""
+    counts = Counts({}, lambda: 0.0)
+    counts.inputs_arrived(30, 300)
+    for _ in range(10):
+        counts.request_ended("answered")
+    counts.refused_outside(20)
+    seen = counts.observed(1)
+    assert (seen.arrivals, seen.refused, seen.arrived_weight, seen.refused_weight) == (90, 60, 900, 600)
+    assert counts.outcomes["refused"] == 20

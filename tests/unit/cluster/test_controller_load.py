@@ -1,0 +1,190 @@
+"""What the controller does when more comes than before, and what it learns of what a plan really sustains."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.controller.config import Patience
+from cluster.controller.core import Controller
+from cluster.controller.corrections import Corrections
+from cluster.controller.record import Events, TrackRecord
+from deployments.front.observed import LaunchShape, Observed, Took
+from optimizer import Plan
+from profiles.windows import History
+from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_plan, moves, question, run
+
+
+def quick_and_most() -> tuple[Plan, Plan]:
+    asked = question(MEDIUM)
+    return asked.carrying(16.0, MEDIUM, Corrections(), {}), first_plan(asked)
+
+
+QUICK, MOST = quick_and_most()
+looks = st.lists(
+    st.tuples(st.integers(0, 3000), st.floats(0, 1), st.floats(0, 1), st.booleans()), min_size=1, max_size=40
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(looks, st.sampled_from([QUICK, MOST]), st.booleans())
+def test_no_decision_gives_goodput_away_while_inputs_are_refused(
+    looks: list[tuple[int, float, float, bool]], running: Plan, quickest: bool
+) -> None:
+    """Whatever was seen: a sentence that tells of refused inputs, or of too many, tells of no goodput given up."""
+    asked = replace(question(MEDIUM), quickest=quickest)
+    controller = Controller(asked, Patience(), History(None), Events(None), running, 0.0)
+    now_s = 0.0
+    for arrivals, in_time, refused, window in looks:
+        now_s += 30.0
+        good = round(arrivals * in_time)
+        turned_away = round((arrivals - good) * refused)
+        observed = Observed(now_s - 30.0, 30.0, arrivals, good, (0, 0, 0, good), refused=turned_away)
+        step = controller.window(observed, now_s) if window else controller.look(observed, now_s)
+        if step is None:
+            continue
+        why = step.event.why
+        if any(words in why for words in ("were refused", "more arrive", " and 0/s were answered")):
+            assert "given up" not in why
+            assert "only" not in why
+        if "given up" in why:
+            assert "came and were answered in time" in why
+        if step.plan:
+            if "were refused" in why:
+                assert controller.sustained(step.plan) > controller.sustained(controller.running)
+            controller.rolled_out(step, 0.1, now_s)
+
+
+class CountingQuestion(type(question(MEDIUM))):  # type: ignore[misc]
+    """Counts how often plans are sought."""
+
+    sought = 0
+
+    def best(self, *arguments: object) -> Plan:
+        type(self).sought += 1
+        return super().best(*arguments)
+
+
+@pytest.mark.parametrize("running", [QUICK, MOST])
+def test_a_burst_is_answered_within_two_seconds_and_plans_are_not_sought_each_second(running: Plan) -> None:
+    asked = question(MEDIUM)
+    app = Fluid(CountingQuestion(**vars(asked)), running)
+    app.rate = lambda at_s: 8.0 if at_s <= 60 else 2000.0
+    loop = control_loop(app, replan_every_s=3600.0)
+    run(app, loop, 60, look_s=1.0)
+    assert app.running == running, "in the first minute of few inputs nothing is known that would speak for a change"
+    CountingQuestion.sought = 0
+    events = moves(run(app, loop, 30, look_s=1.0))
+    assert CountingQuestion.sought <= 1
+    if running is MOST:
+        assert not events
+        return
+    (event,) = events
+    assert event.at_s <= 62.0
+    assert "inputs were refused" in event.why
+    assert app.sustained_per_s(app.running) >= 0.97 * app.best()
+
+
+def test_refusals_change_nothing_while_a_person_has_paused_or_pinned() -> None:
+    for pinned in (None, QUICK):
+        app = Fluid(question(MEDIUM), QUICK)
+        app.rate = lambda at_s: 2000.0
+        loop = control_loop(app, pinned=pinned)
+        if pinned is None:
+            asyncio.run(loop.pause(True))
+        run(app, loop, 100, look_s=1.0)
+        assert app.running == QUICK
+
+
+def test_a_plan_that_sustains_less_than_it_promises_is_known_within_two_windows_and_the_decision_says_so() -> None:
+    """Fewer inputs come than are promised, and an eighth of them is refused."""
+    asked = question(MEDIUM)
+    app = Fluid(asked, first_plan(asked))
+    promised = app.sustained_per_s(app.running)
+    app.poor = lambda plan: 0.6
+    app.rate = lambda at_s: 0.68 * promised
+    loop = control_loop(app, look_every_s=5.0)
+    events = run(app, loop, 245, look_s=5.0)
+    controller = loop.controller
+    assert controller.sustains_per_s == pytest.approx(0.6 * promised, rel=0.03)
+    assert any(f"of {promised:.0f}/s promised" in event.why for event in events), [event.why for event in events]
+
+
+SHAPE = LaunchShape("v100", 0, 4, 8)
+
+
+def look(at: int, arrivals: int, in_time: int, refused: int, busy: float) -> Observed:
+    """A second of four devices."""
+    launches = {SHAPE: Took(10, 4 * busy)}
+    return Observed(float(at), 1.0, arrivals, in_time, (0, 0, 0, in_time), launches, refused=refused)
+
+
+def kept(looks: list[Observed], sustained_per_s: float = 400.0, before: list[Observed] | None = None) -> float:
+    record = TrackRecord(Events(None), Patience())
+    for window in filter(None, (before, looks)):
+        record.keep(window, MOST, sustained_per_s)
+    return record.kept(MOST)
+
+
+def test_what_is_answered_while_inputs_are_refused_is_what_a_plan_sustains() -> None:
+    calm = [look(at, 100, 100, 0, 0.3) for at in range(10)]
+    burst = [
+        look(10, 300, 150, 100, 0.9),
+        *(look(at, 300, 260, 40, 1.0) for at in range(11, 20)),
+        look(20, 100, 120, 5, 0.5),
+    ]
+    assert kept(calm) == 1.0, "few inputs tell nothing of what more would bring"
+    assert kept([*calm, *burst, *calm]) == pytest.approx(260 / 400)
+    assert kept(calm, before=[*calm, *burst, *calm]) == pytest.approx(260 / 400), "it is not forgotten in calm"
+
+
+def test_what_is_refused_to_clients_who_cannot_be_answered_in_time_is_no_sign_of_overload() -> None:
+    """Devices that are idle are not why inputs are refused, and clients who wait for a moment only do not count."""
+    idle = [look(at, 100, 80, 20, 0.2) for at in range(20)]
+    assert kept(idle) == pytest.approx(80 / 100), "a fifth was lost, though not to a lack of goodput"
+    impatient = [look(at, 100, 99, 0, 0.9) for at in range(20)]
+    assert kept(impatient) == 1.0
+
+
+def test_a_plan_that_answers_as_much_as_it_promised_is_believed_again() -> None:
+    short = [look(at, 400, 200, 200, 1.0) for at in range(20)]
+    full = [look(at, 390, 388, 0, 1.0) for at in range(20)]
+    assert kept(short) == pytest.approx(0.5)
+    assert kept(full, before=short) == pytest.approx(388 / 400)
+
+
+def test_the_time_between_two_launches_is_a_cost_of_each() -> None:
+    asked = question(MEDIUM)
+    plan = first_plan(asked)
+    facts = asked.facts(MEDIUM, Corrections())
+    splits = [(split.start, split.stop, split.batch_size) for split in plan.splits]
+    launches = {
+        LaunchShape("v100", *each): Took(200, 200 * 0.04, followed=150, between_s=150 * 0.003) for each in splits
+    }
+    seen = Observed(0.0, 10.0, 1000, 1000, (0, 0, 0, 1000), launches)
+    learned = Corrections()
+    for _ in range(8):
+        learned = learned.learned(seen, plan, facts, 0.6)
+    assert learned.between_s["v100"] == pytest.approx(0.003, rel=0.05)
+    (before,), (after,) = (
+        [table.launch_s for table in profile.tables if table.kind == "v100"]
+        for profile in (asked.profile, replace(learned, factors={}).applied(asked.profile))
+    )
+    assert after - before == pytest.approx(0.003, rel=0.05)
+
+
+def test_launches_of_idle_devices_correct_little() -> None:
+    asked = question(MEDIUM)
+    plan = first_plan(asked)
+    facts = asked.facts(MEDIUM, Corrections())
+    split = plan.splits[0]
+    took = Took(100, 100 * 0.2)
+    launches = {LaunchShape("v100", split.start, split.stop, split.batch_size): took}
+    factors = [
+        Corrections().learned(Observed(0.0, seconds, 1, 1, (0, 0, 0, 1), launches), plan, facts, 0.6).factors["v100"][0]
+        for seconds in (10.0, 1000.0)
+    ]
+    assert factors[0] > 1.4
+    assert factors[1] < 1.05
