@@ -212,7 +212,7 @@ class Controller:
 
     def facts(self) -> Any:
         """The cost model for the inputs and the tables of now."""
-        return self.asked.facts(self.beliefs.survival, self.corrections)
+        return self.asked.facts(self.beliefs.carried, self.corrections)
 
     def sustained(self, plan: Plan) -> float:
         """The goodput by the cost model, per second."""
@@ -235,7 +235,7 @@ class Controller:
 
     def _close(self, now_s: float, because: str = "", latest: Observed | None = None, forced: bool = False) -> NextStep:
         seen = self.seen()
-        if seen.answered and seen.seconds > 0:
+        if (seen.answered or seen.full) and seen.seconds > 0:
             self._learn(seen, latest, now_s)
             stay = forced or self.record.paused
             if self.keeper and not stay and (change := self._at_window(self.keeper, seen, now_s)):
@@ -249,7 +249,8 @@ class Controller:
 
     def _at_window(self, keeper: Keeper, seen: Observed, now_s: float) -> Retuning | None:
         windows = self.record.unchanged_s(now_s) / self.patience.replan_every_s
-        return keeper.window(seen, self.running, self.facts(), windows, self.record.tightened(now_s))
+        often, full_share = self.record.tightened(now_s), self.beliefs.full_share
+        return keeper.window(seen, self.running, self.facts(), windows, often, full_share)
 
     def _adjusted(self, change: Retuning, now_s: float) -> NextStep:
         """Other thresholds for the plan that runs."""
@@ -268,7 +269,7 @@ class Controller:
         self.question = self.question.seeing(seen)
         if self.beliefs.surprised:
             self._peeks.surprised_s = now_s
-        as_told: Any = self.asked.facts(self.beliefs.survival, Corrections())
+        as_told: Any = self.asked.facts(self.beliefs.carried, Corrections())
         self.corrections = self.corrections.learned(seen.launches, self.running, as_told, self.patience.learn)
         self.record.keep(seen, self.running, self.sustained(self.running))
 
@@ -356,7 +357,8 @@ class Controller:
         """Learn from the look with all ramps open, and close them again."""
         before = self.beliefs.survival
         self.beliefs.peeked(observed, self.ramps)
-        self.peek, self._looks, self._peeks.peeked_s, self._devices_changed = None, [], now_s, True
+        self._looks.pop()  # which the beliefs count
+        self.peek, self._peeks.peeked_s, self._devices_changed = None, now_s, True
         off = max(abs(was - now) for was, now in zip(before, self.beliefs.survival, strict=True))
         why = f"{observed.answered} inputs were seen with all ramps open: survival is off by up to {off:.0%}"
         event = Event(

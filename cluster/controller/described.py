@@ -90,7 +90,8 @@ class ControllerStatus(Described):
     devices: dict[str, int] = Field(description="Those that plans may use now.")
     asked: str | None = Field(description="What Ray's autoscaler was asked for and has not brought yet, in words.")
     forecast: ForecastStatus | None = Field(description="None until a window has ended.")
-    survival: list[float] = Field(description="The share of inputs that plans count on at each block.")
+    survival: list[float] = Field(description="The share that enters each block, of inputs that may leave at any ramp.")
+    full_share: float = Field(description="Of all inputs; they run to the end, because they ask for it (`X-Full`).")
     corrections: dict[str, dict[str, float]] = Field(description="By kind and blocks: times what the table says.")
     events: list[EventStatus] = Field(description="The latest 20, oldest first.")
     effort: EffortStatus

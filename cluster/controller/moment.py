@@ -59,7 +59,7 @@ class Moment:
         """What the running plan is weighed against: for what is expected, or by goodput alone (None)."""
         cheapest = self.question.cheapest
         asked = demand(self.beliefs.forecast, self.seen, cheapest, self.patience.replan_every_s)
-        now, running = (self.beliefs.survival, self.corrections, self.counts), self.running
+        now, running = (self.beliefs.carried, self.corrections, self.counts), self.running
         if self.question.answers_early:
             soonest = self.question.best(*now)
             return Expectation(soonest, self.score(soonest), running.kept), None
@@ -83,7 +83,7 @@ class Moment:
         if is_idle(self.seen) and not (forced or self.question.cheapest or lacking(self.plan, self.counts)):
             verdict = Verdict(False, "no input came: there is nothing to gain from a change")
         elif self.question.answers_early and not lacking(self.plan, self.counts):
-            leaving = self.facts.surviving(self.beliefs.survival)
+            leaving = self.facts.surviving(self.beliefs.carried)
             verdict = weigh_answers(self.plan, better.plan, leaving, self.patience.least_gain, changes)
         elif asked and not lacking(self.plan, self.counts):
             weigh_them = weigh_dollars if self.question.cheapest else weigh_latency

@@ -16,7 +16,6 @@ from cluster.simulator.host import FrontWorkers, HostCosts
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
 
-
 Arriving = tuple[float, Place, int, bool]  # when, where its state is, what it weighs, and whether no ramp lets it go
 
 

@@ -153,7 +153,8 @@ def played(system: System, rate: float, duration_s: float, variance: float = VAR
     loop = EventLoop(system.dispatcher(), OneDevice(system.engine), counted, slo_s=inf)
     each = zip(times_s.tolist(), deadlines_s.tolist(), tokens.tolist(), strict=True)
     loop.arrive(
-        (at_s, Place(Arrival(at_s, until_s), number), weight, False) for number, (at_s, until_s, weight) in enumerate(each)
+        (at_s, Place(Arrival(at_s, until_s), number), weight, False)
+        for number, (at_s, until_s, weight) in enumerate(each)
     )
     loop.run_until(inf)
     return Outcomes(duration_s, tokens, np.array(counted.launched, np.int64), np.array(counted.in_time, np.int64))
