@@ -87,14 +87,30 @@ class ExitProfile:
         return (1.0, *(max(0.0, 1 - gone) for gone in accumulate(left[:-1])))
 
 
-def survival_after(seen: Sequence[float], now: Sequence[float], then: Sequence[float]) -> tuple[float, ...]:
+def survival_after(
+    seen: Sequence[float], now: Sequence[float], then: Sequence[float], full_share: float = 0.0
+) -> tuple[float, ...]:
     """Who survives when things change, if these are the shares seen now, and what a table tells of now and then.
+
+    `full_share` of what is seen never leaves early, whatever changes.
 
     >>> survival_after((1.0, 0.5, 0.2), (1.0, 0.4, 0.2), (1.0, 0.8, 0.2))
     (1.0, 1.0, 0.2)
+    >>> survival_after((1.0, 0.75, 0.75), (1.0, 0.5, 0.5), (1.0, 0.25, 0.0), full_share=0.5)
+    (1.0, 0.625, 0.5)
     """
+    others = 1 - full_share
     shares = (
-        min(1.0, share * (after / before)) if before > 0 else after
+        full_share + (min(others, max(0.0, share - full_share) * (after / before)) if before > 0 else others * after)
         for share, before, after in zip(seen, now, then, strict=True)
     )
     return tuple(accumulate(shares, min))
+
+
+def carried(survival: Sequence[float], full_share: float) -> tuple[float, ...]:
+    """The survival of all inputs, where this share never leaves early, and the others survive so.
+
+    >>> carried((1.0, 0.5, 0.0), full_share=0.5)
+    (1.0, 0.75, 0.5)
+    """
+    return tuple(accumulate((share + full_share * (1 - share) for share in survival), min))

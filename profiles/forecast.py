@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 EDGE = 1e-6  # shares closer than this to 0 or 1 are not told apart
 REFIT_EVERY = 24  # windows between two fits of one series; they take turns
 MAX_LOG = 700.0  # the logarithm of the largest rate that can be written
+NOBODY = Prediction(0.0, 0.0, "")
 UNKNOWN_SHARE = 0.5  # of a ramp of which nothing is known
 
 
@@ -37,6 +38,11 @@ class Forecast:
     arrivals_high_per_s: float
     methods: tuple[str, ...]  # that count most: of each ramp, in order, then of the arrivals
     inputs_per_text: float | None = None  # where an input is a number of tokens
+    # The share of the inputs that ask for the whole network, and how low and high it may be. The rest of this is of
+    # the others.
+    full_share: float = 0.0
+    full_low: float = 0.0
+    full_high: float = 0.0
 
     @property
     def method(self) -> str:
@@ -50,6 +56,11 @@ class Forecast:
         """
         low, high = window.interval(z)
         return bool((low > np.asarray(self.survival_high)).any() or (high < np.asarray(self.survival_low)).any())
+
+    def misjudges_full(self, window: Window) -> bool:
+        """The same of the share that asks for the whole network, which says nothing of the others."""
+        (_, low), (_, high) = window.mix.interval()
+        return bool(low > self.full_high + EDGE or high < self.full_low)
 
 
 class Forecaster:
@@ -65,9 +76,10 @@ class Forecaster:
         self._num_blocks, self._span = num_blocks, span
         self._cuts = [block + 1 for block in ramps]  # the blocks that fewer inputs enter than the one before
         self._steady = SteadySurvival(num_blocks)
+        self._mix, self._any_full = SteadySurvival(2), False  # of `Window.mix`
         self._expected: Floats | None = None  # survival as it was believed before the next window
-        # Of each ramp, of the arrivals, and of how many inputs a text counts for.
-        self._series = self._new_series([[] for _ in range(len(self._cuts) + 2)])
+        # Of each ramp, of the arrivals, of how many inputs a text counts for, and of who asks for the whole network.
+        self._series = self._new_series([[] for _ in range(len(self._cuts) + 3)])
         self._seen = 0
         self._last: Window | None = None
         self._long: float | None = None  # how many inputs a text counted for at last, in logarithms
@@ -96,32 +108,32 @@ class Forecaster:
 
     def forecast(self) -> Forecast:
         """The window after the last one that was observed, with as many inputs as that had."""
-        *of_ramps, of_arrivals, of_lengths = self._series
-        ramps = [series.predict(_chance(series.predict().mean, self._inputs)) for series in of_ramps]
+        *of_ramps, of_arrivals, of_lengths, of_full = self._series
+        known = self._last.known[self._cuts].tolist() if self._last else [0.0] * len(self._cuts)
+        ramps = [_by_chance(series, inputs) for series, inputs in zip(of_ramps, known, strict=True)]
         arrivals, long = of_arrivals.predict(self._arrivals_noise), of_lengths.predict().mean
         low, likely, high = (self._curve(ramps, z) for z in (-Z, 0.0, Z))
         few, usual, many = (float(np.expm1(np.clip(_at(arrivals, z), 0, MAX_LOG))) for z in (-Z, 0.0, Z))
         methods = tuple(prediction.method for prediction in (*ramps, arrivals))
         per_text = None if self._long is None else float(np.exp(np.clip(long, -MAX_LOG, MAX_LOG)))
-        return Forecast(ExitProfile(likely), low, high, usual, few, many, methods, per_text)
+        full = _by_chance(of_full, self._last.mix.answered) if self._last and self._any_full else NOBODY
+        least, mean, most = (min(max(_at(full, z), 0.0), 1.0) for z in (-Z, 0.0, Z))
+        return Forecast(ExitProfile(likely), low, high, usual, few, many, methods, per_text, mean, least, most)
 
     def singles(self) -> list[dict[str, float]]:
         """What each method by itself says of each ramp: for those who compare."""
         return [series.singles() for series in self._series[: len(self._cuts)]]
 
     def _new_series(self, columns: Sequence[Sequence[Reading]]) -> list[Series]:
-        *ramps, arrivals, lengths = columns
+        *ramps, arrivals, lengths, full = columns
         odds = Transform(lambda each: float(log_odds(each)), share, lambda each: max(each * (1 - each), EDGE))
         span = self._span
         return [
             *(Series(each[-span:], span, odds, UNKNOWN_SHARE) for each in ramps),
             Series(arrivals[-span:], span),
             Series(lengths[-span:], span),
+            Series(full[-span:], span, odds),
         ]
-
-    @property
-    def _inputs(self) -> int:
-        return self._last.answered if self._last else 0
 
     @property
     def _arrivals_noise(self) -> float:
@@ -131,20 +143,21 @@ class Forecaster:
         return (self._last.arrived + 0.5) / (self._last.duration_s * (1 + self._last.arrivals_per_s)) ** 2
 
     def _values(self, window: Window) -> list[Reading]:
-        """What a window says of every ramp, of the arrivals, and of texts."""
+        """What a window says of every ramp, of the arrivals, of texts, and of who asks for the whole network."""
         if len(window.left) != self._num_blocks:
             raise ValueError(f"a window of {len(window.left)} blocks for a network of {self._num_blocks}")
         self._last = window
         steady = self._steady.add(window)
         expected = steady if self._expected is None else self._expected
         self._expected = steady
-        inputs, arrivals = window.answered, float(np.log1p(window.arrivals_per_s))
-        shares = np.asarray(window.entered) / inputs if inputs else steady
-        ramps = [
-            Reading(float(shares[cut]), _chance(float(expected[cut]), inputs) if inputs else inf, float(steady[cut]))
-            for cut in self._cuts
-        ]
-        return [*ramps, Reading(arrivals, self._arrivals_noise, arrivals), self._length(window)]
+        entered, known, arrivals = window.entered, window.known.tolist(), float(np.log1p(window.arrivals_per_s))
+        ramps = [_share(entered[cut], known[cut], float(expected[cut]), float(steady[cut])) for cut in self._cuts]
+        return [*ramps, Reading(arrivals, self._arrivals_noise, arrivals), self._length(window), self._full(window)]
+
+    def _full(self, window: Window) -> Reading:
+        self._any_full = self._any_full or window.full > 0
+        share = float(self._mix.add(window.mix)[1])
+        return _share(window.full, window.mix.answered, share, share)
 
     def _length(self, window: Window) -> Reading:
         """The mean of n has, relative to itself, a variance of 1 / n if lengths differ by as much as texts are long."""
@@ -160,7 +173,17 @@ class Forecaster:
         return tuple(np.minimum.accumulate(curve).tolist())
 
 
-def _chance(share: float, inputs: int) -> float:
+def _share(part: int, inputs: float, expected: float, steady: float) -> Reading:
+    """So many of these inputs, of whom so many were expected, and what is believed after it."""
+    return Reading(part / inputs, _chance(expected, inputs), steady) if inputs else Reading(steady, inf, steady)
+
+
+def _by_chance(series: Series, inputs: float) -> Prediction:
+    """The next share, of so many inputs."""
+    return series.predict(_chance(series.predict().mean, inputs))
+
+
+def _chance(share: float, inputs: float) -> float:
     """The variance of the share of so many inputs, where each stays with this chance: never 0.
 
     >>> round(_chance(0.5, 99), 4), _chance(1.0, 9) > 0

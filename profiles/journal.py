@@ -26,7 +26,7 @@ class Journal(Generic[T]):
     >>> with TemporaryDirectory() as folder:
     ...     Journal(Path(folder) / "exits.jsonl", Window.read, keep=9).append(Window(0.0, 120.0, 10, (6, 4)))
     ...     Journal(Path(folder) / "exits.jsonl", Window.read, keep=9).entries
-    (Window(start_s=0.0, duration_s=120.0, arrived=10, left=(6, 4), texts=0),)
+    (Window(start_s=0.0, duration_s=120.0, arrived=10, left=(6, 4), texts=0, full=0, unfinished=()),)
     """
 
     def __init__(self, path: Path | None, read: Callable[[dict[str, Any]], T], keep: int) -> None:

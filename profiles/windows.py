@@ -1,8 +1,8 @@
 """What was observed: counts of who left where, per window of time, and how far they can be trusted."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ Floats = NDArray[np.float64]
 # A window must see this many inputs to weigh as much as all that came before it.
 PRIOR_INPUTS = 20.0
 KEEP_WINDOWS = 720  # windows in a history: a day of two-minute ones
+TINY = 1e-9  # inputs: as good as none
 MOST = 2**53  # beyond it a float no longer tells one count from the next
 
 
@@ -25,10 +26,11 @@ MOST = 2**53  # beyond it a float no longer tells one count from the next
 class Window:
     """Counts of one window, by one reporter or by several.
 
-    `left[k]` inputs were answered after block k; whoever reached the end counts in the last block.
-    `arrived` inputs came meanwhile: not the same ones, some were refused and some are still on their way. They were so
-    many `texts`, where an input is a number of tokens (0: it is not). `peak_per_s` is the largest rate of any look in
-    it.
+    `left[k]` inputs were answered after block k; whoever reached the end counts in the last block. `unfinished[k]`
+    ended before that, when they stood before block k (empty: none). `full` others asked for the whole network, so they
+    tell nothing of survival. `arrived` inputs came meanwhile: not the same ones, some were refused and some are still
+    on their way. They were so many `texts`, where an input is a number of tokens (0: it is not). `peak_per_s` is the
+    largest rate of any look in it.
     """
 
     start_s: float
@@ -36,6 +38,8 @@ class Window:
     arrived: int
     left: tuple[int, ...]
     texts: int = 0
+    full: int = 0
+    unfinished: tuple[int, ...] = ()
     peak_per_s: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
@@ -43,20 +47,20 @@ class Window:
             raise ValueError(f"start_s = {self.start_s} must be finite")
         if not 0 < self.duration_s < inf:
             raise ValueError(f"duration_s = {self.duration_s} must be positive and finite")
-        if not 0 <= self.arrived < MOST:
-            raise ValueError(f"arrived = {self.arrived} must be 0 or more, and less than 2**53")
-        if not 0 <= self.texts < MOST:
-            raise ValueError(f"texts = {self.texts} must be 0 or more, and less than 2**53")
-        if not self.left:
-            raise ValueError("left must have one count per block")
-        for block, count in enumerate(self.left):
+        if not self.left or len(self.unfinished) not in (0, len(self.left)):
+            raise ValueError("left must have one count per block, and unfinished as many or none")
+        counts = {"arrived": self.arrived, "texts": self.texts, "full": self.full}
+        for name, each in (("left", self.left), ("unfinished", self.unfinished)):
+            counts |= {f"{name}[{block}]": count for block, count in enumerate(each)}
+        for name, count in counts.items():
             if not 0 <= count < MOST:
-                raise ValueError(f"left[{block}] = {count} must be 0 or more, and less than 2**53")
+                raise ValueError(f"{name} = {count} must be 0 or more, and less than 2**53")
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> "Window":
         """A window from what `asdict` made of it."""
-        return cls(**{**fields, "left": tuple(fields["left"])})
+        left, unfinished = tuple(fields["left"]), tuple(fields.get("unfinished", ()))
+        return cls(**{**fields, "left": left, "unfinished": unfinished})
 
     @property
     def answered(self) -> int:
@@ -69,28 +73,46 @@ class Window:
     @property
     def exits(self) -> ExitProfile:
         """The exit profile of this window, which must have at least one answer."""
-        return ExitProfile.from_counts(self.left)
+        survival = np.divide(self.entered, self.known, out=np.zeros(len(self.left)), where=self.known > 0)
+        return ExitProfile((1.0, *survival[1:].tolist()))
 
     @property
     def entered(self) -> tuple[int, ...]:
-        """How many of the answered inputs entered each block.
+        """How many inputs are known to have entered each block.
 
         >>> Window(0, 120, 9, (5, 3, 2)).entered
         (10, 5, 2)
         """
-        return tuple(self.answered - gone for gone in accumulate(self.left[:-1], initial=0))
+        ended = [sum(each) for each in zip_longest(self.left, self.unfinished, fillvalue=0)]
+        return tuple(accumulate(reversed(ended)))[::-1]
+
+    @property
+    def known(self) -> Floats:
+        """Of how many inputs these are, as far as the share that enters each block is known: all, if all have left.
+
+        >>> Window(0, 120, 9, (5, 3, 2)).known.tolist()
+        [10.0, 10.0, 10.0]
+        >>> late = Window(0, 120, 9, (4, 2, 2), unfinished=(0, 4, 0))
+        >>> late.known.tolist(), (late.entered / late.known).round(3).tolist()
+        ([12.0, 12.0, 6.0], [1.0, 0.667, 0.333])
+        """
+        return known_of(np.asarray(self.entered, float), self.unfinished)
+
+    @property
+    def mix(self) -> "Window":
+        """All inputs as those of a network of two blocks, of which the second is for those that asked for the whole."""
+        others = min(self.entered[0], MOST - 1)
+        return Window(self.start_s, self.duration_s, self.arrived, (others, self.full))
 
     def interval(self, z: float = 1.96) -> tuple[Floats, Floats]:
-        """Where the true survival may lie (Wilson): wide when few inputs were seen, all of [0, 1] when none.
+        """Where the true survival may lie (Wilson): wide where few inputs were seen, all of [0, 1] where none.
 
         >>> few, many = Window(0, 120, 4, (2, 2)), Window(0, 120, 4000, (2000, 2000))
         >>> [[round(float(bound[1]), 2) for bound in window.interval()] for window in (few, many)]
         [[0.15, 0.85], [0.48, 0.52]]
         """
-        inputs = self.answered
-        if inputs == 0:
-            return np.zeros(len(self.left)), np.ones(len(self.left))
-        share = np.asarray(self.entered) / inputs
+        inputs = np.maximum(self.known, TINY)
+        share = np.minimum(np.asarray(self.entered) / inputs, 1.0)
         middle = (share + z**2 / (2 * inputs)) / (1 + z**2 / inputs)
         half = z / (1 + z**2 / inputs) * np.sqrt(share * (1 - share) / inputs + (z / (2 * inputs)) ** 2)
         low, high = np.clip(middle - half, 0, 1), np.clip(middle + half, 0, 1)
@@ -98,11 +120,24 @@ class Window:
         return low, high
 
 
+def known_of(entered: Floats, unfinished: Sequence[int]) -> Floats:
+    """Of how many inputs it is known what share enters each block, where so many entered and did not finish there.
+
+    This is the estimate of Kaplan and Meier: the share that goes on from block to block is that of the inputs that did
+    not end in between, and `entered / known` is the product of these shares. So an input that ended before it left
+    counts as a survivor up to where it stood, and behind that for nothing.
+    """
+    goes_on = entered - (unfinished or 0)
+    rest = np.divide(goes_on, entered, out=np.ones(len(entered)), where=entered > 0)
+    known: Floats = entered[0] * np.cumprod([1.0, *rest[:-1]])
+    return known
+
+
 def merge(windows: Iterable[Window]) -> Window:
     """One window of what several reporters saw of the same time; every input weighs the same, whoever reported it.
 
     >>> merge([Window(0, 120, 9, (5, 4)), Window(0, 120, 1, (0, 1))])
-    Window(start_s=0, duration_s=120, arrived=10, left=(5, 5), texts=0)
+    Window(start_s=0, duration_s=120, arrived=10, left=(5, 5), texts=0, full=0, unfinished=())
     """
     parts = list(windows)
     if not parts:
@@ -112,8 +147,10 @@ def merge(windows: Iterable[Window]) -> Window:
     start_s = min(part.start_s for part in parts)
     end_s = max(part.start_s + part.duration_s for part in parts)
     left = tuple(sum(counts) for counts in zip(*(part.left for part in parts), strict=True))
-    arrived, texts = sum(part.arrived for part in parts), sum(part.texts for part in parts)
-    return Window(start_s, end_s - start_s, arrived, left, texts)
+    unfinished = tuple(sum(counts) for counts in zip_longest(*(part.unfinished for part in parts), fillvalue=0))
+    arrived, texts, full = (sum(counts) for counts in zip(*((p.arrived, p.texts, p.full) for p in parts), strict=True))
+    peak_per_s = max(part.peak_per_s for part in parts)
+    return Window(start_s, end_s - start_s, arrived, left, texts, full, unfinished, peak_per_s)
 
 
 class History(Journal[Window]):
@@ -123,7 +160,7 @@ class History(Journal[Window]):
     >>> with TemporaryDirectory() as folder:
     ...     History(Path(folder) / "exits.jsonl").append(Window(0.0, 120.0, 10, (6, 4)))
     ...     History(Path(folder) / "exits.jsonl").windows
-    (Window(start_s=0.0, duration_s=120.0, arrived=10, left=(6, 4), texts=0),)
+    (Window(start_s=0.0, duration_s=120.0, arrived=10, left=(6, 4), texts=0, full=0, unfinished=()),)
     """
 
     def __init__(self, path: Path | None, keep: int = KEEP_WINDOWS) -> None:
@@ -149,7 +186,7 @@ class SteadySurvival:
 
     def add(self, window: Window) -> Floats:
         """Take in a window; returns the survival that is believed after it."""
-        known = np.asarray(window.entered) + self._strength * self._row
-        self._row = known / (window.answered + self._strength)
+        entered = np.asarray(window.entered) + self._strength * self._row
+        self._row = entered / known_of(entered, window.unfinished)
         self._strength = self._prior_inputs
         return self._row

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.load.workloads import Floats
-from cluster.simulator.event_loop import Course, Departure, EventLoop
+from cluster.simulator.event_loop import Arriving, Course, Departure, EventLoop
 from cluster.simulator.sustained import IN_TIME_SHARE
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Launch, Limits, Outcome, Place
+from deployments.dispatch.messages import Ending, Launch, Limits, Place
 from deployments.dispatch.route import Route, stops
 from profiles.measure import Stopwatch
 from profiles.model import Batch, Exits, Launched, SplitModel
@@ -108,8 +108,8 @@ class DeviceTrial:
     def refuse(self, at_s: float, weight: int) -> None:
         self.gone += 1
 
-    def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None:
-        self.gone += inputs
+    def lose(self, ending: Ending, at_s: float) -> None:
+        self.gone += len(ending.tickets)
 
     def audit(self, block: int, agrees: bool) -> None: ...
 
@@ -171,12 +171,12 @@ def tried(
     loop = EventLoop(dispatcher, RealDevice(model, stopwatch), trial, slo_s)
     look_each = -(-len(due_s) // LOOKS)
 
-    def offered() -> Iterator[tuple[float, Place, int]]:
+    def offered() -> Iterator[Arriving]:
         for number, due in enumerate(due_s.tolist()):
             if number % look_each == 0 and trial.hopeless:
                 return
             row = number % len(source.inputs)
-            yield due, Place(Offered(source.inputs[row], due, row), 0), 1
+            yield due, Place(Offered(source.inputs[row], due, row), 0), 1, False
 
     loop.arrive(offered())
     if not trial.hopeless:

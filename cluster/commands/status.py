@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PATH = "/controller"  # the route prefix of the controller's application, by default
 UNSTEERED = "none: the plan stays as it is"
+LEAST_TOLD = 0.0005  # a smaller share is 0.0 %
 PATIENCE_S = 10.0
 FORCE_PATIENCE_S = 600.0  # replicas may have to start
 
@@ -188,6 +189,8 @@ def _now(answer: dict[str, Any]) -> Table:
         low, high = _number(forecast["arrivals_low_per_s"]), _number(forecast["arrivals_high_per_s"])
         table.add_row("arrivals forecast", f"{_number(forecast['arrivals_per_s'])} ({low} .. {high}) per second")
         table.add_row("forecast by", forecast["method"])
+    if (full_share := answer.get("full_share", 0.0)) > LEAST_TOLD:
+        table.add_row("asked in full", f"{full_share:.1%} of the inputs; plans carry them to the end")
     table.add_row("tables corrected", _corrections(answer["corrections"]))
     paused = ", paused: nothing is changed" if answer["paused"] else ""
     table.add_row("next decision", f"in {window['ends_in_s']:.0f} s{paused}")

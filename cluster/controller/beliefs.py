@@ -1,10 +1,13 @@
 """Estimates how many inputs will survive to each block in the next window, from the counts at the open ramps.
 
+Every input that ends counts once: one that left, at its ramp; one that ended before that, up to where it stood
+(`Window.known`); one that asked for the whole network, in a share of its own, since it says nothing of the others.
+
 A plan that closes ramps hides who would leave there. So they are opened now and then for one look (`Peek`): without it,
 a plan without ramps could never find out that inputs have become easy again.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,9 +15,9 @@ import numpy as np
 from cluster.controller.config import Patience
 from deployments.front.observed import Observed, merged
 from optimizer.plan import Placement, Plan, Split
-from profiles.exits import ExitProfile
+from profiles.exits import ExitProfile, carried
 from profiles.forecast import Forecast, Forecaster
-from profiles.windows import History, SteadySurvival, Window
+from profiles.windows import History, SteadySurvival, Window, merge
 
 RECENT_WINDOWS = 15  # that count as evidence
 DAY_S = 86_400.0
@@ -26,15 +29,21 @@ class Beliefs:
     """The survival that is expected: the forecast, unless the last window contradicts the forecast made for it.
 
     Then the inputs have changed. What was seen is the better guess, and earlier windows are forgotten, since a series
-    that jumped once would be forecast to jump back.
+    that jumped once would be forecast to jump back. `survival` is that of inputs that may leave at any ramp;
+    `full_share` of all inputs run to the end, because they ask for the whole network.
     """
 
     def __init__(self, history: History, prior: ExitProfile, ramp_blocks: Collection[int]) -> None:
         self._history, self._num_blocks, self._ramp_blocks = history, prior.num_blocks, sorted(ramp_blocks)
         self._forecaster = self._after(history.windows)
         self.forecast: Forecast | None = self._forecaster.forecast() if history.windows else None
-        self._seen = self._steadied(prior.survival, history.windows[-RECENT_WINDOWS:])
+        self._seen, self._mix = prior.survival, SteadySurvival(2)
+        for window in history.windows[-RECENT_WINDOWS:]:
+            self._take(window)
+        self._peeked: Window | None = None  # in the window that has not ended
+        self._is_anew = False  # the forecast is made of that only
         self.survival = self.forecast.exits.survival if self.forecast else prior.survival
+        self.full_share = self.forecast.full_share if self.forecast else 0.0
         self.inputs_per_text = self.forecast.inputs_per_text if self.forecast else None
         self.surprised = False  # by the last window
 
@@ -42,6 +51,11 @@ class Beliefs:
         """The largest rate of the last day at which inputs arrived for as long as a look."""
         day = (window for window in self._history.windows if window.start_s >= now_s - DAY_S)
         return max((max(window.peak_per_s, window.arrivals_per_s) for window in day), default=0.0)
+
+    @property
+    def carried(self) -> tuple[float, ...]:
+        """The share of all inputs that enter each block, those that ask for the whole network among them."""
+        return carried(self.survival, self.full_share)
 
     @property
     def evidence(self) -> int:
@@ -64,43 +78,57 @@ class Beliefs:
         self, seen: Observed, ramps: Collection[int], latest: Observed | None = None, peak_per_s: float = 0.0
     ) -> None:
         """A window has ended. `latest` is the part of it that contradicts the forecast, where there is one."""
-        window, newest = self._window(seen, ramps), self._window(latest or seen, ramps)
-        self._history.append(replace(window, peak_per_s=peak_per_s))
-        self._seen = self._steadied(self._seen, [newest])
+        window = replace(self._window(seen, ramps), peak_per_s=peak_per_s)
+        newest = self._window(latest, ramps) if latest else window
+        share_seen = self._take(newest)
+        if self._peeked:
+            window = merge([self._peeked, window])
+        self._history.append(window)
         self.surprised = latest is not None or (self.forecast is not None and self.forecast.contradicts(window))
-        if self.surprised:
-            self._forecaster = self._after([newest])
+        others_ask = self.forecast is not None and self.forecast.misjudges_full(newest)
+        if self.surprised or self._is_anew:
+            self._forecaster = self._after([newest if latest else window])
         else:
             self._forecaster.observe(window)
+        self._peeked, self._is_anew = None, False
         self.forecast = self._forecaster.forecast()
         self.survival = self._seen if self.surprised else self.forecast.exits.survival
+        self.full_share = share_seen if others_ask else self.forecast.full_share
         self.inputs_per_text = self.forecast.inputs_per_text
 
     def peeked(self, seen: Observed, ramps: Collection[int]) -> None:
-        """All ramps were open for one look: where inputs leave among those closed otherwise is known again."""
+        """All ramps were open for one look: where inputs leave among those closed otherwise is known again.
+
+        The inputs of the look belong to the window that has not ended, and enter history and forecast with it.
+        """
         window = self._window(seen, ramps)
-        self._seen = self.survival = self._steadied(self._seen, [window])
+        self._take(window)
+        self.survival = self._seen
+        self._peeked = merge([self._peeked, window]) if self._peeked else window
         if self.forecast is None or self.forecast.contradicts(window):
-            self._forecaster = self._after([window])
+            self._forecaster, self._is_anew = self._after([window]), True
             self.forecast = self._forecaster.forecast()
 
     def _after(self, windows: Sequence[Window]) -> Forecaster:
         return Forecaster.after(windows, self._num_blocks, self._ramp_blocks)
 
-    def _steadied(self, survival: tuple[float, ...], windows: Iterable[Window]) -> tuple[float, ...]:
-        """A survival curve, corrected by windows that were seen later."""
+    def _take(self, window: Window) -> float:
+        """Correct what was seen before by a later window; returns the share that asks for the whole network."""
         steady = SteadySurvival(self._num_blocks)
-        row = steady.add(_imagined(survival))
-        for window in windows:
-            row = steady.add(window)
-        return tuple(np.minimum.accumulate(np.clip(row, 0, 1)).tolist())
+        steady.add(_imagined(self._seen))
+        row = steady.add(window)
+        self._seen = tuple(np.minimum.accumulate(np.clip(row, 0, 1)).tolist())
+        return float(self._mix.add(window.mix)[1])
 
     def _window(self, seen: Observed, ramps: Collection[int]) -> Window:
-        """Exits are spread over the closed ramps in the proportions that were seen before."""
-        left = revealed(seen.exits, ramps, self._seen)
+        """Exits are spread over the closed ramps in the proportions that were seen before.
+
+        Inputs that ended before they left are known to have stayed at open ramps only.
+        """
+        left, unfinished = revealed(seen.exits, ramps, self._seen), behind_ramps(seen.unfinished, ramps)
         # Only texts that have ended tell how long texts are; tokens of others arrive meanwhile.
         texts = round(seen.arrivals * seen.texts / seen.ended) if seen.ended else seen.texts
-        return Window(seen.started_s, seen.seconds, seen.arrivals, left, texts)
+        return Window(seen.started_s, seen.seconds, seen.arrivals, left, texts, seen.full, unfinished)
 
 
 def _imagined(survival: Sequence[float]) -> Window:
@@ -128,6 +156,19 @@ def revealed(left: Sequence[int], ramps: Collection[int], survival: Sequence[flo
             counts[start : ramp + 1] += np.diff(np.round(through * share).astype(np.int64), prepend=0)
         start = ramp + 1
     return tuple(counts.tolist())
+
+
+def behind_ramps(unfinished: Sequence[int], ramps: Collection[int]) -> tuple[int, ...]:
+    """Counts by the block before which inputs stood, as counts by the block behind the last ramp that they passed.
+
+    >>> behind_ramps((5, 4, 3, 2), ramps=(1,))
+    (9, 0, 5, 0)
+    """
+    counts, passed = [0] * len(unfinished), 0
+    for block, count in enumerate(unfinished):
+        passed = block if block - 1 in ramps else passed
+        counts[passed] += count
+    return tuple(counts)
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,7 @@ class Controller:
 
     def facts(self) -> Any:
         """The cost model for the inputs and the tables of now."""
-        return self.asked.facts(self.beliefs.survival, self.corrections)
+        return self.asked.facts(self.beliefs.carried, self.corrections)
 
     def sustained(self, plan: Plan) -> float:
         """The goodput by the cost model, per second."""
@@ -278,7 +278,8 @@ class Controller:
 
     def _at_window(self, keeper: Keeper, seen: Observed, now_s: float) -> Retuning | None:
         windows = self.record.unchanged_s(now_s) / self.patience.replan_every_s
-        return keeper.window(seen, self.running, self.facts(), windows, self.record.tightened(now_s))
+        often, full_share = self.record.tightened(now_s), self.beliefs.full_share
+        return keeper.window(seen, self.running, self.facts(), windows, often, full_share)
 
     def _adjusted(self, change: Retuning, now_s: float) -> NextStep:
         """Other thresholds for the plan that runs."""
@@ -295,13 +296,13 @@ class Controller:
     def _learn(self, latest: Observed | None, now_s: float) -> bool:
         """Learn from the window so far; returns whether it had anything to tell."""
         seen = self.seen()
-        if not seen.answered or seen.seconds <= 0:
+        if not (seen.answered or seen.full) or seen.seconds <= 0:
             return False
         self.beliefs.close(seen, self.ramps, latest, max(look.arrivals_per_s for look in self._looks))
         self.question = self.question.seeing(seen)
         if self.beliefs.surprised:
             self._peeks.surprised_s = now_s
-        as_told: Any = self.asked.facts(self.beliefs.survival, Corrections())
+        as_told: Any = self.asked.facts(self.beliefs.carried, Corrections())
         self.corrections = self.corrections.learned(seen, self.running, as_told, self.patience.learn)
         self.record.keep(self._looks, self.running, self.sustained(self.running))
         return True
@@ -424,7 +425,8 @@ class Controller:
         """Learn from the look with all ramps open, and close them again."""
         before = self.beliefs.survival
         self.beliefs.peeked(observed, self.ramps)
-        self.peek, self._looks, self._peeks.peeked_s, self._devices_changed = None, [], now_s, True
+        self._looks.pop()  # which the beliefs count
+        self.peek, self._peeks.peeked_s, self._devices_changed = None, now_s, True
         off = max(abs(was - now) for was, now in zip(before, self.beliefs.survival, strict=True))
         why = f"{observed.answered} inputs were seen with all ramps open: survival is off by up to {off:.0%}"
         event = Event(

@@ -119,7 +119,7 @@ class Moment:
 
     def _for_answers(self) -> tuple[Expectation, Verdict]:
         soonest = self._expected(self.question.best(*self._now))
-        leaving = self.facts.surviving(self.beliefs.survival)
+        leaving = self.facts.surviving(self.beliefs.carried)
         return soonest, weigh_answers(self.plan, soonest.plan, leaving, self.patience.least_gain, self._changes)
 
     def _for_dollars(self) -> tuple[Expectation, Verdict]:
@@ -159,7 +159,7 @@ class Moment:
 
     @property
     def _now(self) -> tuple[tuple[float, ...], Corrections, Mapping[str, int]]:
-        return self.beliefs.survival, self.corrections, self.counts
+        return self.beliefs.carried, self.corrections, self.counts
 
     def _expected(self, plan: Plan) -> Expectation:
         return Expectation(plan, self.score(plan), self.record.kept(plan))

@@ -27,7 +27,7 @@ from optimizer.problem import Problem
 from optimizer.tuning import costs_of, opened
 from profiles.agreement import LEAST, Agreement
 from profiles.evidence import Evidence
-from profiles.exits import survival_after
+from profiles.exits import carried, survival_after
 from profiles.losses import Indices
 
 ALARM, DOUBTED = log(100.0), log(10.0)  # what the purse must hold, and where inputs are doubted
@@ -152,20 +152,22 @@ class Keeper:
             return self._change("recovered", "no audit has ended for ten minutes: nobody watches", plan, facts)
         return self._given_way(seen, plan, facts) if self.terms.under_load else None
 
-    def window(self, seen: Observed, plan: Plan, facts: Problem, windows: float, tightened: int) -> Retuning | None:
+    def window(
+        self, seen: Observed, plan: Plan, facts: Problem, windows: float, tightened: int, full_share: float = 0.0
+    ) -> Retuning | None:
         """At a window's end: thresholds that loosen on trial.
 
         `windows` have passed since they changed, and they were `tightened` so many times of late: each doubles the
-        wait.
+        wait. Thresholds change nothing for `full_share` of the inputs, which ask for the whole network.
         """
         self._before, agreement = self._stance, self.agreement(seen.ended_s)
-        if self.crowded and self._is_enough(seen, plan, facts):
+        if self.crowded and self._is_enough(seen, plan, facts, full_share):
             self.crowded = False
             return self._change("recovered", "all inputs can be answered in time again", plan, facts)
         if windows < 2 ** min(tightened, MOST_DOUBLED):
             return None
         if self.worse <= 1.0:
-            return None if self._in_doubt(seen.ended_s) else self._for_plan(agreement, plan, facts)
+            return None if self._in_doubt(seen.ended_s) else self._for_plan(agreement, plan, facts, full_share)
         least = 1.0
         if agreement and agreement.audits >= LEAST:
             least = self._least(1 - agreement.share, plan)
@@ -237,7 +239,7 @@ class Keeper:
         why = f"{seen.in_time / seen.arrivals:.0%} of the inputs are answered in time"
         return self._change("gave way", f"{why}: agreement of {100 * self.promised:.4g} % is enough", plan, facts)
 
-    def _is_enough(self, seen: Observed, plan: Plan, facts: Problem) -> bool:
+    def _is_enough(self, seen: Observed, plan: Plan, facts: Problem, full_share: float) -> bool:
         """Whether a plan would serve what arrives with the thresholds from before the crowd, too."""
         evidence = self.terms.evidence
         if evidence is None or seen.in_time < SERVED * seen.arrivals:
@@ -245,7 +247,7 @@ class Keeper:
         now, ramps = evidence.survival(self._chosen(plan)), opened(plan)
         allowed = AIM * (1 - self.terms.agreement) / self.worse
         then = evidence.survival(evidence.agreeing(ramps, costs_of(plan, facts), allowed))
-        survival = survival_after(facts.survival, now, then)
+        survival = survival_after(facts.survival, now, then, full_share)
         return evaluate(plan, facts.surviving(survival)).goodput_per_s >= seen.arrivals_per_s
 
     def _least(self, seen: float, plan: Plan) -> float:
@@ -259,27 +261,28 @@ class Keeper:
     def _is_unwatched(self, seen: Observed) -> bool:
         return self._audited_s is not None and seen.ended_s - self._audited_s >= WATCHED_S
 
-    def _for_plan(self, agreement: Agreement | None, plan: Plan, facts: Problem) -> Retuning | None:
+    def _for_plan(self, agreement: Agreement | None, plan: Plan, facts: Problem, full_share: float) -> Retuning | None:
         """Thresholds that spend what is allowed at the plan's own ramps only, where that gains and is watched."""
         evidence = self.terms.evidence
         is_watched = agreement is not None and agreement.verdict(self.promised) == "kept"
         if evidence is None or self.tuned or self.crowded or not is_watched:
             return None
         now, then = self._chosen(plan), evidence.shown(opened(plan), costs_of(plan, facts))
-        gain = self._gain(plan, facts, evidence.survival(now), evidence.survival(then))
+        gain = self._gain(plan, facts, evidence.survival(now), evidence.survival(then), full_share)
         if gain < self.least_gain:
             return None
         self.tuned = True
         return self._change("tuned", f"thresholds for the plan's own ramps gain {gain:.1%}", plan, facts)
 
-    def _gain(self, plan: Plan, facts: Problem, now: tuple[float, ...], then: tuple[float, ...]) -> float:
+    def _gain(
+        self, plan: Plan, facts: Problem, now: tuple[float, ...], then: tuple[float, ...], full_share: float
+    ) -> float:
         """By how much a plan is better with thresholds by which others survive, as the exit table tells of both."""
         if self.terms.answers_early:
-            return answered_s(plan, facts.surviving(now)) / answered_s(plan, facts.surviving(then)) - 1
-        before, after = (
-            evaluate(plan, facts),
-            evaluate(plan, facts.surviving(survival_after(facts.survival, now, then))),
-        )
+            before_s, after_s = (answered_s(plan, facts.surviving(carried(each, full_share))) for each in (now, then))
+            return before_s / after_s - 1
+        survival = survival_after(facts.survival, now, then, full_share)
+        before, after = evaluate(plan, facts), evaluate(plan, facts.surviving(survival))
         return after.goodput_per_s / before.goodput_per_s - 1
 
     def _change(self, what: What, why: str, plan: Plan, facts: Problem) -> Retuning:

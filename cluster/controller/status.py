@@ -30,6 +30,7 @@ def status_of(loop: ControlLoop, now_s: float, earlier: Sequence[Earlier] = ()) 
         "asked": controller.growth.told(now_s),
         "forecast": _forecast(controller.beliefs.forecast, _tokens_of_an_input(controller)),
         "survival": list(controller.beliefs.survival),
+        "full_share": controller.beliefs.full_share,
         "corrections": controller.corrections.told,
         "events": [brief(event) for event in controller.record.events.all[-EVENTS:]],
         "earlier": [

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 from cluster.simulator.host import FrontWorkers, HostCosts
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Fault, Launch, Outcome, Place, Refusal
+from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
+
+Arriving = tuple[float, Place, int, bool]  # when, where its state is, what it weighs, and whether no ramp lets it go
 
 
 class Departure(NamedTuple):
@@ -63,7 +65,8 @@ class Listener(Protocol):
 
     def refuse(self, at_s: float, weight: int) -> None: ...
 
-    def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None: ...
+    def lose(self, ending: Ending, at_s: float) -> None:
+        """Admitted inputs have ended without an answer of the network."""
 
     def launch(self, launch: Launch, kind: str, took_s: float) -> None: ...
 
@@ -93,16 +96,16 @@ class EventLoop:
         """Schedule any other action."""
         heapq.heappush(self._events, (time_s, next(self._order), action, arguments))
 
-    def arrive(self, arrivals: Iterable[tuple[float, Place, int]]) -> None:
-        """Let inputs of some weight arrive at ascending times, and run all events up to the last arrival."""
+    def arrive(self, arrivals: Iterable[Arriving]) -> None:
+        """Let inputs arrive at ascending times, and run all events up to the last arrival."""
         if self._fronts:
             return self._queue_at_front(arrivals)
         events, dispatcher, slo_s = self._events, self.dispatcher, self._slo_s
         admit, tick = dispatcher.admit, dispatcher.tick
-        for at_s, place, weight in arrivals:
+        for at_s, place, weight, full in arrivals:
             if (events and events[0][0] <= at_s) or dispatcher.wake_s < at_s:
                 self.run_until(at_s)
-            if isinstance(admit(at_s, at_s + slo_s, place, weight), Refusal):
+            if isinstance(admit(at_s, at_s + slo_s, place, weight, full), Refusal):
                 self._tally.refuse(at_s, weight)
             for launch in tick(at_s):
                 self._begin(launch, at_s)
@@ -128,22 +131,22 @@ class EventLoop:
             self._begin(launch, now_s)
         for ending in self.dispatcher.endings():
             if ending.outcome is not Outcome.ANSWERED:
-                self._tally.lose(ending.outcome, now_s, len(ending.tickets))
+                self._tally.lose(ending, now_s)
 
     def lose_launches(self, replica: str) -> None:
         """Fail the launches of this replica, whose inputs are lost with it."""
         for launch in [each for each in self._flying.values() if each.replica == replica]:
             self._fail(launch, "the simulated replica has gone", lost=True)
 
-    def _queue_at_front(self, arrivals: Iterable[tuple[float, Place, int]]) -> None:
+    def _queue_at_front(self, arrivals: Iterable[Arriving]) -> None:
         """Let inputs arrive, each admitted once a front has done its work for it."""
-        for at_s, place, weight in arrivals:
+        for at_s, place, weight, full in arrivals:
             self.run_until(at_s)
             self.now_s = at_s
-            self._work(self._host.request_s / 2, self._admit, place, weight)
+            self._work(self._host.request_s / 2, self._admit, place, weight, full)
 
-    def _admit(self, place: Place, weight: int) -> None:
-        if isinstance(self.dispatcher.admit(self.now_s, self.now_s + self._slo_s, place, weight), Refusal):
+    def _admit(self, place: Place, weight: int, full: bool) -> None:
+        if isinstance(self.dispatcher.admit(self.now_s, self.now_s + self._slo_s, place, weight, full), Refusal):
             self._tally.refuse(self.now_s, weight)
 
     def _work(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:

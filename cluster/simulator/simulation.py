@@ -28,8 +28,8 @@ Chunk = tuple[Floats, Ints] | tuple[Floats, Ints, Ints]
 Chunks = Iterable[Chunk]
 CHUNK = 1 << 16
 NO_INPUTS = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
-# The random streams of troubles, lengths and audits, as inputs are drawn from the seed too.
-TROUBLES_SEED, LENGTHS_SEED, AUDITS_SEED = 1, 3, 4
+# Random streams: of troubles, lengths, audits, and of who asks for the whole network. Inputs have one of the seed, too.
+TROUBLES_SEED, LENGTHS_SEED, AUDITS_SEED, FULL_SEED = 1, 3, 4, 5
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class World:
     host: HostCosts | None = None  # None: serving costs nothing beside the devices, and links take their latency
     fronts: int = 1  # how many fronts share the host's work; they all use one dispatcher
     lengths: Lengths | None = None  # of texts that come without tokens, where plans count tokens
+    full_share: float = 0.0  # of the inputs that ask for the whole network (`X-Full`): no ramp lets them go
 
 
 def simulate(
@@ -80,6 +81,7 @@ class Simulation:
         made = dispatcher(self._route(), self._devices.groups(), world.limits, chance)
         self._loop = EventLoop(made, self._devices, self.tally, world.slo_s, world.host, world.fronts)
         self._chunks, self._lengths = _chunks(inputs), np.random.default_rng([seed, LENGTHS_SEED])
+        self._full = np.random.default_rng([seed, FULL_SEED])
         self._times_s, self._needs, self._weights = NO_INPUTS
         self._outages: list[Outage] = []  # of now; those of one replica may overlap
         for outage in world.troubles.outages:
@@ -144,7 +146,8 @@ class Simulation:
         times_s, weights = self._times_s[:count], self._weights[:count]
         self.tally.arrive(times_s, int(weights.sum()))
         arrivals, needs = times_s.tolist(), self._needs[:count].tolist()
-        self._loop.arrive(zip(arrivals, map(Place, arrivals, needs), weights.tolist(), strict=True))
+        full = self._full.random(count) < self.world.full_share
+        self._loop.arrive(zip(arrivals, map(Place, arrivals, needs), weights.tolist(), full.tolist(), strict=True))
 
     @property
     def _absent(self) -> set[str]:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.simulator.event_loop import Departure
-from deployments.dispatch.messages import Launch, Outcome
+from deployments.dispatch.messages import Ending, Launch, Outcome, RowKind
 from deployments.front.observed import FASTEST_S as FINEST_S
 from deployments.front.observed import NO_LAUNCH, STEP, LaunchShape, Observed, Took, since
 
@@ -32,6 +32,8 @@ class Tally:
         self._exits, self.audited, self.missed = ([0] * num_blocks for _ in range(3))
         self.arrived_weight, self.good_weight, self._exit_weights = 0, 0, [0] * num_blocks
         self.refused_weight = 0
+        self._full = self._full_weight = 0  # inputs that asked for the whole network; not in the exits
+        self._unfinished, self._unfinished_weights = ([0] * num_blocks for _ in range(2))
         self._bins = np.zeros((WINDOWS, BINS), np.int32)
         self._observed_bins = np.zeros(BINS, np.int64)
         self._ends_s: list[float] = []
@@ -50,9 +52,19 @@ class Tally:
         self.refused[self.window(at_s)] += 1
         self.refused_weight += weight
 
-    def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None:
-        counts = {Outcome.DEGRADED: self.degraded, Outcome.EXPIRED: self.expired}.get(outcome, self.failed)
-        counts[self.window(at_s)] += inputs
+    def lose(self, ending: Ending, at_s: float) -> None:
+        counts = {Outcome.DEGRADED: self.degraded, Outcome.EXPIRED: self.expired}.get(ending.outcome, self.failed)
+        counts[self.window(at_s)] += len(ending.tickets)
+        for block, weight, full in ending.unfinished:
+            if full:
+                self._count_full(1, weight)
+            else:
+                self._unfinished[block] += 1
+                self._unfinished_weights[block] += weight
+
+    def _count_full(self, inputs: int, weight: int) -> None:
+        self._full += inputs
+        self._full_weight += weight
 
     def launch(self, launch: Launch, kind: str, took_s: float) -> None:
         key = (launch.group, kind, launch.cursor, launch.stop, launch.size)
@@ -80,16 +92,21 @@ class Tally:
     def answer(self, now_s: float, launch: Launch, departure: Departure, ends_s: Sequence[float] | None) -> None:
         """Count the rows that left; the place of each holds its arrival time."""
         places, rows = launch.places, departure.rows
-        self._exits[departure.stop - 1] += len(rows)
+        full = [row for row in rows if launch.kinds[row] == RowKind.FULL] if launch.kinds else []
+        self._exits[departure.stop - 1] += len(rows) - len(full)
         if ends_s is None:
             latencies_s = [now_s - places[row].payload for row in rows]
         else:
             latencies_s = [end_s - places[row].payload for row, end_s in zip(rows, ends_s, strict=True)]
         self._latencies_s += latencies_s
+        of_full = 0
         if launch.weights:
             weights = [launch.weights[row] for row in rows]
-            self._exit_weights[departure.stop - 1] += sum(weights)
+            of_full = sum([launch.weights[row] for row in full])
+            self._exit_weights[departure.stop - 1] += sum(weights) - of_full
             self.good_weight += sum(compress(weights, [each <= self.slo_s * (1 + 1e-9) for each in latencies_s]))
+        if full:
+            self._count_full(len(full), of_full)
         self._ends_s += [now_s] * len(rows)
         if len(self._latencies_s) >= FLUSH:
             self.flush()
@@ -125,6 +142,7 @@ class Tally:
         return Observed(
             0.0, now_s, arrived, good, tuple(self._exits), launches, devices, latencies, self.arrived_weight,
             self.good_weight, tuple(self._exit_weights), tuple(self.audited), tuple(self.missed),
+            self._full, self._full_weight, tuple(self._unfinished), tuple(self._unfinished_weights),
             refused=int(self.refused.sum()), refused_weight=self.refused_weight,
         )  # fmt: skip
 

@@ -28,6 +28,7 @@ from deployments.dispatch.messages import (
     Place,
     Refusal,
     RowKind,
+    Unfinished,
 )
 from deployments.dispatch.queues import Queue, Ticket
 from deployments.dispatch.route import Route
@@ -166,6 +167,10 @@ class Dispatcher:
         self._end([tickets[row] for row in fresh], Outcome.ANSWERED)
         return fresh if flight.launch.kinds else rows
 
+    def passed(self, launch_id: int, block: int) -> None:
+        """The inputs of a launch that have not left stand before this block, or further."""
+        self._flights[launch_id].ran_to(block)
+
     def completed(
         self, launch_id: int, now_s: float, survivors: Mapping[int, Place], stop: int | None = None
     ) -> float | None:
@@ -221,6 +226,7 @@ class Dispatcher:
         in_doubt = bool(flight.launch.kinds) and self._audits.give_up(flight.tickets) and fault is not Fault.REPLICA
         again = lost or (not in_doubt and (fault is Fault.STATE or flight.queue.keeper is not None))
         for ticket in flight.tickets:
+            ticket.reach(flight.stop)
             if fault is Fault.REPLICA:
                 ticket.ended_with |= {flight.replica.name}
             elif not in_doubt:
@@ -235,6 +241,8 @@ class Dispatcher:
     def abandon(self, ticket_id: int) -> None:
         """Nobody waits for this input's answer any more. A launch that holds it runs on; nothing follows."""
         if ticket := self._tickets.get(ticket_id):
+            if ticket.queue is None:
+                ticket.reach(self._flights.reached(ticket))
             self._settle([ticket], -inf)
             self._end([ticket], Outcome.ABANDONED)
 
@@ -383,17 +391,19 @@ class Dispatcher:
                 ticket.risk = 0.0
 
     def _end(self, tickets: Iterable[Ticket], outcome: Outcome, reason: str = "", fault: Fault | None = None) -> None:
-        ended = []
+        ended, unfinished, is_answer = list[int](), list[Unfinished](), outcome is Outcome.ANSWERED
         for ticket in tickets:
             if not ticket.ended:
                 ticket.ended = True
                 ended.append(ticket.id)
+                if not is_answer:
+                    unfinished.append(ticket.unfinished)
                 del self._tickets[ticket.id]
                 if ticket.queue is not None:
                     ticket.queue.forget(ticket)
                     ticket.place = ticket.origin = NOWHERE  # the queue still has it, but its state can be let go
         if ended:
-            self._endings.append(Ending(tuple(ended), outcome, reason, fault))
+            self._endings.append(Ending(tuple(ended), outcome, reason, fault, tuple(unfinished)))
 
     def _queues(self) -> Iterator[Queue]:
         for lane in self._lanes:

@@ -93,6 +93,10 @@ class Flights:
         self._flights[number] = Flight(launch, lane, queue, replica, tickets, now_s, planned_s, ends_s, owed)
         return launch
 
+    def reached(self, ticket: Ticket) -> int:
+        """The block up to which the launch is known to have run that has this input."""
+        return next((flight.stop for flight in self._flights.values() if ticket in flight.tickets), 0)
+
     def land(self, launch_id: int, now_s: float) -> Flight:
         """It is over, however it went."""
         flight = self._flights.pop(launch_id)

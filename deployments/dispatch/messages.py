@@ -88,13 +88,25 @@ class Refusal:
     retry_after_s: float
 
 
+class Unfinished(NamedTuple):
+    """An input that ended before it left the network: the block before which it stood, as far as is known.
+
+    `full`: it had asked for the whole network.
+    """
+
+    block: int
+    weight: int
+    full: bool
+
+
 class Ending(NamedTuple):
-    """What became of admitted inputs that ended together."""
+    """What became of admitted inputs that ended together. `unfinished` has one for each that was not answered."""
 
     tickets: tuple[int, ...]
     outcome: Outcome
     reason: str = ""
     fault: Fault | None = None  # why they failed
+    unfinished: tuple[Unfinished, ...] = ()
 
 
 class Audit(NamedTuple):

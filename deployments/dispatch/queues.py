@@ -5,7 +5,7 @@ from operator import attrgetter
 
 from deployments.dispatch.experience import Expected
 from deployments.dispatch.groups import Group, Replica
-from deployments.dispatch.messages import Place, RowKind
+from deployments.dispatch.messages import Place, RowKind, Unfinished
 from deployments.dispatch.route import Route, Stage
 
 Costs = tuple[tuple[Group, float], ...]  # seconds of each group
@@ -15,6 +15,7 @@ class Ticket:
     """One admitted input, which exactly one outcome ends. Most leave at the first block: rare fields have defaults."""
 
     cursor = 0  # the block before which it stands
+    reached = 0  # the block before which it stood at most, where that is known to be behind its cursor
     retries = 0  # at this block, after the network failed
     restarts = 0  # from block 0, after the network failed or the input's state was lost
     ended_with: frozenset[str] = frozenset()  # the replicas that hung or ended while they ran it
@@ -34,7 +35,17 @@ class Ticket:
         self.origin = place  # where it came in: it begins again from there if its state is lost with a replica
 
     def begin_again(self) -> None:
+        self.reach(self.cursor)
         self.cursor, self.place, self.kept_by, self.expected = 0, self.origin, None, None
+
+    def reach(self, block: int) -> None:
+        """It is known to have stood before this block."""
+        self.reached = max(self.reached, block)
+
+    @property
+    def unfinished(self) -> Unfinished:
+        """What is known of it, if it ends here."""
+        return Unfinished(max(self.cursor, self.reached), self.weight, self.kind is RowKind.FULL)
 
     def attempts(self) -> int:
         """How often the input may have been the cause of a failure.

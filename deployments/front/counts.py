@@ -75,6 +75,14 @@ class Counts:
         # What they weigh: texts their tokens, where the plan counts them; all others 1.
         self.arrived_weight = self.in_time_weight = 0
         self.exit_weights: Counter[int] = Counter()
+        # Of the inputs that asked for the whole network: how many have ended, answered or not, and what they weigh;
+        # where they are among the exits.
+        self.full = self.full_weight = 0
+        self.full_exits: Counter[int] = Counter()
+        self.full_exit_weights: Counter[int] = Counter()
+        # Of the others, those that ended before they left: by the block before which they stood.
+        self.unfinished: Counter[int] = Counter()
+        self.unfinished_weights: Counter[int] = Counter()
         self._latencies: Counter[int] = Counter()  # by `latency_bin`
         # Of those that were audited, by the block they left after: how many got to the end, and who disagrees there.
         self.audited: Counter[int] = Counter()
@@ -128,13 +136,27 @@ class Counts:
         self.inputs_arrived(inputs, weight)
         self.inputs_refused(inputs, weight)
 
-    def input_left(self, block: int, took_s: float, in_time: bool, weight: int = 1) -> None:
-        """One input was answered after this block."""
+    def input_left(self, block: int, took_s: float, in_time: bool, weight: int = 1, full: bool = False) -> None:
+        """One input was answered after this block. `full`: it had asked for the whole network."""
+        if full:
+            self.full += 1
+            self.full_weight += weight
+            self.full_exits[block] += 1
+            self.full_exit_weights[block] += weight
         self.exits[block] += 1
         self.exit_weights[block] += weight
         self._latencies[latency_bin(took_s)] += 1
         self.in_time += in_time
         self.in_time_weight += weight if in_time else 0
+
+    def input_unfinished(self, block: int, weight: int = 1, full: bool = False) -> None:
+        """One input ended before it left (late, given up, failed, or answered by the level before): it stood here."""
+        if full:
+            self.full += 1
+            self.full_weight += weight
+        else:
+            self.unfinished[block] += 1
+            self.unfinished_weights[block] += weight
 
     def audit_ended(self, block: int, agrees: bool) -> None:
         """An input that was answered after this block has run to the end, whose answer is the same or not."""
@@ -160,19 +182,27 @@ class Counts:
     def observed(self, num_blocks: int) -> Observed:
         """Everything since the start, for the controller."""
         self.observations += 1
+
+        def each(counts: Counter[int], without: Mapping[int, int] | None = None) -> tuple[int, ...]:
+            return tuple(counts[block] - (without or {}).get(block, 0) for block in range(num_blocks))
+
         return Observed(
             self._started_s,
             self._clock() - self._started_s,
             self.arrivals,
             self.in_time,
-            tuple(self.exits[block] for block in range(num_blocks)),
+            each(self.exits, self.full_exits),
             dict(self._took),
             latencies=Counter(self._latencies),
             arrived_weight=self.arrived_weight,
             in_time_weight=self.in_time_weight,
-            exit_weights=tuple(self.exit_weights[block] for block in range(num_blocks)),
-            audited=tuple(self.audited[block] for block in range(num_blocks)),
-            missed=tuple(self.missed[block] for block in range(num_blocks)),
+            exit_weights=each(self.exit_weights, self.full_exit_weights),
+            audited=each(self.audited),
+            missed=each(self.missed),
+            full=self.full,
+            full_weight=self.full_weight,
+            unfinished=each(self.unfinished),
+            unfinished_weights=each(self.unfinished_weights),
             refused=self.refused,
             refused_weight=self.refused_weight,
         )

@@ -18,7 +18,7 @@ import numpy as np
 
 from deployments.dispatch.audits import OLDEST_S
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
+from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal, RowKind
 from deployments.front.answers import Answer, RefusedError, Step
 from deployments.front.counts import Counts
 from deployments.front.learned import Peak
@@ -283,9 +283,11 @@ class Driver:
                     continue
                 waiting.step(launch, started_s, departed.computed_s, now_s)
                 in_time = now_s <= waiting.deadline_s
-                self.counts.input_left(block, now_s - waiting.admitted_s, in_time, waiting.weight)
+                full = bool(launch.kinds) and launch.kinds[row] == RowKind.FULL
+                self.counts.input_left(block, now_s - waiting.admitted_s, in_time, waiting.weight, full)
                 waiting.reply.set_result(Answer(label, score, block, tuple(waiting.steps), level=self._level(block)))
         if departed.stays:
+            self.dispatcher.passed(launch.id, max(blocks, default=-1) + 1)
             return
         self.dispatcher.released(launch.id, now_s, rows, blocks, [label for label, _ in said] if launch.kinds else ())
         for audit in self.dispatcher.audits() if launch.kinds else ():
@@ -316,6 +318,8 @@ class Driver:
             weakref.finalize(survivors, self._workers.drop, survivors.address, survivors.key).atexit = False
 
     def _report(self, ending: Ending) -> None:
+        for unfinished in ending.unfinished:
+            self.counts.input_unfinished(*unfinished)
         for ticket in ending.tickets:
             waiting = self._waiting.pop(ticket)
             self._spans.pop(ticket, None)

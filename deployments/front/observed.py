@@ -50,10 +50,12 @@ class Observed:
 
     `arrivals` are inputs that asked, admitted or not. `refused` of them were not admitted though their clients wait for
     as long as the application's SLO, here or by the proxy before the front. `exits[k]` inputs were answered after block
-    k; `in_time` of them within their deadline. `devices` are all that the plan could have now, those it uses among
-    them. `arrived_weight`, `in_time_weight` and `exit_weights` are what these inputs weigh: texts their tokens, where
-    plans count them. Of those that left after block k, audits of `audited[k]` have ended, and the full network
-    disagreed in `missed[k]`.
+    k because they left there; `unfinished[k]` ended before they left (late, given up, failed, or answered by the level
+    before), and stood before block k then. `full` inputs had asked for the whole network, so they are in neither,
+    however they ended; `in_time` counts all answers within their deadline. `devices` are all that the plan could have
+    now, those it uses among them. `arrived_weight`, `in_time_weight`, `exit_weights`, `full_weight` and
+    `unfinished_weights` are what these inputs weigh: texts their tokens, where plans count them.
+    Of those that left after block k, audits of `audited[k]` have ended, and the full network disagreed in `missed[k]`.
     """
 
     started_s: float
@@ -69,6 +71,10 @@ class Observed:
     exit_weights: tuple[int, ...] = ()
     audited: tuple[int, ...] = ()
     missed: tuple[int, ...] = ()
+    full: int = 0
+    full_weight: int = 0
+    unfinished: tuple[int, ...] = ()
+    unfinished_weights: tuple[int, ...] = ()
     # Where what is counted above is inputs of one length (`counted_in`): the texts that arrived. Where it is tokens
     # that are written: the texts that have ended, and their tokens.
     texts: int = 0
@@ -84,6 +90,7 @@ class Observed:
 
     @property
     def answered(self) -> int:
+        """Those that left, of the inputs that might have left anywhere."""
         return sum(self.exits)
 
     @property
@@ -109,6 +116,8 @@ class Observed:
             arrivals=round(self.arrived_weight / length),
             in_time=round(self.in_time_weight / length),
             exits=tuple(round(weight / length) for weight in self.exit_weights),
+            full=round(self.full_weight / length),
+            unfinished=tuple(round(weight / length) for weight in self.unfinished_weights),
             texts=self.arrivals,
             refused=round(self.refused_weight / length),
         )
@@ -169,6 +178,10 @@ def merged(observations: Iterable[Observed]) -> Observed:
         _sums(part.exit_weights for part in parts),
         _sums(part.audited for part in parts),
         _sums(part.missed for part in parts),
+        sum(part.full for part in parts),
+        sum(part.full_weight for part in parts),
+        _sums(part.unfinished for part in parts),
+        _sums(part.unfinished_weights for part in parts),
         sum(part.texts for part in parts),
         sum(part.ended for part in parts),
         next((part.lengths for part in reversed(parts) if part.lengths), ()),
@@ -220,6 +233,10 @@ def since(now: Observed, before: Observed | None) -> Observed:
         exit_weights=_more(now.exit_weights, before.exit_weights),
         audited=_more(now.audited, before.audited),
         missed=_more(now.missed, before.missed),
+        full=now.full - before.full,
+        full_weight=now.full_weight - before.full_weight,
+        unfinished=_more(now.unfinished, before.unfinished),
+        unfinished_weights=_more(now.unfinished_weights, before.unfinished_weights),
         texts=now.texts - before.texts,
         ended=now.ended - before.ended,
         refused=now.refused - before.refused,

@@ -16,7 +16,7 @@ from rich.table import Table
 from cluster.load.workloads import Floats, Ints, arrivals
 from cluster.simulator.event_loop import Departure, EventLoop
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Launch, Limits, Outcome, Place
+from deployments.dispatch.messages import Ending, Launch, Limits, Place
 from deployments.dispatch.route import Route, Stage
 from experiments.tcb import engines
 from experiments.tcb.engines import Engine, OneDevice, seconds
@@ -91,7 +91,7 @@ class Counted:
 
     def refuse(self, at_s: float, weight: int) -> None: ...
 
-    def lose(self, outcome: Outcome, at_s: float, inputs: int) -> None: ...
+    def lose(self, ending: Ending, at_s: float) -> None: ...
 
     def audit(self, block: int, agrees: bool) -> None: ...
 
@@ -153,7 +153,8 @@ def played(system: System, rate: float, duration_s: float, variance: float = VAR
     loop = EventLoop(system.dispatcher(), OneDevice(system.engine), counted, slo_s=inf)
     each = zip(times_s.tolist(), deadlines_s.tolist(), tokens.tolist(), strict=True)
     loop.arrive(
-        (at_s, Place(Arrival(at_s, until_s), number), weight) for number, (at_s, until_s, weight) in enumerate(each)
+        (at_s, Place(Arrival(at_s, until_s), number), weight, False)
+        for number, (at_s, until_s, weight) in enumerate(each)
     )
     loop.run_until(inf)
     return Outcomes(duration_s, tokens, np.array(counted.launched, np.int64), np.array(counted.in_time, np.int64))
