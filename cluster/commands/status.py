@@ -136,7 +136,7 @@ def tables(answer: dict[str, Any] | None, stats: Stats | None = None, earlier: S
         alone = [decoder(stats, UNSTEERED)] if _decodes(stats) else [_unsteered(stats), picture(stats, earlier, ())]
         return Group(*alone)
     drawn = [decoder(stats) if _decodes(stats) else picture(stats, earlier, answer["survival"])] if stats else []
-    return Group(_now(answer), *drawn, _survival(answer), _events(answer["events"]))
+    return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"]))
 
 
 def _unsteered(stats: Stats) -> Table:
@@ -151,8 +151,10 @@ def _unsteered(stats: Stats) -> Table:
     return table
 
 
-def _now(answer: dict[str, Any]) -> Table:
+def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
     from rich.table import Table
+
+    from profiles.agreement import Agreement
 
     plan, window, forecast = answer["plan"], answer["window"], answer["forecast"]
     table = Table("", "", title=answer["application"], show_header=False, title_justify="left")
@@ -170,6 +172,8 @@ def _now(answer: dict[str, Any]) -> Table:
     table.add_row("exits", answer["promise"])
     if answer.get("agreement"):
         table.add_row("audits", answer["agreement"])
+    if stats and (total := stats.get("audits", {}).get("agreement")):
+        table.add_row("since the start", str(Agreement(**total)))
     if window.get("length"):
         texts = f"texts have {_number(window['tokens_per_text'])} on average now"
         if forecast and forecast["tokens_per_text"]:

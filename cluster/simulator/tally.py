@@ -31,6 +31,7 @@ class Tally:
         self.launched_since_s, self._launched_before = 0.0, dict[LaunchKey, tuple[float, float]]()
         self._exits, self.audited, self.missed = ([0] * num_blocks for _ in range(3))
         self.arrived_weight, self.good_weight, self._exit_weights = 0, 0, [0] * num_blocks
+        self._certain = self._certain_weight = 0  # of the last block's: no open ramp might have let them go
         self._bins = np.zeros((WINDOWS, BINS), np.int32)
         self._observed_bins = np.zeros(BINS, np.int64)
         self._ends_s: list[float] = []
@@ -78,7 +79,9 @@ class Tally:
     def answer(self, now_s: float, launch: Launch, departure: Departure, ends_s: Sequence[float] | None) -> None:
         """Count the rows that left; the place of each holds its arrival time."""
         places, rows = launch.places, departure.rows
+        certain = departure.stop == len(self._exits) and not launch.ramps
         self._exits[departure.stop - 1] += len(rows)
+        self._certain += len(rows) if certain else 0
         if ends_s is None:
             latencies_s = [now_s - places[row].payload for row in rows]
         else:
@@ -87,6 +90,7 @@ class Tally:
         if launch.weights:
             weights = [launch.weights[row] for row in rows]
             self._exit_weights[departure.stop - 1] += sum(weights)
+            self._certain_weight += sum(weights) if certain else 0
             self.good_weight += sum(compress(weights, [each <= self.slo_s * (1 + 1e-9) for each in latencies_s]))
         self._ends_s += [now_s] * len(rows)
         if len(self._latencies_s) >= FLUSH:
@@ -125,6 +129,7 @@ class Tally:
         return Observed(
             0.0, now_s, arrived, good, tuple(self._exits), launches, devices, latencies, self.arrived_weight,
             self.good_weight, tuple(self._exit_weights), tuple(self.audited), tuple(self.missed),
+            certain=self._certain, certain_weight=self._certain_weight,
         )  # fmt: skip
 
     def quantile_s(self, share: float) -> float:

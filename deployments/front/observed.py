@@ -7,7 +7,7 @@ from itertools import zip_longest
 from math import log
 from typing import NamedTuple
 
-from profiles.agreement import Agreement, agreement_of
+from profiles.agreement import Agreement, AuditedAnswers
 
 FASTEST_S, STEP = 1e-5, 1.05  # latencies are counted in bins of 5 %
 
@@ -36,6 +36,7 @@ class Observed:
     within their deadline. `devices` are all that the plan could have now, those it uses among them. `arrived_weight`,
     `in_time_weight` and `exit_weights` are what these inputs weigh: texts their tokens, where plans count them.
     Of those that left after block k, audits of `audited[k]` have ended, and the full network disagreed in `missed[k]`.
+    `certain` of those that left after the last block could not disagree: they passed no ramp that might let them go.
     """
 
     started_s: float
@@ -56,6 +57,8 @@ class Observed:
     texts: int = 0
     ended: int = 0
     lengths: tuple[tuple[int, int], ...] = ()  # of the latest texts that were written: of the prompt, and of the answer
+    certain: int = 0
+    certain_weight: int = 0
 
     @property
     def ended_s(self) -> float:
@@ -89,6 +92,7 @@ class Observed:
             in_time=round(self.in_time_weight / length),
             exits=tuple(round(weight / length) for weight in self.exit_weights),
             texts=self.arrivals,
+            certain=round(self.certain_weight / length),
         )
 
     @property
@@ -97,7 +101,12 @@ class Observed:
 
     def agreement(self) -> Agreement | None:
         """As far as the audits of this time tell."""
-        return agreement_of(self.exits, self.audited, self.missed) if any(self.audited) else None
+        return self.audits.agreement()
+
+    @property
+    def audits(self) -> AuditedAnswers:
+        left = (*self.exits[:-1], max(0, self.exits[-1] - self.certain)) if self.certain else self.exits
+        return AuditedAnswers(left, self.audited, self.missed)
 
     def quantile_s(self, share: float) -> float | None:
         """The latency that this share of the answers kept, to 5 %; None where there is no answer.
@@ -150,6 +159,8 @@ def merged(observations: Iterable[Observed]) -> Observed:
         sum(part.texts for part in parts),
         sum(part.ended for part in parts),
         next((part.lengths for part in reversed(parts) if part.lengths), ()),
+        sum(part.certain for part in parts),
+        sum(part.certain_weight for part in parts),
     )
 
 
@@ -196,6 +207,8 @@ def since(now: Observed, before: Observed | None) -> Observed:
         missed=_more(now.missed, before.missed),
         texts=now.texts - before.texts,
         ended=now.ended - before.ended,
+        certain=now.certain - before.certain,
+        certain_weight=now.certain_weight - before.certain_weight,
     )
 
 
