@@ -66,27 +66,26 @@ class Agreement:
         return f"agreement {100 * self.share:.1f} % ({between}, {self.audits:,} audits)"
 
 
-def said(
-    lately: Agreement | None, promised: float | None, state: PromiseState | None, total: Agreement | None = None
-) -> str:
+def said(seen: "Lately", promised: float | None, total: Agreement | None = None) -> str:
     """What audits tell of a promise, in one line: in the last minutes, and beside that in `total`, since the start.
 
-    >>> lately, total = Agreement(0.991, 0.979, 0.996, 240), Agreement(0.993, 0.989, 0.996, 2140)
-    >>> said(lately, 0.99, "kept")
+    >>> now, total = Agreement(0.991, 0.979, 0.996, 240), Agreement(0.993, 0.989, 0.996, 2140)
+    >>> said(Lately(now, "kept"), 0.99)
     'agreement 99.1 % (97.9 to 99.6, 240 audits), promise 99 %: kept'
-    >>> said(None, 0.99, "not watched"), said(None, None, None)
+    >>> said(Lately(None, "not watched"), 0.99), said(Lately(None, None), None)
     ('no audits yet, promise 99 %: not watched', 'no audits yet')
-    >>> said(lately, None, None, total)
+    >>> said(Lately(now, None), None, total)
     'agreement 99.1 % (97.9 to 99.6, 240 audits) in ten minutes, 99.3 % (98.9 to 99.6, 2,140 audits) since the start'
-    >>> said(None, None, None, total)
+    >>> said(Lately(None, None), None, total)
     'no audits in ten minutes, agreement 99.3 % (98.9 to 99.6, 2,140 audits) since the start'
     """
     if total is None:
-        seen = str(lately) if lately else "no audits yet"
+        known = str(seen.agreement) if seen.agreement else "no audits yet"
+    elif seen.agreement:
+        known = f"{seen.agreement} in ten minutes, {str(total).removeprefix('agreement ')} since the start"
     else:
-        now = f"{lately} in ten minutes, {str(total).removeprefix('agreement ')}"
-        seen = f"{now if lately else f'no audits in ten minutes, {total}'} since the start"
-    return seen if promised is None else f"{seen}, promise {100 * promised:.4g} %: {state}"
+        known = f"no audits in ten minutes, {total} since the start"
+    return known if promised is None else f"{known}, promise {100 * promised:.4g} %: {seen.state}"
 
 
 def agreement_of(
@@ -235,7 +234,7 @@ class Look(NamedTuple):
 
 
 @dataclass
-class Watch:
+class PromiseWatch:
     """Looks at audits again and again: remembers ten minutes of them, and bets against the promise.
 
     Inputs are doubted for ten minutes where the promise has broken, and where they leave elsewhere than minutes before,
@@ -301,11 +300,11 @@ class Watch:
             return ""
         return f"inputs run {now[0]:.2f} blocks on average, {before[0]:.2f} of late: they are others"
 
-    def lately(self, now_s: float) -> AuditedAnswers:
+    def seen(self, now_s: float) -> AuditedAnswers:
         """Of the last ten minutes, since thresholds changed."""
         return added(look.seen for look in self._fresh() if look.ended_s >= now_s - WATCHED_S)
 
-    def copied(self) -> "Watch":
+    def copied(self) -> "PromiseWatch":
         return replace(self, looks=deque(self.looks))
 
     def _fresh(self) -> list[Look]:
@@ -324,22 +323,26 @@ class Watch:
             self.settle()
 
 
-def agreement_lately(watches: Sequence[Watch], now_s: float) -> Agreement | None:
-    """What several have seen in the last ten minutes, since thresholds changed."""
-    return added(watch.lately(now_s) for watch in watches).agreement()
+class Lately(NamedTuple):
+    """The agreement of the last ten minutes, since thresholds changed, and what is known of a promise of it."""
+
+    agreement: Agreement | None
+    state: PromiseState | None  # None: nothing is promised
 
 
-def promise_state(watches: Sequence[Watch], now_s: float, promised: float) -> PromiseState:
-    """What is known of a promise that several watch, each of them a part of the answers.
+def lately(watches: Sequence[PromiseWatch], now_s: float, promised: float | None = None) -> Lately:
+    """What several see together, each of them a part of the answers.
 
-    It is broken for ten minutes after an alarm, whatever has changed since. What all purses held at a time is
+    A promise is broken for ten minutes after an alarm, whatever has changed since. What all purses held at a time is
     multiplied: since none falls below 1, that is about what one would have held that had seen all, or more.
     """
+    agreement = added(watch.seen(now_s) for watch in watches).agreement()
+    if promised is None:
+        return Lately(agreement, None)
     held, alarms = defaultdict[float, float](float), dict[float, float]()
     for look in (look for watch in watches for look in list(watch.looks) if look.ended_s >= now_s - WATCHED_S):
         held[look.ended_s] += look.held
         alarms[look.ended_s] = min(alarms.get(look.ended_s, ALARM), look.alarm)
     if any(held[at_s] >= alarm for at_s, alarm in alarms.items()):
-        return "broken"
-    agreement = agreement_lately(watches, now_s)
-    return agreement.verdict(promised) if agreement else "not watched"
+        return Lately(agreement, "broken")
+    return Lately(agreement, agreement.verdict(promised) if agreement else "not watched")

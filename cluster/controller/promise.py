@@ -19,16 +19,7 @@ from optimizer.model.evaluate import evaluate
 from optimizer.plan import Plan, Thresholds
 from optimizer.problem import Problem
 from optimizer.tuning import costs_of, opened
-from profiles.agreement import (
-    ENOUGH,
-    LEAST,
-    WATCHED_S,
-    Agreement,
-    PromiseState,
-    Watch,
-    agreement_lately,
-    promise_state,
-)
+from profiles.agreement import ENOUGH, LEAST, WATCHED_S, Agreement, Lately, PromiseWatch, lately
 from profiles.evidence import Evidence
 from profiles.exits import survival_after
 from profiles.losses import Indices
@@ -72,7 +63,7 @@ class Keeper:
     def __init__(self, terms: AgreementTerms, worse: float = 1.0, least_gain: float = 0.03) -> None:
         self.terms, self.worse, self.least_gain = terms, worse, least_gain
         self.crowded = False  # thresholds are those of `under_load`
-        self._watch = Watch()
+        self._watch = PromiseWatch()
         self._broke_s, self._again = -inf, 0  # when it broke last, and how often within minutes of the time before
         self._refusing = 0  # looks, one after the other
         self.tuned = False  # thresholds are those for the plan's own ramps
@@ -84,11 +75,11 @@ class Keeper:
 
     def agreement(self, now_s: float) -> Agreement | None:
         """Of the last minutes, since thresholds changed."""
-        return agreement_lately([self._watch], now_s)
+        return self.lately(now_s).agreement
 
-    def state(self, now_s: float) -> PromiseState:
-        """What is known of the promise; broken for ten minutes after an alarm."""
-        return promise_state([self._watch], now_s, self.promised)
+    def lately(self, now_s: float) -> Lately:
+        """The same, and what is known of the promise."""
+        return lately([self._watch], now_s, self.promised)
 
     @property
     def promised(self) -> float:

@@ -12,7 +12,7 @@ from deployments.dispatch.route import Route
 from deployments.front.answers import Answer
 from deployments.front.observed import LaunchShape, Observed, Took, latency_bin
 from deployments.metrics import LATENCY_BOUNDS_MS
-from profiles.agreement import WATCHED_S, Agreement, AuditedAnswers, Watch
+from profiles.agreement import WATCHED_S, Agreement, AuditedAnswers, PromiseWatch
 
 OUTCOMES = ("answered", "refused", "failed", "abandoned")
 LATEST = 2000
@@ -84,8 +84,9 @@ class Counts:
         self.certain = self.certain_weight = 0
         # The agreement lately, look by look. Looks of all fronts end at the same times.
         self.promised: float | None = None  # the agreement that audits are held against
-        self._watch, self._seen = Watch(), AuditedAnswers()  # the looks that have ended, and all that they saw
+        self._watch, self._seen = PromiseWatch(), AuditedAnswers()  # the looks that have ended, and all that they saw
         self._look_ends_s = _next_end_s(self._started_s)
+        self._looked_s = self._look_ends_s - LOOK_S  # when the last one ended
         self._route: Route | None = None  # that of this look
         # Launches
         self.launches: dict[tuple[str, int], Launches] = defaultdict(Launches)  # by group and first block
@@ -143,24 +144,23 @@ class Counts:
 
         A look ends, too, where other ramps are open from now on, or with other thresholds.
         """
-        now_s, before = self._clock(), self._route
-        if route is not before:
-            self._route = route
-            if before and (route.thresholds != before.thresholds or _ramps(route) != _ramps(before)):
-                self._end_look(before)
-                if route.thresholds != before.thresholds:
-                    self._watch.restart()
+        now_s, before = self._clock(), self._route or route
         if now_s - self._look_ends_s > WATCHED_S:  # nothing came for so long
-            self._end_look(route)
+            self._end_look(before, self._look_ends_s)
             self._look_ends_s = _next_end_s(now_s - WATCHED_S)
         while now_s >= self._look_ends_s:
-            self._end_look(route)
+            self._end_look(before, self._look_ends_s)
+            self._look_ends_s += LOOK_S
+        self._route = route
+        if route is not before and (_ramps(route), route.thresholds) != (_ramps(before), before.thresholds):
+            self._end_look(before, (self._looked_s + self._look_ends_s) / 2)  # in all fronts the same
+            if route.thresholds != before.thresholds:
+                self._watch.restart()
 
-    def _end_look(self, route: Route) -> None:
+    def _end_look(self, route: Route, at_s: float) -> None:
         seen = self._audits(route.num_blocks)
-        self._watch.follow(seen.since(self._seen), self._look_ends_s, self.promised, _ramps(route))
-        self._seen = seen
-        self._look_ends_s += LOOK_S
+        self._watch.follow(seen.since(self._seen), at_s, self.promised, _ramps(route))
+        self._seen, self._looked_s = seen, at_s
 
     def launch_began(self, group: str, block: int, inputs: int, weight: int, room: int) -> None:
         self.launches[group, block].add(Launches(1, inputs, weight, room))
@@ -202,7 +202,7 @@ class Counts:
         """Of all answers since the start that could disagree, as far as audits tell."""
         return self._audits(num_blocks).agreement()
 
-    def watched(self, route: Route) -> Watch:
+    def watched(self, route: Route) -> PromiseWatch:
         """What was seen lately of the agreement, the look that has not ended among it."""
         self.look(route)
         watch, seen = self._watch.copied(), self._audits(route.num_blocks)

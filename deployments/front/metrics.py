@@ -8,7 +8,7 @@ from deployments.dispatch.route import Route
 from deployments.front.counts import OUTCOMES, Counts, by_level
 from deployments.front.driver import Driver
 from deployments.metrics import FRONT, LATENCY_BOUNDS_MS, MetricSeries
-from profiles.agreement import Agreement, PromiseState, agreement_lately, promise_state
+from profiles.agreement import Agreement, PromiseState, lately
 
 EVERY_S = 1.0
 NOTHING_KNOWN = Agreement(1.0, 0.0, 1.0, 0)  # without audits, lately
@@ -84,16 +84,14 @@ class FrontSeries:
             self._series.now("isobatch_replicas", count, group=group)
 
     def _tell_agreement(self, counts: Counts, route: Route) -> None:
-        missed, watch, now_s = counts.missed.total(), counts.watched(route), counts.now_s
+        missed, seen = counts.missed.total(), lately([counts.watched(route)], counts.now_s, counts.promised)
         self._series.total("isobatch_audits", counts.audited.total() - missed, outcome="agreed")
         self._series.total("isobatch_audits", missed, outcome="disagreed")
         if total := counts.agreement(route.num_blocks):
             self._tell_disagreement("isobatch_disagreement", total)
-            self._tell_disagreement("isobatch_disagreement_lately", agreement_lately([watch], now_s) or NOTHING_KNOWN)
-        if counts.promised is not None:
-            now = promise_state([watch], now_s, counts.promised)
-            for state in get_args(PromiseState):
-                self._series.now("isobatch_promise", float(state == now), state=state)
+            self._tell_disagreement("isobatch_disagreement_lately", seen.agreement or NOTHING_KNOWN)
+        for state in get_args(PromiseState) if seen.state else ():
+            self._series.now("isobatch_promise", float(state == seen.state), state=state)
 
     def _tell_disagreement(self, name: str, agreement: Agreement) -> None:
         for bound, share in (("low", agreement.high), ("mean", agreement.share), ("high", agreement.low)):

@@ -13,7 +13,7 @@ from deployments.dispatch.route import Route, Stage
 from deployments.front.counts import OUTCOMES, Counts, by_level, survival, together
 from deployments.front.driver import Driver
 from deployments.front.messages import FrontState, Usage
-from profiles.agreement import agreement_lately, promise_state, said
+from profiles.agreement import lately, said
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -79,18 +79,17 @@ def _tokens(counts: Counts, route: Route) -> dict[str, Any]:
 
 def _audits(counts: Counts, fronts: Sequence[FrontState], promised: float | None) -> tuple[dict[str, Any], str]:
     """How many ended, how many disagreed, and what that tells of the promise; the same in words."""
-    watches, now_s = [each.counts.watched(each.route) for each in fronts], fronts[0].counts.now_s
-    total, lately = counts.agreement(fronts[0].route.num_blocks), agreement_lately(watches, now_s)
-    state = None if promised is None else promise_state(watches, now_s, promised)
+    watches = [each.counts.watched(each.route) for each in fronts]
+    total, seen = counts.agreement(fronts[0].route.num_blocks), lately(watches, fronts[0].counts.now_s, promised)
     told = {
         "ended": counts.audited.total(),
         "disagreed": counts.missed.total(),
         "agreement": total and asdict(total),
-        "lately": lately and asdict(lately),
+        "lately": seen.agreement and asdict(seen.agreement),
         "promised": promised,
-        "verdict": state,
+        "verdict": seen.state,
     }
-    return told, said(lately, promised, state, total)
+    return told, said(seen, promised, total)
 
 
 def _split(stage: Stage, counts: Counts, fronts: Sequence[FrontState]) -> dict[str, Any]:

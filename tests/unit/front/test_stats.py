@@ -56,6 +56,7 @@ def test_what_audits_tell_is_of_all_fronts_together() -> None:
     assert (told["ended"], told["disagreed"], told["agreement"]["audits"]) == (100, 25, 100)
     assert told["agreement"]["share"] == 1 - 0.25 * 0.25, "a quarter of the answers were early, a quarter of them wrong"
     assert (told["promised"], told["verdict"]) == (None, None)
+    assert told["lately"] == told["agreement"], "all of it was in the last ten minutes"
 
 
 @pytest.mark.parametrize(
