@@ -172,7 +172,7 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
     table.add_row("exits", answer["promise"])
     if answer.get("agreement"):
         table.add_row("audits", answer["agreement"])
-    if stats and (total := stats.get("audits", {}).get("agreement")):
+    if answer.get("agreement") and stats and (total := stats.get("audits", {}).get("agreement")):
         table.add_row("since the start", str(Agreement(**total)))
     if window.get("length"):
         texts = f"texts have {_number(window['tokens_per_text'])} on average now"
