@@ -54,6 +54,10 @@ FRONT = (
     MetricFamily("isobatch_survivor_bytes", "Counter", "Hidden states: `by_value` came to the front.", ("way",)),
     MetricFamily("isobatch_audits", "Counter", "Inputs that ran on to the end, by what came out.", ("outcome",)),
     MetricFamily("isobatch_disagreement", "Gauge", "The share of answers unlike the full network's.", ("bound",)),
+    MetricFamily(
+        "isobatch_disagreement_lately", "Gauge", "The same of the last ten minutes; 0 to 1: unknown.", ("bound",)
+    ),
+    MetricFamily("isobatch_promise", "Gauge", "1 for what is known of it: kept, broken or not watched.", ("state",)),
     MetricFamily("isobatch_level_answers", "Counter", "Answers by the level of a cascade.", ("level",)),
     MetricFamily("isobatch_degraded_answers", "Counter", "Answers without the next level of it.", ("level",)),
 )

@@ -145,7 +145,7 @@ def tables(
         return Group(*alone)
     drawn = [decoder(stats) if _decodes(stats) else picture(stats, last, answer["survival"])] if stats else []
     before = _earlier(answer.get("earlier", ()), answer["now_s"], earlier)
-    return Group(_now(answer), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]), *before)
+    return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]), *before)
 
 
 def _unsteered(stats: Stats) -> Table:
@@ -160,8 +160,10 @@ def _unsteered(stats: Stats) -> Table:
     return table
 
 
-def _now(answer: dict[str, Any]) -> Table:
+def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
     from rich.table import Table
+
+    from profiles.agreement import Agreement
 
     plan, window, forecast = answer["plan"], answer["window"], answer["forecast"]
     table = Table("", "", title=answer["application"], show_header=False, title_justify="left")
@@ -179,6 +181,8 @@ def _now(answer: dict[str, Any]) -> Table:
     table.add_row("exits", answer["promise"])
     if answer.get("agreement"):
         table.add_row("audits", answer["agreement"])
+    if answer.get("agreement") and stats and (total := stats.get("audits", {}).get("agreement")):
+        table.add_row("since the start", str(Agreement(**total)))
     if window.get("length"):
         texts = f"texts have {_number(window['tokens_per_text'])} on average now"
         if forecast and forecast["tokens_per_text"]:

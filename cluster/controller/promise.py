@@ -1,12 +1,7 @@
 """Keeps a promise of agreement with the full network: thresholds tighten when it breaks, and loosen on trial only.
 
-What audits count is put into a purse that bets against the promise: a miss doubles it, a hit takes a little away, and
-it never falls below 1. At 100 the promise is broken: where five times too many answers disagree, that takes some 190
-audits, while it is kept hundreds of thousands (profiles/agreement.py says what an audit is).
-
-Inputs are doubted for ten minutes where the promise has broken, and where they leave elsewhere than minutes before,
-which all answers tell, long before audits of a few do. Then the promise counts as broken at 10 already, and thresholds
-that were tuned for the plan, and so lose nearly all that is allowed of inputs as they were, are given up.
+Audits are watched, and bet on, as profiles/agreement.py says. Where inputs are doubted, thresholds that were tuned for
+the plan, and so lose nearly all that is allowed of inputs as they were, are given up.
 
 How thresholds tighten is read from the exit table of `isobatch prepare`, which knows what each choice of them loses.
 Audits tell how many times more than that is lost now: that factor, `worse`, is all that is remembered. It is larger for
@@ -14,31 +9,26 @@ tighter thresholds, as inputs that have drifted are wrong where the table is sur
 minutes, it is taken to be larger than audits of the thresholds before could tell.
 """
 
-from collections import deque
 from dataclasses import dataclass, field, replace
-from math import inf, log, log1p, sqrt
+from math import inf
 
 from cluster.controller.record import What
-from deployments.front.observed import Observed, merged
+from deployments.front.observed import Observed
 from optimizer.answers import answered_s
 from optimizer.model.evaluate import evaluate
 from optimizer.plan import Plan, Thresholds
 from optimizer.problem import Problem
 from optimizer.tuning import costs_of, opened
-from profiles.agreement import LEAST, Agreement
+from profiles.agreement import ENOUGH, LEAST, WATCHED_S, Agreement, Lately, PromiseWatch, lately
 from profiles.evidence import Evidence
 from profiles.exits import carried, survival_after
 from profiles.losses import Indices
 
-ALARM, DOUBTED = log(100.0), log(10.0)  # what the purse must hold, and where inputs are doubted
-ODD, SHARE, ENOUGH_ANSWERS = 5.0, 0.05, 500  # standard errors, and a share of the blocks: inputs are others than before
 AIM = 0.5  # of what is allowed is what new thresholds should lose, as far as is known
-ENOUGH = 0.8  # of what is allowed is what the checkpoint's own thresholds may lose
 LITTLE = 1.25  # a change by this factor is not worth one
 AGAIN = 4.0  # by this factor it is worse than it seems, for each time that the promise broke again
 STEP = 2.0  # thresholds loosen by this factor at a time, at most
 MOST_DOUBLED = 6  # times that the wait for the next trial doubles
-WATCHED_S = 600.0  # what was seen longer ago tells nothing of now
 CROWDED, SERVED = 0.95, 0.99  # of the inputs are answered in time: fewer are a crowd, and it is over with more
 
 
@@ -73,12 +63,8 @@ class Keeper:
     def __init__(self, terms: AgreementTerms, worse: float = 1.0, least_gain: float = 0.03) -> None:
         self.terms, self.worse, self.least_gain = terms, worse, least_gain
         self.crowded = False  # thresholds are those of `under_load`
-        self._looks: deque[Observed] = deque()
-        self._since: Observed | None = None  # since the purse was last 1
-        self._unbet: Observed | None = None  # audits that are not in the purse yet
-        self._purse = 0.0  # its logarithm
+        self._watch = PromiseWatch()
         self._broke_s, self._again = -inf, 0  # when it broke last, and how often within minutes of the time before
-        self._doubted_s = -inf  # when inputs were doubted last
         self._refusing = 0  # looks, one after the other
         self.tuned = False  # thresholds are those for the plan's own ramps
         self._audited_s: float | None = None  # when audits were last seen
@@ -89,8 +75,11 @@ class Keeper:
 
     def agreement(self, now_s: float) -> Agreement | None:
         """Of the last minutes, since thresholds changed."""
-        recent = [look for look in list(self._looks) if look.ended_s >= now_s - WATCHED_S]
-        return merged(recent).agreement() if recent else None
+        return self.lately(now_s).agreement
+
+    def lately(self, now_s: float) -> Lately:
+        """The same, and what is known of the promise."""
+        return lately([self._watch], now_s, self.promised)
 
     @property
     def promised(self) -> float:
@@ -115,17 +104,13 @@ class Keeper:
 
     def restart(self) -> None:
         """Thresholds have changed: what was seen before tells nothing of them."""
-        self._looks.clear()
-        self._since, self._purse, self._unbet = None, 0.0, None
+        self._watch.restart()
 
     def watch(self, seen: Observed) -> None:
         """Count a look in, and change nothing."""
-        self._looks.append(seen)
-        while self._looks[0].ended_s < seen.ended_s - WATCHED_S:
-            self._looks.popleft()
+        self._watch.count(seen.audits, seen.ended_s, self.promised)
         if any(seen.audited) or self._audited_s is None:
             self._audited_s = seen.ended_s
-        self._bet(seen)
 
     def take_back(self) -> None:
         """Thresholds are what they were before the latest change: it could not be rolled out."""
@@ -140,10 +125,10 @@ class Keeper:
         """Thresholds that tighten at once, or give way to a crowd."""
         self._before = self._stance
         self.watch(seen)
-        if self._purse >= (DOUBTED if self._in_doubt(seen.ended_s) else ALARM):
+        if self._watch.is_alarmed:
             return self._tightened(plan, facts, seen.ended_s)
-        if moved := self._moved():
-            self._doubted_s = seen.ended_s
+        if moved := self._watch.moved():
+            self._watch.doubt(seen.ended_s)
             if self.tuned and self.worse <= 1.0 and not self.crowded:
                 self.tuned = False
                 return self._change("tightened", f"{moved}; thresholds are no longer those for the plan", plan, facts)
@@ -167,7 +152,8 @@ class Keeper:
         if windows < 2 ** min(tightened, MOST_DOUBLED):
             return None
         if self.worse <= 1.0:
-            return None if self._in_doubt(seen.ended_s) else self._for_plan(agreement, plan, facts, full_share)
+            doubted = self._watch.in_doubt(seen.ended_s)
+            return None if doubted else self._for_plan(agreement, plan, facts, full_share)
         least = 1.0
         if agreement and agreement.audits >= LEAST:
             least = self._least(1 - agreement.share, plan)
@@ -179,43 +165,10 @@ class Keeper:
         why = f"on trial: {agreement or 'nobody has left early'}, promise {100 * self.promised:.4g} %"
         return self._change("loosened", why, plan, facts)
 
-    def _bet(self, seen: Observed) -> None:
-        """Put a look's audits into the purse: so many of all answers, of which those that ran to the end are hits.
-
-        Audits end after their answers. Those of a look in which nobody left early count with the next look.
-        """
-        seen = merged([self._unbet, seen]) if self._unbet else seen
-        agreement = seen.agreement()
-        self._unbet = seen if agreement is None and any(seen.audited) else None
-        if agreement is None:
-            return
-        audits = agreement.audits * seen.answered / sum(seen.exits[:-1])
-        misses, limit = audits * (1 - agreement.share), 1 - self.promised
-        limit *= ENOUGH if self._in_doubt(seen.ended_s) else 1.0
-        won = misses * log(2.0) + (audits - misses) * log1p(-limit / (1 - limit))
-        self._purse = min(self._purse + won, ALARM)  # which is told at once, unless nothing may change
-        self._since = merged([self._since, seen]) if self._since else seen
-        if self._purse <= 0.0:
-            self._purse, self._since = 0.0, None
-
-    def _in_doubt(self, now_s: float) -> bool:
-        return now_s - self._doubted_s < WATCHED_S
-
-    def _moved(self) -> str:
-        """How far deeper or less deep inputs go than some minutes before; empty, where that may be chance."""
-        looks = list(self._looks)
-        before, now = (_blocks(merged(some)) if some else None for some in (looks[:-2][:4], looks[-2:]))
-        if not before or not now:
-            return ""
-        off, error = now[0] - before[0], sqrt(before[1] + now[1])
-        if abs(off) < max(ODD * error, SHARE * before[0]):
-            return ""
-        return f"inputs run {now[0]:.2f} blocks on average, {before[0]:.2f} of late: they are others"
-
     def _tightened(self, plan: Plan, facts: Problem, now_s: float) -> Retuning | None:
-        agreement = self._since and self._since.agreement()
+        agreement = self._watch.bet.agreement()
         assert agreement, "This is a bug: nothing was bet."
-        self._purse, self._since = 0.0, None
+        self._watch.settle()
         broken = f"{agreement}, promise {100 * self.promised:.4g} %: broken"
         evidence = self.terms.evidence
         if evidence is None:
@@ -224,7 +177,8 @@ class Keeper:
             self._complained_s = now_s
             return Retuning("stayed", f"{broken}; thresholds stay, as no exit table stands beside the checkpoint", ())
         self._again = self._again + 1 if now_s - self._broke_s < WATCHED_S else 0
-        self._broke_s = self._doubted_s = now_s
+        self._broke_s = now_s
+        self._watch.doubt(now_s)
         seems = (1 - agreement.share) / self._expected(plan)
         shut = AIM * (1 - self.promised) / evidence.least_told  # where it is worse than this, nobody leaves early
         self.worse = min(max(LITTLE * self.worse, AGAIN**self._again * seems), STEP * shut)
@@ -298,12 +252,3 @@ class Keeper:
         """The disagreement that the exit table expects of a plan as it runs."""
         assert self.terms.evidence
         return self.terms.evidence.disagreement(self._chosen(plan))
-
-
-def _blocks(seen: Observed) -> tuple[float, float] | None:
-    """How many blocks inputs ran on average, and the variance of that; None where too few were answered."""
-    if seen.answered < ENOUGH_ANSWERS:
-        return None
-    mean = sum(count * ran for ran, count in enumerate(seen.exits, 1)) / seen.answered
-    square = sum(count * ran * ran for ran, count in enumerate(seen.exits, 1)) / seen.answered
-    return mean, (square - mean * mean) / seen.answered

@@ -25,7 +25,7 @@ def status_of(loop: ControlLoop, now_s: float, earlier: Sequence[Earlier] = ()) 
         "paused": controller.record.paused,
         "plan": _plan(controller),
         "window": _window(controller, now_s),
-        "agreement": None if keeper is None else said(keeper.agreement(now_s), keeper.promised),
+        "agreement": None if keeper is None else said(keeper.lately(now_s), keeper.promised),
         "devices": controller.present.counts,
         "asked": controller.growth.told(now_s),
         "forecast": _forecast(controller.beliefs.forecast, _tokens_of_an_input(controller)),

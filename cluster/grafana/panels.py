@@ -102,7 +102,10 @@ PANELS = (
         "Disagreement",
         "The share of answers that are not the full network's, as audits tell: estimate and interval.",
         "percentunit",
-        (Query(f"max by (bound) (ray_isobatch_disagreement{OURS})", "{{bound}}"),),
+        (
+            Query(f"max by (bound) (ray_isobatch_disagreement{OURS})", "{{bound}} since the start"),
+            Query(f"max by (bound) (ray_isobatch_disagreement_lately{OURS})", "{{bound}} in ten minutes"),
+        ),
     ),
     Panel(
         "Hidden states",
@@ -226,9 +229,16 @@ ALERTS = (
     ),
     Alert(
         "IsobatchAnswersDisagree",
-        'ray_isobatch_disagreement{bound="low"} > 0.02',
+        'ray_isobatch_disagreement_lately{bound="low"} > 0.02',
         "10m",
         "ticket",
         "More than 2 % of the answers of {{ $labels.application }} are not the full network's, and that is sure.",
+    ),
+    Alert(
+        "IsobatchPromiseBroken",
+        'max by (application) (ray_isobatch_promise{state="broken"}) == 1',
+        "0m",
+        "ticket",
+        "{{ $labels.application }} breaks its promise of agreement with the full network: /stats says by how much.",
     ),
 )

@@ -34,6 +34,7 @@ class Tally:
         self.refused_weight = 0
         self._full = self._full_weight = 0  # inputs that asked for the whole network; not in the exits
         self._unfinished, self._unfinished_weights = ([0] * num_blocks for _ in range(2))
+        self._certain = self._certain_weight = 0  # of the last block's: no open ramp might have let them go
         self._bins = np.zeros((WINDOWS, BINS), np.int32)
         self._observed_bins = np.zeros(BINS, np.int64)
         self._ends_s: list[float] = []
@@ -93,7 +94,9 @@ class Tally:
         """Count the rows that left; the place of each holds its arrival time."""
         places, rows = launch.places, departure.rows
         full = [row for row in rows if launch.kinds[row] == RowKind.FULL] if launch.kinds else []
+        certain = departure.stop == len(self._exits) and not launch.ramps
         self._exits[departure.stop - 1] += len(rows) - len(full)
+        self._certain += len(rows) - len(full) if certain else 0
         if ends_s is None:
             latencies_s = [now_s - places[row].payload for row in rows]
         else:
@@ -104,6 +107,7 @@ class Tally:
             weights = [launch.weights[row] for row in rows]
             of_full = sum([launch.weights[row] for row in full])
             self._exit_weights[departure.stop - 1] += sum(weights) - of_full
+            self._certain_weight += sum(weights) - of_full if certain else 0
             self.good_weight += sum(compress(weights, [each <= self.slo_s * (1 + 1e-9) for each in latencies_s]))
         if full:
             self._count_full(len(full), of_full)
@@ -144,6 +148,7 @@ class Tally:
             self.good_weight, tuple(self._exit_weights), tuple(self.audited), tuple(self.missed),
             self._full, self._full_weight, tuple(self._unfinished), tuple(self._unfinished_weights),
             refused=int(self.refused.sum()), refused_weight=self.refused_weight,
+            certain=self._certain, certain_weight=self._certain_weight,
         )  # fmt: skip
 
     def quantile_s(self, share: float) -> float:

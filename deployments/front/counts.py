@@ -8,14 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from deployments.dispatch.route import Route
 from deployments.front.answers import Answer
 from deployments.front.observed import NO_LAUNCH, LaunchShape, Observed, Took, latency_bin
 from deployments.metrics import LATENCY_BOUNDS_MS
-from profiles.agreement import Agreement, agreement_of
+from profiles.agreement import WATCHED_S, Agreement, AuditedAnswers, PromiseWatch
 
 OUTCOMES = ("answered", "refused", "failed", "abandoned")
 LATEST = 2000
 QUANTILES = (50, 95, 99)
+LOOK_S = 5.0  # as often as a controller looks, unless told otherwise
 
 
 @dataclass
@@ -87,6 +89,14 @@ class Counts:
         # Of those that were audited, by the block they left after: how many got to the end, and who disagrees there.
         self.audited: Counter[int] = Counter()
         self.missed: Counter[int] = Counter()
+        # Of those that left after the last block, those that could not disagree with the full network.
+        self.certain = self.certain_weight = 0
+        # The agreement lately, look by look. Looks of all fronts end at the same times.
+        self.promised: float | None = None  # the agreement that audits are held against
+        self._watch, self._seen = PromiseWatch(), AuditedAnswers()  # the looks that have ended, and all that they saw
+        self._look_ends_s = _next_end_s(self._started_s)
+        self._looked_s = self._look_ends_s - LOOK_S  # when the last one ended
+        self._route: Route | None = None  # that of this look
         # Launches
         self.launches: dict[tuple[str, int], Launches] = defaultdict(Launches)  # by group and first block
         self.survivor_bytes: Counter[str] = Counter()  # that came back "by_value", or were "held" where they were
@@ -136,13 +146,21 @@ class Counts:
         self.inputs_arrived(inputs, weight)
         self.inputs_refused(inputs, weight)
 
-    def input_left(self, block: int, took_s: float, in_time: bool, weight: int = 1, full: bool = False) -> None:
-        """One input was answered after this block. `full`: it had asked for the whole network."""
+    def input_left(
+        self, block: int, took_s: float, in_time: bool, weight: int = 1, full: bool = False, could_disagree: bool = True
+    ) -> None:
+        """One input was answered after this block. `full`: it had asked for the whole network.
+
+        `could_disagree`: a ramp might have let it go.
+        """
         if full:
             self.full += 1
             self.full_weight += weight
             self.full_exits[block] += 1
             self.full_exit_weights[block] += weight
+        elif not could_disagree:
+            self.certain += 1
+            self.certain_weight += weight
         self.exits[block] += 1
         self.exit_weights[block] += weight
         self._latencies[latency_bin(took_s)] += 1
@@ -163,6 +181,29 @@ class Counts:
         self.audited[block] += 1
         self.missed[block] += not agrees
 
+    def look(self, route: Route) -> None:
+        """To be called before answers are counted, which are given under this route: ends the looks that are over.
+
+        A look ends, too, where other ramps are open from now on, or with other thresholds.
+        """
+        now_s, before = self._clock(), self._route or route
+        if now_s - self._look_ends_s > WATCHED_S:  # nothing came for so long
+            self._end_look(before, self._look_ends_s)
+            self._look_ends_s = _next_end_s(now_s - WATCHED_S)
+        while now_s >= self._look_ends_s:
+            self._end_look(before, self._look_ends_s)
+            self._look_ends_s += LOOK_S
+        self._route = route
+        if route is not before and (_ramps(route), route.thresholds) != (_ramps(before), before.thresholds):
+            self._end_look(before, (self._looked_s + self._look_ends_s) / 2)  # in all fronts the same
+            if route.thresholds != before.thresholds:
+                self._watch.restart()
+
+    def _end_look(self, route: Route, at_s: float) -> None:
+        seen = self._audits(route.num_blocks)
+        self._watch.follow(seen.since(self._seen), at_s, self.promised, _ramps(route))
+        self._seen, self._looked_s = seen, at_s
+
     def launch_began(self, group: str, block: int, inputs: int, weight: int, room: int) -> None:
         self.launches[group, block].add(Launches(1, inputs, weight, room))
 
@@ -178,6 +219,11 @@ class Counts:
         self._took[shape] = self._took.get(shape, NO_LAUNCH).plus(Took(1, seconds, *between))
 
     # What is read
+
+    @property
+    def now_s(self) -> float:
+        """On the clock that all fronts share."""
+        return self._clock()
 
     def observed(self, num_blocks: int) -> Observed:
         """Everything since the start, for the controller."""
@@ -205,14 +251,28 @@ class Counts:
             unfinished_weights=each(self.unfinished_weights),
             refused=self.refused,
             refused_weight=self.refused_weight,
+            certain=self.certain,
+            certain_weight=self.certain_weight,
         )
 
     def agreement(self, num_blocks: int) -> Agreement | None:
-        """Of all answers since the start, as far as audits tell."""
+        """Of all answers since the start that could disagree, as far as audits tell."""
+        return self._audits(num_blocks).agreement()
+
+    def watched(self, route: Route) -> PromiseWatch:
+        """What was seen lately of the agreement, the look that has not ended among it."""
+        self.look(route)
+        watch, seen = self._watch.copied(), self._audits(route.num_blocks)
+        watch.follow(seen.since(self._seen), self._look_ends_s, self.promised, _ramps(route))
+        return watch
+
+    def _audits(self, num_blocks: int) -> AuditedAnswers:
         left, audited, missed = (
-            [counts[block] for block in range(num_blocks)] for counts in (self.exits, self.audited, self.missed)
+            [counts[block] for block in range(num_blocks)]
+            for counts in (self.exits - self.full_exits, self.audited, self.missed)
         )
-        return agreement_of(left, audited, missed)
+        left[-1] -= self.certain
+        return AuditedAnswers(tuple(left), tuple(audited), tuple(missed))
 
     def latency_ms(self) -> dict[str, float]:
         """Percentiles of the latest answers, from when a request was read to when its last input was answered."""
@@ -230,6 +290,9 @@ class Counts:
         self.exit_weights.update(other.exit_weights)
         self.audited.update(other.audited)
         self.missed.update(other.missed)
+        self.full_exits.update(other.full_exits)
+        self.certain += other.certain
+        self.certain_weight += other.certain_weight
         self.arrived_weight += other.arrived_weight
         self.in_time_weight += other.in_time_weight
         self.survivor_bytes.update(other.survivor_bytes)
@@ -258,6 +321,19 @@ def together(parts: Iterable[Counts]) -> Counts:
     for part in parts:
         whole.add(part)
     return whole
+
+
+def _ramps(route: Route) -> frozenset[int]:
+    return frozenset[int]().union(*(stage.ramps for stage in route.all_stages))
+
+
+def _next_end_s(now_s: float) -> float:
+    """When a look ends that began before now.
+
+    >>> _next_end_s(7.0), _next_end_s(10.0)
+    (10.0, 15.0)
+    """
+    return (now_s // LOOK_S + 1) * LOOK_S
 
 
 def by_level(counted: Mapping[int, int], edges: Sequence[int]) -> Counter[int]:

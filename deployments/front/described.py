@@ -125,9 +125,12 @@ class SplitStats(Described):
 class AuditStats(Described):
     ended: int
     disagreed: int
-    agreement: Agreement | None
+    agreement: Agreement | None = Field(description="Since the start, of answers that a ramp might have given.")
+    lately: Agreement | None = Field(description="Of the last ten minutes, since thresholds changed.")
     promised: float | None = Field(description="The share of answers that should be the full network's.")
-    verdict: Literal["kept", "broken", "not watched"] | None = Field(description="What audits tell of that.")
+    verdict: Literal["kept", "broken", "not watched"] | None = Field(
+        description="What audits tell of that now. A promise that broke counts as broken for ten minutes."
+    )
 
 
 class LevelStats(Described):
@@ -157,7 +160,7 @@ class StatsBody(Described):
     plan: str | None = Field(description="In words; none: all runs in one process.")
     slo_ms: float = Field(description="An answer's deadline, unless its request says otherwise.")
     promise: str = Field(description="What exits lose at most, in words.")
-    agreement: str = Field(description="How often answers are the full network's, in words.")
+    agreement: str = Field(description="How often answers are the full network's, lately and since the start.")
     requests: RequestOutcomes
     latency_ms: dict[Literal["p50", "p95", "p99"], float] = Field(
         description="Of the latest 2,000 answers of each front; empty before the first."

@@ -18,7 +18,7 @@ import numpy as np
 
 from deployments.dispatch.audits import OLDEST_S
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal, RowKind
+from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
 from deployments.front.answers import Answer, RefusedError, Step
 from deployments.front.counts import Counts
 from deployments.front.learned import Peak
@@ -66,10 +66,14 @@ class _Waiting:
     since_s: float  # when it was admitted, or its last step ended
     deadline_s: float
     weight: int
+    full: bool = False
+    passed: bool = False  # an open ramp, which might have let it go
     steps: list[Step] = field(default_factory=list)
     known: Answer | None = None  # of a cascade: what the levels so far say
 
-    def step(self, launch: Launch, started_s: float, computed_s: float, now_s: float) -> None:
+    def step(self, launch: Launch, started_s: float, computed_s: float, now_s: float, passes: bool) -> None:
+        """It took part in a launch that `passes` an open ramp or not. Where its state was lost, it begins again."""
+        self.passed = passes or (self.passed and launch.cursor > 0)
         waited_ms = 1e3 * (started_s - self.since_s)
         self.steps.append(Step(launch.cursor, waited_ms, 1e3 * computed_s, len(launch.tickets)))
         self.since_s = now_s
@@ -188,7 +192,7 @@ class Driver:
             raise RefusedError(503, f"refused: {tickets.reason}", retry_after_s=tickets.retry_after_s)
         loop = asyncio.get_running_loop()
         for ticket, weight in zip(tickets, weights, strict=True):
-            self._waiting[ticket] = _Waiting(loop.create_future(), now_s, now_s, deadline_s, weight)
+            self._waiting[ticket] = _Waiting(loop.create_future(), now_s, now_s, deadline_s, weight, full)
         if span := current():
             self._spans.update(dict.fromkeys(tickets, span))
         return tickets
@@ -273,7 +277,8 @@ class Driver:
         return Order(launch.stop, launch.ramps, parts, launch.keep, hold_s=hold_s, kinds=launch.kinds, trace=trace)
 
     def _depart(self, launch: Launch, departed: Departed, started_s: float) -> None:
-        exits, now_s = departed.exits, self._clock()
+        exits, now_s, passes = departed.exits, self._clock(), _passes_ramp(launch)
+        self.counts.look(self.dispatcher.route)
         rows, blocks, said = exits.rows.tolist(), exits.blocks.tolist(), exits.said()
         for row, (label, score), block in zip(rows, said, blocks, strict=True):
             waiting = self._waiting.get(launch.tickets[row])
@@ -281,10 +286,9 @@ class Driver:
                 if departed.stays:
                     waiting.known = Answer(label, score, block, (), level=self._level(block), degraded=True)
                     continue
-                waiting.step(launch, started_s, departed.computed_s, now_s)
-                in_time = now_s <= waiting.deadline_s
-                full = bool(launch.kinds) and launch.kinds[row] == RowKind.FULL
-                self.counts.input_left(block, now_s - waiting.admitted_s, in_time, waiting.weight, full)
+                waiting.step(launch, started_s, departed.computed_s, now_s, passes)
+                in_time, took_s = now_s <= waiting.deadline_s, now_s - waiting.admitted_s
+                self.counts.input_left(block, took_s, in_time, waiting.weight, waiting.full, waiting.passed)
                 waiting.reply.set_result(Answer(label, score, block, tuple(waiting.steps), level=self._level(block)))
         if departed.stays:
             self.dispatcher.passed(launch.id, max(blocks, default=-1) + 1)
@@ -299,10 +303,10 @@ class Driver:
         return bisect_right(edges, block) if edges else None
 
     def _stay(self, launch: Launch, stayed: Stayed, started_s: float) -> None:
-        now_s, rows = self._clock(), stayed.rows.tolist()
+        now_s, rows, passes = self._clock(), stayed.rows.tolist(), _passes_ramp(launch)
         for row in rows:
             if waiting := self._waiting.get(launch.tickets[row]):
-                waiting.step(launch, started_s, stayed.computed_s, now_s)
+                waiting.step(launch, started_s, stayed.computed_s, now_s, passes)
         if stayed.survivors is not None:
             self._claim(stayed.survivors)
         places = {row: Place(stayed.survivors, index) for index, row in enumerate(rows)}
@@ -348,6 +352,10 @@ class Driver:
     def _wake(self) -> None:
         self._wake_s = inf
         self._pump()
+
+
+def _passes_ramp(launch: Launch) -> bool:
+    return any(launch.cursor <= ramp < launch.stop for ramp in launch.ramps)
 
 
 def _given_up(ending: Ending) -> str:

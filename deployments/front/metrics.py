@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
+from deployments.dispatch.route import Route
 from deployments.front.counts import OUTCOMES, Counts, by_level
 from deployments.front.driver import Driver
 from deployments.metrics import FRONT, LATENCY_BOUNDS_MS, MetricSeries
+from profiles.agreement import Agreement, PromiseState, lately
 
 EVERY_S = 1.0
+NOTHING_KNOWN = Agreement(1.0, 0.0, 1.0, 0)  # without audits, lately
 AT_ONCE = 200  # values of a histogram that are told in one turn of the event loop: about 1 ms
 
 
@@ -40,12 +43,7 @@ class FrontSeries:
         self._by("isobatch_survivor_bytes", "way", counts.survivor_bytes)
         self._tell_launches(counts)
         self._tell_now(driver)
-        missed = counts.missed.total()
-        total("isobatch_audits", counts.audited.total() - missed, outcome="agreed")
-        total("isobatch_audits", missed, outcome="disagreed")
-        if agreement := counts.agreement(route.num_blocks):
-            for bound, share in (("low", agreement.high), ("mean", agreement.share), ("high", agreement.low)):
-                self._series.now("isobatch_disagreement", 1 - share, bound=bound)
+        self._tell_agreement(counts, route)
         total("isobatch_arrived_inputs", counts.arrivals)
         total("isobatch_arrived_weight", counts.arrived_weight)
         total("isobatch_in_time_inputs", counts.in_time)
@@ -84,6 +82,20 @@ class FrontSeries:
             self._series.now("isobatch_waiting_inputs", waiting.get((stage.group, stage.start), 0), **where)
         for group, count in replicas.items():
             self._series.now("isobatch_replicas", count, group=group)
+
+    def _tell_agreement(self, counts: Counts, route: Route) -> None:
+        missed, seen = counts.missed.total(), lately([counts.watched(route)], counts.now_s, counts.promised)
+        self._series.total("isobatch_audits", counts.audited.total() - missed, outcome="agreed")
+        self._series.total("isobatch_audits", missed, outcome="disagreed")
+        if total := counts.agreement(route.num_blocks):
+            self._tell_disagreement("isobatch_disagreement", total)
+            self._tell_disagreement("isobatch_disagreement_lately", seen.agreement or NOTHING_KNOWN)
+        for state in get_args(PromiseState) if seen.state else ():
+            self._series.now("isobatch_promise", float(state == seen.state), state=state)
+
+    def _tell_disagreement(self, name: str, agreement: Agreement) -> None:
+        for bound, share in (("low", agreement.high), ("mean", agreement.share), ("high", agreement.low)):
+            self._series.now(name, 1 - share, bound=bound)
 
     def _tell_levels(self, counts: Counts, edges: Sequence[int]) -> None:
         """Of a cascade, which has edges."""

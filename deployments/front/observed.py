@@ -7,9 +7,10 @@ from itertools import zip_longest
 from math import log
 from typing import NamedTuple
 
-from profiles.agreement import Agreement, agreement_of
+from profiles.agreement import Agreement, AuditedAnswers
 
 FASTEST_S, STEP = 1e-5, 1.05  # latencies are counted in bins of 5 %
+TOGETHER_S = 0.5  # several fronts answer within so long of each other
 
 
 class LaunchShape(NamedTuple):
@@ -56,6 +57,7 @@ class Observed:
     now, those it uses among them. `arrived_weight`, `in_time_weight`, `exit_weights`, `full_weight` and
     `unfinished_weights` are what these inputs weigh: texts their tokens, where plans count them.
     Of those that left after block k, audits of `audited[k]` have ended, and the full network disagreed in `missed[k]`.
+    `certain` of those that left after the last block could not disagree: they passed no ramp that might let them go.
     """
 
     started_s: float
@@ -83,6 +85,8 @@ class Observed:
     refused: int = 0
     refused_weight: int = 0
     benched: Mapping[str, str] = field(default_factory=dict)  # replicas that are too slow to be used, and their kinds
+    certain: int = 0
+    certain_weight: int = 0
 
     @property
     def ended_s(self) -> float:
@@ -120,6 +124,7 @@ class Observed:
             unfinished=tuple(round(weight / length) for weight in self.unfinished_weights),
             texts=self.arrivals,
             refused=round(self.refused_weight / length),
+            certain=round(self.certain_weight / length),
         )
 
     @property
@@ -128,7 +133,12 @@ class Observed:
 
     def agreement(self) -> Agreement | None:
         """As far as the audits of this time tell."""
-        return agreement_of(self.exits, self.audited, self.missed) if any(self.audited) else None
+        return self.audits.agreement()
+
+    @property
+    def audits(self) -> AuditedAnswers:
+        left = (*self.exits[:-1], max(0, self.exits[-1] - self.certain)) if self.certain else self.exits
+        return AuditedAnswers(left, self.audited, self.missed)
 
     def quantile_s(self, share: float) -> float | None:
         """The latency that this share of the answers kept, to 5 %; None where there is no answer.
@@ -187,9 +197,11 @@ def merged(observations: Iterable[Observed]) -> Observed:
         next((part.lengths for part in reversed(parts) if part.lengths), ()),
         refused=sum(part.refused for part in parts),
         refused_weight=sum(part.refused_weight for part in parts),
-        benched={
-            name: kind for part in parts if part.ended_s == parts[-1].ended_s for name, kind in part.benched.items()
-        },
+        benched=dict(
+            pair for part in parts if part.ended_s > parts[-1].ended_s - TOGETHER_S for pair in part.benched.items()
+        ),
+        certain=sum(part.certain for part in parts),
+        certain_weight=sum(part.certain_weight for part in parts),
     )
 
 
@@ -241,6 +253,8 @@ def since(now: Observed, before: Observed | None) -> Observed:
         ended=now.ended - before.ended,
         refused=now.refused - before.refused,
         refused_weight=now.refused_weight - before.refused_weight,
+        certain=now.certain - before.certain,
+        certain_weight=now.certain_weight - before.certain_weight,
     )
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from deployments.config import AppConfig
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.bodies import Sizes
-from deployments.front.counts import together
 from deployments.front.described import STATS_VERSION
 from deployments.front.driver import Driver, Refusing
 from deployments.front.examples import example_of
@@ -32,7 +31,6 @@ from deployments.replica.loading import load_front_model
 from deployments.tasks import task_of
 from deployments.tracing import Span, Tracing, tracing_here
 from deployments.transport.packed import Packed, pack
-from profiles.agreement import said
 from profiles.model import SplitModel, label_names, reads_text
 from profiles.promise import NOTHING, agreement_in, promise_in
 
@@ -151,6 +149,7 @@ class Service:
 
     async def open(self) -> None:
         self._driver = await self._connect(self.config, self._model, self._clock)
+        self._driver.counts.promised = self._agreement
 
     async def close(self) -> None:
         """Answer every admitted input, then end."""
@@ -317,11 +316,9 @@ class Service:
     async def stats(self) -> dict[str, Any]:
         """Since the start: requests by outcome, latencies, batches per split, inputs by the block they left after."""
         fronts = await self.everywhere()
-        agreement = together([each.counts for each in fronts]).agreement(self.num_blocks)
-        told = {"promise": self.promised, "agreement": said(agreement, self._agreement)}
         about = {"schema_version": STATS_VERSION, "model": self.name, "plan": self._plan()}
-        about["slo_ms"] = self.config.slo_ms
-        return about | told | stats_of(fronts, self._agreement)
+        about |= {"slo_ms": self.config.slo_ms, "promise": self.promised}
+        return about | stats_of(fronts, self._agreement)
 
     def encoded(self, inputs: object) -> Packed:
         """Encode the inputs. A list of texts holds many; any other list may be one input (an image, a pair) or many."""

@@ -13,7 +13,7 @@ from deployments.dispatch.route import Route, Stage
 from deployments.front.counts import OUTCOMES, Counts, by_level, survival, together
 from deployments.front.driver import Driver
 from deployments.front.messages import FrontState, Usage
-from profiles.agreement import verdict
+from profiles.agreement import lately, said
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -31,7 +31,9 @@ def stats_of(fronts: Sequence[FrontState], promised: float | None = None) -> dic
     """
     counts, route = together([each.counts for each in fronts]), fronts[0].route
     splits = [_split(stage, counts, fronts) for stage in route.all_stages]
+    audits, in_words = _audits(counts, fronts, promised)
     found = {
+        "agreement": in_words,
         "requests": {name: counts.outcomes[name] for name in OUTCOMES},
         "latency_ms": counts.latency_ms(),
         "inside": sum(each.inside for each in fronts),
@@ -40,7 +42,7 @@ def stats_of(fronts: Sequence[FrontState], promised: float | None = None) -> dic
         "exits": {str(block): counts.exits[block] for block in range(route.num_blocks)},
         "survival": survival(counts.exits, route.num_blocks),
         "observations": counts.observations,
-        "audits": _audits(counts, route.num_blocks, promised),
+        "audits": audits,
         "survivor_bytes": dict(counts.survivor_bytes),
         "fronts": [asdict(each.usage) for each in fronts],
     }
@@ -75,16 +77,19 @@ def _tokens(counts: Counts, route: Route) -> dict[str, Any]:
     }
 
 
-def _audits(counts: Counts, num_blocks: int, promised: float | None) -> dict[str, Any]:
-    """How many ended, how many disagreed, what share of all answers agrees, as far as they tell, and the promise."""
-    agreement = counts.agreement(num_blocks)
-    return {
+def _audits(counts: Counts, fronts: Sequence[FrontState], promised: float | None) -> tuple[dict[str, Any], str]:
+    """How many ended, how many disagreed, and what that tells of the promise; the same in words."""
+    watches = [each.counts.watched(each.route) for each in fronts]
+    total, seen = counts.agreement(fronts[0].route.num_blocks), lately(watches, fronts[0].counts.now_s, promised)
+    told = {
         "ended": counts.audited.total(),
         "disagreed": counts.missed.total(),
-        "agreement": None if agreement is None else {**asdict(agreement)},
+        "agreement": total and asdict(total),
+        "lately": seen.agreement and asdict(seen.agreement),
         "promised": promised,
-        "verdict": None if promised is None else verdict(agreement, promised),
+        "verdict": seen.state,
     }
+    return told, said(seen, promised, total)
 
 
 def _split(stage: Stage, counts: Counts, fronts: Sequence[FrontState]) -> dict[str, Any]:

@@ -172,7 +172,7 @@ function filled(fills) {
 function showNumbers(stats, rate, survival) {
   const { p50, p99 } = stats.latency_ms;
   const promised = controller?.plan?.promised_per_s;
-  const audits = stats.audits, seen = audits.agreement;
+  const audits = stats.audits, seen = audits.lately ?? audits.agreement;
   const told = [
     ["answered", `${amount(rate.answered)}/s`, promised ? `the plan promises ${amount(promised)}/s` : ""],
     ["latency, p99", `${amount(p99, 1)} ms`, `median ${amount(p50, 1)}, objective ${amount(about.slo_ms)} ms`, p99 > about.slo_ms],
@@ -292,21 +292,22 @@ function launch(split, fill, alone) {
 
 // --- Agreement against its promise
 
-// The interval on a line that ends at 100 %, and the promise across it.
+// The interval of the last ten minutes on a line that ends at 100 %, that since the start below it, the promise across.
 function showAgreement(stats) {
   byId("checked").textContent = `${stats.agreement[0].toUpperCase()}${stats.agreement.slice(1)}.`;
   byId("promise").textContent = `Of exits: ${stats.promise}.`;
-  const place = byId("agreement"), { agreement: seen, promised } = stats.audits;
+  const place = byId("agreement"), { agreement: total, lately, promised } = stats.audits, seen = lately ?? total;
   if (!seen) return place.replaceChildren();
   const width = place.clientWidth || 300, high = 74, side = 24, middle = 36;
-  const least = Math.max(0, Math.min(seen.low, promised ?? 1) - 0.02);
+  const least = Math.max(0, Math.min(seen.low, total.low, promised ?? 1) - 0.02);
   const x = (share) => side + ((share - least) / (1 - least)) * (width - 2 * side);
   const picture = drawn("svg", { role: "img", width, height: high, viewBox: `0 0 ${width} ${high}` });
-  const line = (from, to, kind) => drawn("line", { x1: x(from), x2: x(to), y1: middle, y2: middle, class: kind });
+  const line = (from, to, kind, y = middle) => drawn("line", { x1: x(from), x2: x(to), y1: y, y2: y, class: kind });
   const end = { y: middle + 32, class: "faint" };
   picture.append(
     drawn("title", {}, stats.agreement),
     line(least, 1, "axis"),
+    line(total.low, total.high, "total", middle + 11),
     line(seen.low, seen.high, "between"),
     drawn("circle", { cx: x(seen.share), cy: middle, r: 6, class: "full" }),
     drawn("text", { ...end, x: x(least), "text-anchor": "middle" }, percent(least)),

@@ -291,6 +291,18 @@ def test_the_picture_is_of_what_happened_since_the_last_look(toy: Toy, url: str)
     assert sparkline(answer["survival"]) in shown
 
 
+def test_the_agreement_since_the_start_stands_beside_that_of_the_last_ten_minutes(toy: Toy, url: str) -> None:
+    run(toy.app, toy.loop, 400)
+    answer = json.loads(asked(url, "--json")) | {"agreement": "agreement 97.2 % (96.0 to 98.1, 310 audits): broken"}
+    total = {"share": 0.995, "low": 0.991, "high": 0.998, "audits": 9000}
+    stats = {"splits": [], "exits": {}, "survival": [], "audits": {"agreement": total}}
+    console = Console(file=io.StringIO(), width=120)
+    console.print(tables(answer, stats))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "agreement 97.2 % (96.0 to 98.1, 310 audits): broken" in shown
+    assert "agreement 99.5 % (99.1 to 99.8, 9,000 audits)" in shown
+
+
 def test_without_a_controller_the_picture_is_drawn_all_the_same() -> None:
     config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
     with running(create_front(Service(config, time.perf_counter))) as url:

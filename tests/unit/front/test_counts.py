@@ -1,7 +1,13 @@
 """What a front counts, and what is new of it."""
 
+from collections import Counter
+
+import pytest
+
+from deployments.dispatch.route import Route, Stage
 from deployments.front.counts import Counts, together
-from deployments.front.observed import LaunchShape, Took, since
+from deployments.front.observed import LaunchShape, Took, merged, since
+from profiles.agreement import WATCHED_S, lately
 
 
 def test_what_is_counted_is_told() -> None:
@@ -60,3 +66,128 @@ def test_what_a_proxy_refuses_came_like_what_it_let_through() -> None:
     seen = counts.observed(1)
     assert (seen.arrivals, seen.refused, seen.arrived_weight, seen.refused_weight) == (90, 60, 900, 600)
     assert counts.outcomes["refused"] == 20
+
+
+OPEN = Route((Stage(0, 4, 1, "a", (0.001,), ramps=frozenset({0, 2})),))
+CLOSED = Route((Stage(0, 4, 1, "a", (0.001,)),))
+TIGHT = Route(OPEN.stages, thresholds=((0, 0.99), (2, 0.99)))
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def audited(counts: Counts, audits: int, missed: int = 0) -> None:
+    """So many inputs left at a ramp and were audited, as many ran to the end."""
+    counts.exits.update({0: audits, 3: audits})
+    counts.audited[0] += audits
+    counts.missed[0] += missed
+
+
+def test_answers_that_could_not_disagree_tell_nothing_of_the_agreement() -> None:
+    """Twenty audits, then all ramps are closed, and ten thousand further inputs are answered."""
+    clock = Clock()
+    counts, before = Counts({}, clock), Counts({}, clock)
+    for each in (counts, before):
+        each.look(OPEN)
+        audited(each, 20, missed=1)
+    counts.look(CLOSED)
+    for _ in range(10_000):
+        counts.input_left(3, 0.1, in_time=True, weight=7, could_disagree=False)
+    agreement = before.agreement(4)
+    assert agreement
+    assert agreement.low < 0.95
+    assert counts.agreement(4) == together([counts]).agreement(4) == agreement
+    assert lately([counts.watched(CLOSED)], clock()).agreement == agreement
+    seen, earlier = counts.observed(4), before.observed(4)
+    assert seen.agreement() == earlier.agreement() == agreement
+    assert (sum(seen.exits), seen.certain, seen.counted_in(70).certain) == (10_040, 10_000, 1_000)
+    assert since(seen, earlier).agreement() is None
+    assert merged([earlier, since(seen, earlier)]).agreement() == agreement
+
+
+def test_answers_of_the_whole_network_are_no_agreement_in_any_front() -> None:
+    """Half of the inputs of two fronts ask for the whole network."""
+    fronts = [Counts({}, Clock()) for _ in range(2)]
+    for counts in fronts:
+        audited(counts, 100, missed=10)
+    before = together(fronts).agreement(4)
+    for counts in fronts:
+        for _ in range(200):
+            counts.input_left(3, 0.1, in_time=True, full=True)
+    assert together(fronts).agreement(4) == before
+    assert (fronts[0].exits[3], fronts[0].observed(4).exits[3]) == (300, 100)
+
+
+def test_audits_that_end_after_the_ramps_were_closed_count_with_their_answers() -> None:
+    clock = Clock()
+    counts = Counts({}, clock)
+    counts.look(OPEN)
+    counts.exits.update({0: 200, 3: 200})
+    clock.now_s += 7.0
+    counts.look(CLOSED)
+    for number in range(200):
+        counts.audit_ended(0, agrees=number % 10 > 0)
+    seen = lately([counts.watched(CLOSED)], clock()).agreement
+    assert seen == counts.agreement(4)
+    assert seen
+    assert seen.share == pytest.approx(0.95)
+
+
+@pytest.mark.parametrize("every_s", [0.5, 5.0, 7.3, 200.0])
+def test_what_was_seen_lately_is_of_ten_minutes_however_often_something_comes(every_s: float) -> None:
+    clock = Clock()
+    counts = Counts({}, clock)
+    while clock() < 1000.0 + 3600.0:
+        counts.look(OPEN)
+        audited(counts, 10)
+        clock.now_s += every_s
+    seen = lately([counts.watched(OPEN)], clock()).agreement
+    assert seen
+    assert seen.audits == pytest.approx(10 * WATCHED_S / every_s, abs=10 + 60 / every_s)
+    assert len(counts.watched(OPEN).looks) <= 125
+    clock.now_s += WATCHED_S + 5.0
+    assert lately([counts.watched(OPEN)], clock()).agreement is None
+    assert counts.agreement(4), "since the start"
+
+
+def test_what_was_seen_lately_begins_anew_with_other_thresholds_and_not_with_other_ramps() -> None:
+    clock = Clock()
+    counts = Counts({}, clock)
+    told = []
+    for route in (OPEN, CLOSED, OPEN, TIGHT, TIGHT):
+        counts.look(route)
+        audited(counts, 10)
+        clock.now_s += 1.0
+        seen = lately([counts.watched(route)], clock()).agreement
+        told.append(seen.audits if seen else 0)
+    assert told == [10, 20, 30, 10, 20]
+
+
+def test_a_drift_is_seen_within_half_a_minute_and_for_ten_minutes_by_who_looks_now_and_then() -> None:
+    """After an hour in which all was well, which the agreement since the start still tells of."""
+    clock = Clock()
+    fronts = [Counts({}, clock) for _ in range(2)]
+    for counts in fronts:
+        counts.promised = 0.99
+
+    def run(seconds: int, missed: int, route: Route) -> Counter[str]:
+        states: Counter[str] = Counter()
+        for _ in range(seconds // 5):
+            for counts in fronts:
+                counts.look(route)
+                audited(counts, 50, missed)
+            clock.now_s += 5.0
+            states[lately([counts.watched(route) for counts in fronts], clock(), 0.99).state] += 5
+        return states
+
+    assert run(3600, 0, OPEN).keys() <= {"not watched", "kept"}
+    assert run(30, 5, OPEN)["broken"] >= 20
+    since_start = together(fronts).agreement(4)
+    assert since_start
+    assert since_start.verdict(0.99) == "kept"
+    assert run(int(WATCHED_S) - 10, 0, TIGHT).keys() == {"broken"}, "thresholds are tighter at once"
+    assert run(300, 0, TIGHT)["kept"] >= 270

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -359,5 +360,21 @@ def test_who_asks_for_the_full_network_has_its_answer() -> None:
     async def scene(rig: Rig) -> None:
         (answer,) = await rig.driver.answer(pack(Toy().encode([[0, 7]])), 5.0, full=True)
         assert (answer.label, answer.exit_block) == (7, 3)
+
+    play(scene)
+
+
+def test_answers_that_no_open_ramp_might_have_given_are_told_apart() -> None:
+    async def scene(rig: Rig) -> None:
+        counts, dispatcher = rig.driver.counts, rig.driver.dispatcher
+        await rig.ask([0, 1], [2, 1], [3, 1])
+        assert counts.certain == 0, "they passed a ramp, wherever they left"
+        await rig.driver.answer(pack(Toy().encode([[0, 7], [3, 7]])), 5.0, full=True)
+        assert counts.certain == 2
+        closed = Route(tuple(replace(stage, ramps=frozenset()) for stage in dispatcher.route.stages))
+        dispatcher.reroute(closed, REPLICAS)
+        await rig.ask([0, 1], [3, 1])
+        assert counts.certain == 4
+        assert (counts.exits.total(), counts.exits[3]) == (7, 5)
 
     play(scene)

@@ -13,7 +13,10 @@ counts = st.integers(0, 1000)
 @st.composite
 def observations(draw):
     launches = draw(
-        st.dictionaries(st.builds(LaunchShape, st.just("a"), counts, counts, counts), st.builds(Took, counts, counts))
+        st.dictionaries(
+            st.builds(LaunchShape, st.just("a"), counts, counts, counts),
+            st.builds(Took, counts, counts, counts, counts),
+        )
     )
     latencies = Counter(latency_bin(s) for s in draw(st.lists(st.floats(0, 10))))
     start, seconds, exits = draw(counts), draw(st.integers(1, 100)), draw(st.lists(counts, min_size=2, max_size=2))

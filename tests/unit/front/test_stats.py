@@ -12,14 +12,17 @@ from deployments.front.answers import Answer, Step
 from deployments.front.counts import Counts, together
 from deployments.front.driver import Driver
 from deployments.front.messages import FrontState, Usage
+from deployments.front.metrics import FrontSeries
 from deployments.front.open_inference.protocol import statistics
 from deployments.front.service import Content, Service
 from deployments.front.stats import state_of, stats_of
+from deployments.metrics import FRONT, MetricSeries
 from deployments.replica.local_workers import LocalWorkers
 from deployments.replica.split import SplitReplica
 from deployments.replica.virtual import VirtualModel
 from deployments.transport.packed import pack
 from profiles.exits import ExitProfile
+from tests.helpers.noted_metrics import NotedMetrics
 from tests.helpers.virtual_device import SURVIVAL, table
 
 ROUTE = Route((Stage(0, 2, 4, "front", (0.001,) * 4), Stage(2, 4, 4, "back", (0.001,) * 4)))
@@ -56,6 +59,7 @@ def test_what_audits_tell_is_of_all_fronts_together() -> None:
     assert (told["ended"], told["disagreed"], told["agreement"]["audits"]) == (100, 25, 100)
     assert told["agreement"]["share"] == 1 - 0.25 * 0.25, "a quarter of the answers were early, a quarter of them wrong"
     assert (told["promised"], told["verdict"]) == (None, None)
+    assert told["lately"] == told["agreement"], "all of it was in the last ten minutes"
 
 
 @pytest.mark.parametrize(
@@ -67,6 +71,32 @@ def test_audits_are_held_against_what_was_promised(audits: int, promised: float,
         one.counts.audit_ended(0, agrees=number % 10 > 0)
     told = stats_of([one], promised)["audits"]
     assert (told["promised"], told["verdict"]) == (promised, verdict)
+
+
+@pytest.mark.parametrize(("missed", "state"), [(0, "kept"), (40, "broken")])
+def test_prometheus_is_told_what_is_known_of_the_promise_lately_beside_all_since_the_start(
+    missed: int, state: str
+) -> None:
+    now_s, noted = 0.0, NotedMetrics()
+    counts = Counts({}, lambda: now_s)
+    counts.promised = 0.99
+    driver = Driver(Dispatcher(ROUTE, {"front": ["f"], "back": ["b"]}), LocalWorkers({}), time.perf_counter, counts)
+    series = FrontSeries(MetricSeries(FRONT, noted))
+    for off in (0, missed):
+        counts.look(ROUTE)
+        counts.exits.update({0: 400, 3: 400})
+        counts.audited[0] += 400
+        counts.missed[0] += off
+        series.tell(driver, None)
+        now_s += 1000.0
+    told = noted.told["isobatch_disagreement_lately"]["mean",]
+    assert told == pytest.approx(missed / 800)
+    assert noted.told["isobatch_disagreement"]["mean",] == pytest.approx(missed / 1600)
+    assert {key for (key,), value in noted.told["isobatch_promise"].items() if value} == {state}
+    series.tell(driver, None)
+    bounds = noted.told["isobatch_disagreement_lately"]
+    assert (bounds["low",], bounds["high",]) == (0.0, 1.0), "ten minutes later nothing is known"
+    assert {key for (key,), value in noted.told["isobatch_promise"].items() if value} == {"not watched"}
 
 
 def test_the_service_tells_of_all_fronts_and_misses_what_any_of_them_misses() -> None:
