@@ -29,6 +29,7 @@ from profiles.agreement import LEAST, Agreement
 from profiles.evidence import Evidence
 from profiles.exits import carried, survival_after
 from profiles.losses import Indices
+from profiles.windows import Window
 
 ALARM, DOUBTED = log(100.0), log(10.0)  # what the purse must hold, and where inputs are doubted
 ODD, SHARE, ENOUGH_ANSWERS = 5.0, 0.05, 500  # standard errors, and a share of the blocks: inputs are others than before
@@ -304,6 +305,7 @@ def _blocks(seen: Observed) -> tuple[float, float] | None:
     """How many blocks inputs ran on average, and the variance of that; None where too few were answered."""
     if seen.answered < ENOUGH_ANSWERS:
         return None
-    mean = sum(count * ran for ran, count in enumerate(seen.exits, 1)) / seen.answered
-    square = sum(count * ran * ran for ran, count in enumerate(seen.exits, 1)) / seen.answered
+    window = Window(seen.started_s, seen.seconds, seen.arrivals, seen.exits, unfinished=seen.unfinished)
+    survival = window.exits.survival
+    mean, square = sum(survival), sum((2 * block + 1) * share for block, share in enumerate(survival))
     return mean, (square - mean * mean) / seen.answered
