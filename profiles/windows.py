@@ -72,9 +72,10 @@ class Window:
 
     @property
     def exits(self) -> ExitProfile:
-        """The exit profile of this window, which must have at least one answer."""
-        survival = np.divide(self.entered, self.known, out=np.zeros(len(self.left)), where=self.known > 0)
-        return ExitProfile((1.0, *survival[1:].tolist()))
+        """The exit profile of this window; where nothing is known of a block, as if nobody left before it."""
+        known = self.known
+        survival = np.divide(self.entered, known, out=np.ones(len(self.left)), where=known > 0)
+        return ExitProfile((1.0, *np.minimum.accumulate(survival)[1:].tolist()))
 
     @property
     def entered(self) -> tuple[int, ...]:

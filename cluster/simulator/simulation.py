@@ -28,7 +28,7 @@ Chunk = tuple[Floats, Ints] | tuple[Floats, Ints, Ints]
 Chunks = Iterable[Chunk]
 CHUNK = 1 << 16
 NO_INPUTS = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
-# Random streams: of troubles, lengths, audits, and of who asks for the whole network. Inputs have one of the seed, too.
+# The random streams of troubles, lengths, audits and of who asks for the whole network; inputs draw from the seed, too.
 TROUBLES_SEED, LENGTHS_SEED, AUDITS_SEED, FULL_SEED = 1, 3, 4, 5
 
 

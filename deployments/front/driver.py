@@ -120,7 +120,9 @@ class Driver:
             self.lag.saw(now_s, now_s - max(each.since_s for each in waiting))
             return answers
         finally:
-            for ticket in tickets:  # if the client went away or one input failed, the others are no longer needed
+            # If the client went away or one input failed, the others are no longer needed, nor is any answer counted.
+            for ticket, each in zip(tickets, waiting, strict=True):
+                each.reply.cancel()
                 self.dispatcher.abandon(ticket)
 
     async def _in_time(self, waiting: Sequence[_Waiting], within_s: float) -> None:

@@ -19,7 +19,7 @@ from deployments.front.observed import LaunchShape, Observed, Took
 from optimizer import Objective, Plan, evaluate
 from optimizer.model.works import work
 from profiles.devices import Device
-from profiles.exits import ExitProfile
+from profiles.exits import ExitProfile, carried
 from profiles.files import Profile
 from profiles.latency import LatencyTable
 from profiles.windows import History
@@ -52,6 +52,7 @@ class Fluid:
         self.asked, self.running, self.now_s = asked, plan, 0.0
         self.random = np.random.default_rng(seed)
         self.truth: Callable[[float], tuple[float, ...]] = lambda at_s: MEDIUM
+        self.full: Callable[[float], float] = lambda at_s: 0.0  # the share that asks for the whole network
         self.rate: Callable[[float], float] = lambda at_s: 400.0
         self.devices: Callable[[float], Mapping[str, int]] = lambda at_s: {}
         self.slower: Mapping[str, float] = {}  # than the table says
@@ -59,6 +60,7 @@ class Fluid:
         self.fails: Callable[[Plan], bool] = lambda plan: False
         self.devices_vanish = False  # where it fails, for that reason
         self.rolled: list[tuple[float, Plan]] = []
+        self.answered: list[tuple[float, int]] = []  # at each look, since the one before
         self._asked_s = 0.0
         self._sustained: dict[object, float] = {}
 
@@ -70,8 +72,11 @@ class Fluid:
         arrivals = int(self.random.poisson(self.rate(self.now_s) * seconds))
         per_s = self.sustained_per_s(self.running) * self.poor(self.running)
         good = min(arrivals, int(per_s * seconds))
-        exits, launches = self._exits(good), self._launches(good)
-        return Observed(started_s, seconds, arrivals, good, exits, launches, self._present(), refused=arrivals - good)
+        self.answered.append((self.now_s, good))
+        full = int(self.random.binomial(good, share)) if (share := self.full(self.now_s)) else 0
+        exits, launches, refused = self._exits(good - full), self._launches(good), arrivals - good
+        present = self._present()
+        return Observed(started_s, seconds, arrivals, good, exits, launches, present, full=full, refused=refused)
 
     async def plan(self) -> Plan:
         return self.running
@@ -90,17 +95,20 @@ class Fluid:
         """Inputs per second of a plan; 0 if its devices are gone."""
         if lacking(plan, self._present()):
             return 0.0
-        now = (plan, self.truth(self.now_s), *self.slower.items())
+        now = (plan, self._carried(), *self.slower.items())
         if now not in self._sustained:
             self._sustained[now] = evaluate(plan, self.facts()).goodput_per_s
         return self._sustained[now]
 
     def best(self) -> float:
-        plan = self.asked.best(self.truth(self.now_s), self._true_factors(), self._present())
+        plan = self.asked.best(self._carried(), self._true_factors(), self._present())
         return evaluate(plan, self.facts()).goodput_per_s
 
     def facts(self):
-        return self.asked.facts(self.truth(self.now_s), self._true_factors())
+        return self.asked.facts(self._carried(), self._true_factors())
+
+    def _carried(self) -> tuple[float, ...]:
+        return carried(self.truth(self.now_s), self.full(self.now_s))
 
     def _true_factors(self) -> Corrections:
         return Corrections({kind: (factor,) * BLOCKS for kind, factor in self.slower.items()})

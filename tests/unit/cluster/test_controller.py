@@ -16,6 +16,7 @@ from cluster.controller.record import Events
 from cluster.controller.sentences import is_content
 from deployments.front.observed import Observed
 from optimizer import Objective, Placement, Plan, Split, evaluate
+from profiles.exits import carried
 from profiles.lengths import Lengths, rescaled
 from profiles.windows import History
 from tests.helpers.fluid_application import (
@@ -75,6 +76,41 @@ def test_where_answers_are_early_ramps_follow_the_inputs_and_the_network_stays_i
     (event, *_) = moves(run(app, control_loop(app), 3600))
     assert "launches answer after 90 ms on average, with other ramps after" in event.why
     assert [(split.stop, split.ramps) for split in app.running.splits] == [(4, (0,))], "the budget allows one"
+
+
+def test_half_of_the_requests_in_full_change_no_survival_but_what_plans_must_carry():
+    asked = question(MEDIUM)
+    app = Fluid(asked, first_plan(asked))
+    app.full = lambda at_s: 0.5 if at_s > 900 else 0.0
+    loop = control_loop(app)
+    run(app, loop, 900)
+    beliefs = loop.controller.beliefs
+    assert beliefs.full_share == 0.0
+    run(app, loop, 240)  # until the first window that has them all
+    for _ in range(2):
+        assert beliefs.survival == pytest.approx(MEDIUM, abs=0.02)
+        assert beliefs.full_share == pytest.approx(0.5, abs=0.02)
+        assert beliefs.carried == pytest.approx(carried(MEDIUM, 0.5), abs=0.02)
+        assert loop.controller.facts().survival == pytest.approx(carried(MEDIUM, 0.5), abs=0.02)
+        run(app, loop, 3600)
+    assert share(app) > 0.95
+    app.full = lambda at_s: 0.0
+    run(app, loop, 360)
+    assert beliefs.full_share == pytest.approx(0.0, abs=0.02)
+    assert beliefs.survival == pytest.approx(MEDIUM, abs=0.02)
+
+
+def test_inputs_that_a_look_behind_closed_ramps_sees_count_once(tmp_path):
+    asked = question(HARD)
+    app = Fluid(asked, first_plan(asked))
+    app.truth = lambda at_s: HARD
+    loop = control_loop(app, tmp_path)
+    events = run(app, loop, 3600)
+    assert sum(event.what == "looked" for event in events) > 3
+    windows, began_s = History(tmp_path / "exits.jsonl").windows, loop.controller.began_s
+    assert sum(window.answered for window in windows) == sum(good for at_s, good in app.answered if at_s <= began_s)
+    ends_s = [window.start_s + window.duration_s for window in windows]
+    assert [window.start_s for window in windows[1:]] == pytest.approx(ends_s[:-1]), "nor is any time left out"
 
 
 def test_steady_inputs_leave_the_plan_alone():

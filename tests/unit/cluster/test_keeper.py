@@ -17,6 +17,7 @@ from cluster.controller.record import Event, Events
 from deployments.front.observed import Observed
 from optimizer.plan import Plan
 from profiles.evidence import Evidence
+from profiles.exits import carried
 from profiles.windows import History
 from tests.helpers.exit_tables import exit_table
 from tests.helpers.fluid_application import MEDIUM, Fluid, first_plan, question
@@ -180,6 +181,16 @@ def test_thresholds_for_the_plan_s_own_ramps_are_used_where_they_gain_and_the_pr
     assert [change.what for change in changes] == ["tuned"]
     assert [ramp for ramp, _ in served.plan.thresholds] == [1]
     assert served.disagreement(served.usual) <= 1 - PROMISED
+
+
+def test_thresholds_gain_less_the_more_inputs_ask_for_the_whole_network() -> None:
+    window, gains = Observed(0.0, 10 * LOOK_S, 50_000, 50_000, (20_000, 15_000, 10_000, 5_000)), list[bool]()
+    for full_share in (0.0, 0.99):
+        kept = Keeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=0.003)
+        assert not any(looks(kept, USUAL, 0.0, 10))
+        plan, facts = with_all_ramps(first_plan(ASKED), [1]), FACTS.surviving(carried(FACTS.survival, full_share))
+        gains.append(kept.window(window, plan, facts, windows=20.0, tightened=0, full_share=full_share) is not None)
+    assert gains == [True, False]
 
 
 def test_a_look_behind_closed_ramps_forgets_nothing_of_what_audits_told_of_the_plan() -> None:

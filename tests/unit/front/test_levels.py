@@ -82,10 +82,12 @@ def test_answers_say_which_level_gave_them_and_stats_each_level_s_share() -> Non
 def test_whom_the_next_level_cannot_answer_in_time_gets_what_is_known(local: bool) -> None:
     """One is on its way through the large level when its time is over, the others wait; or all are, held there."""
     began_s = time.perf_counter()
-    answers, stats = asked(driver(True, local, NEVER_S), HARD, HARD, HARD, within_s=2.0)
+    made = driver(True, local, NEVER_S)
+    answers, stats = asked(made, HARD, HARD, HARD, within_s=2.0)
     assert [(one.level, one.exit_block, one.degraded) for one in answers] == [(0, 1, True)] * 3
     assert [len(one.steps) for one in answers] == [1, 1, 1]
     assert stats["levels"][0] == {"blocks": [0, 2], "answered": 0, "degraded": 3, "share": 1.0}
+    assert made.counts.observed(4).unfinished == (0, 0, 3, 0), "they had survived the first level"
     assert time.perf_counter() - began_s < NEVER_S / 2
 
 

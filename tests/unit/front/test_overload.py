@@ -141,7 +141,7 @@ def test_time_is_left_for_the_answer_to_be_written() -> None:
         within: list[float] = []
         answer = service._driver.answer
 
-        async def watched(inputs: Any, within_s: float, full: bool) -> Any:
+        async def watched(inputs: Any, within_s: float, full: bool, waits: bool) -> Any:
             within.append(within_s)
             return await answer(inputs, within_s)
 

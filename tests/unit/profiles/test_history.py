@@ -29,6 +29,11 @@ def test_what_was_appended_is_there_after_a_restart(tmp_path: Path) -> None:
     assert History(tmp_path / "h").windows == tuple(seen(index) for index in range(5))
 
 
+def test_a_history_from_before_inputs_in_full_were_told_apart_is_read(tmp_path: Path) -> None:
+    (tmp_path / "h").write_text('{"start_s": 0.0, "duration_s": 120.0, "arrived": 0, "left": [0, 1]}\n')
+    assert History(tmp_path / "h").windows == (seen(0),)
+
+
 @settings(deadline=None)  # a disk takes its time
 @given(cut=st.integers(1, 60))
 def test_a_crash_in_the_middle_of_a_write_loses_that_window_only(

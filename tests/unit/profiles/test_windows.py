@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from profiles.windows import MOST, PRIOR_INPUTS, SteadySurvival, Window, merge
 
 counts = st.lists(st.integers(0, 10**6) | st.integers(0, MOST // 8), min_size=3, max_size=3).map(tuple)
-windows = st.builds(Window, st.floats(0, 1e6), st.floats(1, 1e3), st.integers(0, 10**6), counts)
+windows = st.builds(
+    Window, st.floats(0, 1e6), st.floats(1, 1e3), st.integers(0, 10**6), counts, unfinished=st.just(()) | counts
+)
 
 
 def seen(*left: int) -> Window:
@@ -38,7 +40,7 @@ def test_the_interval_holds_what_was_seen_and_stays_in_range(window: Window) -> 
     low, high = window.interval()
     assert (low >= 0).all()
     assert (high <= 1).all()
-    if window.answered:
+    if window.answered and not any(window.unfinished):
         survival = np.asarray(window.exits.survival)
         assert (low <= survival + 1e-9).all()
         assert (survival <= high + 1e-9).all()
@@ -51,6 +53,34 @@ def test_steadied_rows_are_survival_curves(series: list[Window]) -> None:
     assert (np.diff(rows, axis=1) <= 1e-12).all()
     np.testing.assert_allclose(rows[:, 0], 1)
     assert (rows > 0).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=40))
+def test_an_input_that_ended_before_it_left_counts_up_to_where_it_stood(inputs: list[tuple[int, int]]) -> None:
+    """Of each input the block after which it would leave, and the block before which it would be given up."""
+    left, unfinished = [0] * 4, [0] * 4
+    for leaves, given_up in inputs:
+        if leaves < given_up:
+            left[leaves] += 1
+        else:
+            unfinished[given_up] += 1
+    window, share = Window(0.0, 120.0, len(inputs), tuple(left), unfinished=tuple(unfinished)), 1.0
+    for cut in range(1, 4):  # by Kaplan and Meier
+        tested = [leaves for leaves, given_up in inputs if leaves >= cut - 1 and given_up >= cut]
+        if not tested:
+            break
+        share *= sum(leaves >= cut for leaves in tested) / len(tested)
+        assert window.entered[cut] == pytest.approx(share * window.known[cut])
+        assert window.exits.survival[cut] == pytest.approx(share)
+    low, high = window.interval()
+    assert (low <= high).all()
+    assert (np.diff(window.known) <= 1e-9).all(), "less is known of later blocks"
+
+
+def test_inputs_that_ended_before_the_first_ramp_tell_nothing() -> None:
+    low, high = Window(0.0, 120.0, 500, (5, 5), unfinished=(500, 0)).interval()
+    alone_low, alone_high = seen(5, 5).interval()
+    assert (low[1], high[1]) == pytest.approx((alone_low[1], alone_high[1]))
 
 
 def test_the_weight_of_a_window_is_n_over_n_plus_prior() -> None:
@@ -76,6 +106,9 @@ def test_the_weight_of_a_window_is_n_over_n_plus_prior() -> None:
         ({"left": (2**53, 0)}, "left\\[0\\] = 9007199254740992 must be 0 or more, and less"),
         ({"left": ()}, "one count per block"),
         ({"left": (3, -2)}, "left\\[1\\] = -2"),
+        ({"unfinished": (3, -2)}, "unfinished\\[1\\] = -2"),
+        ({"unfinished": (3,)}, "unfinished as many or none"),
+        ({"full": -1}, "full = -1"),
     ],
 )
 def test_a_window_that_cannot_be_is_refused(fields: dict[str, object], says: str) -> None:

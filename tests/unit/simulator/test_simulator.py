@@ -22,6 +22,7 @@ from optimizer.search.exact import search
 from profiles.devices import Link
 from profiles.errors import UserError
 from profiles.lengths import Lengths
+from profiles.windows import Window
 from tests.helpers.simulated_fleet import BLOCKS, FAST, SLO_S, TWO, facts, one_by_one
 
 
@@ -55,6 +56,29 @@ def test_every_input_ends_exactly_once(load: float, jitter: float, fail_share: f
     assert report.arrived == report.answered + report.refused + report.expired + report.failed
     assert report.good <= report.answered
     assert all(0 < fill.share <= 1 for fills in report.fills for fill in fills.values() if fill.launches)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    load=st.floats(0.3, 2.0), full_share=st.sampled_from([0.0, 0.3]), audited=st.booleans(),
+    fail_share=st.sampled_from([0.0, 0.2]), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_who_would_have_left_is_seen_whoever_asks_for_the_whole_network(
+    load: float, full_share: float, audited: bool, fail_share: float, seed: int
+) -> None:
+    random, seconds = np.random.default_rng(seed), 4000 / (load * evaluate(TWO, FAST).goodput_per_s)
+    times_s, sure_after = np.sort(random.random(4000)) * seconds, random.choice(BLOCKS, 4000, p=[0.3, 0.2, 0.3, 0.2])
+    limits = Limits(backlog=200, audit_share=0.1 if audited else 0.0)
+    world = World(TWO, FAST, SLO_S, limits, Troubles(0.3, {}, fail_share), full_share=full_share)
+    simulation = Simulation(world, [(times_s, sure_after)], seconds, seed)
+    report, seen = simulation.finish(), simulation.observe()
+    ended = seen.answered + sum(seen.unfinished) + seen.full
+    assert ended == report.arrived - report.refused, "each counts once"
+    assert seen.full / ended == pytest.approx(full_share, abs=5 * (full_share / ended) ** 0.5)
+    window = Window(0.0, seconds, 0, seen.exits, unfinished=seen.unfinished)
+    for ramp, truth in ((0, 0.7), (1, 0.5)):
+        error = 5 * (truth * (1 - truth) / window.known[ramp + 1]) ** 0.5
+        assert window.exits.survival[ramp + 1] == pytest.approx(truth, abs=error)
 
 
 def test_a_run_is_the_same_for_the_same_seed() -> None:
