@@ -176,13 +176,22 @@ def test_whatever_is_sent_survival_is_who_would_have_left(mixture: Mixture, seed
         assert told == pytest.approx(share, abs=error), (ramp, sent.truth, window)
 
 
-def test_inputs_that_end_early_make_survival_no_smaller_as_answers_alone_would() -> None:
-    mixture = Mixture(abandoned=0.3, hurried=0.3, failing=0.1, full=0.3)
+@pytest.mark.parametrize("ramps", [(0, 1, 2), (0, 2)])
+def test_inputs_that_end_early_make_survival_no_smaller_as_answers_alone_would(ramps: tuple[int, ...]) -> None:
+    mixture = Mixture(abandoned=0.3, hurried=0.3, failing=0.1, full=0.3, ramps=ramps)
     runs = [asyncio.run(send(mixture, seed)) for seed in range(12)]
     window = merge([window_of(each, mixture.ramps) for each in runs])
     answers = Window(0.0, 1.0, 0, tuple(sum(each.seen.exits[block] for each in runs) for block in range(BLOCKS)))
     others = [block for each in runs for block in each.others]
     truth = [sum(block >= cut for block in others) / len(others) for cut in range(BLOCKS)]
     assert sum(window.unfinished) > 0.1 * len(others)
-    assert window.exits.survival == pytest.approx(truth, abs=0.01)
-    assert max(true - share for true, share in zip(truth, answers.exits.survival, strict=True)) > 0.015
+    for ramp in ramps:
+        assert window.exits.survival[ramp + 1] == pytest.approx(truth[ramp + 1], abs=0.01)
+    assert max(truth[ramp + 1] - answers.exits.survival[ramp + 1] for ramp in ramps) > 0.015
+
+
+def test_who_ended_behind_a_closed_ramp_is_not_taken_to_have_stayed_there() -> None:
+    """A sixth leaves at the first ramp, the third lets every other one go; the second is closed."""
+    seen = Observed(0.0, 1.0, 600, 300, (100, 0, 100, 100), unfinished=(0, 0, 300, 0))
+    window = window_of(Sent(seen, 600, [], 0), ramps=(0, 2))
+    assert (window.exits.survival[1], window.exits.survival[3]) == pytest.approx((5 / 6, 5 / 12))
