@@ -1,4 +1,4 @@
-"""BERT-large on a V100, real arrivals, and inputs whose mix of easy and hard ones drifts and jumps."""
+"""BERT-large on a P100, real arrivals, and inputs whose mix of easy and hard ones drifts and jumps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ TRACES = {
     "azure_code": "arrivals/azure_llm/AzureLLMInferenceTrace_code.csv",
 }
 BUSY = 0.99  # this quantile of the rates of the controller's windows is that share of the plan
-DEVICES, SLO_S, MAX_BATCH = "v100=1", 0.5, 64
+DEVICES, SLO_S, MAX_BATCH = "p100=1", 0.5, 64
 LAUNCH_S = 0.004  # launching the kernels of 24 layers one by one from Python
 EASY = Network("easy", shapes.bert_large(), ((0.0, 1.0), (0.34, 0.2), (1.0, 0.05)))
 HARD = Network("hard", shapes.bert_large(), ((0.0, 1.0), (0.5, 0.97), (1.0, 0.8)))
