@@ -39,8 +39,8 @@ def share_of(mine: Sequence[Burst], theirs: Sequence[Burst]) -> float:
 def reacted_s(burst: Burst) -> float:
     """Seconds from the first refusal until another plan ran; where none did, until the burst ended.
 
-    >>> reacted_s(Burst(9.0, 100.0, 120.0, [101.5])), reacted_s(Burst(9.0, 100.0, 120.0)), reacted_s(Burst(9.0, None, 1.0))
-    (1.5, 20.0, 0.0)
+    >>> reacted_s(Burst(9, 100, 120, [101.5])), reacted_s(Burst(9, 100, 120)), reacted_s(Burst(9, None, 120))
+    (1.5, 20, 0.0)
     """
     if burst.refused_s is None:
         return 0.0

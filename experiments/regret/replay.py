@@ -1,6 +1,6 @@
 """Plays every case with the real controller, then each plan that it considered, on the same inputs."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import repeat
@@ -23,7 +23,7 @@ console = Console(stderr=True, width=140)
 
 @dataclass(frozen=True)
 class Led:
-    """A run under the controller: counts by window, its changes, and all plans that were considered, each once."""
+    """A run under the controller: counts by window, its changes, and the plans that stay beside it."""
 
     window_s: float
     arrived: Ints
@@ -56,11 +56,32 @@ def led(case: Case) -> Led:
     """One case with the controller."""
     asked, (first, facts) = question(), start()
     run = replan(World(first, facts, SLO_S), asked, [inputs(case)], case.seconds, patience=Patience())
-    plans = tuple(dict.fromkeys(map(unpromised, [first, *asked.considered])))
+    plans = played([each for _, each in run.plans], [first, *asked.considered])
     changes = tuple(PlayedChange(event.at_s, plans.index(unpromised(event.before))) for event in run.changes)
     tally = run.report.tally
     told = tuple(f"{event.at_s:.0f} s, {event.what}: {event.why}" for event in run.changes)
     return Led(case.seconds / len(tally.good), tally.arrived, tally.good, changes, plans, told)
+
+
+def played(ran: Iterable[Plan], considered: Iterable[Plan]) -> tuple[Plan, ...]:
+    """The plans that stay: all that ran, and of those that never did one of each shape, as batch sizes always differ."""
+    found = dict.fromkeys(map(unpromised, ran))
+    shapes = {shape(each) for each in found}
+    for each in considered:
+        if shape(each) not in shapes:
+            shapes.add(shape(each))
+            found[unpromised(each)] = None
+    return tuple(found)
+
+
+def shape(plan: Plan) -> Hashable:
+    """Its cuts, devices and ramps."""
+    return tuple(
+        (placement.kind, placement.replicas, split.start, split.stop, split.ramps)
+        for pipeline in plan.pipelines
+        for placement in pipeline.placements
+        for split in placement.splits
+    )
 
 
 def stays(case: Case, plan: Plan) -> Ints:
