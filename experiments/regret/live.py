@@ -54,7 +54,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedBert:
     """The running application, the plan of most goodput for it, and the quickest that sustains twice the calm rate."""
 
     here: Live
@@ -126,17 +126,17 @@ def live(timing: Timing, only: str, folder: Path) -> dict[str, float]:
         return asyncio.run(_measured(_planned(here, folder, known), timing, only))
 
 
-def _planned(here: Live, folder: Path, known: Profile) -> Served:
+def _planned(here: Live, folder: Path, known: Profile) -> ServedBert:
     devices = fleet(f"{KIND}=1")
     links, objective = links_between(devices), Objective(slo_s=SLO_MS / 1e3, slack=SLACK, max_batch=LARGEST_BATCH)
     most = optimize(known, devices, links, objective)
     facts = problem(known, devices, links, length=known.length)
     per_s = evaluate(most, facts).goodput_per_s
     wanted = replace(objective, goal="latency", goodput_per_s=2 * CALM * per_s)
-    return Served(here, folder, known, most, optimize(known, devices, links, wanted), per_s)
+    return ServedBert(here, folder, known, most, optimize(known, devices, links, wanted), per_s)
 
 
-async def _measured(served: Served, timing: Timing, only: str) -> dict[str, float]:
+async def _measured(served: ServedBert, timing: Timing, only: str) -> dict[str, float]:
     """All on one event loop: Serve's handles stay with the one that they were first used on."""
     parts = {"first": _first_minute, "mixed": _mixed, "bursts": _bursts, "react": _react}
     chosen = {name: part for name, part in parts.items() if name in only.split(",")}
@@ -149,7 +149,7 @@ async def _measured(served: Served, timing: Timing, only: str) -> dict[str, floa
     return figures
 
 
-async def _first_minute(served: Served, timing: Timing) -> dict[str, float]:
+async def _first_minute(served: ServedBert, timing: Timing) -> dict[str, float]:
     """Six inputs in the first minute, then a usual load; beside it, the same load on the plan that stays."""
     began_s = time.time()
     for _ in range(SIX):
@@ -162,7 +162,7 @@ async def _first_minute(served: Served, timing: Timing) -> dict[str, float]:
     return {"first_minute_in_time": share_of([steered], [stayed]), "first_minute_changes": float(len(changes))}
 
 
-async def _mixed(served: Served, timing: Timing) -> dict[str, float]:
+async def _mixed(served: ServedBert, timing: Timing) -> dict[str, float]:
     """What the controller believes of survival: of ordinary requests alone, then with those that are run in full."""
     per_s, seconds = MIXED * served.per_s, MIXED_WINDOWS * timing.window_s + 2 * Patience().look_every_s
     await served.ask(per_s, seconds)
@@ -177,12 +177,12 @@ async def _mixed(served: Served, timing: Timing) -> dict[str, float]:
     }
 
 
-async def _survival(served: Served) -> Sequence[float]:
+async def _survival(served: ServedBert) -> Sequence[float]:
     forecast = (await served.told("status"))["forecast"]
     return forecast["survival"] if forecast else ()
 
 
-async def _bursts(served: Served, timing: Timing) -> dict[str, float]:
+async def _bursts(served: ServedBert, timing: Timing) -> dict[str, float]:
     """Calm, then both bursts, the other one first in every other round; then both on the plan of most goodput."""
     steered, stayed = {name: list[Burst]() for name in TIMES}, {name: list[Burst]() for name in TIMES}
     for number in range(timing.rounds):
@@ -207,7 +207,7 @@ async def _bursts(served: Served, timing: Timing) -> dict[str, float]:
     }
 
 
-async def _react(served: Served, timing: Timing) -> dict[str, float]:
+async def _react(served: ServedBert, timing: Timing) -> dict[str, float]:
     """A burst that comes just after somebody has rolled out the quick plan, which cannot carry it."""
     found = list[float]()
     for _ in range(timing.rounds):

@@ -14,7 +14,7 @@ from cluster.load.workloads import Ints
 from cluster.simulator.replanning import replan
 from cluster.simulator.simulation import World, simulate
 from experiments.regret.judged import PlayedChange, Replay
-from experiments.regret.suite import SLO_S, Case, inputs, question, start
+from experiments.regret.suite import SLO_S, ReplayedTrace, inputs, question, start
 from optimizer import Plan
 
 HOLD_S = Patience().hold_windows * Patience().replan_every_s  # how long a plan is expected to stay right
@@ -33,13 +33,13 @@ class Led:
     told: tuple[str, ...]  # the changes in words
 
 
-def play(cases: Sequence[Case], cores: Executor) -> dict[str, Replay]:
+def play(cases: Sequence[ReplayedTrace], cores: Executor) -> dict[str, Replay]:
     """The cases with the most inputs first, so that no core is left with them at the end."""
     ordered = sorted(cases, key=lambda case: -case.percent)
     return {case.name: _beside(case, run, cores) for case, run in zip(ordered, cores.map(led, ordered), strict=True)}
 
 
-def _beside(case: Case, run: Led, cores: Executor) -> Replay:
+def _beside(case: ReplayedTrace, run: Led, cores: Executor) -> Replay:
     fixed = np.array(list(cores.map(stays, repeat(case), run.plans)))
     replay = Replay(run.window_s, run.arrived, run.good, fixed, run.changes, HOLD_S)
     for each in run.told:
@@ -52,11 +52,12 @@ def _beside(case: Case, run: Led, cores: Executor) -> Replay:
     return replay
 
 
-def led(case: Case) -> Led:
+def led(case: ReplayedTrace) -> Led:
     """One case with the controller."""
     asked, (first, facts) = question(), start()
     run = replan(World(first, facts, SLO_S), asked, [inputs(case)], case.seconds, patience=Patience())
-    plans = played([each for _, each in run.plans], [first, *asked.considered])
+    ran = [each for event in run.changes for each in (event.before, event.after) if each]
+    plans = played([first, *ran], asked.considered)
     changes = tuple(PlayedChange(event.at_s, plans.index(unpromised(event.before))) for event in run.changes)
     tally = run.report.tally
     told = tuple(f"{event.at_s:.0f} s, {event.what}: {event.why}" for event in run.changes)
@@ -64,7 +65,7 @@ def led(case: Case) -> Led:
 
 
 def played(ran: Iterable[Plan], considered: Iterable[Plan]) -> tuple[Plan, ...]:
-    """The plans that stay: all that ran, and of those that never did one of each shape, as batch sizes always differ."""
+    """The plans that stay: all that ran, and one of each shape of those that never did, as batch sizes always differ."""
     found = dict.fromkeys(map(unpromised, ran))
     shapes = {shape(each) for each in found}
     for each in considered:
@@ -84,7 +85,7 @@ def shape(plan: Plan) -> Hashable:
     )
 
 
-def stays(case: Case, plan: Plan) -> Ints:
+def stays(case: ReplayedTrace, plan: Plan) -> Ints:
     """The answers in time of each window, of the same inputs, where this plan stays."""
     _, facts = start()
     return simulate(World(plan, facts, SLO_S), [inputs(case)], case.seconds).tally.good

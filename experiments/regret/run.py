@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from experiments.regret import judged
 from experiments.regret.live import ROUNDS, Timing, live
 from experiments.regret.replay import play
-from experiments.regret.suite import TRACES, Case
+from experiments.regret.suite import TRACES, ReplayedTrace
 
 
 def measure(
@@ -34,7 +34,7 @@ def measure(
 
 
 def _simulated(traces: list[str], percents: list[int], hours: int) -> dict[str, float]:
-    cases = [Case(trace, percent, hours) for trace in traces for percent in percents]
+    cases = [ReplayedTrace(trace, percent, hours) for trace in traces for percent in percents]
     with ProcessPoolExecutor(os.cpu_count()) as cores:
         return judged.figures(play(cases, cores))
 

@@ -66,7 +66,7 @@ def question() -> AskedQuestion:
 
 
 @dataclass(frozen=True)
-class Case:
+class ReplayedTrace:
     """One recorded trace, so many hours of it, whose busy windows are at `percent` of what the first plan sustains."""
 
     trace: str
@@ -95,7 +95,7 @@ def start() -> tuple[Plan, Problem]:
 
 
 @lru_cache(2)
-def inputs(case: Case) -> tuple[Floats, Ints]:
+def inputs(case: ReplayedTrace) -> tuple[Floats, Ints]:
     """Arrivals, and the block after which each input is sure. The same case, the same inputs."""
     plan, facts = start()
     per_s, window_s = recorded_per_s(case.trace, case.hours), Patience().replan_every_s
