@@ -65,7 +65,7 @@ def led(case: ReplayedTrace) -> Led:
 
 
 def played(ran: Iterable[Plan], considered: Iterable[Plan]) -> tuple[Plan, ...]:
-    """The plans that stay: all that ran, and one of each shape of those that never did, as batch sizes always differ."""
+    """The plans that stay: all that ran, and one of each shape of those that did not, as batch sizes always differ."""
     found = dict.fromkeys(map(unpromised, ran))
     shapes = {shape(each) for each in found}
     for each in considered:
