@@ -37,7 +37,7 @@ MIXED, FULL_SHARE = 0.4, 0.3  # of that plan; of the requests, that ask for the 
 AFTER_SIX = 0.6  # of that plan, after a first minute with six inputs
 SIX, SIX_EVERY_S = 6, 10.0
 MIXED_WINDOWS = 2
-REST_S, SETTLES_S = 10.0, 5.0  # between bursts; after a plan was rolled out
+REST_S, SETTLES_S = 5.0, 5.0  # between bursts; after a plan was rolled out
 ROUNDS = 3
 ASKED = 512  # different texts
 console = Console(stderr=True, width=140)

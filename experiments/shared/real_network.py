@@ -73,7 +73,7 @@ def _make(folder: Path) -> None:
     save_ramps(folder, ExitRules(policy=f"{__name__}:leaves", ramps=rules), heads)
 
 
-def profiled(network: Path, folder: Path, budget_s: float = 30.0, rows: int = 1000) -> Profile:
+def profiled(network: Path, folder: Path, budget_s: float = 30.0, rows: int = 600) -> Profile:
     """What `isobatch profile` measures of it here, on one thread, with the survival of other texts of the same kind."""
     data, out = folder / "texts.csv", folder / "profile.json"
     with data.open("w", newline="") as file:
