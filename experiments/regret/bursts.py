@@ -18,14 +18,17 @@ class Burst:
     refused_s: float | None  # the first refusal
     ended_s: float
     rolled_out_s: Sequence[float] = ()
+    on_a_small_plan: bool = False  # when it began
 
     @classmethod
-    def of(cls, record: LoadRecord, began_s: float, slo_ms: float, rolled_out_s: Sequence[float] = ()) -> "Burst":
+    def of(
+        cls, record: LoadRecord, began_s: float, slo_ms: float, rolled_out_s: Sequence[float] = (), small: bool = False
+    ) -> "Burst":
         seconds = float(record.due_s.max(initial=0.0))
         good = (record.status == 200) & (1e3 * (record.ended_s - record.due_s) <= slo_ms)
         refused_s = record.ended_s[record.status == REFUSED]
         first_s = began_s + float(refused_s.min()) if len(refused_s) else None
-        return cls(float(good.sum()) / max(seconds, 1e-9), first_s, began_s + seconds, rolled_out_s)
+        return cls(float(good.sum()) / max(seconds, 1e-9), first_s, began_s + seconds, rolled_out_s, small)
 
 
 def share_of(mine: Sequence[Burst], theirs: Sequence[Burst]) -> float:
