@@ -186,6 +186,15 @@ HEADLINES = {
         Headline("chaos", "lost", "admitted requests without an answer", 0, True),
         Headline("chaos", "worst_recovery_s", "longest way back to 90 % of the reachable goodput (s)"),
     ),
+    "The controller against plans that stay": (
+        Headline("regret", "regret_mean", "real arrivals, simulated: goodput lost against the best", 0.01, True),
+        Headline("regret", "regret_worst_hour", "the same, in the worst hour", 0.03, True),
+        Headline("regret", "harm_share", "windows in which a change cost over 2 %", 0, True),
+        Headline("regret", "burst_10x_in_time", "live: 10 times the calm rate, over what the devices can", 0.97),
+        Headline("regret", "burst_30x_in_time", "live: 30 times the calm rate, the same", 0.95),
+        Headline("regret", "seconds_to_react", "live: from the first refusal to a larger plan (s)", 2, True),
+        Headline("regret", "x_full_mix_survival_error", "live: survival believed with 30 % X-Full, off by", 0.02, True),
+    ),
     "Several nodes, on one machine": (
         Headline("cluster", "node_faults", "faults of nodes under load", 100),
         Headline("cluster", "lost", "requests lost in them", 0, True),

@@ -1,0 +1,1 @@
+"""Claim: the controller never makes it worse."""

@@ -1,0 +1,238 @@
+"""Live, with real compute: Ray Serve, HTTP, a BERT-base that is really computed, and the controller beside it.
+
+What the devices can is measured in the same run: the same load, while the controller is paused on the plan of most
+goodput. All is on one machine's cores, the generator too.
+"""
+
+import asyncio
+import json
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from cluster.controller.application import RunningApplication
+from cluster.controller.config import Patience
+from cluster.load.generator import LoadGenerator, LoadRecord
+from cluster.load.workloads import arrivals
+from experiments.regret.bursts import Burst, believed_error, reacted_s, share_of
+from experiments.shared.live import NAME, Live, application, bare, controller
+from experiments.shared.real_network import DTYPE, KIND, LARGEST_BATCH, SURVIVAL, checkpoint, profiled, texts
+from optimizer import Objective, Plan, Problem, evaluate, optimize
+from optimizer.problem import problem
+from profiles.devices import fleet, links_between
+from profiles.files import Profile
+
+SLO_MS = 1000.0
+SLACK = 0.2
+CALM = 0.2  # of what the plan of most goodput promises
+TIMES = {"burst_10x": 10.0, "burst_30x": 30.0}  # the calm rate
+MIXED, FULL_SHARE = 0.4, 0.3  # of that plan; of the requests, that ask for the whole network
+AFTER_SIX = 0.6  # of that plan, after a first minute with six inputs
+SIX, SIX_EVERY_S = 6, 10.0
+MIXED_WINDOWS = 2
+REST_S, SETTLES_S = 5.0, 5.0  # between bursts; after a plan was rolled out
+ROUNDS = 3
+SMALL = 0.95  # of what the plan of most goodput sustains
+ASKED = 512  # different texts
+console = Console(stderr=True, width=140)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long each stretch of the live part lasts."""
+
+    calm_s: float
+    burst_s: float
+    window_s: float  # of the controller
+    rounds: int
+
+
+@dataclass(frozen=True)
+class ServedBert:
+    """The running application, the plan of most goodput for it, and the quickest that sustains twice the calm rate."""
+
+    here: Live
+    folder: Path
+    profile: Profile
+    facts: Problem
+    most: Plan
+    quick: Plan
+    per_s: float  # what `most` promises
+
+    @property
+    def calm_per_s(self) -> float:
+        return CALM * self.per_s
+
+    async def begin(self, window_s: float, name: str) -> None:
+        """Deploy it with a controller that remembers nothing."""
+        own = self.folder / name
+        own.mkdir()
+        front = application(
+            self.most, self.profile, own, model=str(checkpoint()), backend="torch", dtype=DTYPE, slo_ms=SLO_MS,
+            cpus_per_replica=1,
+        )  # fmt: skip
+        beside = controller(own, replan_every_s=window_s, max_batch=LARGEST_BATCH, slack=SLACK)
+        await asyncio.to_thread(self.here.deploy, front, beside)
+        await self.roll_out(self.most)
+        while "forecast" not in await self.told("status"):
+            await asyncio.sleep(0.2)
+
+    async def told(self, what: str, data: bytes | None = None) -> dict[str, Any]:
+        return await asyncio.to_thread(_asked, f"{self.here.base}/controller/{what}", data)
+
+    async def roll_out(self, plan: Plan) -> None:
+        await RunningApplication(NAME).apply(plan)
+
+    async def stays(self, plan: Plan) -> None:
+        """From now on the controller only watches, and this plan runs."""
+        await self.told("pause", b"")
+        await self.roll_out(plan)
+        await self.ask(self.calm_per_s, SETTLES_S)
+
+    async def steered(self) -> None:
+        await self.told("resume", b"")
+
+    async def events_since(self, at_s: float) -> list[dict[str, Any]]:
+        events = (await self.told("status"))["events"]
+        return [each for each in events if each["at_s"] >= at_s and each["what"] in ("rolled out", "rolled back")]
+
+    async def runs_small(self) -> bool:
+        """Whether a plan runs that by the profile sustains clearly less than the one of most goodput."""
+        running = await RunningApplication(NAME).plan()
+        return evaluate(running, self.facts).goodput_per_s < SMALL * self.per_s
+
+    async def ask(self, per_s: float, seconds: float, full: bool = False, process: str = "poisson") -> LoadRecord:
+        headers = f"X-Deadline-Ms: {SLO_MS:g}\r\n" + ("X-Full: 1\r\n" if full else "")
+        bodies = [json.dumps({"inputs": [text]}).encode() for text in texts(ASKED, seed=2 + full)]
+        generator = LoadGenerator(f"{self.here.base}/predict", bodies, headers=headers)
+        return await generator.at(arrivals(process, per_s, seconds, seed=3), patience_s=2 * SLO_MS / 1e3)
+
+    async def burst(self, times: float, seconds: float) -> Burst:
+        """So many times the calm rate."""
+        small, began_s = await self.runs_small(), time.time()
+        record = await self.ask(times * self.calm_per_s, seconds)
+        events = await self.events_since(began_s)
+        for each in events:
+            console.print(
+                f"{each['at_s'] - began_s:.1f} s into {times:g}x, {each['what']} {each['after']}: {each['why']}"
+            )
+        rolled_out_s = [each["at_s"] for each in events if each["what"] == "rolled out"]
+        return Burst.of(record, began_s, SLO_MS, rolled_out_s, small)
+
+
+def live(timing: Timing, only: str, folder: Path) -> dict[str, float]:
+    """`only`: of first, mixed, bursts and react, those whose names are in it."""
+    known = profiled(checkpoint(), folder, budget_s=min(30.0, timing.calm_s))
+    with bare() as here:
+        return asyncio.run(_measured(_planned(here, folder, known), timing, only))
+
+
+def _planned(here: Live, folder: Path, known: Profile) -> ServedBert:
+    devices = fleet(f"{KIND}=1")
+    links, objective = links_between(devices), Objective(slo_s=SLO_MS / 1e3, slack=SLACK, max_batch=LARGEST_BATCH)
+    most = optimize(known, devices, links, objective)
+    facts = problem(known, devices, links, length=known.length)
+    per_s = evaluate(most, facts).goodput_per_s
+    wanted = replace(objective, goal="latency", goodput_per_s=2 * CALM * per_s)
+    return ServedBert(here, folder, known, facts, most, optimize(known, devices, links, wanted), per_s)
+
+
+async def _measured(served: ServedBert, timing: Timing, only: str) -> dict[str, float]:
+    """All on one event loop: Serve's handles stay with the one that they were first used on."""
+    parts = {"first": _first_minute, "mixed": _mixed, "bursts": _bursts, "react": _react}
+    chosen = {name: part for name, part in parts.items() if name in only.split(",")}
+    await served.begin(timing.window_s, "begun")
+    await served.ask(served.per_s, SETTLES_S)  # warms up
+    figures = {"promised_per_s": served.per_s}
+    for name, part in chosen.items():
+        await served.begin(timing.window_s, name)
+        figures |= await part(served, timing)
+    return figures
+
+
+async def _first_minute(served: ServedBert, timing: Timing) -> dict[str, float]:
+    """Six inputs in the first minute, then a usual load; beside it, the same load on the plan that stays."""
+    began_s = time.time()
+    for _ in range(SIX):
+        await served.ask(1.0, 1.0, process="uniform")
+        await asyncio.sleep(min(SIX_EVERY_S, timing.calm_s / SIX) - 1.0)
+    steered = Burst.of(await served.ask(AFTER_SIX * served.per_s, timing.window_s), began_s, SLO_MS)
+    changes = await served.events_since(began_s)
+    await served.stays(served.most)
+    stayed = Burst.of(await served.ask(AFTER_SIX * served.per_s, timing.window_s), began_s, SLO_MS)
+    return {"first_minute_in_time": share_of([steered], [stayed]), "first_minute_changes": float(len(changes))}
+
+
+async def _mixed(served: ServedBert, timing: Timing) -> dict[str, float]:
+    """What the controller believes of survival: of ordinary requests alone, then with those that are run in full."""
+    per_s, seconds = MIXED * served.per_s, MIXED_WINDOWS * timing.window_s + 2 * Patience().look_every_s
+    await served.ask(per_s, seconds)
+    plain = await _survival(served)
+    await asyncio.gather(
+        served.ask((1 - FULL_SHARE) * per_s, seconds), served.ask(FULL_SHARE * per_s, seconds, full=True)
+    )
+    mixed = await _survival(served)
+    return {
+        "x_full_mix_survival_error": believed_error(mixed, SURVIVAL),
+        "plain_survival_error": believed_error(plain, SURVIVAL),
+    }
+
+
+async def _survival(served: ServedBert) -> Sequence[float]:
+    forecast = (await served.told("status"))["forecast"]
+    return forecast["survival"] if forecast else ()
+
+
+async def _bursts(served: ServedBert, timing: Timing) -> dict[str, float]:
+    """Calm, then both bursts, the other one first in every other round; then both on the plan of most goodput."""
+    steered, stayed = {name: list[Burst]() for name in TIMES}, {name: list[Burst]() for name in TIMES}
+    for number in range(timing.rounds):
+        order = list(TIMES)[:: 1 if number % 2 == 0 else -1]
+        await served.ask(served.calm_per_s, timing.calm_s)
+        for found in (steered, stayed):
+            if found is stayed:
+                await served.stays(served.most)
+            for name in order:
+                found[name].append(await served.burst(TIMES[name], timing.burst_s))
+                await served.ask(served.calm_per_s, REST_S)
+        await served.steered()
+        for name in TIMES:
+            one, other = steered[name][-1], stayed[name][-1]
+            console.print(f"{name}: {one.good_per_s:.1f} in time per second, {other.good_per_s:.1f} if the plan stays")
+    reacted = [reacted_s(each) for each in chain(*steered.values()) if each.on_a_small_plan]
+    return {
+        **{f"{name}_in_time": share_of(steered[name], stayed[name]) for name in TIMES},
+        **{f"{name}_devices_per_s": float(np.mean([each.good_per_s for each in stayed[name]])) for name in TIMES},
+        "bursts_on_a_small_plan": float(len(reacted)),
+        "seconds_to_react_after_calm": max(reacted, default=0.0),
+    }
+
+
+async def _react(served: ServedBert, timing: Timing) -> dict[str, float]:
+    """A burst that comes just after somebody has rolled out the quick plan, which cannot carry it."""
+    found = list[float]()
+    for _ in range(timing.rounds):
+        await served.roll_out(served.quick)
+        await served.ask(served.calm_per_s, SETTLES_S)
+        if not await served.runs_small():  # a window has ended meanwhile
+            await served.roll_out(served.quick)
+        burst = await served.burst(TIMES["burst_10x"], timing.burst_s)
+        found.append(reacted_s(burst))
+        console.print(
+            f"from the first refusal to another plan: {found[-1]:.1f} s{'' if burst.rolled_out_s else ' at least'}"
+        )
+        await served.ask(served.calm_per_s, REST_S)
+    return {"seconds_to_react": max(found)}
+
+
+def _asked(url: str, data: bytes | None) -> dict[str, Any]:
+    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=30) as reply:
+        told: dict[str, Any] = json.load(reply)
+    return told

@@ -1,0 +1,91 @@
+"""Plays every case with the real controller, then each plan that it considered, on the same inputs."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import repeat
+
+import numpy as np
+from rich.console import Console
+
+from cluster.controller.config import Patience
+from cluster.controller.record import unpromised
+from cluster.load.workloads import Ints
+from cluster.simulator.replanning import replan
+from cluster.simulator.simulation import World, simulate
+from experiments.regret.judged import PlayedChange, Replay
+from experiments.regret.suite import SLO_S, ReplayedTrace, inputs, question, start
+from optimizer import Plan
+
+HOLD_S = Patience().hold_windows * Patience().replan_every_s  # how long a plan is expected to stay right
+console = Console(stderr=True, width=140)
+
+
+@dataclass(frozen=True)
+class Led:
+    """A run under the controller: counts by window, its changes, and the plans that stay beside it."""
+
+    window_s: float
+    arrived: Ints
+    good: Ints
+    changes: tuple[PlayedChange, ...]
+    plans: tuple[Plan, ...]
+    told: tuple[str, ...]  # the changes in words
+
+
+def play(cases: Sequence[ReplayedTrace], cores: Executor) -> dict[str, Replay]:
+    """The cases with the most inputs first, so that no core is left with them at the end."""
+    ordered = sorted(cases, key=lambda case: -case.percent)
+    return {case.name: _beside(case, run, cores) for case, run in zip(ordered, cores.map(led, ordered), strict=True)}
+
+
+def _beside(case: ReplayedTrace, run: Led, cores: Executor) -> Replay:
+    fixed = np.array(list(cores.map(stays, repeat(case), run.plans)))
+    replay = Replay(run.window_s, run.arrived, run.good, fixed, run.changes, HOLD_S)
+    for each in run.told:
+        console.print(f"{case.name}, {each}")
+    console.print(
+        f"{case.name}: {run.arrived.sum():,} inputs, {len(run.plans)} fixed plans, {len(run.changes)} changes; regret "
+        f"{replay.regret:.2%}, in the worst hour {replay.worst_hour:.2%}, {len(replay.harmed)} windows harmed, "
+        f"{replay.hindsight_share:.2%} of hindsight's"
+    )
+    return replay
+
+
+def led(case: ReplayedTrace) -> Led:
+    """One case with the controller."""
+    asked, (first, facts) = question(), start()
+    run = replan(World(first, facts, SLO_S), asked, [inputs(case)], case.seconds, patience=Patience())
+    ran = [each for event in run.changes for each in (event.before, event.after) if each]
+    plans = played([first, *ran], asked.considered)
+    changes = tuple(PlayedChange(event.at_s, plans.index(unpromised(event.before))) for event in run.changes)
+    tally = run.report.tally
+    told = tuple(f"{event.at_s:.0f} s, {event.what}: {event.why}" for event in run.changes)
+    return Led(case.seconds / len(tally.good), tally.arrived, tally.good, changes, plans, told)
+
+
+def played(ran: Iterable[Plan], considered: Iterable[Plan]) -> tuple[Plan, ...]:
+    """The plans that stay: all that ran, and one of each shape of those that did not, as batch sizes always differ."""
+    found = dict.fromkeys(map(unpromised, ran))
+    shapes = {shape(each) for each in found}
+    for each in considered:
+        if shape(each) not in shapes:
+            shapes.add(shape(each))
+            found[unpromised(each)] = None
+    return tuple(found)
+
+
+def shape(plan: Plan) -> Hashable:
+    """Its cuts, devices and ramps."""
+    return tuple(
+        (placement.kind, placement.replicas, split.start, split.stop, split.ramps)
+        for pipeline in plan.pipelines
+        for placement in pipeline.placements
+        for split in placement.splits
+    )
+
+
+def stays(case: ReplayedTrace, plan: Plan) -> Ints:
+    """The answers in time of each window, of the same inputs, where this plan stays."""
+    _, facts = start()
+    return simulate(World(plan, facts, SLO_S), [inputs(case)], case.seconds).tally.good
