@@ -9,9 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.controller.beliefs import Beliefs, Peek, PeekSchedule
+from cluster.controller.beliefs import Peek, PeekSchedule
 from cluster.controller.config import Patience
-from cluster.controller.corrections import Corrections
 from cluster.controller.decide import (
     Trial,
     Verdict,
@@ -24,10 +23,11 @@ from cluster.controller.decide import (
 )
 from cluster.controller.growth import Growth, beyond
 from cluster.controller.inventory import Present
+from cluster.controller.knowledge import Knowledge
 from cluster.controller.moment import Moment
 from cluster.controller.promise import Keeper, Retuning
 from cluster.controller.question import AnyQuestion
-from cluster.controller.record import THRESHOLDS, Event, Events, TrackRecord, What
+from cluster.controller.record import THRESHOLDS, Event, Events, What
 from cluster.controller.sentences import seen_in_words, shortfall
 from deployments.front.observed import Observed, merged
 from optimizer.plan import Plan
@@ -65,13 +65,10 @@ class Controller:
     ) -> None:
         self.pinned, self.keeper = pinned, keeper
         self.growth = Growth(grow_to or {}, patience.come_within_s, patience.hold_windows * patience.replan_every_s)
-        self.question = question = question.counted_as(running)
         self.patience, self.running = patience, running
         self.present = Present(question.fleet)
-        self.record = TrackRecord(events, patience)
-        prior = question.prior
-        self.corrections = events.last.corrections if events.last else Corrections()
-        self.beliefs = Beliefs(history, prior, question.facts(prior.survival, self.corrections).ramp_blocks)
+        self.known = Knowledge(question, patience, history, events, running)
+        self.record = self.known.record
         self.began_s = now_s  # the window
         self._looks: list[Observed] = []
         self._trial: Trial | None = None
@@ -87,7 +84,7 @@ class Controller:
         self.growth.ask(last.asked, self.present.counts, now_s)
         if self.keeper:
             self.keeper.go_on(last.worse, self.running)
-        if last.what == "looking" and same(self.question.opened(last.before, self.facts()), self.running):
+        if last.what == "looking" and same(self.known.question.opened(last.before, self.known.facts()), self.running):
             self.peek = Peek(last.before, last.number)
         elif last.what in ("looking", "rolling out", "rolling back"):
             arrived = last.after is not None and same(last.after, self.running)
@@ -133,7 +130,8 @@ class Controller:
         """This plan runs; if it is another one than was thought, somebody else has rolled it out."""
         self.running = replace(self.running, thresholds=plan.thresholds)
         if not same(plan, self.running):
-            self.running, self.question = plan, self.question.counted_as(plan)
+            self.running = plan
+            self.known.count_as(plan)
             self._trial = self.peek = self._most = None
             self._tell("began", "another plan was found running", now_s)
 
@@ -194,7 +192,7 @@ class Controller:
             return self._close(now_s, f"{late}: ")
         if self.keeper and self.record.paused:
             self.keeper.watch(observed)
-        elif self.keeper and (change := self.keeper.look(observed, self.running, self.facts())):
+        elif self.keeper and (change := self.keeper.look(observed, self.running, self.known.facts())):
             return self._adjusted(change, now_s)
         if step := self._corrected(observed, now_s):
             return step
@@ -202,7 +200,11 @@ class Controller:
             return self._close(now_s)
         if self._early(now_s) and (latest := self._surprise()):
             return self._close(now_s, "the inputs are others than were forecast: ", latest)
-        if self.question.cheapest and self._early(now_s) and is_swamped(observed, self.sustained(self.running)):
+        if (
+            self.known.question.cheapest
+            and self._early(now_s)
+            and is_swamped(observed, self.known.promises_per_s(self.running))
+        ):
             return self._close(now_s, "more arrive than the plan sustains: ")
         missing = lacking(self.running, self.present.counts)
         if self._devices_changed and (missing or self._early(now_s)):
@@ -222,30 +224,8 @@ class Controller:
 
     @property
     def requested(self) -> dict[str, int]:
-        """The devices that Ray's autoscaler must be told of: nodes that are used stay by themselves.
-
-        It may keep any nodes that have what it was told, idle ones beside those that are used.
-        """
-        uses, here = self.running.devices(), self.present.counts
-        return {kind: count for kind, count in self.growth.asked.items() if count > min(uses.get(kind, 0), here[kind])}
-
-    @property
-    def asked(self) -> AnyQuestion:
-        """The question for texts as long as they will be."""
-        return self.question.of_texts(self.beliefs.inputs_per_text)
-
-    def facts(self) -> Any:
-        """The cost model for the inputs and the tables of now."""
-        return self.asked.facts(self.beliefs.carried, self.corrections)
-
-    def sustained(self, plan: Plan) -> float:
-        """The goodput by the cost model, per second."""
-        return self.question.score(plan, self.facts()).goodput_per_s
-
-    @property
-    def sustains_per_s(self) -> float:
-        """The goodput of the running plan, as far as its launches and what it answered under load tell."""
-        return self.sustained(self.running) * self.record.kept(self.running)
+        """The devices that Ray's autoscaler must be told of."""
+        return self.growth.beyond_those_used(self.running.devices(), self.present.counts)
 
     def _note(self, observed: Observed) -> Observed:
         """Remember what was observed; returns it as plans count it."""
@@ -261,7 +241,7 @@ class Controller:
         return now_s - self.began_s >= self.patience.replan_every_s / EARLY
 
     def _surprise(self) -> Observed | None:
-        return self.beliefs.surprise(self._looks, self.ramps, self.patience.enough_inputs)
+        return self.known.beliefs.surprise(self._looks, self.ramps, self.patience.enough_inputs)
 
     def _close(self, now_s: float, because: str = "", latest: Observed | None = None, forced: bool = False) -> NextStep:
         seen = self.seen()
@@ -278,12 +258,12 @@ class Controller:
 
     def _at_window(self, keeper: Keeper, seen: Observed, now_s: float) -> Retuning | None:
         windows = self.record.unchanged_s(now_s) / self.patience.replan_every_s
-        often, full_share = self.record.tightened(now_s), self.beliefs.full_share
-        return keeper.window(seen, self.running, self.facts(), windows, often, full_share)
+        often, full_share = self.record.tightened(now_s), self.known.beliefs.full_share
+        return keeper.window(seen, self.running, self.known.facts(), windows, often, full_share)
 
     def _adjusted(self, change: Retuning, now_s: float) -> NextStep:
         """Other thresholds for the plan that runs."""
-        event = self._event(self.seen(), self.sustained(self.running), now_s)
+        event = self._event(now_s, self.seen())
         self._start_window(now_s)
         plan = replace(self.running, thresholds=change.thresholds)
         self.record.add(event := replace(event, what=change.what, why=change.why))
@@ -291,21 +271,14 @@ class Controller:
 
     def _with_thresholds(self, plan: Plan) -> Plan:
         """A plan with the thresholds that keep the promise at its ramps."""
-        return replace(plan, thresholds=self.keeper.thresholds(plan, self.facts())) if self.keeper else plan
+        return replace(plan, thresholds=self.keeper.thresholds(plan, self.known.facts())) if self.keeper else plan
 
     def _learn(self, latest: Observed | None, now_s: float) -> bool:
         """Learn from the window so far; returns whether it had anything to tell."""
-        seen = self.seen()
-        if not (seen.answered or seen.full) or seen.seconds <= 0:
-            return False
-        self.beliefs.close(seen, self.ramps, latest, max(look.arrivals_per_s for look in self._looks))
-        self.question = self.question.seeing(seen)
-        if self.beliefs.surprised:
+        learned = self.known.learn(self._looks, self.running, self.ramps, latest)
+        if learned and self.known.beliefs.surprised:
             self._peeks.surprised_s = now_s
-        as_told: Any = self.asked.facts(self.beliefs.carried, Corrections())
-        self.corrections = self.corrections.learned(seen, self.running, as_told, self.patience.learn)
-        self.record.keep(self._looks, self.running, self.sustained(self.running))
-        return True
+        return learned
 
     def _start_window(self, now_s: float) -> None:
         self._looks, self.began_s = [], now_s
@@ -340,18 +313,18 @@ class Controller:
         self, counts: Mapping[str, int], seen: Observed, now_s: float, because: str, forced: bool
     ) -> NextStep:
         moment = self._moment(counts, seen, now_s)
-        event = self._event(seen, moment.running.score.goodput_per_s, now_s)
+        event = self._event(now_s, seen)
         try:
             better, verdict = moment.decided(forced)
-            self._most = moment.most.plan if moment.weighs_goodput else None
+            self._most = moment.most.plan if moment.weighs_goodput else self._most
         except UserError as error:
             return NextStep(None, replace(event, why=f"{because}there is no plan: {error}"))
-        short = shortfall(self.running, moment.running.goodput_per_s, self.corrections, moment.running.kept)
+        short = shortfall(self.running, moment.running.goodput_per_s, self.known.corrections, moment.running.kept)
         why = "; ".join(filter(None, (because + verdict.why, short)))
         event = replace(event, why=why, gain_promised=verdict.gain)
         if not is_idle(seen) and self._should_peek(verdict, moment.facts, now_s):
             why = "closed ramps are opened for a moment, to see who leaves there"
-            opened = self.question.opened(self.running, moment.facts)
+            opened = self.known.question.opened(self.running, moment.facts)
             return NextStep(opened, replace(event, what="looking", why=because + why))
         return self._step(event, better, verdict)
 
@@ -363,14 +336,11 @@ class Controller:
         return NextStep(plan, replace(event, what="rolling out", after=plan, starts=starts, forced=verdict.must))
 
     def _moment(self, counts: Mapping[str, int], seen: Observed, now_s: float) -> Moment:
-        return Moment(
-            self.running, self.pinned, self.asked, self.patience, self.beliefs, self.corrections, self.record,
-            counts, self.facts(), seen, now_s,
-        )  # fmt: skip
+        return Moment(self.running, self.pinned, self.known, self.patience, counts, seen, now_s)
 
     def _may_relieve(self) -> bool:
         """Whether there may be a plan of more goodput on the same devices: one is known, or none was sought yet."""
-        fixed = self.record.paused or self.pinned or self.question.cheapest or self.question.answers_early
+        fixed = self.record.paused or self.pinned or self.known.question.cheapest or self.known.question.answers_early
         return not fixed and not (self._most and same(self._most, self.running))
 
     def _relieved(self, now_s: float) -> NextStep | None:
@@ -391,7 +361,7 @@ class Controller:
         if not verdict.moves:
             self._most = self.running  # as far as is known until the next decision
             return None
-        event = self._event(seen, moment.running.score.goodput_per_s, now_s)
+        event = self._event(now_s, seen)
         step = self._step(replace(event, why=verdict.why, gain_promised=verdict.gain), self._most, verdict)
         self.record.add(step.event)
         return step
@@ -400,10 +370,10 @@ class Controller:
         """Return to the plan before, where the new one turned out worse."""
         if trial.seen is None or trial.seen.seconds < self.patience.replan_every_s / 2:
             return None
-        result = trial.judge(self.sustained, self.patience.least_loss)
+        result = trial.judge(self.known.promises_per_s, self.patience.least_loss)
         if result and result.failed and not self.record.paused and not lacking(trial.before, self.present.counts):
             self.record.saw(trial.number, result.gain)
-            event = self._event(trial.seen, self.sustained(self.running), now_s)
+            event = self._event(now_s, trial.seen)
             why = f"worse than the plan before: {result.why}"
             before = self._with_thresholds(trial.before)
             self.record.add(event := replace(event, what="rolling back", why=why, after=before))
@@ -423,16 +393,13 @@ class Controller:
 
     def _peeked(self, peek: Peek, observed: Observed, now_s: float) -> NextStep:
         """Learn from the look with all ramps open, and close them again."""
-        before = self.beliefs.survival
-        self.beliefs.peeked(observed, self.ramps)
+        before = self.known.beliefs.survival
+        self.known.beliefs.peeked(observed, self.ramps)
         self._looks.pop()  # which the beliefs count
         self.peek, self._peeks.peeked_s, self._devices_changed = None, now_s, True
-        off = max(abs(was - now) for was, now in zip(before, self.beliefs.survival, strict=True))
+        off = max(abs(was - now) for was, now in zip(before, self.known.beliefs.survival, strict=True))
         why = f"{observed.answered} inputs were seen with all ramps open: survival is off by up to {off:.0%}"
-        event = Event(
-            peek.number, now_s, "looked", why, peek.before, corrections=self.corrections, worse=self._worse,
-            asked=self.growth.asked,
-        )  # fmt: skip
+        event = replace(self._event(now_s), number=peek.number, what="looked", why=why, before=peek.before)
         self.record.add(event)
         return NextStep(peek.before, event)
 
@@ -441,11 +408,11 @@ class Controller:
         return self.keeper.worse if self.keeper else 1.0
 
     def _tell(self, what: What, why: str, now_s: float) -> None:
-        self.record.add(replace(self._event(Observed(now_s, 0.0, 0, 0, ()), 0.0, now_s), what=what, why=why))
+        self.record.add(replace(self._event(now_s), what=what, why=why))
 
-    def _event(self, seen: Observed, sustained_per_s: float, now_s: float) -> Event:
-        event = Event(
-            self.record.number, now_s, "stayed", "", self.running, corrections=self.corrections, worse=self._worse,
-            asked=self.growth.asked,
-        )  # fmt: skip
-        return event.after_seeing(seen, sustained_per_s)
+    def _event(self, now_s: float, seen: Observed | None = None) -> Event:
+        """With what is known now, and the figures of what was seen."""
+        corrections, asked = self.known.corrections, self.growth.asked
+        number, plan = self.record.number, self.running
+        event = Event(number, now_s, "stayed", "", plan, corrections=corrections, worse=self._worse, asked=asked)
+        return event.after_seeing(seen, self.known.promises_per_s(plan)) if seen else event

@@ -52,6 +52,13 @@ class Growth:
         """How many devices of each kind the autoscaler is asked to have, those that are there included."""
         return {kind: wish.count for kind, wish in self._wishes.items()}
 
+    def beyond_those_used(self, uses: Mapping[str, int], here: Mapping[str, int]) -> dict[str, int]:
+        """What the autoscaler must be told, since nodes that are used stay by themselves.
+
+        It may keep any nodes that have what it was told, idle ones beside those that are used.
+        """
+        return {kind: count for kind, count in self.asked.items() if count > min(uses.get(kind, 0), here[kind])}
+
     def of_those(self, devices: Mapping[str, int]) -> dict[str, int]:
         """The same, of the kinds that may come."""
         return {kind: devices.get(kind, 0) for kind in self.most}

@@ -39,8 +39,8 @@ def tell(series: MetricSeries, loop: ControlLoop) -> None:
     for what, count in list(loop.decided.items()):  # the loop decides meanwhile
         series.total("isobatch_controller_decisions", count, what=what)
     series.now("isobatch_controller_paused", float(controller.record.paused))
-    series.now("isobatch_controller_sustains_per_s", controller.sustained(controller.running))
-    if forecast := controller.beliefs.forecast:
+    series.now("isobatch_controller_sustains_per_s", controller.known.sustains_per_s(controller.running))
+    if forecast := controller.known.beliefs.forecast:
         bounds = {"low": forecast.survival_low, "mean": forecast.exits.survival, "high": forecast.survival_high}
         for bound, survival in bounds.items():
             for block, share in enumerate(survival):

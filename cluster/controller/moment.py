@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from cluster.controller.beliefs import Beliefs
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import (
@@ -27,8 +26,8 @@ from cluster.controller.decide import (
     weigh_dollars,
     weigh_quick,
 )
+from cluster.controller.knowledge import Knowledge
 from cluster.controller.question import AnyQuestion
-from cluster.controller.record import TrackRecord
 from cluster.controller.sentences import is_content, rate
 from deployments.front.observed import Observed
 from optimizer.model.evaluate import Score
@@ -41,15 +40,19 @@ class Moment:
 
     plan: Plan  # that runs
     pinned: Plan | None
-    question: AnyQuestion
+    known: Knowledge
     patience: Patience
-    beliefs: Beliefs
-    corrections: Corrections
-    record: TrackRecord
     counts: Mapping[str, int]
-    facts: Any  # as the question has them
     seen: Observed
     now_s: float
+
+    @cached_property
+    def question(self) -> AnyQuestion:
+        return self.known.asked
+
+    @cached_property
+    def facts(self) -> Any:
+        return self.known.facts()
 
     @cached_property
     def running(self) -> Expectation:
@@ -59,7 +62,7 @@ class Moment:
     def most(self) -> Expectation:
         """The plan of most goodput on the devices that are there."""
         best = self.question.best(*self._now)
-        return expected_best(best, self.running, self.record, self.score, self.question.objective, self.counts)
+        return expected_best(best, self.running, self.known.record, self.score, self.question.objective, self.counts)
 
     def score(self, plan: Plan) -> Score:
         """What a plan does with what is known now."""
@@ -69,7 +72,7 @@ class Moment:
         """The plan to weigh the running one against, and whether it should run."""
         better, verdict = self._by_goal(forced)
         moves = (verdict.moves or forced) and not same(better.plan, self.plan)
-        if self.record.paused:
+        if self.known.record.paused:
             would = "would change" if moves else "would stay"
             verdict = replace(verdict, moves=False, why=f"paused ({would}: {verdict.why})")
         else:
@@ -85,10 +88,10 @@ class Moment:
 
     def relieved(self, known: Plan) -> Verdict:
         """While inputs are refused: whether a plan that is known to sustain more on these devices should run now."""
-        better, changes = self._expected(known), self.record.changes(self.now_s)
+        better, changes = self._expected(known), self.known.record.changes(self.now_s)
         gain, needed = better.gain_over(self.running), asked_of(self.patience.least_gain, changes)
         sustains = f"{rate(better.goodput_per_s)} can be sustained in place of {rate(self.running.goodput_per_s)}"
-        moves = gain >= needed and not self.record.barred.until_s(known, self.now_s)
+        moves = gain >= needed and not self.known.record.barred.until_s(known, self.now_s)
         return Verdict(moves, f"{self.seen.refused:,} inputs were refused: {sustains}", gain)
 
     def _by_goal(self, forced: bool) -> tuple[Expectation, Verdict]:
@@ -107,19 +110,19 @@ class Moment:
 
     @cached_property
     def _changes(self) -> int:
-        return self.record.changes(self.now_s)
+        return self.known.record.changes(self.now_s)
 
     @cached_property
     def _for_goodput(self) -> Verdict:
         return weigh(
             self.running, self.most, self.question.objective, self.patience, changes=self._changes,
-            start_s=self.record.start_s, counts=self.counts, content=is_content(self.seen),
-            chance=chance(self.seen) if self.beliefs.evidence >= self.patience.enough_inputs else 0.0,
+            start_s=self.known.record.start_s, counts=self.counts, content=is_content(self.seen),
+            chance=chance(self.seen) if self.known.beliefs.evidence >= self.patience.enough_inputs else 0.0,
         )  # fmt: skip
 
     def _for_answers(self) -> tuple[Expectation, Verdict]:
         soonest = self._expected(self.question.best(*self._now))
-        leaving = self.facts.surviving(self.beliefs.carried)
+        leaving = self.facts.surviving(self.known.beliefs.carried)
         return soonest, weigh_answers(self.plan, soonest.plan, leaving, self.patience.least_gain, self._changes)
 
     def _for_dollars(self) -> tuple[Expectation, Verdict]:
@@ -134,7 +137,7 @@ class Moment:
 
     @cached_property
     def _demand(self) -> Demand:
-        return demand(self.beliefs.forecast, self.seen, self.beliefs.peak_per_s(self.now_s), self._window_s)
+        return demand(self.known.beliefs.forecast, self.seen, self.known.beliefs.peak_per_s(self.now_s), self._window_s)
 
     @property
     def _window_s(self) -> float:
@@ -159,19 +162,19 @@ class Moment:
 
     @property
     def _now(self) -> tuple[tuple[float, ...], Corrections, Mapping[str, int]]:
-        return self.beliefs.carried, self.corrections, self.counts
+        return self.known.beliefs.carried, self.known.corrections, self.counts
 
     def _expected(self, plan: Plan) -> Expectation:
-        return Expectation(plan, self.score(plan), self.record.kept(plan))
+        return Expectation(plan, self.score(plan), self.known.record.kept(plan))
 
     def _unless_objected(self, plan: Plan, verdict: Verdict, forced: bool) -> Verdict:
         if forced or not verdict.moves or verdict.must:
             return verdict
-        objection = self.record.objection(plan, self.beliefs.evidence, self.now_s)
+        objection = self.known.record.objection(plan, self.known.beliefs.evidence, self.now_s)
         return replace(verdict, moves=False, why=objection) if objection else verdict
 
     def _as_pinned(self, pinned: Plan, verdict: Verdict) -> Verdict:
         """The user's own plan, whose devices are all there, goes before a better one."""
         if same(pinned, self.plan):
             return replace(verdict, moves=False, why=f"the plan is pinned (without that: {verdict.why})")
-        return Verdict(not self.record.paused, "the devices of the pinned plan are there", must=True)
+        return Verdict(not self.known.record.paused, "the devices of the pinned plan are there", must=True)

@@ -28,10 +28,10 @@ def status_of(loop: ControlLoop, now_s: float, earlier: Sequence[Earlier] = ()) 
         "agreement": None if keeper is None else said(keeper.lately(now_s), keeper.promised),
         "devices": controller.present.counts,
         "asked": controller.growth.told(now_s),
-        "forecast": _forecast(controller.beliefs.forecast, _tokens_of_an_input(controller)),
-        "survival": list(controller.beliefs.survival),
-        "full_share": controller.beliefs.full_share,
-        "corrections": controller.corrections.told,
+        "forecast": _forecast(controller.known.beliefs.forecast, _tokens_of_an_input(controller)),
+        "survival": list(controller.known.beliefs.survival),
+        "full_share": controller.known.beliefs.full_share,
+        "corrections": controller.known.corrections.told,
         "events": [brief(event) for event in controller.record.events.all[-EVENTS:]],
         "earlier": [
             {"began_s": each.began_s, "ended_s": each.ended_s, "events": [brief(event) for event in each.events]}
@@ -66,7 +66,7 @@ def _plan(controller: Controller) -> dict[str, Any]:
         "ramps": list(controller.running.ramps),
         "promised_per_s": tokens_per_s(controller.running) or None if decodes else goodput,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
-        "sustains_per_s": controller.sustains_per_s,
+        "sustains_per_s": controller.known.sustains_per_s(controller.running),
         "kept": controller.record.kept(controller.running),
     }
 

@@ -84,14 +84,14 @@ def test_half_of_the_requests_in_full_change_no_survival_but_what_plans_must_car
     app.full = lambda at_s: 0.5 if at_s > 900 else 0.0
     loop = control_loop(app)
     run(app, loop, 900)
-    beliefs = loop.controller.beliefs
+    beliefs = loop.controller.known.beliefs
     assert beliefs.full_share == 0.0
     run(app, loop, 240)  # until the first window that has them all
     for _ in range(2):
         assert beliefs.survival == pytest.approx(MEDIUM, abs=0.02)
         assert beliefs.full_share == pytest.approx(0.5, abs=0.02)
         assert beliefs.carried == pytest.approx(carried(MEDIUM, 0.5), abs=0.02)
-        assert loop.controller.facts().survival == pytest.approx(carried(MEDIUM, 0.5), abs=0.02)
+        assert loop.controller.known.facts().survival == pytest.approx(carried(MEDIUM, 0.5), abs=0.02)
         run(app, loop, 3600)
     assert share(app) > 0.95
     app.full = lambda at_s: 0.0
@@ -349,13 +349,13 @@ def test_tables_that_are_wrong_are_corrected_within_two_windows_and_within_bound
     app.slower = {"v100": 1.3}
     loop = control_loop(app)
     run(app, loop, 250)
-    early = loop.controller.corrections.factors["v100"]
+    early = loop.controller.known.corrections.factors["v100"]
     assert all(1.2 < factor < 1.3 for factor in early)
     run(app, loop, 3000)
-    assert loop.controller.corrections.factors["v100"] == pytest.approx((1.3,) * 4, abs=0.03)
+    assert loop.controller.known.corrections.factors["v100"] == pytest.approx((1.3,) * 4, abs=0.03)
     app.slower = {"v100": 30.0}
     run(app, loop, 1200)
-    assert max(loop.controller.corrections.factors["v100"]) <= 2.0
+    assert max(loop.controller.known.corrections.factors["v100"]) <= 2.0
 
 
 def test_longer_texts_are_planned_for_by_the_times_of_longer_texts():
@@ -366,15 +366,15 @@ def test_longer_texts_are_planned_for_by_the_times_of_longer_texts():
     asked = question(EASY)
     asked = replace(asked, profile=replace(asked.profile, tables=(short, long), lengths=Lengths((20,))))
     controller = Controller(asked, Patience(), History(None), Events(None), first_plan(asked), 0.0)
-    before = controller.facts()
+    before = controller.known.facts()
     for number in range(6):
         left = (0, 0, 0, 100_000)
         texts = Observed(
             120.0 * number, 120.0, 1000, 1000, left, arrived_weight=100_000, in_time_weight=100_000, exit_weights=left
         )
         controller.window(texts, 120.0 * (number + 1))
-    assert controller.beliefs.inputs_per_text == pytest.approx(5.0, rel=0.05)
-    now = controller.facts()
+    assert controller.known.beliefs.inputs_per_text == pytest.approx(5.0, rel=0.05)
+    now = controller.known.facts()
     assert (before.length, now.length) == (20, 20)
     ratio = now.tables[0].block_times_s(4) / before.tables[0].block_times_s(4)
     assert ratio == pytest.approx([1.5] * 4, rel=0.05)

@@ -53,7 +53,7 @@ def test_no_decision_gives_goodput_away_while_inputs_are_refused(
             assert "came and were answered in time" in why
         if step.plan:
             if "were refused" in why:
-                assert controller.sustained(step.plan) > controller.sustained(controller.running)
+                assert controller.known.promises_per_s(step.plan) > controller.known.promises_per_s(controller.running)
             controller.rolled_out(step, 0.1, now_s)
 
 
@@ -108,7 +108,7 @@ def test_a_plan_that_sustains_less_than_it_promises_is_known_within_two_windows_
     loop = control_loop(app, look_every_s=5.0)
     events = run(app, loop, 245, look_s=5.0)
     controller = loop.controller
-    assert controller.sustains_per_s == pytest.approx(0.6 * promised, rel=0.03)
+    assert controller.known.sustains_per_s(app.running) == pytest.approx(0.6 * promised, rel=0.03)
     assert any(f"of {promised:.0f}/s promised" in event.why for event in events), [event.why for event in events]
 
 

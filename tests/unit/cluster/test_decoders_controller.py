@@ -53,8 +53,8 @@ def test_a_plan_follows_tokens_that_go_on_more_often() -> None:
     app.becomes(survival=HARD)
     asyncio.run(watched(app, loop, 4.0, 1.0))
     assert len(app.running.splits) == 1, [event.why for event in loop.controller.record.events.all]
-    assert loop.controller.beliefs.survival[2] > 0.8
-    assert loop.controller.beliefs.inputs_per_text == pytest.approx(PROFILE.workload.output, rel=0.2)
+    assert loop.controller.known.beliefs.survival[2] > 0.8
+    assert loop.controller.known.beliefs.inputs_per_text == pytest.approx(PROFILE.workload.output, rel=0.2)
     app.run(1.0)  # what has waited is written
     before = app.seen()
     app.run(3.0)

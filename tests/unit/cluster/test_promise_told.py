@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.controller.beliefs import with_all_ramps
@@ -31,6 +31,7 @@ stretches = st.tuples(leaving, st.integers(1, 30), st.sampled_from([0, 1, 2, 4, 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(stretches, min_size=1, max_size=6))
+@example([((400, 300, 200, 100), 2, 8), ((0, 0, 0, 1000), 3, 0)])  # inputs are doubted while much is in the purse
 def test_a_front_says_broken_whenever_the_controller_does(played: list[tuple[tuple[int, ...], int, int]]) -> None:
     """Inputs that leave so, for so many looks, in each of which so many audits miss."""
     keeper, plan, now_s = Keeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED)), PLAN, 0.0

@@ -20,9 +20,9 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path):
     asyncio.run(before.pause(True))
     after = control_loop(app, tmp_path)
     assert after.controller.record.events.all == before.controller.record.events.all
-    assert after.controller.corrections == before.controller.corrections
+    assert after.controller.known.corrections == before.controller.known.corrections
     assert after.controller.record.paused
-    assert after.controller.beliefs.evidence == before.controller.beliefs.evidence
+    assert after.controller.known.beliefs.evidence == before.controller.known.beliefs.evidence
     asyncio.run(after.pause(False))
     assert not moves(run(app, after, 300)), "what was rolled back is remembered"
 
