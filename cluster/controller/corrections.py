@@ -65,19 +65,23 @@ class Corrections:
 
     def learned(self, seen: Observed, plan: Plan, facts: Problem, rate: float) -> "Corrections":
         """The corrections after a window by `plan`; `facts` hold the profile's own tables, and who survived."""
-        factors = {kind: list(each) for kind, each in self.factors.items()}
-        compared = _compared(seen.launches, plan, facts) if seen.launches and rate else {}
-        busy = busy_shares(seen, plan) if compared else {}
-        for (kind, split), (count, took_s, expected_s) in compared.items():
+        factors, between_s = {kind: list(each) for kind, each in self.factors.items()}, dict(self.between_s)
+        if not seen.launches:
+            return self
+        rates = {kind: rate * min(1.0, busy / FULLY_BUSY) for kind, busy in busy_shares(seen, plan).items()}
+        for (kind, split), (count, took_s, expected_s) in _compared(seen.launches, plan, facts).items():
             row = factors.setdefault(kind, [1.0] * facts.num_blocks)
             ratio = min(max(took_s / expected_s, LEAST), MOST)
-            weight = rate * min(1.0, busy[kind] / FULLY_BUSY) * count / (count + TRUSTED)
             for block in range(split.start, split.stop):
-                row[block] += weight * (ratio - row[block])
-        between_s = dict(self.between_s)
-        if compared:
-            between_s |= _between_s(self.between_s, seen.launches, plan, facts, rate)
+                row[block] += _weight(rates[kind], count) * (ratio - row[block])
+        for kind, (count, stands_s) in _between(seen.launches, plan, facts).items():
+            before_s = between_s.get(kind, 0.0)
+            between_s[kind] = before_s + _weight(rates[kind], count) * (min(stands_s, MOST_BETWEEN_S) - before_s)
         return Corrections({kind: tuple(each) for kind, each in factors.items()}, between_s)
+
+
+def _weight(rate: float, launches: int) -> float:
+    return rate * launches / (launches + TRUSTED)
 
 
 def busy_shares(seen: Observed, plan: Plan) -> dict[str, float]:
@@ -88,22 +92,16 @@ def busy_shares(seen: Observed, plan: Plan) -> dict[str, float]:
     return {kind: seconds[kind] / (count * seen.seconds) for kind, count in plan.devices().items()}
 
 
-def _between_s(
-    known: Mapping[str, float], measured: Mapping[LaunchShape, Took], plan: Plan, facts: Problem, rate: float
-) -> dict[str, float]:
-    """What devices stood still between two launches, beyond what plans count on where splits take turns."""
-    found = dict[str, float]()
+def _between(measured: Mapping[LaunchShape, Took], plan: Plan, facts: Problem) -> dict[str, tuple[int, float]]:
+    """By kind: launches that waited for another, and how long their devices stood still, beyond what plans count on."""
+    found = dict[str, tuple[int, float]]()
     for kind in plan.devices():
         of_kind = [took for launched, took in measured.items() if launched.kind == kind]
-        followed = sum(took.followed for took in of_kind)
-        if not followed:
-            continue
-        placements = [each for pipeline in plan.pipelines for each in pipeline.placements if each.kind == kind]
-        take_turns = all(each.local and len(each.splits) > 1 for each in placements)
-        planned_s = facts.turn_s(kind) if take_turns else 0.0
-        mean_s = max(0.0, sum(took.between_s for took in of_kind) / followed - planned_s)
-        before_s = known.get(kind, 0.0)
-        found[kind] = before_s + rate * followed / (followed + TRUSTED) * (min(mean_s, MOST_BETWEEN_S) - before_s)
+        if followed := sum(took.followed for took in of_kind):
+            placements = [each for pipeline in plan.pipelines for each in pipeline.placements if each.kind == kind]
+            take_turns = all(each.local and len(each.splits) > 1 for each in placements)
+            stands_s = sum(took.between_s for took in of_kind) / followed - (facts.turn_s(kind) if take_turns else 0.0)
+            found[kind] = followed, max(0.0, stands_s)
     return found
 
 

@@ -25,9 +25,11 @@ def cut_at(*cuts: int, blocks: int = BLOCKS) -> Plan:
     return Plan(tuple(Placement("cpu", 1, (split,)) for split in splits))
 
 
-def application(folder: Path, plan: Plan, loader: str = "load", **told: object) -> dict[str, Any]:
+def application(
+    folder: Path, plan: Plan, loader: str = "load", profile: Profile | None = None, **told: object
+) -> dict[str, Any]:
     (folder / "plan.json").write_text(plan.to_json())
-    save(toy_profile(plan.num_blocks), folder / "profile.json")
+    save(profile or toy_profile(plan.num_blocks), folder / "profile.json")
     arguments: dict[str, object] = {
         "model": "/models/toy",
         "loader": loader if ":" in loader else f"tests.helpers.toy_model:{loader}",

@@ -139,6 +139,7 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "memory": str(tmp_path_factory.mktemp("controller")),
         "replan_every_s": 3.0,
         "look_every_s": 0.5,
+        "react_every_s": 0.5,
         "enough_inputs": 20,
     }
     path = "cluster.controller.app:build"

@@ -42,8 +42,7 @@ def test_a_poor_plan_is_replaced_while_requests_are_answered(steered: str) -> No
         (event, *_) = eventually(lambda: rolled_out(steered))
     assert not load.wrong
     assert load.answered
-    why = event["why"]  # which of the two depends on how many requests this machine asks in a second
-    assert "more goodput is worth it" in why or "more goodput is not needed" in why
+    assert "worth it" in event["why"] or "were refused" in event["why"]
     assert event["after"] == status(steered)["plan"]["summary"] != event["before"]
     assert predict(steered, [3, 5])[0]["label"] == 5
 
@@ -79,7 +78,7 @@ def test_links_that_are_declared_later_are_learned(
     # The old front ends before the new one is up: two cores have no room for both. A slow machine may need longer for
     # that than the 20 s that a request has.
     assert all("try again later" in each or "the deadline cannot be met" in each for each in refused), refused
-    assert "more goodput" in moved["why"]
+    assert "can be sustained in place of" in moved["why"]
 
 
 def test_a_controller_that_is_killed_goes_on_where_it_was(steered: str) -> None:
