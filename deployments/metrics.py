@@ -65,7 +65,7 @@ CONTROLLER = (
     MetricFamily("isobatch_controller_looks", "Counter", "How often the controller looked."),
     MetricFamily("isobatch_controller_decisions", "Counter", "Its decisions.", ("what",)),
     MetricFamily("isobatch_controller_paused", "Gauge", "1 while it changes nothing, by hand."),
-    MetricFamily("isobatch_controller_sustains_per_s", "Gauge", "What the plan sustains, by the corrected tables."),
+    MetricFamily("isobatch_controller_sustains_per_s", "Gauge", "What the plan sustains, by launches and under load."),
     MetricFamily("isobatch_forecast_survival", "Gauge", "The share that will reach a block.", ("block", "bound")),
 )
 DECODER_FRONT = (

@@ -188,7 +188,8 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
         if forecast and forecast["tokens_per_text"]:
             texts += f", {_number(forecast['tokens_per_text'])} are expected"
         table.add_row("counted in tokens", f"an input is {window['length']} tokens; {texts}")
-    table.add_row("promises kept", f"{plan['kept']:.0%} (it sustains {_number(plan['sustains_per_s'])} per second now)")
+    why = f": {plan['shortfall']}" if plan.get("shortfall") else ""
+    table.add_row("sustains now", f"{_number(plan['sustains_per_s'])} per second{why}")
     if forecast:
         low, high = _number(forecast["arrivals_low_per_s"]), _number(forecast["arrivals_high_per_s"])
         table.add_row("arrivals forecast", f"{_number(forecast['arrivals_per_s'])} ({low} .. {high}) per second")

@@ -18,7 +18,8 @@ class PlanStatus(Described):
     ramps: list[int] = Field(description="The open ones, by their blocks.")
     promised_per_s: float | None = Field(description="Goodput.")
     promised_ms: float | None = Field(description="Latency.")
-    sustains_per_s: float = Field(description="Goodput, by the tables as they are corrected now.")
+    sustains_per_s: float = Field(description="Goodput, as far as launches and what was answered under load tell.")
+    shortfall: str | None = Field(description="Why that is less than was promised, in words.")
     kept: float = Field(description="The share of its promise that it keeps.")
 
 

@@ -8,6 +8,7 @@ from cluster.controller.described import STATUS_VERSION
 from cluster.controller.loop import ControlLoop
 from cluster.controller.memory import Earlier
 from cluster.controller.record import Event
+from cluster.controller.sentences import shortfall
 from deployments.planning import summary
 from optimizer.decoding_plans import tokens_per_s
 from profiles.agreement import said
@@ -60,14 +61,19 @@ def brief(event: Event) -> dict[str, Any]:
 def _plan(controller: Controller) -> dict[str, Any]:
     promise, decodes = controller.running.promise, controller.running.decoding
     goodput = promise.goodput_per_s if promise else None
+    sustains_per_s, kept = (
+        controller.known.sustains_per_s(controller.running),
+        controller.record.kept(controller.running),
+    )
     return {
         "summary": summary(controller.running),
         "devices": controller.running.devices(),
         "ramps": list(controller.running.ramps),
         "promised_per_s": tokens_per_s(controller.running) or None if decodes else goodput,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
-        "sustains_per_s": controller.known.sustains_per_s(controller.running),
-        "kept": controller.record.kept(controller.running),
+        "sustains_per_s": sustains_per_s,
+        "shortfall": shortfall(controller.running, sustains_per_s, controller.known.corrections, kept) or None,
+        "kept": kept,
     }
 
 

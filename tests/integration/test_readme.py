@@ -46,4 +46,4 @@ def test_load_and_status_of_the_readme_run_against_what_its_deploy_line_deploys(
     assert eventually(lambda: not isinstance(ran(lines["status"]).exception, UserError)), "no controller"
     watched = ran(lines["status"])
     assert watched.exit_code == 130
-    assert "promises kept" in watched.output
+    assert "sustains now" in watched.output

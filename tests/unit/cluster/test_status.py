@@ -104,7 +104,7 @@ def test_it_shows_plan_forecast_and_decisions(toy: Toy, url: str) -> None:
     assert shown["forecast"]["low"][1] <= shown["forecast"]["survival"][1] <= shown["forecast"]["high"][1]
     text = asked(url)
     for word in (
-        "promises kept",
+        "sustains now",
         "at most 1 % of accuracy lost",
         "arrivals forecast",
         "rolled out",

@@ -161,7 +161,7 @@ def test_every_command_runs_installed(installed: Path, address: str, tmp_path: P
             continue
         assert ended["code"] == (130 if watched else 0), (line, ended)
     assert not [line for line in real if "…" in outcome[" ".join(line)]["said"]], "a table is cut off at 80 columns"
-    assert "promises kept" in outcome[f"status {address} --watch"]["said"]
+    assert "sustains now" in outcome[f"status {address} --watch"]["said"]
     assert "would serve" in outcome["serve my-bert-ee --plan plan.json --profile profile.json"]["said"]
     assert "would deploy" in outcome["deploy serve.yaml --address auto"]["said"]
     assert "cluster/demo/plan.json" in outcome["serve"]["said"]
