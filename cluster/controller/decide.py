@@ -301,7 +301,7 @@ def is_swamped(seen: Observed, sustained_per_s: float) -> bool:
 def weigh_dollars(
     running: Expectation, better: Expectation, expected: Demand, patience: Patience, reserve: float, changes: int
 ) -> Verdict:
-    """Change where the running plan does not sustain what is expected; else only for clearly fewer dollars."""
+    """Change to sustain what is expected; else for clearly fewer dollars, or for clearly more goodput at no cost."""
     if same(running.plan, better.plan):
         return Verdict(False, "the running plan is the cheapest there is", 0.0)
     if running.goodput_per_s < (1 + reserve) * expected.expected_per_s:
@@ -312,6 +312,9 @@ def weigh_dollars(
     dollars = running.score.cost_per_hour
     saved = 1 - better.score.cost_per_hour / dollars if dollars else 0.0
     needed = asked_of(HEADROOM * patience.least_gain, changes)
+    gain = better.gain_over(running)
+    if abs(saved) < SAME and gain >= needed:
+        return Verdict(True, f"{gain:.1%} more goodput costs nothing on the same devices", gain)
     moves = saved >= needed
     kept = f"{rate(better.goodput_per_s)} can be sustained for it, and {rate(expected.expected_per_s)} are expected"
     why = f"{saved:.1%} fewer dollars {'are' if moves else 'are not'} worth it, as {needed:.1%} are asked; {kept}"
