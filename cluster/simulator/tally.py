@@ -31,7 +31,7 @@ class Tally:
         self.launched_since_s, self._launched_before = 0.0, dict[LaunchKey, tuple[float, float]]()
         self._exits, self.audited, self.missed = ([0] * num_blocks for _ in range(3))
         self.arrived_weight, self.good_weight, self._exit_weights = 0, 0, [0] * num_blocks
-        self._full = self._full_weight = 0  # inputs that asked for the whole network; not in the exits
+        self._full = self._full_weight = 0  # arrivals that asked for the whole network; not in the exits
         self._unfinished, self._unfinished_weights = ([0] * num_blocks for _ in range(2))
         self._bins = np.zeros((WINDOWS, BINS), np.int32)
         self._observed_bins = np.zeros(BINS, np.int64)
@@ -43,7 +43,9 @@ class Tally:
         """The window of this time; all that happens after the last arrival belongs to the last window."""
         return min(int(at_s / self.seconds * WINDOWS), WINDOWS - 1)
 
-    def arrive(self, times_s: Floats, weight: int) -> None:
+    def arrive(self, times_s: Floats, weight: int, full: int = 0, full_weight: int = 0) -> None:
+        self._full += full
+        self._full_weight += full_weight
         self.arrived_weight += weight
         self.arrived += np.bincount(self._windows(times_s), minlength=WINDOWS)
 
@@ -53,16 +55,9 @@ class Tally:
     def lose(self, ending: Ending, at_s: float) -> None:
         counts = {Outcome.DEGRADED: self.degraded, Outcome.EXPIRED: self.expired}.get(ending.outcome, self.failed)
         counts[self.window(at_s)] += len(ending.tickets)
-        for block, weight, full in ending.unfinished:
-            if full:
-                self._count_full(1, weight)
-            else:
-                self._unfinished[block] += 1
-                self._unfinished_weights[block] += weight
-
-    def _count_full(self, inputs: int, weight: int) -> None:
-        self._full += inputs
-        self._full_weight += weight
+        for block, weight in ending.unfinished:
+            self._unfinished[block] += 1
+            self._unfinished_weights[block] += weight
 
     def launch(self, launch: Launch, kind: str, took_s: float) -> None:
         key = (launch.group, kind, launch.cursor, launch.stop, launch.size)
@@ -97,14 +92,10 @@ class Tally:
         else:
             latencies_s = [end_s - places[row].payload for row, end_s in zip(rows, ends_s, strict=True)]
         self._latencies_s += latencies_s
-        of_full = 0
         if launch.weights:
             weights = [launch.weights[row] for row in rows]
-            of_full = sum([launch.weights[row] for row in full])
-            self._exit_weights[departure.stop - 1] += sum(weights) - of_full
+            self._exit_weights[departure.stop - 1] += sum(weights) - sum([launch.weights[row] for row in full])
             self.good_weight += sum(compress(weights, [each <= self.slo_s * (1 + 1e-9) for each in latencies_s]))
-        if full:
-            self._count_full(len(full), of_full)
         self._ends_s += [now_s] * len(rows)
         if len(self._latencies_s) >= FLUSH:
             self.flush()

@@ -34,7 +34,7 @@ class Observed:
 
     `arrivals` are inputs that asked, admitted or not. `exits[k]` inputs were answered after block k because they left
     there; `unfinished[k]` ended before they left (late, given up, failed, or answered by the level before), and stood
-    before block k then. `full` inputs had asked for the whole network, so they are in neither, however they ended;
+    before block k then. `full` of the arrivals asked for the whole network, so they are in neither, however they ended;
     `in_time` counts all answers within their deadline. `devices` are all that the plan could have now, those it uses
     among them. `arrived_weight`, `in_time_weight`, `exit_weights`, `full_weight` and `unfinished_weights` are what
     these inputs weigh: texts their tokens, where plans count them.
