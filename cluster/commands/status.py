@@ -16,6 +16,7 @@ import typer
 from cluster.commands import KeyVariable, key_headers, server_at
 from cluster.commands.status_picture import Stats, decoder, picture
 from profiles.errors import UserError
+from profiles.exits import carried
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -136,7 +137,8 @@ def tables(answer: dict[str, Any] | None, stats: Stats | None = None, earlier: S
         assert stats, "This is a bug: somebody has answered."
         alone = [decoder(stats, UNSTEERED)] if _decodes(stats) else [_unsteered(stats), picture(stats, earlier, ())]
         return Group(*alone)
-    drawn = [decoder(stats) if _decodes(stats) else picture(stats, earlier, answer["survival"])] if stats else []
+    expected = carried(answer["survival"], answer.get("full_share", 0.0))  # of all answers, as the fronts count them
+    drawn = [decoder(stats) if _decodes(stats) else picture(stats, earlier, expected)] if stats else []
     return Group(_now(answer), *drawn, _survival(answer), _events(answer["events"]))
 
 

@@ -39,3 +39,19 @@ def test_who_is_refused_unread_has_no_more_inputs_than_a_request_may_have() -> N
     assert (counts.arrivals, counts.arrived_weight) == (12, 360)
     counts.refused_unread(weight=30_000, most=32)
     assert (counts.arrivals, counts.arrived_weight) == (12 + 32, 360 + 32 * 30)
+
+
+def test_who_asks_for_the_whole_network_is_no_survivor_of_the_others_and_arrives_even_if_refused_unread() -> None:
+    counts = Counts({}, lambda: 0.0)
+    counts.inputs_arrived(3, 30)
+    counts.inputs_arrived(1, 10, full=True)
+    counts.refused_unread(weight=10, most=32, full=True)
+    for block, full in ((0, False), (2, False), (2, True)):
+        counts.input_left(block, 0.1, in_time=True, weight=10, full=full)
+    counts.input_unfinished(1, weight=10)
+    seen = counts.observed(3)
+    assert (seen.arrivals, seen.full, seen.full_weight, seen.in_time) == (5, 2, 20, 3)
+    assert (seen.exits, seen.exit_weights) == ((1, 0, 1), (10, 0, 10))
+    assert (seen.unfinished, seen.unfinished_weights) == ((0, 1, 0), (0, 10, 0))
+    assert counts.exits == {0: 1, 2: 2}, "of all answers"
+    assert seen.counted_in(10).full == 2
