@@ -6,7 +6,7 @@ in logarithms, where none can be negative. By which methods: profiles/series.py.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 EDGE = 1e-6  # shares closer than this to 0 or 1 are not told apart
 REFIT_EVERY = 24  # windows between two fits of one series; they take turns
 MAX_LOG = 700.0  # the logarithm of the largest rate that can be written
-NOBODY = Prediction(0.0, 0.0, "")
+SURE = 3.0  # standard deviations of chance
 UNKNOWN_SHARE = 0.5  # of a ramp of which nothing is known
 
 
@@ -38,11 +38,7 @@ class Forecast:
     arrivals_high_per_s: float
     methods: tuple[str, ...]  # that count most: of each ramp, in order, then of the arrivals
     inputs_per_text: float | None = None  # where an input is a number of tokens
-    # The share of the inputs that ask for the whole network, and how low and high it may be. The rest of this is of
-    # the others.
-    full_share: float = 0.0
-    full_low: float = 0.0
-    full_high: float = 0.0
+    full_share: float = 0.0  # of the arrivals, which ask for the whole network; survival is that of the others
 
     @property
     def method(self) -> str:
@@ -58,9 +54,9 @@ class Forecast:
         return bool((low > np.asarray(self.survival_high)).any() or (high < np.asarray(self.survival_low)).any())
 
     def misjudges_full(self, window: Window) -> bool:
-        """The same of the share that asks for the whole network, which says nothing of the others."""
-        (_, low), (_, high) = window.mix.interval()
-        return bool(low > self.full_high + EDGE or high < self.full_low)
+        """Whether chance does not explain how many more or fewer ask for the whole network, which is news at once."""
+        (_, low), (_, high) = window.mix.interval(SURE)
+        return bool(low > self.full_share + EDGE or high < self.full_share - EDGE)
 
 
 class Forecaster:
@@ -98,9 +94,16 @@ class Forecaster:
         forecaster._seen = len(rows)
         return forecaster
 
-    def observe(self, window: Window) -> None:
-        """Take in the next window. The series are fitted anew in turns, so that no window has to wait for all."""
-        for index, (series, value) in enumerate(zip(self._series, self._values(window), strict=True)):
+    def observe(self, window: Window, others_ask: bool = False) -> None:
+        """Take in the next window. The series are fitted anew in turns, so that no window has to wait for all.
+
+        `others_ask`: so many more or fewer inputs ask for the whole network that this series begins anew.
+        """
+        values = self._values(window)
+        if others_ask:
+            self._series[-1] = self._new_series([[] for _ in self._series])[-1]
+            values[-1] = replace(values[-1], value=values[-1].steady)
+        for index, (series, value) in enumerate(zip(self._series, values, strict=True)):
             series.append(value)
             if (self._seen - index) % REFIT_EVERY == 0:
                 series.refit()
@@ -116,9 +119,8 @@ class Forecaster:
         few, usual, many = (float(np.expm1(np.clip(_at(arrivals, z), 0, MAX_LOG))) for z in (-Z, 0.0, Z))
         methods = tuple(prediction.method for prediction in (*ramps, arrivals))
         per_text = None if self._long is None else float(np.exp(np.clip(long, -MAX_LOG, MAX_LOG)))
-        full = _by_chance(of_full, self._last.mix.answered) if self._last and self._any_full else NOBODY
-        least, mean, most = (min(max(_at(full, z), 0.0), 1.0) for z in (-Z, 0.0, Z))
-        return Forecast(ExitProfile(likely), low, high, usual, few, many, methods, per_text, mean, least, most)
+        full_share = min(max(of_full.predict().mean, 0.0), 1.0) if self._any_full else 0.0
+        return Forecast(ExitProfile(likely), low, high, usual, few, many, methods, per_text, full_share)
 
     def singles(self) -> list[dict[str, float]]:
         """What each method by itself says of each ramp: for those who compare."""

@@ -27,10 +27,10 @@ class Window:
     """Counts of one window, by one reporter or by several.
 
     `left[k]` inputs were answered after block k; whoever reached the end counts in the last block. `unfinished[k]`
-    ended before that, when they stood before block k (empty: none). `full` others asked for the whole network, so they
-    tell nothing of survival. `arrived` inputs came meanwhile: not the same ones, some were refused and some are still
-    on their way. They were so many `texts`, where an input is a number of tokens (0: it is not). `peak_per_s` is the
-    largest rate of any look in it.
+    ended before that, when they stood before block k (empty: none). `arrived` inputs came meanwhile: not the same ones,
+    some were refused and some are still on their way. They were so many `texts`, where an input is a number of tokens
+    (0: it is not). `full` of them asked for the whole network: they are not in `left`, and tell nothing of survival.
+    `peak_per_s` is the largest rate of any look in the window.
     """
 
     start_s: float
@@ -101,9 +101,8 @@ class Window:
 
     @property
     def mix(self) -> "Window":
-        """All inputs as those of a network of two blocks, of which the second is for those that asked for the whole."""
-        others = min(self.entered[0], MOST - 1)
-        return Window(self.start_s, self.duration_s, self.arrived, (others, self.full))
+        """All arrivals as inputs of a network of two blocks, the second for those that asked for the whole network."""
+        return Window(self.start_s, self.duration_s, self.arrived, (max(0, self.arrived - self.full), self.full))
 
     def interval(self, z: float = 1.96) -> tuple[Floats, Floats]:
         """Where the true survival may lie (Wilson): wide where few inputs were seen, all of [0, 1] where none.

@@ -17,6 +17,7 @@ import typer
 from cluster.commands import KeyVariable, key_headers, server_at
 from cluster.commands.status_picture import Stats, decoder, picture
 from profiles.errors import UserError
+from profiles.exits import carried
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -143,7 +144,8 @@ def tables(
         assert stats, "This is a bug: somebody has answered."
         alone = [decoder(stats, UNSTEERED)] if _decodes(stats) else [_unsteered(stats), picture(stats, last, ())]
         return Group(*alone)
-    drawn = [decoder(stats) if _decodes(stats) else picture(stats, last, answer["survival"])] if stats else []
+    expected = carried(answer["survival"], answer.get("full_share", 0.0))  # of all answers, as the fronts count them
+    drawn = [decoder(stats) if _decodes(stats) else picture(stats, last, expected)] if stats else []
     before = _earlier(answer.get("earlier", ()), answer["now_s"], earlier)
     return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]), *before)
 

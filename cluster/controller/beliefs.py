@@ -37,7 +37,7 @@ class Beliefs:
         self._history, self._num_blocks, self._ramp_blocks = history, prior.num_blocks, sorted(ramp_blocks)
         self._forecaster = self._after(history.windows)
         self.forecast: Forecast | None = self._forecaster.forecast() if history.windows else None
-        self._seen, self._mix = prior.survival, SteadySurvival(2)
+        self._seen = prior.survival
         for window in history.windows[-RECENT_WINDOWS:]:
             self._take(window)
         self._peeked: Window | None = None  # in the window that has not ended
@@ -80,20 +80,20 @@ class Beliefs:
         """A window has ended. `latest` is the part of it that contradicts the forecast, where there is one."""
         window = replace(self._window(seen, ramps), peak_per_s=peak_per_s)
         newest = self._window(latest, ramps) if latest else window
-        share_seen = self._take(newest)
+        self._take(newest)
         if self._peeked:
             window = merge([self._peeked, window])
         self._history.append(window)
         self.surprised = latest is not None or (self.forecast is not None and self.forecast.contradicts(window))
-        others_ask = self.forecast is not None and self.forecast.misjudges_full(newest)
+        others_ask = self.forecast is not None and self.forecast.misjudges_full(window)
         if self.surprised or self._is_anew:
             self._forecaster = self._after([newest if latest else window])
         else:
-            self._forecaster.observe(window)
+            self._forecaster.observe(window, others_ask)
         self._peeked, self._is_anew = None, False
         self.forecast = self._forecaster.forecast()
         self.survival = self._seen if self.surprised else self.forecast.exits.survival
-        self.full_share = share_seen if others_ask else self.forecast.full_share
+        self.full_share = self.forecast.full_share
         self.inputs_per_text = self.forecast.inputs_per_text
 
     def peeked(self, seen: Observed, ramps: Collection[int]) -> None:
@@ -112,13 +112,12 @@ class Beliefs:
     def _after(self, windows: Sequence[Window]) -> Forecaster:
         return Forecaster.after(windows, self._num_blocks, self._ramp_blocks)
 
-    def _take(self, window: Window) -> float:
-        """Correct what was seen before by a later window; returns the share that asks for the whole network."""
+    def _take(self, window: Window) -> None:
+        """Correct what was seen before by a later window."""
         steady = SteadySurvival(self._num_blocks)
         steady.add(_imagined(self._seen))
         row = steady.add(window)
         self._seen = tuple(np.minimum.accumulate(np.clip(row, 0, 1)).tolist())
-        return float(self._mix.add(window.mix)[1])
 
     def _window(self, seen: Observed, ramps: Collection[int]) -> Window:
         """Exits are spread over the closed ramps in the proportions that were seen before.

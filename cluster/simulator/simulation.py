@@ -144,9 +144,9 @@ class Simulation:
     def _arrive(self, count: int) -> None:
         """Let inputs arrive. Each one's place holds its arrival time, and as its row the number of blocks it needs."""
         times_s, weights = self._times_s[:count], self._weights[:count]
-        self.tally.arrive(times_s, int(weights.sum()))
-        arrivals, needs = times_s.tolist(), self._needs[:count].tolist()
         full = self._full.random(count) < self.world.full_share
+        self.tally.arrive(times_s, int(weights.sum()), int(full.sum()), int(weights[full].sum()))
+        arrivals, needs = times_s.tolist(), self._needs[:count].tolist()
         self._loop.arrive(zip(arrivals, map(Place, arrivals, needs), weights.tolist(), full.tolist(), strict=True))
 
     @property

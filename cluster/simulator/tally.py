@@ -32,7 +32,7 @@ class Tally:
         self._exits, self.audited, self.missed = ([0] * num_blocks for _ in range(3))
         self.arrived_weight, self.good_weight, self._exit_weights = 0, 0, [0] * num_blocks
         self.refused_weight = 0
-        self._full = self._full_weight = 0  # inputs that asked for the whole network; not in the exits
+        self._full = self._full_weight = 0  # arrivals that asked for the whole network; not in the exits
         self._unfinished, self._unfinished_weights = ([0] * num_blocks for _ in range(2))
         self._certain = self._certain_weight = 0  # of the last block's: no open ramp might have let them go
         self._bins = np.zeros((WINDOWS, BINS), np.int32)
@@ -45,7 +45,9 @@ class Tally:
         """The window of this time; all that happens after the last arrival belongs to the last window."""
         return min(int(at_s / self.seconds * WINDOWS), WINDOWS - 1)
 
-    def arrive(self, times_s: Floats, weight: int) -> None:
+    def arrive(self, times_s: Floats, weight: int, full: int = 0, full_weight: int = 0) -> None:
+        self._full += full
+        self._full_weight += full_weight
         self.arrived_weight += weight
         self.arrived += np.bincount(self._windows(times_s), minlength=WINDOWS)
 
@@ -56,16 +58,9 @@ class Tally:
     def lose(self, ending: Ending, at_s: float) -> None:
         counts = {Outcome.DEGRADED: self.degraded, Outcome.EXPIRED: self.expired}.get(ending.outcome, self.failed)
         counts[self.window(at_s)] += len(ending.tickets)
-        for block, weight, full in ending.unfinished:
-            if full:
-                self._count_full(1, weight)
-            else:
-                self._unfinished[block] += 1
-                self._unfinished_weights[block] += weight
-
-    def _count_full(self, inputs: int, weight: int) -> None:
-        self._full += inputs
-        self._full_weight += weight
+        for block, weight in ending.unfinished:
+            self._unfinished[block] += 1
+            self._unfinished_weights[block] += weight
 
     def launch(self, launch: Launch, kind: str, took_s: float) -> None:
         key = (launch.group, kind, launch.cursor, launch.stop, launch.size)
@@ -102,15 +97,12 @@ class Tally:
         else:
             latencies_s = [end_s - places[row].payload for row, end_s in zip(rows, ends_s, strict=True)]
         self._latencies_s += latencies_s
-        of_full = 0
         if launch.weights:
             weights = [launch.weights[row] for row in rows]
-            of_full = sum([launch.weights[row] for row in full])
-            self._exit_weights[departure.stop - 1] += sum(weights) - of_full
-            self._certain_weight += sum(weights) - of_full if certain else 0
+            of_others = sum(weights) - sum([launch.weights[row] for row in full])
+            self._exit_weights[departure.stop - 1] += of_others
+            self._certain_weight += of_others if certain else 0
             self.good_weight += sum(compress(weights, [each <= self.slo_s * (1 + 1e-9) for each in latencies_s]))
-        if full:
-            self._count_full(len(full), of_full)
         self._ends_s += [now_s] * len(rows)
         if len(self._latencies_s) >= FLUSH:
             self.flush()

@@ -396,7 +396,7 @@ class Dispatcher:
             if not ticket.ended:
                 ticket.ended = True
                 ended.append(ticket.id)
-                if not is_answer:
+                if not is_answer and ticket.kind is not RowKind.FULL:
                     unfinished.append(ticket.unfinished)
                 del self._tickets[ticket.id]
                 if ticket.queue is not None:

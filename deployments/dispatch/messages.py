@@ -89,18 +89,17 @@ class Refusal:
 
 
 class Unfinished(NamedTuple):
-    """An input that ended before it left the network: the block before which it stood, as far as is known.
-
-    `full`: it had asked for the whole network.
-    """
+    """An input that ended before it left the network: the block before which it stood, as far as is known."""
 
     block: int
     weight: int
-    full: bool
 
 
 class Ending(NamedTuple):
-    """What became of admitted inputs that ended together. `unfinished` has one for each that was not answered."""
+    """What became of admitted inputs that ended together.
+
+    `unfinished` has one for each that was not answered and had not asked for the whole network.
+    """
 
     tickets: tuple[int, ...]
     outcome: Outcome

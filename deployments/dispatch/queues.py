@@ -45,7 +45,7 @@ class Ticket:
     @property
     def unfinished(self) -> Unfinished:
         """What is known of it, if it ends here."""
-        return Unfinished(max(self.cursor, self.reached), self.weight, self.kind is RowKind.FULL)
+        return Unfinished(max(self.cursor, self.reached), self.weight)
 
     def attempts(self) -> int:
         """How often the input may have been the cause of a failure.

@@ -77,12 +77,11 @@ class Counts:
         # What they weigh: texts their tokens, where the plan counts them; all others 1.
         self.arrived_weight = self.in_time_weight = 0
         self.exit_weights: Counter[int] = Counter()
-        # Of the inputs that asked for the whole network: how many have ended, answered or not, and what they weigh;
-        # where they are among the exits.
+        # Inputs that asked for the whole network: among the arrivals, and among the exits.
         self.full = self.full_weight = 0
         self.full_exits: Counter[int] = Counter()
         self.full_exit_weights: Counter[int] = Counter()
-        # Of the others, those that ended before they left: by the block before which they stood.
+        # Of the others, those that ended before they left, by the block before which they stood.
         self.unfinished: Counter[int] = Counter()
         self.unfinished_weights: Counter[int] = Counter()
         self._latencies: Counter[int] = Counter()  # by `latency_bin`
@@ -115,12 +114,15 @@ class Counts:
         self.buckets[bisect_left(LATENCY_BOUNDS_MS, 1e3 * took_s)] += 1
         self._latest_s.append(took_s)
 
-    def inputs_arrived(self, inputs: int, weight: int) -> None:
-        """So many inputs asked, whether they are admitted or not."""
+    def inputs_arrived(self, inputs: int, weight: int, full: bool = False) -> None:
+        """So many inputs asked, whether they are admitted or not. `full`: for the whole network."""
+        if full:
+            self.full += inputs
+            self.full_weight += weight
         self.arrivals += inputs
         self.arrived_weight += weight
 
-    def refused_unread(self, weight: int, most: int, waits: bool) -> None:
+    def refused_unread(self, weight: int, most: int, waits: bool, full: bool = False) -> None:
         """A request that probably weighs so much was refused before it was read. Its inputs asked all the same.
 
         It has so many inputs at `most`: it may only have said that it is long. `waits`: its client waits for as long as
@@ -128,7 +130,7 @@ class Counts:
         """
         each = self.arrived_weight / self.arrivals if self.arrivals else 1.0
         inputs = max(1, min(round(weight / each), most))
-        self.inputs_arrived(inputs, round(inputs * each))
+        self.inputs_arrived(inputs, round(inputs * each), full)
         if waits:
             self.inputs_refused(inputs, round(inputs * each))
 
@@ -142,6 +144,8 @@ class Counts:
         each = requests / max(1, self.outcomes.total())
         inputs = max(requests, round(each * self.arrivals))
         weight = max(inputs, round(each * self.arrived_weight))
+        self.full += round(each * self.full)
+        self.full_weight += round(each * self.full_weight)
         self.outcomes["refused"] += requests
         self.inputs_arrived(inputs, weight)
         self.inputs_refused(inputs, weight)
@@ -154,8 +158,6 @@ class Counts:
         `could_disagree`: a ramp might have let it go.
         """
         if full:
-            self.full += 1
-            self.full_weight += weight
             self.full_exits[block] += 1
             self.full_exit_weights[block] += weight
         elif not could_disagree:
@@ -167,14 +169,10 @@ class Counts:
         self.in_time += in_time
         self.in_time_weight += weight if in_time else 0
 
-    def input_unfinished(self, block: int, weight: int = 1, full: bool = False) -> None:
+    def input_unfinished(self, block: int, weight: int = 1) -> None:
         """One input ended before it left (late, given up, failed, or answered by the level before): it stood here."""
-        if full:
-            self.full += 1
-            self.full_weight += weight
-        else:
-            self.unfinished[block] += 1
-            self.unfinished_weights[block] += weight
+        self.unfinished[block] += 1
+        self.unfinished_weights[block] += weight
 
     def audit_ended(self, block: int, agrees: bool) -> None:
         """An input that was answered after this block has run to the end, whose answer is the same or not."""

@@ -185,7 +185,7 @@ class Driver:
 
     def _admit(self, inputs: Packed, deadline_s: float, full: bool, waits: bool) -> list[int]:
         now_s, weights = self._clock(), self.weights(inputs)
-        self.counts.inputs_arrived(len(inputs), sum(weights))
+        self.counts.inputs_arrived(len(inputs), sum(weights), full)
         places = [Place(inputs, row) for row in range(len(inputs))]
         tickets = self.dispatcher.admit_all(now_s, deadline_s, places, weights, full)
         if isinstance(tickets, Refusal):
@@ -324,8 +324,8 @@ class Driver:
             weakref.finalize(survivors, self._workers.drop, survivors.address, survivors.key).atexit = False
 
     def _report(self, ending: Ending) -> None:
-        for unfinished in ending.unfinished:
-            self.counts.input_unfinished(*unfinished)
+        for block, weight in ending.unfinished:
+            self.counts.input_unfinished(block, weight)
         for ticket in ending.tickets:
             waiting = self._waiting.pop(ticket)
             self._spans.pop(ticket, None)

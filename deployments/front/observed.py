@@ -52,7 +52,7 @@ class Observed:
     `arrivals` are inputs that asked, admitted or not. `refused` of them were not admitted though their clients wait for
     as long as the application's SLO, here or by the proxy before the front. `exits[k]` inputs were answered after block
     k because they left there; `unfinished[k]` ended before they left (late, given up, failed, or answered by the level
-    before), and stood before block k then. `full` inputs had asked for the whole network, so they are in neither,
+    before), and stood before block k then. `full` of the arrivals asked for the whole network, so they are in neither,
     however they ended; `in_time` counts all answers within their deadline. `devices` are all that the plan could have
     now, those it uses among them. `arrived_weight`, `in_time_weight`, `exit_weights`, `full_weight` and
     `unfinished_weights` are what these inputs weigh: texts their tokens, where plans count them.

@@ -182,16 +182,17 @@ class Service:
         weight = max(1, round(experience.weight.expected(size)))
         # What is left to be done when it has been read: by the network, and with the answer.
         rest_s = dispatcher.needed_s(now_s, deadline_s - now_s, weight) + self._after_s(deadline_s)
+        full = wants_full(headers.get(FULL))
         try:
             if dispatcher.inside or not turnstile.idle:
                 turnstile.check(work_s, deadline_s - rest_s)
             else:  # nobody is hurt if what was learned is right, and if it is wrong, this is how that shows
                 turnstile.check(0.0, deadline_s)
         except RefusedError:
-            self._driver.counts.refused_unread(weight, self.config.most_inputs, self._waits(deadline_s - arrived_s))
+            waits = self._waits(deadline_s - arrived_s)
+            self._driver.counts.refused_unread(weight, self.config.most_inputs, waits, full)
             raise
         long_s = max(_LONG_WAIT_S, _LONG_SHARE * (deadline_s - arrived_s))
-        full = wants_full(headers.get(FULL))
         return Visit(kind, size, arrived_s, within_s, until_s, work_s, weight, deadline_s - rest_s, long_s, full)
 
     async def answer(self, visit: Visit, read: Callable[[], Content[Format]], size: int = 0) -> Format:
@@ -218,7 +219,7 @@ class Service:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request was here")
         except RefusedError:
             waits = self._waits(min(visit.within_s or inf, visit.until_s - visit.arrived_s))
-            self._driver.counts.refused_unread(visit.weight, self.config.most_inputs, waits)
+            self._driver.counts.refused_unread(visit.weight, self.config.most_inputs, waits, visit.full)
             raise
         self._strained += self._clock() - visit.arrived_s > visit.long_s
         learns = experience.looks()

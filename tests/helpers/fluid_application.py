@@ -73,10 +73,14 @@ class Fluid:
         per_s = self.sustained_per_s(self.running) * self.poor(self.running)
         good = min(arrivals, int(per_s * seconds))
         self.answered.append((self.now_s, good))
-        full = int(self.random.binomial(good, share)) if (share := self.full(self.now_s)) else 0
-        exits, launches, refused = self._exits(good - full), self._launches(good), arrivals - good
-        present = self._present()
+        answered, full = (self._in_full(inputs) for inputs in (good, arrivals))
+        exits, launches = self._exits(good - answered), self._launches(good)
+        present, refused = self._present(), arrivals - good
         return Observed(started_s, seconds, arrivals, good, exits, launches, present, full=full, refused=refused)
+
+    def _in_full(self, inputs: int) -> int:
+        share = self.full(self.now_s)
+        return int(self.random.binomial(inputs, share)) if share else 0
 
     async def plan(self) -> Plan:
         return self.running

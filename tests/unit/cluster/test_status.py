@@ -274,6 +274,16 @@ def test_a_plan_that_counts_tokens_is_shown_with_how_many_texts_have(toy: Toy, u
     assert "an input is 24 tokens; texts have 31.5 on average now, 40 are expected" in console.export_text()
 
 
+def test_the_share_that_asks_for_the_whole_network_is_shown_where_there_is_one(toy: Toy, url: str) -> None:
+    run(toy.app, toy.loop, 150)
+    assert "asked in full" not in asked(url)
+    toy.app.full = lambda at_s: 0.3
+    run(toy.app, toy.loop, 300)
+    told = json.loads(asked(url, "--json"))
+    assert told["full_share"] == pytest.approx(0.3, abs=0.02)
+    assert f"{told['full_share']:.1%} of the inputs" in asked(url)
+
+
 def test_the_picture_is_of_what_happened_since_the_last_look(toy: Toy, url: str) -> None:
     run(toy.app, toy.loop, 400)
     answer = json.loads(asked(url, "--json"))

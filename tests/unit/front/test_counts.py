@@ -191,3 +191,19 @@ def test_a_drift_is_seen_within_half_a_minute_and_for_ten_minutes_by_who_looks_n
     assert since_start.verdict(0.99) == "kept"
     assert run(int(WATCHED_S) - 10, 0, TIGHT).keys() == {"broken"}, "thresholds are tighter at once"
     assert run(300, 0, TIGHT)["kept"] >= 270
+
+
+def test_who_asks_for_the_whole_network_is_no_survivor_of_the_others_and_arrives_even_if_refused_unread() -> None:
+    counts = Counts({}, lambda: 0.0)
+    counts.inputs_arrived(3, 30)
+    counts.inputs_arrived(1, 10, full=True)
+    counts.refused_unread(weight=10, most=32, waits=True, full=True)
+    for block, full in ((0, False), (2, False), (2, True)):
+        counts.input_left(block, 0.1, in_time=True, weight=10, full=full)
+    counts.input_unfinished(1, weight=10)
+    seen = counts.observed(3)
+    assert (seen.arrivals, seen.full, seen.full_weight, seen.in_time) == (5, 2, 20, 3)
+    assert (seen.exits, seen.exit_weights) == ((1, 0, 1), (10, 0, 10))
+    assert (seen.unfinished, seen.unfinished_weights) == ((0, 1, 0), (0, 10, 0))
+    assert counts.exits == {0: 1, 2: 2}, "of all answers"
+    assert seen.counted_in(10).full == 2
