@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 # A window must see this many inputs to weigh as much as all that came before it.
 PRIOR_INPUTS = 20.0
-KEEP_WINDOWS = 720  # windows in a history: a day of two-minute ones
+KEEP_WINDOWS = 2880  # windows in a history: a day of half-minute ones, as short as they may be
 TINY = 1e-9  # inputs: as good as none
 MOST = 2**53  # beyond it a float no longer tells one count from the next
 

@@ -105,7 +105,7 @@ class RunningApplication:
         if not now:
             raise ConnectionError("no front of the application answers")
         observed = merged(self._news.of(now))
-        self._benched = observed.benched
+        self._benched = {name: kind for each in now.values() for name, kind in each.benched}
         return replace(observed, devices=without(self._inventory(), self._benched)) if devices else observed
 
     async def config(self) -> AppConfig | DecoderConfig:
@@ -132,7 +132,8 @@ class RunningApplication:
 
     async def apply(self, plan: Plan) -> Moved:
         """The same as `roll_out`, and how it went."""
-        ended: Moved | Undone = await self._deployer.apply.remote(plan, benched=self._benched)
+        benched = {"benched": self._benched} if self._benched else {}  # which only a deployer knows of
+        ended: Moved | Undone = await self._deployer.apply.remote(plan, **benched)
         if isinstance(ended, Undone):
             raise RolloutError(ended.reason, ended.no_devices)
         return ended

@@ -28,7 +28,7 @@ from cluster.controller.moment import Moment
 from cluster.controller.promise import Keeper, Retuning
 from cluster.controller.question import AnyQuestion
 from cluster.controller.record import THRESHOLDS, Event, Events, What
-from cluster.controller.sentences import seen_in_words, shortfall
+from cluster.controller.sentences import is_content, seen_in_words, shortfall
 from deployments.front.observed import Observed, merged
 from optimizer.plan import Plan
 from profiles.errors import UserError
@@ -71,11 +71,13 @@ class Controller:
         self.record = self.known.record
         self.began_s = now_s  # the window
         self._looks: list[Observed] = []
+        self._latest: Observed | None = None
         self._trial: Trial | None = None
         self.peek: Peek | None = None  # all ramps are open until the next look
         self._peeks = PeekSchedule(patience, now_s)
         self._devices_changed = False  # since the last decision
         self._most: Plan | None = None  # of most goodput on the devices that are there, as known at the last decision
+        self._relief_after_s = now_s  # where it could not be rolled out just now
         if events.last:
             self._go_on(events.last, now_s)
 
@@ -94,9 +96,11 @@ class Controller:
 
     # What the driver asks
 
-    def must_look(self, observed: Observed) -> bool:
+    def must_look(self, observed: Observed, now_s: float) -> bool:
         """Whether inputs are refused, and something can be done about it before the next look is due."""
-        return is_refusing(observed) and (self.peek is not None or self._may_relieve())
+        if self.peek:  # it may end once it has told something
+            return is_refusing(observed) and observed.answered >= self.patience.enough_inputs
+        return is_refusing(observed) and self._may_relieve(now_s)
 
     def look(self, observed: Observed, now_s: float) -> NextStep | None:
         """Called at every look inside a window; None where there is no reason to decide anything yet."""
@@ -149,6 +153,8 @@ class Controller:
         if step.event.what in ("rolling out", "rolling back"):  # the window may not have been closed
             self._learn(None, now_s)
         event, self.running = step.event, step.plan
+        if self.known.question.cheapest:
+            self._most = None  # it was one for other devices
         if self.keeper and event.what not in ("looking", "looked"):  # the plan from before the look runs again
             self.keeper.restart()
         if event.what == "looking":
@@ -172,7 +178,10 @@ class Controller:
         if self.keeper and event.what in THRESHOLDS:
             self.keeper.take_back()
             event = replace(event, worse=self._worse)
-        self._most = self.running  # as far as is known until the next decision
+        if event.what == "rolling out":
+            self._learn(None, now_s)  # the window may not have been closed
+            self._relief_after_s = now_s + self.patience.replan_every_s / EARLY
+            self._most = None if blameless else self.running  # as far as is known until the next decision
         told: What = "stayed" if looked or blameless or event.what in THRESHOLDS else "failed"
         self.record.ended(event, told, None, now_s, why=f"{event.why}, but {reason}")
         self._start_window(now_s)
@@ -231,7 +240,8 @@ class Controller:
         """Remember what was observed; returns it as plans count it."""
         observed = observed.counted_in(self.running.length)
         self._looks.append(observed)
-        if self.present.look(observed.devices):
+        self._latest = observed
+        if observed.devices and self.present.look(observed.devices):
             self._devices_changed, self._most = True, None
         if self._trial:
             self._trial.add(observed)
@@ -336,22 +346,26 @@ class Controller:
         return NextStep(plan, replace(event, what="rolling out", after=plan, starts=starts, forced=verdict.must))
 
     def _moment(self, counts: Mapping[str, int], seen: Observed, now_s: float) -> Moment:
-        return Moment(self.running, self.pinned, self.known, self.patience, counts, seen, now_s)
+        rush_per_s = 0.0 if self._latest is None or is_content(self._latest) else self._latest.arrivals_per_s
+        return Moment(self.running, self.pinned, self.known, self.patience, counts, seen, now_s, rush_per_s)
 
-    def _may_relieve(self) -> bool:
+    def _may_relieve(self, now_s: float) -> bool:
         """Whether there may be a plan of more goodput on the same devices: one is known, or none was sought yet."""
-        fixed = self.record.paused or self.pinned or self.known.question.cheapest or self.known.question.answers_early
-        return not fixed and not (self._most and same(self._most, self.running))
+        if self.record.paused or self.pinned or self.known.question.answers_early or now_s < self._relief_after_s:
+            return False
+        return not (self._most and same(self._most, self.running))
 
     def _relieved(self, now_s: float) -> NextStep | None:
         """Inputs are refused: the plan of most goodput on these devices runs at once, if it sustains more.
 
         What was seen is learned when it runs: that may take longer than inputs should be refused.
         """
-        if not self._may_relieve() or lacking(self.running, self.present.counts):
+        here, uses = self.present.counts, self.running.devices()
+        if not self._may_relieve(now_s) or lacking(self.running, here):
             return None
         seen = self.seen()
-        moment = self._moment(self.present.counts, seen, now_s)
+        same_devices = {kind: uses.get(kind, 0) for kind in here} if self.known.question.cheapest else here
+        moment = self._moment(same_devices, seen, now_s)
         if self._most is None:
             try:
                 self._most = moment.most.plan

@@ -279,7 +279,7 @@ def weigh_quick(
         return most, to_most
     saved_s = max(0.0, terms.answer_s(running) - terms.answer_s(quick))
     sooner = f"the quickest plan that sustains {rate(terms.needed_per_s)} ({terms.needed_for}) would answer"
-    asked = f"{milliseconds(saved_s)} sooner, and {milliseconds(asked_of(terms.least_saved_s, changes))} are asked"
+    asked = f"{milliseconds(saved_s)} sooner; a change needs {milliseconds(asked_of(terms.least_saved_s, changes))}"
     return most, Verdict(False, f"{to_most.why}; {sooner} {asked}", to_most.gain)
 
 
@@ -316,9 +316,10 @@ def weigh_dollars(
     if abs(saved) < SAME and gain >= needed:
         return Verdict(True, f"{gain:.1%} more goodput costs nothing on the same devices", gain)
     moves = saved >= needed
-    kept = f"{rate(better.goodput_per_s)} can be sustained for it, and {rate(expected.expected_per_s)} are expected"
-    why = f"{saved:.1%} fewer dollars {'are' if moves else 'are not'} worth it, as {needed:.1%} are asked; {kept}"
-    return Verdict(moves, why, saved)
+    kept = f"it sustains {rate(better.goodput_per_s)}, and {rate(expected.expected_per_s)} are expected"
+    costs = f"another plan costs {abs(saved):.1%} {'less' if saved > 0 else 'more'}"
+    worth = "worth it" if moves else "not worth it"
+    return Verdict(moves, f"{costs}: {worth}, as {needed:.1%} less are asked; {kept}", saved)
 
 
 # After a change

@@ -91,8 +91,8 @@ class ControlLoop:
     @property
     def is_due(self) -> bool:
         """Whether so much time has passed since the last look that the next one is due, at about this moment."""
-        patience = self.controller.patience
-        return self._clock() >= self._looked_s + patience.look_every_s - patience.react_every_s / 2
+        patience, since_s = self.controller.patience, self._clock() - self._looked_s
+        return since_s < 0 or since_s >= patience.look_every_s - patience.react_every_s / 2
 
     async def step(self) -> None:
         """Look, if that is due, or if inputs are refused and something can be done about it."""
@@ -100,12 +100,13 @@ class ControlLoop:
             due = self.is_due
             self._unseen.append(await self._application.observe(devices=due))
             observed = merged(self._unseen)
-            if due or self.controller.must_look(observed):
+            if due or self.controller.must_look(observed, self._clock()):
                 await self._look(observed)
 
     async def _look(self, observed: Observed) -> None:
+        plan = await self._application.plan()
         self._unseen, self._looked_s = [], self._clock()
-        self.controller.follow(await self._application.plan(), self._clock())
+        self.controller.follow(plan, self._clock())
         begun_s = self._stopwatch()
         step = await self._think(self.controller.look, observed, self._clock())
         self._count(step is not None, self._stopwatch() - begun_s)
@@ -143,9 +144,8 @@ class ControlLoop:
 
     async def _force(self) -> Event:
         async with self._turn:
-            if self.controller.peek:
-                self._unseen.append(await self._application.observe())
-                await self._look(merged(self._unseen))
+            self._unseen.append(await self._application.observe())
+            await self._look(merged(self._unseen))
             self.controller.follow(await self._application.plan(), self._clock())
             return await self._take(await self._think(self.controller.force, self._clock()))
 

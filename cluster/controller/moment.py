@@ -45,6 +45,7 @@ class Moment:
     counts: Mapping[str, int]
     seen: Observed
     now_s: float
+    rush_per_s: float = 0.0  # at which inputs come just now, where some are missed
 
     @cached_property
     def question(self) -> AnyQuestion:
@@ -129,19 +130,20 @@ class Moment:
         """The cheapest plan; on its devices the one of most goodput, which costs no more."""
         wanted_per_s = self._demand.for_dollars(self.question.reserve, self.running.kept)
         cheapest = self.question.carrying(wanted_per_s, *self._now) or self.question.best(*self._now)
-        survival, corrections, _ = self._now
-        of_these = self.question.best(survival, corrections, cheapest.devices())
+        survival, corrections, counts = self._now
+        uses = cheapest.devices()
+        of_these = self.question.best(survival, corrections, {kind: uses.get(kind, 0) for kind in counts})
         better = max((self._expected(plan) for plan in (cheapest, of_these)), key=lambda each: each.goodput_per_s)
+        if not is_content(self.seen) and better.goodput_per_s < self.running.goodput_per_s:
+            return self.running, Verdict(False, "no devices are given back while inputs are missed")
         reserve = self.question.reserve
         return better, weigh_dollars(self.running, better, self._demand, self.patience, reserve, self._changes)
 
     @cached_property
     def _demand(self) -> Demand:
-        return demand(self.known.beliefs.forecast, self.seen, self.known.beliefs.peak_per_s(self.now_s), self._window_s)
-
-    @property
-    def _window_s(self) -> float:
-        return self.patience.replan_every_s
+        beliefs = self.known.beliefs
+        expected = demand(beliefs.forecast, self.seen, beliefs.peak_per_s(self.now_s), self.patience.replan_every_s)
+        return replace(expected, expected_per_s=max(expected.expected_per_s, self.rush_per_s))
 
     @property
     def _terms(self) -> QuickTerms:

@@ -20,7 +20,7 @@ KEEP_PLANS = 4
 NEWEST = 0.5  # the weight of the newest value in a running average
 LEAST_INPUTS = 50  # of a window, before it tells what its plan keeps of its promise
 MOST_KEPT = 1.2  # of a promise: more is chance
-WORKING = 0.5  # a share of the time: where devices work for less, not they are why inputs are refused
+WORKING = 0.8  # a share of the time: where devices work for less, not they are why inputs are refused
 THRESHOLDS = ("tightened", "loosened", "tuned", "gave way", "recovered")  # only these changed
 CHANGES = ("rolled out", "rolled back", "failed")
 
@@ -207,10 +207,12 @@ class TrackRecord:
         if expected_per_s * seen.seconds < LEAST_INPUTS:
             return
         if full := overloaded(looks, plan):
-            share = merged(full).goodput_per_s / sustained_per_s
+            share = sum(look.in_time for look in full) / sum(look.seconds for look in full) / sustained_per_s
         elif seen.in_time >= CONTENT * seen.arrivals:
             share = max(1.0 if known is None else known, seen.goodput_per_s / sustained_per_s)
-        else:
+        elif seen.launches:  # inputs are missed for another reason, such as a client who does not wait
+            return
+        else:  # of decoders nothing is known of launches
             share = seen.goodput_per_s / expected_per_s
             share = share if known is None else known + NEWEST * (share - known)
         self._kept.pop(unpromised(plan), None)

@@ -56,6 +56,6 @@ def shortfall(plan: Plan, sustains_per_s: float, corrections: Corrections, kept:
         if (between_s := corrections.between_s.get(kind, 0.0)) > LONG_S:
             causes.append(f"{kind} waits {milliseconds(between_s)} between two launches")
     if kept < LOST:
-        causes.append(f"{kept:.0%} of what the tables allow was answered under load")
+        causes.append(f"under load, {kept:.0%} of what the tables predict was answered in time")
     why = " and ".join(causes) or "inputs go deeper than it was planned for"
-    return f"of {rate(promised_per_s)} promised the plan sustains {rate(sustains_per_s)}, as {why}"
+    return f"the plan promised {rate(promised_per_s)} and sustains {rate(sustains_per_s)}: {why}"

@@ -176,8 +176,8 @@ class Dispatcher:
     ) -> float | None:
         """A launch came back: rows that survived are somewhere else now, all others have their answer.
 
-        They stand before block `stop`, if not where the launch was to end. Returns how long after the launch before it
-        this one came back, if it was waiting for that one; other fronts' launches would count as well.
+        They stand before block `stop`, if not where the launch was to end. Returns the seconds since the launch before
+        it came back, if this one was waiting then. None where fronts share replicas: launches of others are not seen.
         """
         flight = self._land(launch_id, now_s)
         followed_s = flight.replica.followed_s(flight.started_s, now_s) if self.limits.share == 1.0 else None
@@ -265,9 +265,10 @@ class Dispatcher:
         if missing := set(route.groups) - set(groups):
             raise ValueError(f"no replicas were named for group {min(missing)!r}")
         waiting = [(lane, queue.take_first(queue.size)) for lane in self._lanes for queue in list(lane.queues())]
+        benched = {name: each for group in self._groups.values() for name, each in group.on_the_bench.items()}
         self._groups = {name: self._groups.get(name) or Group(name, self.limits) for name in groups}
         for name, group in self._groups.items():
-            group.follow(groups[name])
+            group.follow(groups[name], benched)
         if not self._lanes or route != self.route:
             self.route, self._lanes = route, [Lane(each, self._groups, self.limits) for each in route.pipelines]
             self._audits.forget()  # they were answered under another plan

@@ -1,7 +1,7 @@
 """Which replica can run a launch: a group has those with the least to do first, and stragglers on a bench."""
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
@@ -35,9 +35,14 @@ class Replica:
         return self.taken_s / self.expected_s if self.expected_s else 1.0
 
     def followed_s(self, started_s: float, now_s: float) -> float | None:
-        """How long after the launch before it one ends that was waiting when that ended; None where none waited."""
+        """Seconds from the end of the launch before to the end of this one, if this one was waiting then; else None."""
         waited = self.last_end_s > 0.0 and started_s <= self.last_end_s + _FOLLOWS_S
         return now_s - self.last_end_s if waited else None
+
+    def take_over(self, other: "Replica") -> None:
+        """It was benched in another group, and is the same replica."""
+        self.taken_s, self.expected_s, self.launches = other.taken_s, other.expected_s, other.launches
+        self.benched_until_s, self.benched_since_s = other.benched_until_s, other.benched_since_s
 
     def learn(self, taken_s: float, expected_s: float) -> None:
         """A launch on the bench is believed at once: the ones before are why the replica is there."""
@@ -45,6 +50,9 @@ class Replica:
         self.taken_s = remembered * self.taken_s + taken_s
         self.expected_s = remembered * self.expected_s + expected_s
         self.launches += 1
+
+
+NOBODY: Mapping[str, Replica] = {}
 
 
 class Group:
@@ -76,15 +84,21 @@ class Group:
         self.early_s = limits.early_s if self._ahead else 0.0  # if nothing may wait at a busy replica, nothing is early
         self._update()
 
-    def follow(self, names: Collection[str]) -> None:
-        """These are the members from now on. What is known of those that stay is not forgotten."""
+    def follow(self, names: Collection[str], benched: Mapping[str, Replica] = NOBODY) -> None:
+        """These are the members from now on. What is known of those that stay is not forgotten.
+
+        Nor is it of those that were `benched` in other groups.
+        """
         for name in self.members.keys() - set(names):
             replica = self.members.pop(name)
             self._by_load[len(replica.pending_s)].pop(name)
             self._benched.discard(replica)
             self.may_run_kept.discard(replica)
         for name in sorted(set(names) - self.members.keys()):
-            self.members[name] = self._by_load[0][name] = Replica(name)
+            self.members[name] = self._by_load[0][name] = replica = Replica(name)
+            if name in benched:
+                replica.take_over(benched[name])
+                self._benched.add(replica)
         if not self.working:
             for replica in self.members.values():
                 self._bench(replica, 0.0, benched=False)
@@ -95,6 +109,10 @@ class Group:
         self.may_run_kept.clear()
         for replica in self.members.values():
             replica.keeps_inputs = False
+
+    @property
+    def on_the_bench(self) -> dict[str, Replica]:
+        return {each.name: each for each in self._benched}
 
     def benched(self, now_s: float) -> list[str]:
         """The replicas that have been benched for so long that plans should not count on them."""

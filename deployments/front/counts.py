@@ -16,6 +16,7 @@ from profiles.agreement import WATCHED_S, Agreement, AuditedAnswers, PromiseWatc
 
 OUTCOMES = ("answered", "refused", "failed", "abandoned")
 LATEST = 2000
+LATELY = 0.02  # the weight of the newest request in what is known of requests of late
 QUANTILES = (50, 95, 99)
 LOOK_S = 5.0  # as often as a controller looks, unless told otherwise
 
@@ -80,6 +81,7 @@ class Counts:
         # Inputs that asked for the whole network: among the arrivals, and among the exits.
         self.full = self.full_weight = 0
         self.full_exits: Counter[int] = Counter()
+        self._inputs_each = self._weight_each = 1.0  # of a request, of late
         self.full_exit_weights: Counter[int] = Counter()
         # Of the others, those that ended before they left, by the block before which they stood.
         self.unfinished: Counter[int] = Counter()
@@ -121,6 +123,8 @@ class Counts:
             self.full_weight += weight
         self.arrivals += inputs
         self.arrived_weight += weight
+        self._inputs_each += LATELY * (inputs - self._inputs_each)
+        self._weight_each += LATELY * (weight - self._weight_each)
 
     def refused_unread(self, weight: int, most: int, waits: bool, full: bool = False) -> None:
         """A request that probably weighs so much was refused before it was read. Its inputs asked all the same.
@@ -141,13 +145,13 @@ class Counts:
 
     def refused_outside(self, requests: int) -> None:
         """A proxy before this front has refused so many requests, taken to be like those that came through."""
-        each = requests / max(1, self.outcomes.total())
-        inputs = max(requests, round(each * self.arrivals))
-        weight = max(inputs, round(each * self.arrived_weight))
-        self.full += round(each * self.full)
-        self.full_weight += round(each * self.full_weight)
+        inputs, weight = round(requests * self._inputs_each), round(requests * self._weight_each)
+        full = self.full / self.arrivals if self.arrivals else 0.0
         self.outcomes["refused"] += requests
-        self.inputs_arrived(inputs, weight)
+        self.full += round(full * inputs)
+        self.full_weight += round(full * weight)
+        self.arrivals += inputs
+        self.arrived_weight += weight
         self.inputs_refused(inputs, weight)
 
     def input_left(

@@ -112,7 +112,7 @@ class Follower:
             case AskState() if self._driver:
                 reply = state_of(self._driver)
             case AskCounts() if self._driver:
-                benched = {name: self._kinds[name] for name in self._driver.benched()}
+                benched = tuple((name, self._kinds[name]) for name in self._driver.benched())
                 reply = replace(self._driver.counted().observed(self._graph.plan.num_blocks), benched=benched)
         await self._deployer.reply.remote(self._name, message.number, reply)
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from profiles.agreement import Agreement, AuditedAnswers
 
 FASTEST_S, STEP = 1e-5, 1.05  # latencies are counted in bins of 5 %
-TOGETHER_S = 0.5  # several fronts answer within so long of each other
 
 
 class LaunchShape(NamedTuple):
@@ -84,7 +83,7 @@ class Observed:
     lengths: tuple[tuple[int, int], ...] = ()  # of the latest texts that were written: of the prompt, and of the answer
     refused: int = 0
     refused_weight: int = 0
-    benched: Mapping[str, str] = field(default_factory=dict)  # replicas that are too slow to be used, and their kinds
+    benched: tuple[tuple[str, str], ...] = ()  # replicas that are too slow to be used, and their kinds
     certain: int = 0
     certain_weight: int = 0
 
@@ -197,9 +196,7 @@ def merged(observations: Iterable[Observed]) -> Observed:
         next((part.lengths for part in reversed(parts) if part.lengths), ()),
         refused=sum(part.refused for part in parts),
         refused_weight=sum(part.refused_weight for part in parts),
-        benched=dict(
-            pair for part in parts if part.ended_s > parts[-1].ended_s - TOGETHER_S for pair in part.benched.items()
-        ),
+        benched=parts[-1].benched,
         certain=sum(part.certain for part in parts),
         certain_weight=sum(part.certain_weight for part in parts),
     )

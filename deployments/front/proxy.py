@@ -135,6 +135,50 @@ class Limit:
         return since_s >= (SEEN_AFTER_S if burden.ended >= self._shown_at else SURELY_SEEN_AFTER_S)
 
 
+class Refusals:
+    """Counts the requests for a front that HAProxy has answered with an error itself, from the first look on.
+
+    Where several fronts have a backend in common, each counts its share. A HAProxy that was started anew counts from 0.
+
+    >>> head, refusals = "# pxname,svname,hrsp_5xx,bck", Refusals()
+    >>> for made in (100, 120, 8):
+    ...     rows = "app,r1,5,0", "app,r2,5,0", "app,spare,0,1", f"app,BACKEND,{10 + made},1", "other,BACKEND,7,0"
+    ...     refusals.look("\\n".join((head, *rows)), ["app/r2"])
+    >>> refusals.total
+    14
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, int] = {}  # by backend, at the last look
+        self._share = 0.0
+
+    @property
+    def total(self) -> int:
+        return int(self._share)
+
+    def look(self, stats: str, servers: Collection[str]) -> None:
+        """What HAProxy says of its backends and servers, and the names by which it knows the front."""
+        mine = Counter(server.partition("/")[0] for server in servers)
+        rows: dict[str, list[dict[str, str]]] = {each: [] for each in mine if not each.endswith(f":{QUESTIONS}")}
+        for row in csv.DictReader(stats.removeprefix("# ").splitlines()):
+            rows.get(row["pxname"], []).append(row)
+        for backend, of_backend in rows.items():
+            made = _made_here(of_backend)
+            before = self._made.get(backend, made)
+            self._made[backend] = made
+            self._share += (made - before if made >= before else made) * mine[backend] / _fronts(of_backend)
+
+
+def _made_here(rows: Sequence[dict[str, str]]) -> int:
+    """The errors of a backend that none of its servers has said."""
+    return sum(int(row["hrsp_5xx"] or 0) * (1 if row["svname"] == "BACKEND" else -1) for row in rows)
+
+
+def _fronts(rows: Sequence[dict[str, str]]) -> int:
+    """The servers of a backend that do not only stand in for others."""
+    return max(1, sum(row["svname"] != "BACKEND" and row["bck"] != "1" for row in rows))
+
+
 class ProxyLimit(threading.Thread):
     """Runs until its end or that of its process. HAProxy takes orders at `path`, and calls the front by these names.
 
@@ -148,13 +192,13 @@ class ProxyLimit(threading.Thread):
         self._limit, self._told = Limit(), 0
         self._servers: list[str] = []  # by which HAProxy knew the front when it was last looked
         self._looked_s = self._counted_s = 0.0
-        self._refused, self._refused_then = 0, 0
+        self._refusals = Refusals()
         self._ended = threading.Event()
 
     @property
     def refused(self) -> int:
         """Requests to this front that HAProxy has refused itself, since this began."""
-        return self._refused
+        return self._refusals.total
 
     @property
     def value(self) -> int:
@@ -174,12 +218,9 @@ class ProxyLimit(threading.Thread):
                 self._count()
 
     def _count(self) -> None:
-        """A HAProxy that Serve has started anew counts from 0."""
         self._counted_s = time.monotonic()
         with suppress(OSError):
-            now = refused_by(said(self._path, "show stat -1 6 -1"), self._servers)
-            self._refused += now - self._refused_then if now >= self._refused_then else now
-            self._refused_then = now
+            self._refusals.look(said(self._path, "show stat -1 6 -1"), self._servers)
 
     def _tell(self, limit: int, again: bool = True) -> None:
         try:
@@ -207,32 +248,6 @@ def said(path: Path, command: str) -> str:
         haproxy.sendall(f"{command}\n".encode())
         with haproxy.makefile() as reply:
             return reply.read()
-
-
-def refused_by(stats: str, servers: Collection[str]) -> int:
-    """How many requests HAProxy has answered with an error itself, where it reaches a front by these names.
-
-    Where several fronts have a backend in common, each counts its share.
-
-    >>> rows = "app,r1,5,0", "app,r2,5,0", "app,spare,0,1", "app,BACKEND,30,1", "other,BACKEND,7,0"
-    >>> refused_by("\\n".join(("# pxname,svname,hrsp_5xx,bck", *rows)), ["app/r2"])
-    10
-    """
-    mine = Counter(server.partition("/")[0] for server in servers)
-    rows: dict[str, list[dict[str, str]]] = {each: [] for each in mine if not each.endswith(f":{QUESTIONS}")}
-    for row in csv.DictReader(stats.removeprefix("# ").splitlines()):
-        rows.get(row["pxname"], []).append(row)
-    return sum(_made_here(of_backend) * mine[backend] // _fronts(of_backend) for backend, of_backend in rows.items())
-
-
-def _made_here(rows: Sequence[dict[str, str]]) -> int:
-    """The errors of a backend that none of its servers has said."""
-    return sum(int(row["hrsp_5xx"] or 0) * (1 if row["svname"] == "BACKEND" else -1) for row in rows)
-
-
-def _fronts(rows: Sequence[dict[str, str]]) -> int:
-    """The servers of a backend that do not only stand in for others."""
-    return max(1, sum(row["svname"] != "BACKEND" and row["bck"] != "1" for row in rows))
 
 
 def servers_at(path: Path, port: int | None) -> list[str]:

@@ -75,7 +75,7 @@ class Fluid:
         self.answered.append((self.now_s, good))
         answered, full = (self._in_full(inputs) for inputs in (good, arrivals))
         exits, launches = self._exits(good - answered), self._launches(good)
-        present, refused = self._present(), arrivals - good
+        present, refused = self._present() if devices else {}, arrivals - good
         return Observed(started_s, seconds, arrivals, good, exits, launches, present, full=full, refused=refused)
 
     def _in_full(self, inputs: int) -> int:
@@ -136,7 +136,7 @@ class Fluid:
         for split in self.running.splits:
             kind = self.running.placement_of(split).kind
             done = work(split, facts, kind, None, reach)
-            times = int(answered * reach / split.batch_size)
+            times = int(answered * reach / split.batch_size / self.poor(self.running))  # they are less full
             launches[LaunchShape(kind, split.start, split.stop, split.batch_size)] = Took(times, times * done.launch_s)
             reach = done.survivors
         return launches
