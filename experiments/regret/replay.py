@@ -65,7 +65,7 @@ def led(case: ReplayedTrace) -> Led:
 
 
 def played(ran: Iterable[Plan], considered: Iterable[Plan]) -> tuple[Plan, ...]:
-    """The plans that stay: all that ran, and one of each shape of those that did not, as batch sizes always differ."""
+    """The plans that stay: all that ran, and one of each shape of those that did not."""
     found = dict.fromkeys(map(unpromised, ran))
     shapes = {shape(each) for each in found}
     for each in considered:
@@ -76,9 +76,9 @@ def played(ran: Iterable[Plan], considered: Iterable[Plan]) -> tuple[Plan, ...]:
 
 
 def shape(plan: Plan) -> Hashable:
-    """Its cuts, devices and ramps."""
+    """Its cuts and devices; batch sizes and ramps always differ a little."""
     return tuple(
-        (placement.kind, placement.replicas, split.start, split.stop, split.ramps)
+        (placement.kind, placement.replicas, split.start, split.stop)
         for pipeline in plan.pipelines
         for placement in pipeline.placements
         for split in placement.splits
