@@ -1,5 +1,6 @@
 """Plays every case with the real controller, then each plan that it considered, on the same inputs."""
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from experiments.regret.suite import SLO_S, ReplayedTrace, inputs, question, sta
 from optimizer import Plan
 
 HOLD_S = Patience().hold_windows * Patience().replan_every_s  # how long a plan is expected to stay right
+MOST_BESIDE = 6  # plans that never ran
 console = Console(stderr=True, width=140)
 
 
@@ -64,14 +66,15 @@ def led(case: ReplayedTrace) -> Led:
     return Led(case.seconds / len(tally.good), tally.arrived, tally.good, changes, plans, told)
 
 
-def played(ran: Iterable[Plan], considered: Iterable[Plan]) -> tuple[Plan, ...]:
-    """The plans that stay: all that ran, and one of each shape of those that did not."""
+def played(ran: Iterable[Plan], considered: Sequence[Plan]) -> tuple[Plan, ...]:
+    """The plans that stay: all that ran, and of those that did not one of each shape, the shapes most often considered.
+
+    Each is played for as long as the controller's own run, and a controller considers dozens that hardly differ.
+    """
     found = dict.fromkeys(map(unpromised, ran))
-    shapes = {shape(each) for each in found}
-    for each in considered:
-        if shape(each) not in shapes:
-            shapes.add(shape(each))
-            found[unpromised(each)] = None
+    shapes = Counter(shape(each) for each in considered if shape(each) not in set(map(shape, found)))
+    for often, _ in shapes.most_common(MOST_BESIDE):
+        found[unpromised(next(each for each in considered if shape(each) == often))] = None
     return tuple(found)
 
 
