@@ -9,10 +9,12 @@ import json
 import time
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import numpy as np
 from rich.console import Console
@@ -39,6 +41,7 @@ SIX, SIX_EVERY_S = 6, 10.0
 MIXED_WINDOWS = 2
 REST_S, SETTLES_S = 5.0, 5.0  # between bursts; after a plan was rolled out
 ROUNDS = 3
+STARTS_WITHIN_S = 60.0
 SMALL = 0.95  # of what the plan of most goodput sustains
 ASKED = 512  # different texts
 console = Console(stderr=True, width=140)
@@ -81,8 +84,14 @@ class ServedBert:
         beside = controller(own, replan_every_s=window_s, max_batch=LARGEST_BATCH, slack=SLACK)
         await asyncio.to_thread(self.here.deploy, front, beside)
         await self.roll_out(self.most)
-        while "forecast" not in await self.told("status"):
+        until_s = time.monotonic() + STARTS_WITHIN_S
+        while not await self._is_steered() and time.monotonic() < until_s:
             await asyncio.sleep(0.2)
+
+    async def _is_steered(self) -> bool:
+        with suppress(HTTPError):  # 503: the controller waits for the application
+            return "forecast" in await self.told("status")
+        return False
 
     async def told(self, what: str, data: bytes | None = None) -> dict[str, Any]:
         return await asyncio.to_thread(_asked, f"{self.here.base}/controller/{what}", data)

@@ -13,11 +13,11 @@ from tempfile import TemporaryDirectory
 from experiments.regret import judged
 from experiments.regret.live import ROUNDS, Timing, live
 from experiments.regret.replay import play
-from experiments.regret.suite import TRACES, ReplayedTrace
+from experiments.regret.suite import TRACES, ReplayedTrace, recorded_per_s
 
 
 def measure(
-    parts: str = "sim,live", hours: int = 3, traces: str = ",".join(TRACES), percents: int | str = "5,30,90",
+    parts: str = "sim,live", hours: int = 2, traces: str = ",".join(TRACES), percents: int | str = "5,30,90",
     only: str = "first,mixed,bursts,react", calm_s: int = 300, burst_s: int = 20, window_s: int = 120,
     rounds: int = ROUNDS,
 ) -> dict[str, float]:  # fmt: skip
@@ -35,6 +35,8 @@ def measure(
 
 def _simulated(traces: list[str], percents: list[int], hours: int) -> dict[str, float]:
     cases = [ReplayedTrace(trace, percent, hours) for trace in traces for percent in percents]
+    for trace in traces:
+        recorded_per_s(trace, hours)  # once, for all processes that begin as copies of this one
     with ProcessPoolExecutor(os.cpu_count()) as cores:
         return judged.figures(play(cases, cores))
 

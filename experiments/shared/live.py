@@ -69,9 +69,12 @@ def bare(host: str = "127.0.0.1") -> Iterator[Live]:
     with TemporaryDirectory() as faults:
         os.environ[FAULTS] = faults
         # Only one proxy: those of several nodes of one machine would want the same port.
-        with local_ray({"host": host, "port": port, "location": "HeadOnly"}) as ray:
-            yield Live(ray, f"http://127.0.0.1:{port}", Path(faults))
-            logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # of the event loop that handles belonged to
+        try:
+            with local_ray({"host": host, "port": port, "location": "HeadOnly"}) as ray:
+                yield Live(ray, f"http://127.0.0.1:{port}", Path(faults))
+                logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # of the event loop that handles belonged to
+        finally:
+            sys.excepthook = sys.__excepthook__  # Ray's waits for the Ray that has ended, and an error is never told
     os.environ.clear()
     os.environ.update(before)
 
