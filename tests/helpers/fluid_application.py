@@ -67,7 +67,7 @@ class Fluid:
     # Calls of the controller
 
     async def observe(self, devices: bool = True) -> Observed:
-        started_s, seconds = self._asked_s, self.now_s - self._asked_s
+        started_s, seconds = self._asked_s, max(0.0, self.now_s - self._asked_s)
         self._asked_s = self.now_s
         arrivals = int(self.random.poisson(self.rate(self.now_s) * seconds))
         per_s = self.sustained_per_s(self.running) * self.poor(self.running)

@@ -199,3 +199,24 @@ def test_launches_of_idle_devices_correct_little() -> None:
     ]
     assert factors[0] > 1.4
     assert factors[1] < 1.05
+
+
+def test_where_dollars_count_devices_of_both_kinds_are_given_back_and_none_is_planned_for_that_is_not_there() -> None:
+    asked = replace(question(MEDIUM, v100=2, k80=8), cheapest=True)
+    app = Fluid(asked, first_plan(asked))
+    app.rate, app.devices = lambda at_s: 20.0, lambda at_s: {"v100": 2, "k80": 2}
+    loop = control_loop(app)
+    run(app, loop, 1200)
+    assert sum(app.running.devices().values()) <= 2
+    app.rate = lambda at_s: 2000.0
+    run(app, loop, 300)
+    assert app.running.devices() == {"v100": 2, "k80": 2}, "all that there are"
+
+
+def test_a_clock_that_is_set_back_blinds_nobody() -> None:
+    app = Fluid(question(MEDIUM), MOST)
+    loop = control_loop(app)
+    run(app, loop, 100, look_s=5.0)
+    looks, app.now_s = loop.spent.looks, app.now_s - 3600.0
+    run(app, loop, 100, look_s=5.0)
+    assert loop.spent.looks >= looks + 15

@@ -219,6 +219,19 @@ def test_a_replica_that_stays_on_the_bench_is_told_and_no_longer_when_it_is_heal
     assert told == {0.5: [], 5.0: [], 14.0: ["f2"], 29.0: []}
 
 
+def test_a_replica_stays_on_the_bench_of_another_group() -> None:
+    """A plan that does without it moves it there, so that it is tried now and then."""
+    groups = {"front": ["f1", "f2", "f3"], "back": ["b1"]}
+    world = World(TWO_SPLITS, groups, Limits(probe_every_s=1.0), slow={"f2": 5.0})
+    told: list[list[str]] = []
+    moved = {"front": ["f1", "f3"], "back": ["b1", "f2"]}
+    world.at(14.0, lambda: world.reroute(TWO_SPLITS, moved))
+    world.at(14.1, lambda: told.append(world.dispatcher.benched(14.1)))
+    world.arrive(*steady(400, 15.0, depths=[4, 12]))
+    world.run()
+    assert told == [["f2"]]
+
+
 def test_how_long_after_the_one_before_a_launch_came_back_is_told_where_it_was_waiting() -> None:
     dispatcher = Dispatcher(Route((linear(0, 12, 8, "gpu"),)), {"gpu": ["g1"]}, Limits(ahead=1))
     for number in range(16):
