@@ -17,8 +17,8 @@ from experiments.regret.suite import TRACES, ReplayedTrace, recorded_per_s
 
 
 def measure(
-    parts: str = "sim,live", hours: int = 2, traces: str = ",".join(TRACES), percents: int | str = "5,30,90",
-    only: str = "first,mixed,bursts,react", calm_s: int = 300, burst_s: int = 20, window_s: int = 120,
+    parts: str = "sim,live", hours: int = 1, traces: str = ",".join(TRACES), percents: int | str = "5,30,90",
+    only: str = "first,mixed,bursts,react", calm_s: int = 300, burst_s: int = 20, window_s: int = 60,
     rounds: int = ROUNDS,
 ) -> dict[str, float]:  # fmt: skip
     """Simulated: so many hours of these traces, whose busy windows ask for so many percent of the first plan.
