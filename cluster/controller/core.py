@@ -24,7 +24,7 @@ from cluster.controller.decide import (
 from cluster.controller.growth import Growth, beyond
 from cluster.controller.inventory import Present
 from cluster.controller.knowledge import Knowledge
-from cluster.controller.moment import Moment
+from cluster.controller.moment import Moment, Relief
 from cluster.controller.promise import Keeper, Retuning
 from cluster.controller.question import AnyQuestion
 from cluster.controller.record import THRESHOLDS, Event, Events, What
@@ -76,8 +76,7 @@ class Controller:
         self.peek: Peek | None = None  # all ramps are open until the next look
         self._peeks = PeekSchedule(patience, now_s)
         self._devices_changed = False  # since the last decision
-        self._most: Plan | None = None  # of most goodput on the devices that are there, as known at the last decision
-        self._relief_after_s = now_s  # where it could not be rolled out just now
+        self._relief = Relief()
         if events.last:
             self._go_on(events.last, now_s)
 
@@ -136,7 +135,8 @@ class Controller:
         if not same(plan, self.running):
             self.running = plan
             self.known.count_as(plan)
-            self._trial = self.peek = self._most = None
+            self._trial = self.peek = None
+            self._relief.know(None)
             self._tell("began", "another plan was found running", now_s)
 
     def deployed_anew(self, before: "Controller", now_s: float) -> None:
@@ -154,7 +154,7 @@ class Controller:
             self._learn(None, now_s)
         event, self.running = step.event, step.plan
         if self.known.question.cheapest:
-            self._most = None  # it was one for other devices
+            self._relief.know(None)  # what was known is for other devices
         if self.keeper and event.what not in ("looking", "looked"):  # the plan from before the look runs again
             self.keeper.restart()
         if event.what == "looking":
@@ -180,8 +180,8 @@ class Controller:
             event = replace(event, worse=self._worse)
         if event.what == "rolling out":
             self._learn(None, now_s)  # the window may not have been closed
-            self._relief_after_s = now_s + self.patience.replan_every_s / EARLY
-            self._most = None if blameless else self.running  # as far as is known until the next decision
+            self._relief.wait(now_s + self.patience.replan_every_s / EARLY)
+            self._relief.know(None if blameless else self.running)  # as far as is known until the next decision
         told: What = "stayed" if looked or blameless or event.what in THRESHOLDS else "failed"
         self.record.ended(event, told, None, now_s, why=f"{event.why}, but {reason}")
         self._start_window(now_s)
@@ -242,7 +242,8 @@ class Controller:
         self._looks.append(observed)
         self._latest = observed
         if observed.devices and self.present.look(observed.devices):
-            self._devices_changed, self._most = True, None
+            self._devices_changed = True
+            self._relief.know(None)
         if self._trial:
             self._trial.add(observed)
         return observed
@@ -326,7 +327,8 @@ class Controller:
         event = self._event(now_s, seen)
         try:
             better, verdict = moment.decided(forced)
-            self._most = moment.most.plan if moment.weighs_goodput else self._most
+            if moment.weighs_goodput:
+                self._relief.know(moment.most.plan)
         except UserError as error:
             return NextStep(None, replace(event, why=f"{because}there is no plan: {error}"))
         short = shortfall(self.running, moment.running.goodput_per_s, self.known.corrections, moment.running.kept)
@@ -351,9 +353,8 @@ class Controller:
 
     def _may_relieve(self, now_s: float) -> bool:
         """Whether there may be a plan of more goodput on the same devices: one is known, or none was sought yet."""
-        if self.record.paused or self.pinned or self.known.question.answers_early or now_s < self._relief_after_s:
-            return False
-        return not (self._most and same(self._most, self.running))
+        fixed = self.record.paused or self.pinned or self.known.question.answers_early
+        return not fixed and self._relief.may_help(self.running, now_s)
 
     def _relieved(self, now_s: float) -> NextStep | None:
         """Inputs are refused: the plan of most goodput on these devices runs at once, if it sustains more.
@@ -363,20 +364,12 @@ class Controller:
         here, uses = self.present.counts, self.running.devices()
         if not self._may_relieve(now_s) or lacking(self.running, here):
             return None
-        seen = self.seen()
         same_devices = {kind: uses.get(kind, 0) for kind in here} if self.known.question.cheapest else here
-        moment = self._moment(same_devices, seen, now_s)
-        if self._most is None:
-            try:
-                self._most = moment.most.plan
-            except UserError:
-                return None
-        verdict = moment.relieved(self._most)
-        if not verdict.moves:
-            self._most = self.running  # as far as is known until the next decision
+        if not (found := self._relief.sought(self._moment(same_devices, self.seen(), now_s))):
             return None
-        event = self._event(now_s, seen)
-        step = self._step(replace(event, why=verdict.why, gain_promised=verdict.gain), self._most, verdict)
+        plan, verdict = found
+        event = replace(self._event(now_s, self.seen()), why=verdict.why, gain_promised=verdict.gain)
+        step = self._step(event, plan, verdict)
         self.record.add(step.event)
         return step
 

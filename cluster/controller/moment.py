@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from cluster.controller.config import Patience
@@ -32,6 +33,7 @@ from cluster.controller.sentences import is_content, rate
 from deployments.front.observed import Observed
 from optimizer.model.evaluate import Score
 from optimizer.plan import Plan
+from profiles.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -180,3 +182,32 @@ class Moment:
         if same(pinned, self.plan):
             return replace(verdict, moves=False, why=f"the plan is pinned (without that: {verdict.why})")
         return Verdict(not self.known.record.paused, "the devices of the pinned plan are there", must=True)
+
+
+class Relief:
+    """Which plan runs at once when inputs are refused: the one of most goodput that is known on the same devices."""
+
+    def __init__(self) -> None:
+        self._known: Plan | None = None
+        self._not_before_s = -inf
+
+    def know(self, plan: Plan | None) -> None:
+        """This is the best plan there is; None: it is not known, and sought when it is needed."""
+        self._known = plan
+
+    def wait(self, until_s: float) -> None:
+        """The plan could not be rolled out just now."""
+        self._not_before_s = until_s
+
+    def may_help(self, running: Plan, now_s: float) -> bool:
+        return now_s >= self._not_before_s and not (self._known and same(self._known, running))
+
+    def sought(self, moment: Moment) -> tuple[Plan, Verdict] | None:
+        """The plan, and why it should run; None where none sustains clearly more, as far as is known now."""
+        try:
+            plan = self._known or moment.most.plan
+        except UserError:
+            return None
+        verdict = moment.relieved(plan)
+        self._known = plan if verdict.moves else moment.plan
+        return (plan, verdict) if verdict.moves else None

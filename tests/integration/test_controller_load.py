@@ -20,6 +20,7 @@ from cluster.load.generator import LoadGenerator, LoadRecord
 from cluster.load.workloads import arrivals
 from deployments.config import LOADER
 from deployments.named import VIRTUAL
+from deployments.planning import summary
 from optimizer import Objective, Plan, optimize
 from profiles.devices import Device, links_between
 from profiles.exits import ExitProfile
@@ -31,6 +32,7 @@ from tests.integration.conftest import Put, Run
 
 pytestmark = pytest.mark.beside("steered")
 BLOCKS, SLO_S, WINDOW_S = 4, 0.4, 4.0
+BURST_PER_S = 150.0  # five times what a plan of single inputs sustains
 SURVIVAL = (1.0, 0.8, 0.5, 0.5)
 ROWS = ((0.008,) * BLOCKS, (0.010,) * BLOCKS)  # a block, alone and with 32 inputs
 RAMPS, BYTES = ((0.0002,) * (BLOCKS - 1) + (0.0,),) * 2, (100,) * BLOCKS
@@ -77,13 +79,12 @@ def asked(run: Run, base: str, per_s: float, seconds: float) -> LoadRecord:
 
 def test_a_calm_gives_no_capacity_away_and_a_burst_is_answered(served: Callable[..., str], run: Run) -> None:
     base = served()
-    before = status(base)["plan"]["sustains_per_s"]
     asked(run, base, 40.0, 3.5 * WINDOW_S)
     calm = status(base)
     decided = [event for event in calm["events"] if event["what"] == "stayed"]
     assert decided, calm["events"]
-    assert calm["plan"]["sustains_per_s"] > 0.8 * before, [event["why"] for event in calm["events"]]
-    record = asked(run, base, 0.4 * before, 4.0)
+    assert not any("given up" in event["why"] for event in calm["events"])
+    record = asked(run, base, BURST_PER_S, 4.0)
     assert (record.status == 200).mean() > 0.9, Counter(record.status.tolist())
 
 
@@ -91,7 +92,7 @@ def test_a_small_plan_that_refuses_inputs_makes_room_at_once(served: Callable[..
     """Where the goal is latency; the next decision would have been minutes later."""
     base = served(goal="latency")
     run(RunningApplication("toy").roll_out(QUICK))
-    assert eventually(lambda: status(base)["plan"]["summary"] != "", 10.0)
+    assert eventually(lambda: status(base)["plan"]["summary"] == summary(QUICK), 20.0)
     began_s = time.time()
     record = asked(run, base, 250.0, 6.0)
     refused_s = record.ended_s[record.status == 503]
@@ -113,14 +114,16 @@ def test_requests_for_the_whole_network_are_not_taken_for_hard_inputs(served: Ca
         while not stop.is_set():
             request = urllib.request.Request(f"{base}/predict", b'{"inputs": [{"exit_block": 0}]}', {"X-Full": "1"})
             with urllib.request.urlopen(request, timeout=30) as reply:
-                assert reply.status == 200
+                reply.read()
             stop.wait(1 / 30)
 
     thread = threading.Thread(target=ask_in_full)
     thread.start()
-    asked(run, base, 30.0, 3.5 * WINDOW_S)
-    stop.set()
-    thread.join()
+    try:
+        asked(run, base, 30.0, 3.5 * WINDOW_S)
+    finally:
+        stop.set()
+        thread.join()
     seen = status(base)
     assert seen["full_share"] > 0.1, "a client that waits for each answer asks less often than an open loop"
     assert np.allclose(seen["survival"], SURVIVAL, atol=0.12), seen["survival"]
