@@ -158,8 +158,7 @@ class Moment:
 
         It is expected to keep as much of its promise as the running one.
         """
-        cannot = terms.needed_per_s >= self.most.goodput_per_s or terms.answer_s(self.most) < terms.least_saved_s
-        if cannot:
+        if terms.needed_per_s >= self.most.goodput_per_s or terms.answer_s(self.most) < terms.least_saved_s:
             return None
         quick = self.question.carrying(terms.needed_per_s / max(self.running.kept, 1e-3), *self._now)
         return self._expected(quick) if quick else None

@@ -123,9 +123,7 @@ class Simulation:
     def observe(self) -> Observed:
         """The observations since the last call, or since the start."""
         kinds = {device.kind: device.count for device in self.world.facts.devices}
-        for replica in self._absent:
-            kinds[replica.partition("/")[0]] -= 1
-        for replica in set(self._loop.dispatcher.benched(self.now_s)) - self._absent:
+        for replica in self._absent.union(self._loop.dispatcher.benched(self.now_s)):
             kinds[replica.partition("/")[0]] -= 1
         return self.tally.observed(self.now_s, kinds)
 
