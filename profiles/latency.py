@@ -27,7 +27,8 @@ class LatencyTable:
     Where texts differ in length, a batch size counts tokens: as many as so many texts of `length` tokens have.
 
     `ramp_s[i][k]` is what an active ramp after block k adds; 0 where block k may carry none.
-    `launch_s` is what every launch adds, whatever it runs.
+    `launch_s` is what every launch adds, whatever it runs. `stop_s` is what a launch adds at each ramp behind which its
+    batch goes on smaller, beside the ramp; None: as much as a launch. A launch costs more where a replica was timed.
     `hidden_bytes[k]` is what one input weighs on the wire when it leaves block k for another device.
     `memory_bytes[k]` is what block k holds on the device (weights and, in block 0, the embedding).
     `repeated_bytes[k]` is what of these block k - 1 holds too, where layers share weights; empty where none do.
@@ -52,6 +53,7 @@ class LatencyTable:
     backend: str | None = None
     repeated_bytes: tuple[int, ...] = ()
     dtype: str | None = None
+    stop_s: float | None = None
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
 
@@ -63,7 +65,7 @@ class LatencyTable:
             self._check_rows("block_p95_s", self.block_p95_s, positive=True)
         for name in ("hidden_bytes", "memory_bytes", "activation_bytes", "repeated_bytes"):
             self._check_bytes(name, getattr(self, name))
-        for name in ("launch_s", "launch_p95_s"):
+        for name in ("launch_s", "launch_p95_s", "stop_s"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < np.inf:
                 raise ValueError(f"{name} = {seconds} must be 0 or more, and finite")
@@ -88,6 +90,10 @@ class LatencyTable:
     def derived(self) -> bool:
         """Not measured here."""
         return self.origin != MEASURED
+
+    @property
+    def each_stop_s(self) -> float:
+        return self.launch_s if self.stop_s is None else self.stop_s
 
     def covers(self, batch: ArrayLike) -> bool:
         """Whether no batch is larger than the largest that was measured; beyond it, times are extrapolated."""

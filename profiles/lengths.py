@@ -150,6 +150,7 @@ def _between(short: LatencyTable, long: LatencyTable, length: int) -> LatencyTab
         block_s=_rows(mixed(short.block_s, long.block_s)),
         ramp_s=_rows(mixed(short.ramp_s, long.ramp_s)),
         launch_s=(1 - share) * short.launch_s + share * long.launch_s,
+        stop_s=(1 - share) * short.each_stop_s + share * long.each_stop_s,
         block_p95_s=_rows(p95) if short.block_p95_s or long.block_p95_s else (),
         source=f"{short.source}; for texts of {length} tokens, between those of {first} and {second}",
     )

@@ -40,6 +40,7 @@ def one_behind_the_other(tables: Sequence[LatencyTable], carried_bytes: int) -> 
         ramp_s=_joined([each.ramp_times_s(sizes) for each in tables]),
         block_p95_s=_joined([each.block_p95_times_s(sizes) for each in tables]),
         launch_s=max(each.launch_s for each in tables),
+        stop_s=max(each.each_stop_s for each in tables),
         launch_p95_s=max(each.launch_p95_s or each.launch_s for each in tables),
         hidden_bytes=(*chain.from_iterable(before), *tables[-1].hidden_bytes),
         memory_bytes=_one_after_another([each.memory_bytes for each in tables]),

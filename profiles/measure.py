@@ -228,7 +228,19 @@ def stopwatch_for(device: str) -> Stopwatch:
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
         return _by_events
-    return partial(_by_clock, time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
+    return partial(_by_clock, host_clock_for(device))
+
+
+def host_clock_for(device: str) -> Callable[[], float]:
+    """The clock of a host that waits for all that it has asked of the device."""
+    if device.startswith("cuda"):
+        return _synchronized
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def _synchronized() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def device_name(device: str) -> str:

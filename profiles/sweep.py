@@ -114,7 +114,10 @@ def _bend(whole_s: Mapping[int, float], left: int, at: int, right: int) -> float
 
 
 def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTable:
-    """A table of medians. Blocks are scaled so that launch + blocks is what all of them took together."""
+    """A table of medians. Blocks are scaled so that launch + blocks is what all of them took together.
+
+    Both a launch and a stop cost what running a block by itself adds; what a replica adds to a launch, others measure.
+    """
     sizes = sorted(rounds)
     paid = np.concatenate([_launches_s(each) for each in rounds.values()])
     launch_s = max(float(np.median(paid)), 0.0)
@@ -130,6 +133,7 @@ def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTabl
         block_s=_rounded(blocks),
         ramp_s=_rounded(ramps),
         launch_s=_digits(launch_s),
+        stop_s=_digits(launch_s),
         hidden_bytes=facts.hidden_bytes,
         memory_bytes=facts.memory_bytes,
         source=facts.source,

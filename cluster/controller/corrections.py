@@ -61,7 +61,8 @@ class Corrections:
 
     def _corrected(self, table: LatencyTable) -> LatencyTable:
         scaled = _scaled(table, self.factors[table.kind]) if table.kind in self.factors else table
-        return replace(scaled, launch_s=scaled.launch_s + self.between_s.get(table.kind, 0.0))
+        launch_s = scaled.launch_s + self.between_s.get(table.kind, 0.0)
+        return replace(scaled, launch_s=launch_s, stop_s=scaled.each_stop_s)
 
     def learned(self, seen: Observed, plan: Plan, facts: Problem, rate: float) -> "Corrections":
         """The corrections after a window by `plan`; `facts` hold the profile's own tables, and who survived."""
@@ -148,5 +149,6 @@ def _scaled(table: LatencyTable, factors: tuple[float, ...]) -> LatencyTable:
         tuple(tuple(float(each) for each in np.asarray(row) * by) for row in rows)
         for rows in (table.block_s, table.ramp_s, table.block_p95_s)
     )
-    launch_s = table.launch_s * float(by.mean())
-    return replace(table, block_s=block_s, ramp_s=ramp_s, block_p95_s=block_p95_s, launch_s=launch_s)
+    mean = float(by.mean())
+    launch_s, stop_s = table.launch_s * mean, table.each_stop_s * mean
+    return replace(table, block_s=block_s, ramp_s=ramp_s, block_p95_s=block_p95_s, launch_s=launch_s, stop_s=stop_s)

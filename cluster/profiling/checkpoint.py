@@ -17,18 +17,22 @@ from rich.table import Table
 from deployments.models.backends import backend_of
 from deployments.models.ramps import ExitRules
 from deployments.models.seam import ServedModel, Stretch
+from deployments.replica.split import SplitReplica
+from deployments.transport.holdings import Share
+from deployments.transport.orders import Order, message_of_reply
 from profiles.devices import CATALOGUE, GB
 from profiles.errors import UserError
 from profiles.evidence import EVIDENCE, Evidence
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.lengths import WORD, Lengths
-from profiles.measure import Measured, Sweep, facts_of, stopwatch_for
+from profiles.measure import Measured, Sweep, facts_of, host_clock_for, stopwatch_for
 from profiles.model import Batch, SplitModel
 from profiles.picture import name
 from profiles.sweep import whole_s
 
 COUNTED_AT_ONCE = 32
+JOINED, TIMES, HELD_S = 8, 25, 3600.0  # launches in a replica that are timed: their inputs, and how many
 SHORT = 0.25  # of the mean length: the shortest text that is timed alone, where texts have many lengths
 
 
@@ -119,10 +123,43 @@ def timed(
                 least=each.least,
                 progress=partial(_advance, advance, index, len(inputs)),
             )
-            found.append(sweep.run(facts))
+            found.append(_with_replica(sweep.run(facts), model, each.batch, device))
             if found[-1].interrupted:
                 break
     return found
+
+
+def _with_replica(measured: Measured, model: SplitModel, batch: Callable[[float], Batch], device: str) -> Measured:
+    """With what a replica adds to a launch: it joins its parts, keeps who stays, and tells who left."""
+    table = measured.table
+    added_s = replica_adds_s(model, batch(min(JOINED, table.largest)), host_clock_for(device))
+    launch_p95_s = None if table.launch_p95_s is None else table.launch_p95_s + added_s
+    return replace(measured, table=replace(table, launch_s=table.launch_s + added_s, launch_p95_s=launch_p95_s))
+
+
+def replica_adds_s(model: SplitModel, batch: Batch, clock: Callable[[], float]) -> float:
+    """Seconds of a launch of the last block in a replica, beside those that the network takes for it alone."""
+    replica, last = SplitReplica(model), model.num_blocks - 1
+    here = model.run(batch, last, ()).survivors if last else batch
+    assert here is not None, "This is a bug: nobody leaves before the last block."
+    halves = [model.select(here, rows) for rows in np.array_split(np.arange(len(here)), min(2, len(here)))]
+    held = [replica.holdings.hold(half, HELD_S) for half in halves]
+    order = Order(model.num_blocks, frozenset(), tuple(Share(each, np.arange(len(each))) for each in held))
+
+    def served() -> None:
+        for reply in replica.run(order):
+            message_of_reply(0, reply)
+
+    added = [
+        _took_s(served, clock) - _took_s(lambda: model.run(here, model.num_blocks, ()), clock) for _ in range(TIMES)
+    ]
+    return max(0.0, float(f"{np.median(added):.4g}"))
+
+
+def _took_s(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    begun_s = clock()
+    call()
+    return clock() - begun_s
 
 
 def _advance(bar: Callable[[float, str], None], index: int, count: int, share: float, what: str) -> None:

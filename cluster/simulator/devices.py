@@ -22,7 +22,7 @@ class Leg(NamedTuple):
     """A part of a launch at whose end inputs may leave. `seconds[n]` is how long it takes with n inputs inside.
 
     `seconds[0]`: with hardly any tokens, where inputs are texts.
-    A replica calls its model once per leg (deployments/replica/split.py), so each leg costs the launch time.
+    The first costs what a launch does, each other one what a stop does.
     """
 
     stop: int
@@ -194,7 +194,8 @@ class TableDevices:
         legs, start = [], launch.cursor
         for stop in stops(launch.cursor, launch.stop, launch.ramps):
             has_ramp = stop - 1 in launch.ramps
-            seconds = table.launch_s + blocks_s[:, start:stop].sum(1) + (ramps_s[:, stop - 1] if has_ramp else 0.0)
+            begins_s = table.launch_s if start == launch.cursor else table.each_stop_s
+            seconds = begins_s + blocks_s[:, start:stop].sum(1) + (ramps_s[:, stop - 1] if has_ramp else 0.0)
             legs.append(Leg(stop, has_ramp or stop == self.facts.num_blocks, tuple(seconds.tolist())))
             start = stop
         post.legs[launch.cursor] = found = tuple(legs)

@@ -18,6 +18,7 @@ OUTCOMES = ("answered", "refused", "failed", "abandoned")
 LATEST = 2000
 LATELY = 0.02  # the weight of the newest request in what is known of requests of late
 QUANTILES = (50, 95, 99)
+BUSY_S = 10.0  # over so long it is told how busy a replica is
 LOOK_S = 5.0  # as often as a controller looks, unless told otherwise
 
 
@@ -102,6 +103,7 @@ class Counts:
         self.launches: dict[tuple[str, int], Launches] = defaultdict(Launches)  # by group and first block
         self.survivor_bytes: Counter[str] = Counter()  # that came back "by_value", or were "held" where they were
         self._took: dict[LaunchShape, Took] = {}
+        self._computed: dict[str, deque[tuple[float, float]]] = {}  # of late, by replica: from when until when
 
     # What is counted
 
@@ -216,6 +218,10 @@ class Counts:
 
         `followed_s`: it waited while another ran there, and came back so long after that one.
         """
+        now_s, computed = self._clock(), self._computed.setdefault(replica, deque())
+        computed.append((now_s - seconds, now_s))
+        while computed[0][1] < now_s - BUSY_S:
+            computed.popleft()
         shape = LaunchShape(self._kinds.get(replica, ""), start, stop, size)
         between = (0, 0.0) if followed_s is None else (1, max(0.0, followed_s - seconds))
         self._took[shape] = self._took.get(shape, NO_LAUNCH).plus(Took(1, seconds, *between))
@@ -226,6 +232,16 @@ class Counts:
     def now_s(self) -> float:
         """On the clock that all fronts share."""
         return self._clock()
+
+    def busy(self) -> dict[str, tuple[str, float]]:
+        """The kind of each replica that has computed lately, and the share of the time for which it has."""
+        now_s, since_s = self._clock(), max(self._started_s, self._clock() - BUSY_S)
+        found = {}
+        for replica, computed in self._computed.items():
+            spent_s = sum(max(0.0, ended_s - max(began_s, since_s)) for began_s, ended_s in computed)
+            if spent_s:
+                found[replica] = self._kinds.get(replica, ""), min(1.0, spent_s / max(now_s - since_s, 1e-9))
+        return found
 
     def observed(self, num_blocks: int) -> Observed:
         """Everything since the start, for the controller."""

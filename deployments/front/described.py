@@ -122,6 +122,14 @@ class SplitStats(Described):
     waiting: int = Field(description="Inputs that wait before it now.")
 
 
+class ReplicaStats(Described):
+    """A replica that has computed in the last ten seconds."""
+
+    replica: str
+    kind: str = Field(description="Of its device; empty: all runs in one process.")
+    busy: float = Field(description="The share of these seconds in which it computed launches, of all fronts.")
+
+
 class AuditStats(Described):
     ended: int
     disagreed: int
@@ -175,6 +183,7 @@ class StatsBody(Described):
     survivor_bytes: dict[Literal["by_value", "held"], int] = Field(
         description="Hidden states that came back to the front, or were held where they were."
     )
+    replicas: list[ReplicaStats]
     fronts: list[Usage]
     levels: list[LevelStats] | None = Field(None, description="Of a cascade.")
     tokens: TokenStats | None = Field(None, description="Where the plan counts tokens.")

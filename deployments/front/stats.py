@@ -44,11 +44,23 @@ def stats_of(fronts: Sequence[FrontState], promised: float | None = None) -> dic
         "observations": counts.observations,
         "audits": audits,
         "survivor_bytes": dict(counts.survivor_bytes),
+        "replicas": _busy(fronts),
         "fronts": [asdict(each.usage) for each in fronts],
     }
     if route.edges:
         found["levels"] = _levels(counts, route)
     return found if route.length is None else found | {"tokens": _tokens(counts, route)}
+
+
+def _busy(fronts: Sequence[FrontState]) -> list[dict[str, Any]]:
+    """The share of the last seconds in which each replica has computed, for all fronts together."""
+    found: dict[str, tuple[str, float]] = {}
+    for replica, (kind, share) in (pair for each in fronts for pair in each.counts.busy().items()):
+        found[replica] = kind, found.get(replica, (kind, 0.0))[1] + share
+    return [
+        {"replica": replica, "kind": kind, "busy": round(min(1.0, share), 3)}
+        for replica, (kind, share) in sorted(found.items())
+    ]
 
 
 def _levels(counts: Counts, route: Route) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ What brings torch is imported inside the functions, as a network of a user's own
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 INT8 = "int8"
+COMPILE_WITHIN_S = 10.0  # a replica is ready then at the latest
 
 
 @overload
@@ -100,6 +102,14 @@ def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[Stre
         from deployments.models.choice import example
 
         model.prepare(wanted, example(model, directory))
+
+
+def compile_shapes(model: SplitModel, table: LatencyTable, clock: Callable[[], float] = time.perf_counter) -> None:
+    """Compile what launches of all sizes of this table need, where oneDNN compiles for each number of tokens."""
+    from deployments.models.torch_model import TorchModel
+
+    if type(model) is TorchModel and table.length:
+        model.compile_shapes(table.largest, table.largest * table.length, COMPILE_WITHIN_S, clock)
 
 
 def for_threads(model: SplitModel, count: int) -> tuple[list[SplitModel], Callable[[], AbstractContextManager[None]]]:

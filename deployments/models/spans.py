@@ -21,6 +21,7 @@ MOST_BANDS = 4
 # What attention takes, in pairs of tokens that look at each other: a padded token as many as its row is long and some
 # for being gathered, and every band some for its own calls.
 PAIRS_A_TOKEN, PAIRS_A_BAND = 16, 512
+LEAST_STEP = 8  # between numbers of rows that are compiled
 POSITIONS = "positions"  # of all tensors, the one that has a row for each token in every layout
 PLACES, PRESENT = "places", "present"  # in names of tensors, before the band's number
 
@@ -57,6 +58,7 @@ class Spans:
     order: Tensor | None = None  # the place of each text in all bands; None: there is one, in the batch's order
     edges: Tensor | None = None  # where texts begin and end, for a kernel that needs no bands; None: there is none
     longest: int = 0
+    spare: int = 0  # rows behind the last token that are nobody's
 
     def masked(self, mask_of: MaskOf, dtype: torch.dtype) -> "Spans":
         """With the masks that attention wants, made once for all blocks."""
@@ -126,13 +128,23 @@ def is_of_spans(name: str) -> bool:
     return name in (POSITIONS, "starts", "back", "order", "edges") or name.startswith((PLACES, PRESENT))
 
 
-def spans_of(lengths: Integers, device: torch.device, fused: bool = False) -> Spans:
+def spans_of(lengths: Integers, device: torch.device, fused: bool = False, spare: int = 0) -> Spans:
     """As torch wants it. `fused`: there is a kernel that needs no bands."""
     if fused:
         return in_room(lengths, device, Room(len(lengths), int(lengths.sum()), int(lengths.max())), fused)
-    if (lengths == lengths[0]).all():
+    if not spare and (lengths == lengths[0]).all():
         return Spans(len(lengths), _there(_positions(lengths), device), _there(_starts(lengths), device))
-    return _laid_out(lengths, alike(lengths, MOST_BANDS), device)
+    return _laid_out(lengths, alike(lengths, MOST_BANDS), device, spare)
+
+
+def rows_for(tokens: int) -> int:
+    """With how many rows so many tokens are computed where each number of rows is compiled anew: at most 1/32 more.
+
+    >>> [rows_for(tokens) for tokens in (1, 13, 400, 403, 520, 5000)]
+    [8, 16, 400, 408, 528, 5120]
+    """
+    step = max(LEAST_STEP, 1 << (tokens.bit_length() - 6 if tokens >= 64 else 0))
+    return -(-tokens // step) * step
 
 
 def in_bands(lengths: Integers, device: torch.device, count: int) -> Spans:
@@ -213,9 +225,9 @@ def _cuts(pairs: Integers, most: int) -> list[int]:
     return cuts
 
 
-def _laid_out(lengths: Integers, bands: Sequence[Integers], device: torch.device) -> Spans:
+def _laid_out(lengths: Integers, bands: Sequence[Integers], device: torch.device, spare: int = 0) -> Spans:
     starts = _starts(lengths)
-    back, order = np.empty(lengths.sum(), np.int64), np.empty(len(lengths), np.int64)
+    back, order = np.zeros(lengths.sum() + spare, np.int64), np.empty(len(lengths), np.int64)
     made, tokens, texts = [], 0, 0
     for members in bands:
         places, present = _side_by_side(starts[members], lengths[members], int(lengths[members].max(initial=0)))
@@ -227,11 +239,12 @@ def _laid_out(lengths: Integers, bands: Sequence[Integers], device: torch.device
         tokens, texts = tokens + places.size, texts + len(places)
     return Spans(
         len(lengths),
-        _there(_positions(lengths), device),
+        _there(np.append(_positions(lengths), np.zeros(spare, np.int64)), device),
         _there(starts, device),
         tuple(made),
         _there(back, device),
         None if len(bands) == 1 else _there(order, device),
+        spare=spare,
     )
 
 

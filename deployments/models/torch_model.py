@@ -1,6 +1,6 @@
 """A SplitModel that runs on torch: any family, any device, any precision."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,10 @@ from deployments.models.encode import ASKED, Encoder
 from deployments.models.predict import Predicted, predict
 from deployments.models.ramps import Ramps
 from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
-from deployments.models.spans import MaskOf, Spans, spans_of
+from deployments.models.spans import LEAST_STEP, MaskOf, Spans, rows_for, spans_of
 from deployments.models.streams import finish
 from deployments.tasks import Task
+from profiles.lengths import WORD
 from profiles.model import NOBODY, Array, Batch, Launched
 
 
@@ -81,12 +82,40 @@ class TorchModel:
         """The network whose modules hold the weights, whatever else computes."""
         return self
 
+    @property
+    def compiles_shapes(self) -> bool:
+        """Whether the first launch with a number of rows takes longer: oneDNN compiles what multiplies half precision."""
+        return self.device.type == "cpu" and self.dtype != torch.float32
+
     def twin(self) -> "TorchModel":
         """The same network, same weights, for another thread that computes at the same time. Nothing else is shared."""
         return self
 
     def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
         """Do nothing: on torch every stretch is ready."""
+
+    @torch.inference_mode()
+    def compile_shapes(self, inputs: int, tokens: int, within_s: float, clock: Callable[[], float]) -> None:
+        """Run the head and a block with every number of rows that launches of so many inputs and tokens may have.
+
+        Then no launch waits for oneDNN. The blocks of an encoder have one shape. Sizes that are not reached within the
+        time are compiled when they come.
+        """
+        if not (self.compiles_shapes and self.reads_text):
+            return
+        until_s, rows = clock() + within_s, 0
+        word = self._hidden_word()
+        for count in range(1, inputs + 1):
+            self.anatomy.head(word.expand(count, 1, -1))
+        while rows < tokens and clock() < until_s:
+            rows = rows_for(rows + 1)
+            spans = spans_of(np.full(rows // LEAST_STEP, LEAST_STEP), self.device)
+            self.anatomy.blocks[0](word.expand(rows, -1).contiguous(), spans)
+
+    def _hidden_word(self) -> Tensor:
+        """One token as the first block reads it."""
+        arrays, spans = self._enter(self.encode([WORD]))
+        return self._before(0, arrays, spans)[:1]
 
     def encode(self, inputs: Sequence[Any]) -> Batch:
         encoded = self.encoder(inputs)
@@ -134,10 +163,12 @@ class TorchModel:
 
     def compute(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None, mask_of: MaskOf) -> Passed:
         """Run a stretch on torch, whatever the backend is."""
-        hidden, logits = self._before(stretch.start, arrays, spans), {}
-        spans = None if spans is None else spans.masked(mask_of, hidden.dtype)
+        spare = 0 if spans is None else spans.spare
+        rows, logits = self._before(stretch.start, arrays, spans), {}
+        spans = None if spans is None else spans.masked(mask_of, rows.dtype)
         for block in range(stretch.start, stretch.stop):
-            hidden = self.anatomy.blocks[block](hidden, spans)
+            rows = self.anatomy.blocks[block](rows, spans)
+            hidden = rows[: len(rows) - spare] if spare else rows
             if block in stretch.ramps:
                 logits[block] = self.ramps.logits(block, self.anatomy.pool(hidden, spans))
         if stretch.stop < self.num_blocks:
@@ -179,12 +210,15 @@ class TorchModel:
         return arrays, None if batch.lengths is None else self._spans(batch.lengths)
 
     def _spans(self, lengths: NDArray[np.int64]) -> Spans:
-        return spans_of(lengths, self.device, is_fused(self.device, self.dtype))
+        tokens = int(lengths.sum())
+        spare = rows_for(tokens) - tokens if self.compiles_shapes else 0
+        return spans_of(lengths, self.device, is_fused(self.device, self.dtype), spare)
 
     def _before(self, block: int, arrays: Mapping[str, Tensor], spans: Spans | None) -> Tensor:
-        if block > 0:
-            return arrays["hidden"]
-        return self.anatomy.embed(arrays if spans is None else {**arrays, "position_ids": spans.positions})
+        if spans is None:
+            return arrays["hidden"] if block > 0 else self.anatomy.embed(arrays)
+        arrays = _with_spare(arrays, spans.spare)
+        return arrays["hidden"] if block > 0 else self.anatomy.embed({**arrays, "position_ids": spans.positions})
 
     def _moved(self, batch: Batch) -> Batch:
         arrays = {name: self._on_device(array) for name, array in batch.arrays.items()}
@@ -205,6 +239,13 @@ class TorchModel:
         survivors = after if len(staying) == len(batch) else batches.select(after, staying)
         finish(self.device)
         return Launched(exits, survivors)
+
+
+def _with_spare(arrays: Mapping[str, Tensor], spare: int) -> Mapping[str, Tensor]:
+    """The arrays with so many rows of zeros behind them."""
+    if not spare:
+        return arrays
+    return {name: torch.cat((array, array.new_zeros(spare, *array.shape[1:]))) for name, array in arrays.items()}
 
 
 class _OnTorch:

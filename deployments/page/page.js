@@ -176,7 +176,7 @@ function showNumbers(stats, rate, survival) {
   const told = [
     ["answered", `${amount(rate.answered)}/s`, promised ? `the plan promises ${amount(promised)}/s` : ""],
     ["latency, p99", `${amount(p99, 1)} ms`, `median ${amount(p50, 1)}, objective ${amount(about.slo_ms)} ms`, p99 > about.slo_ms],
-    ["batches filled", percent(filled(rate.fills)), `${amount(stats.waiting)} inputs wait`],
+    ["batches filled", percent(filled(rate.fills)), `${amount(stats.waiting)} inputs wait${busyDevices(stats)}`],
     ["blocks run", survival ? amount(sum(survival), 1) : "–", `of ${about.blocks}, for an input on average`],
     ["early answers right", seen ? percent(seen.share, 1) : "–", promiseKept(audits), audits.verdict === "broken"],
     ["refused", `${amount(rate.refused)}/s`, `${amount(rate.failed)} failed lately`, rate.refused > 0 || rate.failed > 0],
@@ -189,6 +189,9 @@ function showNumbers(stats, rate, survival) {
     }),
   );
 }
+
+const busyDevices = ({ replicas }) =>
+  replicas?.length ? `, devices ${percent(sum(replicas.map((each) => each.busy)) / replicas.length)} busy` : "";
 
 const promiseKept = (audits) =>
   audits.promised === null ? "nothing is promised" : `promise of ${percent(audits.promised, 2)}: ${audits.verdict}`;

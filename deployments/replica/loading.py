@@ -25,13 +25,15 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
         config = config.model_copy(update={"plan": None})
     if config.backend == VIRTUAL:
         return _virtual(config, kind)
-    from deployments.models.backends import backend_of, make_ready, planned, warn_of_another
+    from deployments.models.backends import backend_of, compile_shapes, make_ready, planned, warn_of_another
 
     model = _load(config, directory, "cpu" if kind == "cpu" else "cuda")
     if config.plan:
         make_ready(model, directory, planned(model, read_plan(Path(config.plan)), kind))
     if config.profile:
-        warn_of_another(profile_of(config).table(kind), backend_of(model))
+        table = profile_of(config).table(kind)
+        warn_of_another(table, backend_of(model))
+        compile_shapes(model, table)
     return model
 
 

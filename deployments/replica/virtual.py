@@ -139,7 +139,7 @@ class VirtualModel:
     def _look_up(self, start: int, stop: int, size: float, ramps: frozenset[int]) -> float:
         blocks = self._table.block_times_s(size)[start:stop].sum()
         heads = sum(self._table.ramp_times_s(size)[ramp] for ramp in ramps if start <= ramp < stop)
-        return float(self._table.launch_s + blocks + heads)
+        return float(self._table.each_stop_s + blocks + heads)
 
     def _sure_after(self, given: Any) -> int:
         if isinstance(given, list) and any(each is None or isinstance(each, dict) for each in given):

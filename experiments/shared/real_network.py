@@ -73,13 +73,24 @@ def _make(folder: Path) -> None:
     save_ramps(folder, ExitRules(policy=f"{__name__}:leaves", ramps=rules), heads)
 
 
-def profiled(network: Path, folder: Path, budget_s: float = 30.0, rows: int = 600) -> Profile:
+def profiled(network: Path, folder: Path, budget_s: float = 30.0, rows: int = 600, dtype: str = DTYPE) -> Profile:
     """What `isobatch profile` measures of it here, on one thread, with the survival of other texts of the same kind."""
     data, out = folder / "texts.csv", folder / "profile.json"
     with data.open("w", newline="") as file:
         csv.writer(file).writerows([["text"], *([each] for each in texts(rows, seed=1))])
     command = [sys.executable, "-m", "cluster.cli", "profile", str(network), "--data", str(data), "--out", str(out)]
-    command += ["--dtype", DTYPE, "--threads", "1", "--largest", str(LARGEST_BATCH), "--budget", f"{budget_s:g}"]
+    command += [
+        "--dtype",
+        dtype,
+        "--backend",
+        "onnx" if dtype == "int8" else "torch",
+        "--threads",
+        "1",
+        "--largest",
+        str(LARGEST_BATCH),
+        "--budget",
+        f"{budget_s:g}",
+    ]
     command += ["--kind", KIND]
     subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=sys.stderr)
     return load(out)

@@ -1,8 +1,8 @@
 """What a split costs. Every belief about hardware stands here once; all of it takes numbers or arrays.
 
 The search (search/options.py) and the check (model/evaluate.py) sum these in ways of their own. A launch costs what its
-blocks and active ramps cost, and `launch_s` once; a batch that is to shrink stops at each ramp, so that what follows is
-one more launch, if anybody is left.
+blocks and active ramps cost, and `launch_s` once; a batch that is to shrink stops at each ramp, which costs `stop_s` if
+anybody is left.
 """
 
 from typing import Any

@@ -141,7 +141,7 @@ def _blocks_s(split: Split, facts: Problem, kind: str, sizes: cost.Floats) -> co
     table = facts.table(kind)
     row, block = np.arange(split.stop - split.start), np.arange(split.start, split.stop)
     ramps = np.array([k in split.ramps for k in range(split.start, split.stop)])
-    again_s = np.where(np.append(False, ramps[:-1]), table.launch_s, 0.0)  # to shrink, a batch stops at its ramps
+    again_s = np.where(np.append(False, ramps[:-1]), table.each_stop_s, 0.0)  # to shrink, a batch stops at its ramps
     ramp_s = np.where(ramps, table.ramp_times_s(sizes)[row, block], 0.0)
     return table.block_times_s(sizes)[row, block] + ramp_s + again_s
 

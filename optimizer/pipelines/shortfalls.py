@@ -50,7 +50,9 @@ def _lifted(plan: Plan, facts: Problem, objective: Objective) -> Iterator[tuple[
     facts = facts.with_devices([replace(each, count=MANY * each.count) for each in facts.devices])
     yield FEW, _planned(facts, asked)
     links = {ends: replace(link, bytes_per_s=FREE, latency_s=0.0, turn_s=0.0) for ends, link in facts.links.items()}
-    facts = replace(facts, links=links, tables=tuple(replace(table, launch_s=0.0) for table in facts.tables))
+    facts = replace(
+        facts, links=links, tables=tuple(replace(table, launch_s=0.0, stop_s=0.0) for table in facts.tables)
+    )
     yield LAUNCHES, _planned(facts, asked)
     nothing = (0.0,) * facts.num_blocks
     facts = replace(facts, tables=tuple(replace(each, ramp_s=(nothing,) * len(each.ramp_s)) for each in facts.tables))

@@ -126,6 +126,10 @@ class Builder:
         return np.array([table.launch_s for table in self.facts.tables])[:, None, None]
 
     @cached_property
+    def _stop_s(self) -> Floats:
+        return np.array([table.each_stop_s for table in self.facts.tables])[:, None, None]
+
+    @cached_property
     def _turn_s(self) -> Floats:
         return np.array([self.facts.turn_s(device.kind) for device in self.facts.devices])[:, None, None]
 
@@ -195,7 +199,7 @@ class Builder:
             return never, never
         staying = shares[start:-1] / reach
         some = cost.occupancy(size, staying)
-        again_s = self._launch_s * np.append(False, self._releasing[start:-1])  # a further launch behind each ramp
+        again_s = self._stop_s * np.append(False, self._releasing[start:-1])
         launch = np.cumsum(some * (self._at(start, cost.mean_size(size, staying)) + again_s), axis=2)
         felt = np.cumsum(self._at(start, cost.felt_size(size, staying)) + again_s, axis=2)
         launch, felt = launch + self._launch_s, felt + self._launch_s

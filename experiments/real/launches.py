@@ -1,0 +1,119 @@
+"""What launches cost beside their arithmetic, in one process: layers that do nothing, and sizes that are new."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from deployments.models import load
+from deployments.models.spans import Spans
+from deployments.models.torch_model import TorchModel
+from deployments.replica.split import SplitReplica
+from deployments.transport.holdings import Held, Share
+from deployments.transport.orders import Order, Stayed, message_of_reply
+from deployments.transport.packed import Packed, pack
+from experiments.shared.real_network import BLOCKS, LABELS, LARGEST_BATCH, WIDTH, WORDS, checkpoint, texts
+from profiles.model import Batch
+
+INPUTS = 31
+WARM, TIMES = 20, 300
+STOP = 4  # the block behind whose ramp a launch stops
+SHAPES, LONGEST = 500, 24  # launches of different token counts; words of a text
+SPLIT = 1  # blocks of such a launch
+
+
+def figures(dtype: str) -> dict[str, float]:
+    torch.set_num_threads(1)
+    model = load(str(checkpoint()), dtype=dtype)
+    return _new_shapes(model) | _beside_layers(load(str(checkpoint()), dtype=dtype))
+
+
+class _Chance(nn.Module):
+    """A ramp that computes nothing: inputs leave by chance."""
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return torch.rand(len(pooled), len(LABELS))
+
+
+def _beside_layers(model: TorchModel) -> dict[str, float]:
+    """Processor time of a launch and of a stop whose layers do nothing, joining, packing and telling included."""
+    width, dtype = WIDTH, model.dtype
+
+    def first(hidden: Tensor, spans: Spans | None) -> Tensor:
+        return hidden[: spans.count if spans else len(hidden), :2]
+
+    model.anatomy = replace(
+        model.anatomy,
+        blocks=[lambda hidden, spans: hidden] * BLOCKS,
+        embed=lambda arrays: torch.zeros(len(arrays["input_ids"]), width, dtype=dtype),
+        pool=first,
+        head=lambda hidden: hidden.new_zeros(len(hidden), len(LABELS)),
+    )
+    model.ramps = replace(model.ramps, heads={block: _Chance() for block in model.ramps.heads})
+    replica = SplitReplica(model)
+    parts = tuple(pack(model.encode([text])) for text in texts(INPUTS))
+    shares = _held(replica, parts)
+    stopped = _ms(replica, Order(BLOCKS, frozenset({STOP}), parts)) - _ms(replica, Order(BLOCKS, frozenset(), parts))
+    return {
+        "launch_beside_layers_ms": _ms(replica, Order(BLOCKS, frozenset(), parts)),
+        "split_beside_layers_ms": _ms(replica, Order(2, frozenset(), shares, keep=True)),
+        "stop_beside_layers_ms": stopped,
+    }
+
+
+def _held(replica: SplitReplica, parts: Sequence[Packed]) -> tuple[Share, ...]:
+    """The same inputs as survivors of two launches, which the replica has kept."""
+    half = len(parts) // 2
+    held = [_run(replica, Order(1, frozenset(), tuple(some), keep=True)) for some in (parts[:half], parts[half:])]
+    return tuple(Share(each, np.arange(len(each))) for each in held if isinstance(each, Held))
+
+
+def _run(replica: SplitReplica, order: Order) -> Packed | Held | None:
+    """Run a launch as a replica does, up to the messages that it sends."""
+    end: Packed | Held | None = None
+    for reply in replica.run(order):
+        message_of_reply(0, reply)
+        end = reply.survivors if isinstance(reply, Stayed) else None
+    return end
+
+
+def _ms(replica: SplitReplica, order: Order) -> float:
+    found = []
+    for number in range(WARM + TIMES):
+        began_s = time.thread_time()
+        kept = _run(replica, order)
+        if number >= WARM:
+            found.append(time.thread_time() - began_s)
+        if isinstance(kept, Held):
+            replica.holdings.drop([kept.key])
+    return 1e3 * median(found)
+
+
+def _new_shapes(model: TorchModel) -> dict[str, float]:
+    """Launches of so many different token counts, over the same launches once more."""
+    drawn = np.random.default_rng(5)
+    model.compile_shapes(LARGEST_BATCH, LARGEST_BATCH * (LONGEST + 2), 60.0, time.perf_counter)
+    counts = drawn.permutation(np.arange(SHAPES) + LARGEST_BATCH)
+    batches = [model.encode(_texts_of(int(count), drawn)) for count in counts]
+    first, again = ([_took_s(model, batch) for batch in batches] for _ in range(2))
+    return {"new_shape_over_known": sum(first) / sum(again)}
+
+
+def _texts_of(tokens: int, drawn: np.random.Generator) -> list[str]:
+    """Texts of together so many tokens."""
+    lengths = list[int]()
+    while tokens > 0:
+        lengths.append(min(tokens, int(drawn.integers(3, LONGEST + 2))))
+        tokens -= lengths[-1]
+    words = (drawn.choice(WORDS, max(1, length - 2)) for length in lengths)
+    return [" ".join(each) for each in words]
+
+
+def _took_s(model: TorchModel, batch: Batch) -> float:
+    began_s = time.thread_time()
+    model.run(batch, SPLIT, ())
+    return time.thread_time() - began_s
