@@ -84,7 +84,7 @@ class TorchModel:
 
     @property
     def compiles_shapes(self) -> bool:
-        """Whether the first launch with a number of rows takes longer: oneDNN compiles what multiplies half precision."""
+        """Whether the first launch with a number of rows takes longer: oneDNN compiles products in half precision."""
         return self.device.type == "cpu" and self.dtype != torch.float32
 
     def twin(self) -> "TorchModel":

@@ -94,12 +94,12 @@ def _ms(replica: SplitReplica, order: Order) -> float:
 
 
 def _new_shapes(model: TorchModel) -> dict[str, float]:
-    """Launches of so many different token counts, over the same launches once more."""
+    """Launches of so many different token counts, over each of them once more."""
     drawn = np.random.default_rng(5)
     model.compile_shapes(LARGEST_BATCH, LARGEST_BATCH * (LONGEST + 2), 60.0, time.perf_counter)
     counts = drawn.permutation(np.arange(SHAPES) + LARGEST_BATCH)
     batches = [model.encode(_texts_of(int(count), drawn)) for count in counts]
-    first, again = ([_took_s(model, batch) for batch in batches] for _ in range(2))
+    first, again = zip(*((_took_s(model, batch), _took_s(model, batch)) for batch in batches), strict=True)
     return {"new_shape_over_known": sum(first) / sum(again)}
 
 

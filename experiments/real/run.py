@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from experiments.real import launches
-from experiments.real.served import CONSTANT, Nearly, PlannedSystem, ServedNetwork, systems
+from experiments.real.served import CONSTANT, Nearly, PlannedSystem, ServedNetwork, core_times, systems
 from experiments.shared.live import Live, bare
 from experiments.shared.real_network import checkpoint, profiled
 from optimizer import Plan
@@ -50,6 +50,7 @@ async def _measured(
     served = await ServedNetwork.deployed(here, folder, known, found[0].plan, dtype, slo_ms)
     rates: dict[str, list[float]] = {system.name: [] for system in found}
     looks: dict[str, list[Nearly]] = {system.name: [] for system in found}
+    stolen, total = core_times()
     for number in range(rounds):
         for system in found if number % 2 == 0 else found[::-1]:
             await served.follow(system)
@@ -59,7 +60,8 @@ async def _measured(
                 f"{dtype}, round {number + 1} of {rounds}, {system.name}: {_told(system.plan)} promises "
                 f"{system.promised_per_s:.1f}/s, sustains {rates[system.name][-1]:.1f}/s; {looks[system.name][-1]}"
             )
-    return _figures(found, rates, looks)
+    stolen, total = (after - before for after, before in zip(core_times(), (stolen, total), strict=True))
+    return _figures(found, rates, looks) | {"stolen_share": stolen / total}
 
 
 def _told(plan: Plan) -> str:
@@ -81,5 +83,6 @@ def _figures(
         "fill": median(each.fill for each in nearly),
         "replica_idle_share": median(each.idle_share for each in nearly),
         "wall_over_processor": median(each.wall_over_processor for each in nearly),
+        "launches_over_tables": median(each.launches_over_tables for each in nearly),
         "in_time_at_90_percent": median(each.in_time for each in nearly),
     }

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from cluster.load.report import summary
 from cluster.load.workloads import arrivals
 from cluster.simulator.playing import LIMITS, played
 from cluster.simulator.sustained import sustained
+from deployments.front.observed import LaunchShape
 from experiments.shared.live import NAME, Live, application, asked, named
 from experiments.shared.real_network import KIND, LARGEST_BATCH, checkpoint, texts
 from optimizer import Objective, Plan, Problem
+from optimizer.model.works import work
 from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.problem import problem
@@ -40,6 +42,17 @@ class PlannedSystem:
     name: str
     plan: Plan
     promised_per_s: float
+    facts: Problem
+
+    def expected_s(self, shape: LaunchShape) -> float:
+        """What a launch takes by the tables; 0 for one that is not of this plan."""
+        reach = 1.0
+        for split in self.plan.splits:
+            found = work(split, self.facts, KIND, None, reach, shape.size)
+            if (split.start, split.stop) == (shape.start, shape.stop):
+                return found.launch_s
+            reach = found.survivors
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,7 @@ class Nearly:
     idle_share: float  # of the replica, between launches
     wall_over_processor: float  # of launches, without the time in which they waited for a core
     in_time: float
+    launches_over_tables: float  # what they took, over what the tables say of launches of these sizes
 
 
 def systems(known: Profile, slo_s: float, count: int = 1) -> list[PlannedSystem]:
@@ -58,13 +72,13 @@ def systems(known: Profile, slo_s: float, count: int = 1) -> list[PlannedSystem]
     objective = Objective(slo_s=slo_s, slack=SLACK, max_batch=LARGEST_BATCH)
     facts = problem(known, devices, links_between(devices), length=known.length)
     chosen = played(_planned(facts, objective), facts, objective, side_by_side)
-    found = [PlannedSystem(CONSTANT, chosen.plan, chosen.after_per_s)]
+    found = [PlannedSystem(CONSTANT, chosen.plan, chosen.after_per_s, facts)]
     for name, short in NAMES.items():
         limits = [replace(objective, slo_s=times * slo_s, slack=0.0) for times in LIMITS]
         plans = {plan for each in limits if (plan := baseline(name, facts, each).plan)}
         rates = {plan: sustained(plan, facts, slo_s).goodput_per_s for plan in plans}
         best = max(rates, key=lambda plan: rates[plan])
-        found.append(PlannedSystem(short, best, rates[best]))
+        found.append(PlannedSystem(short, best, rates[best], facts))
     return found
 
 
@@ -118,16 +132,19 @@ class ServedNetwork:
         """Ask for most of what the plan promises, and look at its replica."""
         application = RunningApplication(NAME)
         await application.observe(devices=False)
-        before, clock = asked(self.here.base)["splits"], ComputeClock.of_replica()
+        before, clock = asked(self.here.base)["splits"], ReplicaClock.now()
         record = await self.ask(NEARLY * system.promised_per_s, seconds, seed=9)
-        spent, seen = clock.since(), await application.observe(devices=False)
+        spent, seen = clock.spent(), await application.observe(devices=False)
         fills = filled(before, asked(self.here.base)["splits"])
         busy_s = sum(took.seconds for took in seen.launches.values())
+        known = {shape: took for shape, took in seen.launches.items() if system.expected_s(shape)}
+        expected_s = sum(took.times * system.expected_s(shape) for shape, took in known.items())
         return Nearly(
             min(fills[:-1] or fills),
             1 - busy_s / spent.wall_s,
             (busy_s - spent.waited_s) / spent.processor_s,
             summary(record, self.slo_ms).good_share,
+            sum(took.seconds for took in known.values()) / expected_s,
         )
 
 
@@ -145,29 +162,42 @@ def filled(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) ->
     return shares
 
 
-@dataclass(frozen=True)
-class ComputeClock:
-    """What the thread that computes in a replica has spent: on a core, and waiting for one."""
+def core_times() -> tuple[int, int]:
+    """Of all cores since they started, in ticks: what the machine below took for others, and all."""
+    ticks = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return ticks[7], sum(ticks)
 
-    path: Path
+
+@dataclass(frozen=True)
+class Spent:
+    """What the thread of a replica that computes has spent: in all, on a core, and waiting for one."""
+
     wall_s: float
     processor_s: float
     waited_s: float
 
+
+@dataclass(frozen=True)
+class ReplicaClock:
+    """When it was looked at, and the nanoseconds of every thread of the replica: on a core, and waiting for one."""
+
+    process: int
+    at_s: float
+    threads: Mapping[str, tuple[int, int]]
+
     @classmethod
-    def of_replica(cls) -> "ComputeClock":
-        """The thread of all replicas that has computed most."""
+    def now(cls) -> "ReplicaClock":
         (process,) = named("ServeReplica:live.")[:1]
-        threads = Path(f"/proc/{process}/task").glob("*/schedstat")
-        return cls.at(max(threads, key=lambda path: int(path.read_text().split()[0])))
+        threads = {}
+        for path in Path(f"/proc/{process}/task").glob("*/schedstat"):
+            ran, waited, _ = map(int, path.read_text().split())
+            threads[path.parent.name] = ran, waited
+        return cls(process, time.perf_counter(), threads)
 
-    @classmethod
-    def at(cls, path: Path) -> "ComputeClock":
-        ran_ns, waited_ns, _ = map(int, path.read_text().split())
-        return cls(path, time.perf_counter(), ran_ns / 1e9, waited_ns / 1e9)
-
-    def since(self) -> "ComputeClock":
-        now = ComputeClock.at(self.path)
-        return ComputeClock(
-            self.path, now.wall_s - self.wall_s, now.processor_s - self.processor_s, now.waited_s - self.waited_s
-        )
+    def spent(self) -> Spent:
+        """Since then, by the thread that was on a core for longest."""
+        now = ReplicaClock.now()
+        before = {name: self.threads.get(name, (0, 0)) for name in now.threads}
+        most = max(now.threads, key=lambda name: now.threads[name][0] - before[name][0])
+        ran, waited = (after - here for after, here in zip(now.threads[most], before[most], strict=True))
+        return Spent(now.at_s - self.at_s, ran / 1e9, waited / 1e9)
