@@ -165,11 +165,13 @@ def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(
     told = ["prepare", str(tmp_path / "network"), "--data", str(data), "--out", str(out), "--max-tokens", "6"]
     refused = CliRunner().invoke(app, [*told, "--ramp", "pooler"])
     assert "--ramp is for classifiers" in str(refused.exception)
-    done = CliRunner().invoke(app, told)
+    refused = CliRunner().invoke(app, [*told, "--dtype", "int8"])
+    assert "--dtype int8 is for classifiers" in str(refused.exception)
+    done = CliRunner().invoke(app, [*told, "--dtype", "bfloat16"])
     assert done.exit_code == 0, done.output
     assert "sums.csv: text from 'text'; not read: 'context'" in done.output, "a prompt is a single text"
     assert "a ramp after block" in done.output
     assert "Not chosen is 'exits: project'" in done.output
     rules = json.loads((out / "exits.json").read_text())
-    assert rules["kind"] == "decoder"
+    assert (rules["kind"], rules["dtype"]) == ("decoder", "bfloat16")
     assert (out / "model.safetensors").exists()

@@ -176,14 +176,35 @@ def test_features_are_computed_once_and_the_result_is_reproducible(
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_ramps_for_8_bits_are_made_from_8_bit_blocks(run: Run, checkpoint: Path, tmp_path: Path, cache: Path) -> None:
-    data = reviews(tmp_path / "a.csv")
-    for dtype in ("float32", "int8"):
+def test_ramps_are_made_from_blocks_in_the_precision_that_is_served(
+    run: Run, checkpoint: Path, tmp_path: Path, cache: Path
+) -> None:
+    data, dtypes = reviews(tmp_path / "a.csv"), ("float32", "float16", "bfloat16", "int8")
+    for dtype in dtypes:
         assert run(checkpoint, "--data", data, "--out", tmp_path / dtype, "--dtype", dtype) == 0
         assert rules_in(tmp_path / dtype)["dtype"] == dtype
-    assert len([entry for entry in cache.iterdir() if entry.is_dir()]) == 2, "features of their own"
-    one, other = ((tmp_path / dtype / "ramps.safetensors").read_bytes() for dtype in ("float32", "int8"))
-    assert one != other
+    assert len([entry for entry in cache.iterdir() if entry.is_dir()]) == len(dtypes), "features of their own"
+    made = [load_file(tmp_path / dtype / "ramps.safetensors") for dtype in dtypes]
+    assert {weights.dtype for ramps in made for weights in ramps.values()} == {torch.float32}
+    assert len({ramps["0.weight"].numpy().tobytes() for ramps in made}) == len(dtypes)
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_what_is_told_of_halves_is_what_halves_do(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    """Of weights that halves tell apart from float32: in float32 the same ramps let other inputs leave."""
+    weights = load_file(checkpoint / "model.safetensors")
+    save_file({name: 8 * each for name, each in weights.items()}, checkpoint / "model.safetensors", {"format": "pt"})
+    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
+    told = ("--dtype", "bfloat16", "--max-accuracy-loss", "40%", "--metric", "agreement")
+    assert run(checkpoint, "--data", data, "--out", out, *told) == 0
+    rules, depth = rules_in(out), {}
+    for dtype in ("bfloat16", "float32"):
+        model = load(out, dtype=dtype)
+        sample = draw(rows(data), data, LabelNames(model.labels), 20_000)
+        exits = model.predict([sample.values[row] for row in sample.parts.test])
+        depth[dtype] = np.mean([each.exit_block + 1 for each in exits]) / model.num_blocks
+    assert rules["mean_depth_share"] == pytest.approx(depth["bfloat16"], abs=0.01)
+    assert rules["mean_depth_share"] != pytest.approx(depth["float32"], abs=0.03)
 
 
 @pytest.mark.usefixtures("no_picture")
