@@ -197,10 +197,10 @@ def loaded(folder: Path, device: str, dtype: RampDtype | None) -> ServedModel:
     """The network in this precision; None: in the one that its ramps were made for."""
     rules = folder / RULES
     dtype = dtype or (read_rules(rules).dtype if rules.is_file() else "float32")
-    network = load_served(folder, device, weights_dtype(dtype))
+    exact = load_served(folder, device, weights_dtype(dtype))
     if dtype != INT8:
-        return on_backend(network, folder, "torch")
-    network = on_backend(network, folder, "onnx", int8=True)
+        return on_backend(exact, folder, "torch")
+    network = on_backend(exact, folder, "onnx", int8=True)
     blocks = network.num_blocks
     make_ready(network, folder, [*stretches(network, 0, blocks, network.ramp_blocks), Stretch(0, blocks)])
     return network
