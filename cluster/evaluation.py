@@ -6,6 +6,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,15 @@ from numpy.typing import NDArray
 from rich.box import SIMPLE
 from rich.table import Table
 
-from deployments.models.predict import Predicted
-from deployments.models.ramps import ClassFigures
-from deployments.models.seam import ServedModel
+from deployments.models import load_served
+from deployments.models.backends import INT8, make_ready, on_backend, stretches, weights_dtype
+from deployments.models.predict import Predicted, predict
+from deployments.models.ramps import ClassFigures, RampDtype, read_rules
+from deployments.models.seam import ServedModel, Stretch
 from deployments.prepare.classes import by_class
 from deployments.prepare.entities import entity_f1
 from deployments.prepare.words import of_words
+from deployments.progress import show
 from deployments.tasks import Outputs, Task, task_of
 from profiles.errors import UserError
 from profiles.losses import (
@@ -36,7 +40,7 @@ from profiles.losses import (
     scored,
 )
 from profiles.model import Label
-from profiles.promise import ExitPromise
+from profiles.promise import RULES, ExitPromise
 
 SCORE_NAMES: Mapping[Metric, str] = {"macro-f1": "macro-F1", "mcc": "MCC", "worst-class": "recall, worst class"}
 AT_ONCE = 32
@@ -189,12 +193,35 @@ def promise_kept(promise: ExitPromise, found: Evaluation) -> str | None:
     )
 
 
+def loaded(folder: Path, device: str, dtype: RampDtype | None) -> ServedModel:
+    """The network in this precision; None: in the one that its ramps were made for."""
+    rules = folder / RULES
+    dtype = dtype or (read_rules(rules).dtype if rules.is_file() else "float32")
+    exact = load_served(folder, device, weights_dtype(dtype))
+    if dtype != INT8:
+        return on_backend(exact, folder, "torch")
+    network = on_backend(exact, folder, "onnx", int8=True)
+    blocks = network.num_blocks
+    make_ready(network, folder, [*stretches(network, 0, blocks, network.ramp_blocks), Stretch(0, blocks)])
+    return network
+
+
+def answered(network: ServedModel, values: Sequence[Any], exits: bool = True) -> list[Predicted]:
+    """What a network answers to these inputs."""
+    starts = range(0, len(values), AT_ONCE)
+    return [
+        each
+        for start in show(starts, "answering with exits" if exits else "answering in full")
+        for each in predict(network, values[start : start + AT_ONCE], exits)
+    ]
+
+
 def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Task) -> list[Predicted]:
     """What a server answers to these inputs."""
     listed = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     return [
         _heard(url, each, task)
-        for start in range(0, len(listed), AT_ONCE)
+        for start in show(range(0, len(listed), AT_ONCE), "asking the server")
         for each in _asked(url, listed[start : start + AT_ONCE], headers)
     ]
 

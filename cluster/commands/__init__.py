@@ -13,6 +13,7 @@ import typer
 from profiles.errors import UserError
 
 Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc"]  # profiles/losses.py says what they are
+Dtype = Literal["float32", "float16", "bfloat16", "int8"]  # int8 is for CPUs, on ONNX Runtime
 METRICS = "accuracy, agreement with the full network (needs no labels), the recall of any class, macro-F1 or MCC"
 
 

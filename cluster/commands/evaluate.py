@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands import KeyVariable, key_headers
+from cluster.commands import Dtype, KeyVariable, key_headers
 from cluster.commands.reading import (
     READS,
     Delimiter,
@@ -39,20 +39,31 @@ def evaluate(
     labels: Labels = None,
     max_rows: Annotated[int, typer.Option(min=1, help="A uniform sample of at most so many rows.")] = 2000,
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Precision of the network; if not given, the one that its ramps were made for.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
     """Accuracy, macro-F1, MCC and recall in full and with exits, agreement and depth, each with its 95 % interval.
 
-    Example: [bold]isobatch evaluate my-bert-ee --data fresh.csv[/]
+    Example: [bold]isobatch evaluate my-bert-ee --data fresh.csv --dtype bfloat16[/]
     """
     from rich.console import Console
 
     from cluster.commands import server_at
-    from cluster.evaluation import check_same_network, evaluated, evaluated_words, promise_kept, served, table
+    from cluster.evaluation import (
+        answered,
+        check_same_network,
+        evaluated,
+        evaluated_words,
+        loaded,
+        promise_kept,
+        served,
+        table,
+    )
     from cluster.load.bodies import predicts_at
-    from deployments.models import checkpoint, load_served
-    from deployments.models.predict import predict
+    from deployments.models import checkpoint
     from deployments.prepare.classes import class_table, warnings
     from deployments.prepare.data import rows, taken
     from deployments.prepare.sample import labels_of, sampled, words_of
@@ -66,18 +77,17 @@ def evaluate(
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
     console.print(taken(data, wanted, channels=channels, pairs=pairs), highlight=False)
     kept = sampled(rows(data, wanted, channels=channels, pairs=pairs), max_rows, seed)
-    network = load_served(model, device=device)  # only now, so that a wrong file is found at once
+    network = loaded(located, device, dtype)  # only now, so that a wrong file is found at once
     if not network.ramp_blocks and not server:
         raise UserError(f"{model} has no ramps: give it some with 'isobatch prepare'")
     names, task = label_names(network.labels, labels), task_of(network)
     truth, values = labels_of(kept, data, names, task), [row.value for row in kept]
-    with console.status(f"answering {len(values)} inputs"):
-        if server:  # first, so that a server that is none is noticed before anything is computed
-            exits = served(server, values, key, task)
-            check_same_network(server, exits, network)
-        else:
-            exits = predict(network, values)
-        full = predict(network, values, exits=False)
+    if server:  # first, so that a server that is none is noticed before anything is computed
+        exits = served(server, values, key, task)
+        check_same_network(server, exits, network)
+    else:
+        exits = answered(network, values)
+    full = answered(network, values, exits=False)
     if task.by_token:
         found = evaluated_words(full, exits, truth, words_of(kept, truth, task), network.num_blocks, network.labels)
     else:

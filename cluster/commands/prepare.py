@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cluster.commands import METRICS, Metric
+from cluster.commands import METRICS, Dtype, Metric
 from cluster.commands.reading import (
     READS,
     Delimiter,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from deployments.exits import Policy
 
 Kind = Literal["light", "pooler"]
-Dtype = Literal["float32", "int8"]
 
 
 def prepare(
@@ -55,7 +54,7 @@ def prepare(
     max_rows: Annotated[int, typer.Option(min=50, help="Use a uniform sample of at most so many rows.")] = 20_000,
     device: Annotated[str, typer.Option(help="Where features are computed: auto, cpu, cuda:0.")] = "auto",
     dtype: Annotated[
-        Dtype, typer.Option(help="What will serve: float32 (and halves of it), or int8 (CPU, ONNX Runtime).")
+        Dtype, typer.Option(help="The precision that will be served: ramps and thresholds are made for it.")
     ] = "float32",
     seed: Annotated[int, typer.Option(help="For the sample, its parts and the training.")] = 0,
     max_tokens: Annotated[
@@ -74,6 +73,9 @@ def prepare(
     where that brings most, and --max-accuracy-loss is the share of tokens that may be others than the full network's.
 
     Example: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --max-accuracy-loss 1%[/]
+
+    For a network that is served in halves: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --dtype
+    bfloat16[/]
     """
     from rich.console import Console
 
@@ -106,11 +108,10 @@ def prepare(
             "--image-column": (image_column, None),
             "--text-pair-column": (text_pair_column, None),
             "--device": (device, "auto"),
-            "--dtype": (dtype, "float32"),
             "--seed": (seed, 0),
         }
         loss = share(max_accuracy_loss)
-        command = DecoderCommand(source, data, out, wanted, loss, max_tokens, max_rows, for_classifiers, force)
+        command = DecoderCommand(source, data, out, wanted, loss, max_tokens, max_rows, dtype, for_classifiers, force)
         command.run(Console(markup=False), model)
         return
     if max_tokens is not None:

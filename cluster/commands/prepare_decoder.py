@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from cluster.commands import Dtype
+from profiles.errors import UserError
+
 if TYPE_CHECKING:
     from deployments.prepare.data import Columns
     from deployments.prepare.decoder import DecoderReport
@@ -25,6 +28,7 @@ class DecoderCommand:
     allowed_loss: float
     max_tokens: int | None
     max_rows: int
+    dtype: Dtype
     given: Mapping[str, tuple[object, object]]
     force: bool = False
 
@@ -43,7 +47,8 @@ class DecoderCommand:
         console.print(taken(self.data, self.columns, pairs=False), highlight=False, soft_wrap=True)
         found = rows(self.data, self.columns, pairs=False)
         report = self._report(sampled((_prompt(row.value) for row in found), self.max_rows))
-        rules = report.rules.model_copy(update={"notes": {"checkpoint": Path(model).name, "data": self.data.name}})
+        notes = {"checkpoint": Path(model).name, "data": self.data.name}
+        rules = report.rules.model_copy(update={"dtype": self.dtype, "notes": notes})
         check_free(self.out, self.force)  # again, as much may have happened since
         with whole(self.out) as draft:
             copy(self.source, draft)
@@ -55,19 +60,23 @@ class DecoderCommand:
         from deployments.decoding.anatomy import shape_of
         from deployments.decoding.loading import load_decoder, load_tokenizer, stop_tokens
         from deployments.prepare.decoder import DecoderOptions, ramps_for
+        from deployments.progress import busy
 
-        model, words = load_decoder(self.source), load_tokenizer(self.source)
+        model, words = load_decoder(self.source, dtype=self.dtype), load_tokenizer(self.source)
         most = self.max_tokens or MAX_TOKENS
         tokens = [words(prompt)["input_ids"] for prompt in prompts]
         shape = shape_of(model.config)
         context = shape.context(None)
         fits = [each for each in tokens if 0 < len(each) <= context and most <= shape.room(len(each), context)]
-        return ramps_for(model, fits, stop_tokens(self.source), DecoderOptions(self.allowed_loss, most))
+        with busy(f"writing on from {len(fits)} prompts"):
+            return ramps_for(model, fits, stop_tokens(self.source), DecoderOptions(self.allowed_loss, most))
 
     def _refuse(self) -> None:
         from cluster.commands import check_not_given
 
         check_not_given(self.given, "a decoder's ramp is its own head, read early")
+        if self.dtype == "int8":
+            raise UserError("--dtype int8 is for classifiers: a decoder is served in float32, float16 or bfloat16")
 
 
 def _prompt(value: str | list[str]) -> str:

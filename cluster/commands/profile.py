@@ -93,7 +93,7 @@ def profile(
     from deployments.decoding.checkpoint import is_decoder
     from deployments.folders import weights_of
     from deployments.models import checkpoint, load_served
-    from deployments.models.backends import INT8, make_ready, on_backend
+    from deployments.models.backends import INT8, make_ready, on_backend, weights_dtype
     from profiles.files import Profile
     from profiles.files import load as load_profile
     from profiles.measure import count_exits, device_name
@@ -122,7 +122,7 @@ def profile(
     known = load_profile(out) if out.exists() else None
     wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     recorded = _recorded(console, model, data, wanted, max_rows) if data else []
-    exact = load_served(model, device=device, dtype="float32" if dtype == INT8 else dtype)
+    exact = load_served(model, device=device, dtype=weights_dtype(dtype))
     weights = weights_of(checkpoint.locate(model))
     if known:
         known.check_same(Path(model).name, exact.num_blocks, weights)

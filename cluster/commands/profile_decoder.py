@@ -37,6 +37,7 @@ class DecoderProfiling:
         from deployments.decoding.config import cached_profile
         from deployments.decoding.loading import load_decoder
         from deployments.folders import alone, weights_of
+        from deployments.models.backends import warn_of_ramps
         from deployments.named import built_in
         from profiles.decoding import DecoderProfile, load_decoder_profile, save_decoder_profile
 
@@ -49,7 +50,10 @@ class DecoderProfiling:
         for path in (self.out, cached):  # before anything is timed
             if path.exists():
                 load_decoder_profile(path).check_same(name, anatomy.shape.num_blocks, weights)
-        workload = workload_of(rules_of(self.source, anatomy.shape.num_blocks), self.source)
+        rules = rules_of(self.source, anatomy.shape.num_blocks)
+        if rules.ramps:
+            warn_of_ramps(self.source, rules.dtype, self.dtype)
+        workload = workload_of(rules, self.source)
         tables = (self._table(console, loaded, anatomy, workload), *self._estimated(loaded.config))
         shape = anatomy.shape
         notes = tuple(f"{table.kind}: {table.source}" for table in tables)

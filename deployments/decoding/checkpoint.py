@@ -54,6 +54,7 @@ class DecoderRules(BaseModel):
 
     version: Literal[1] = 1
     kind: Literal["decoder"] = "decoder"
+    dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="The ramps are for this precision.")
     policy: str = Field("deployments.exits:confidence", description="Who leaves: an independent policy's import path.")
     ramps: tuple[DecoderRamp, ...] = ()
     others: tuple[DecoderRamp, ...] = Field((), description="Ramps that a plan may use in place of these.")

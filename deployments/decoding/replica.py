@@ -24,6 +24,7 @@ from deployments.decoding.scheduler import Full, Written
 from deployments.decoding.sequences import Wanted
 from deployments.logs import join_serves_log
 from deployments.metrics import DECODER_REPLICA, MetricSeries
+from deployments.models.backends import warn_of_ramps
 from deployments.ray_facts import Remembered
 from deployments.tracing import Tracing, part_of, tracing_here
 from optimizer.plan import Plan
@@ -62,6 +63,8 @@ class DecoderReplica:
         model = load_decoder(folder, "cpu" if kind == "cpu" else config.device, config.dtype)
         self._origin, self._kind = origin, kind
         self._config, self._rules = config, rules_of(folder, shape_of(model.config).num_blocks)
+        if self._rules.ramps:
+            warn_of_ramps(folder, self._rules.dtype, config.dtype)
         engine = engine_of(model, self._rules, config)
         self._version = 0  # of the plan that is followed
         self._depths: Counter[int] = Counter()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, cast, overload
 
 from deployments.dispatch.route import stops
 from deployments.models.seam import BackedModel, Fingerprint, ServedModel, Stretch, backend_named
@@ -44,12 +44,27 @@ def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: 
 
 def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: bool = False) -> SplitModel:
     """The network as the backend runs it. `directory` is where it was loaded from."""
+    if isinstance(model, ServedModel) and model.ramp_blocks:
+        runs = INT8 if int8 else str(model.dtype).removeprefix("torch.")
+        warn_of_ramps(directory, model.ramps.rules.dtype, runs, prepared=isinstance(model, BackedModel))
+    return _on(model, directory, backend, int8)
+
+
+def weights_dtype(dtype: str) -> str:
+    """The precision in which weights are loaded: blocks of 8 bits are made from float32.
+
+    >>> weights_dtype("bfloat16"), weights_dtype("int8")
+    ('bfloat16', 'float32')
+    """
+    return "float32" if dtype == INT8 else dtype
+
+
+def _on(model: SplitModel, directory: str | Path, backend: str, int8: bool) -> SplitModel:
     if isinstance(model, ServedModel):
         from deployments.models.cascade import Cascade
 
         if isinstance(model, Cascade):
-            return model.on_backend(backend, lambda level, folder: on_backend(level, folder, backend, int8=int8))
-    _warn_of_ramps(model, directory, INT8 if int8 else "float32")
+            return model.on_backend(backend, lambda level, folder: cast(BackedModel, _on(level, folder, backend, int8)))
     if int8 and backend not in ("onnx", AUTO):
         raise UserError("dtype int8 runs on ONNX Runtime only: use backend: onnx or auto")
     name = "onnx" if int8 else backend
@@ -162,9 +177,9 @@ def warn_of_another(table: LatencyTable, served: str) -> None:
         )
 
 
-def _warn_of_ramps(model: SplitModel, directory: str | Path, served: str) -> None:
-    """Warn when the ramps were made from other features than those that will be served."""
-    if not isinstance(model, BackedModel) or not model.ramp_blocks or model.ramps.rules.dtype == served:
+def warn_of_ramps(directory: str | Path, made: str, runs: str, prepared: bool = True) -> None:
+    """Warn when the ramps were made for another precision than the one that runs, where features are others."""
+    if made == runs:
         return
-    made, again = model.ramps.rules.dtype, f"make others with 'isobatch prepare --dtype {served}'"
-    log.warning("%s: its ramps were made for %s, in %s inputs leave elsewhere: %s", directory, made, served, again)
+    remedy = f"use dtype {made}" + (f", or make others with 'isobatch prepare --dtype {runs}'" if prepared else "")
+    log.warning("%s: its ramps were made for %s, in %s inputs leave elsewhere: %s", directory, made, runs, remedy)

@@ -23,7 +23,7 @@ from profiles.promise import RULES, ExitPromise
 WEIGHTS = "ramps.safetensors"
 
 RampKind = Literal["light", "pooler"]
-RampDtype = Literal["float32", "int8"]
+RampDtype = Literal["float32", "float16", "bfloat16", "int8"]
 
 
 class RampRule(BaseModel):
@@ -64,7 +64,7 @@ class ExitRules(BaseModel):
     version: Literal[1, 2] = Field(2, description="Version 1 could promise nothing.")
     kind: RampKind = Field("light", description="The shape of every ramp.")
     policy: str = Field("deployments.exits:entropy", description="Who leaves: a policy's import path.")
-    dtype: RampDtype = Field("float32", description="Of the network that the ramps were made for: 8 bits give others.")
+    dtype: RampDtype = Field("float32", description="The precision of the network that the ramps were made for.")
     ramps: tuple[RampRule, ...] = ()
     head_temperature: float = Field(1.0, gt=0, description="The same for the network's own head.")
     most_unsure: int = Field(0, ge=0, description="Of a text whose words are answered: so many need not be sure.")

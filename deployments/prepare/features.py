@@ -76,7 +76,7 @@ def _words(model: BackedModel, values: Sequence[Any]) -> tuple[Indices, Indices]
     if not task_of(model).by_token:
         return None
     counts, numbers = np.zeros(len(values), np.int64), [np.empty(0, np.int64)]
-    for start in range(0, len(values), BATCH):
+    for start in show(range(0, len(values), BATCH), "reading words"):
         for place, each in enumerate(model.encode(values[start : start + BATCH]).words or (), start=start):
             counts[place] = len(each.numbers)
             numbers.append(np.array(each.numbers, np.int64))

@@ -23,6 +23,7 @@ from deployments.prepare.sample import Indices, Sample
 from deployments.prepare.thresholds import replay
 from deployments.prepare.training import answers, train
 from deployments.prepare.words import MOST_UNSURE, of_texts, of_words
+from deployments.progress import busy
 from profiles.confidence import bound
 from profiles.errors import UserError
 from profiles.evidence import Evidence
@@ -101,10 +102,11 @@ def make_ramps(found: Features, sample: Sample, options: PrepareOptions, names: 
     shape = look(heads, found, truth, sample.parts.calibrate)
     if options.threshold is None:
         shape = shape.and_also(_unlearnt(found, wanted, truth, sample.parts.train, options))
-    temperatures = shape.temperatures()
     test = look(heads, found, truth, sample.parts.test)
-    calibrated = test.calibrated(temperatures)
-    reached = _choose(shape.calibrated(temperatures), calibrated, options)
+    with busy("choosing temperatures and thresholds"):
+        temperatures = shape.temperatures()
+        calibrated = test.calibrated(temperatures)
+        reached = _choose(shape.calibrated(temperatures), calibrated, options)
     errors = [
         (calibration_error(before, test.truth), calibration_error(after, test.truth))
         for before, after in zip(test.heads(), calibrated.heads(), strict=True)
@@ -189,7 +191,8 @@ def _unlearnt(
     """
     halves = np.array_split(np.random.default_rng(options.seed).permutation(rows), 2)
     for learnt, other in (halves, halves[::-1]):
-        yield look(train(found.pooled, wanted, found.of(learnt), options.ramp, options.seed), found, truth, other)
+        heads = train(found.pooled, wanted, found.of(learnt), options.ramp, options.seed, "ramps of a half")
+        yield look(heads, found, truth, other)
 
 
 def _choose(shape: Seen, test: Seen, options: PrepareOptions) -> Reached:

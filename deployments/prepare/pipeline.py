@@ -7,9 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from deployments.folders import cache_directory, whole
-from deployments.models import TorchModel, checkpoint, load
-from deployments.models.backends import INT8, on_backend
-from deployments.models.ramps import WEIGHTS, ExitRules, Ramps, read_rules, save_ramps, write_rules
+from deployments.models import checkpoint, load
+from deployments.models.backends import INT8, on_backend, weights_dtype
+from deployments.models.ramps import WEIGHTS, ExitRules, RampDtype, Ramps, read_rules, save_ramps, write_rules
 from deployments.models.seam import BackedModel
 from deployments.prepare.features import features
 from deployments.prepare.measuring import PrepareOptions, make_ramps, retuned
@@ -34,7 +34,7 @@ def prepare(
     """Write `out`: the checkpoint in `source`, its ramps, their rules, and a picture of what they reach."""
     check_free(out, force)
     cache = cache_directory()
-    model = _served(load(source, device).with_ramps(Ramps()), source, options)
+    model = _served(source, device, options.dtype)
     if model.num_blocks < 2:
         raise UserError(f"{source}: has {model.num_blocks} block; a ramp needs another block after it")
     fingerprint = checkpoint.fingerprint(source)
@@ -64,11 +64,10 @@ def tune(source: Path, out: Path, evidence: Evidence, chosen: Indices, force: bo
     return rules
 
 
-def _served(model: TorchModel, source: Path, options: PrepareOptions) -> BackedModel:
-    """The network as it will be served, since ramps must learn from what 8-bit blocks give where these will serve."""
-    if options.dtype != INT8:
-        return model
-    return on_backend(model, source, "onnx", int8=True)
+def _served(source: Path, device: str, dtype: RampDtype) -> BackedModel:
+    """The network in the precision in which it will be served, as ramps must learn from what its blocks give then."""
+    model = load(source, device, weights_dtype(dtype)).with_ramps(Ramps())
+    return on_backend(model, source, "onnx", int8=True) if dtype == INT8 else model
 
 
 def check_free(out: Path, force: bool) -> None:

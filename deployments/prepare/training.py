@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from deployments.models.ramps import RampKind, make_head
@@ -42,10 +43,16 @@ class Lesson:
         return nn.functional.cross_entropy(head(self.features), self.targets)
 
 
-def train(pooled: Sequence[Floats], targets: Floats, rows: Rows, kind: RampKind, seed: int = 0) -> list[nn.Module]:
-    """One head a block. `targets` are one-hot labels, or what the network itself believes."""
+def train(
+    pooled: Sequence[Floats], targets: Floats, rows: Rows, kind: RampKind, seed: int = 0, what: str = "ramps"
+) -> list[nn.Module]:
+    """One head a block. `targets` are one-hot labels, or what the network itself believes. `what` names the progress.
+
+    BLAS gets one thread: for matrices of so few columns several wait for each other longer than they compute.
+    """
     judging, learning = np.split(np.random.default_rng(seed).permutation(rows), [len(rows) // 10])
-    return [_ramp(features, targets, learning, judging, kind, seed) for features in show(pooled, "ramps", len(pooled))]
+    with threadpool_limits(1, user_api="blas"):
+        return [_ramp(features, targets, learning, judging, kind, seed) for features in show(pooled, what, len(pooled))]
 
 
 def _ramp(features: Floats, targets: Floats, learning: Rows, judging: Rows, kind: RampKind, seed: int) -> nn.Module:

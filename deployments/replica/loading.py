@@ -60,12 +60,11 @@ def weights_in(config: AppConfig, directory: str) -> str:
 
 
 def _load(config: AppConfig, directory: str, device: str) -> SplitModel:
-    from deployments.models.backends import INT8, on_backend
+    from deployments.models.backends import INT8, on_backend, weights_dtype
 
-    int8 = config.dtype == INT8
-    model: SplitModel = function_at(config.loader)(directory, device=device, dtype="float32" if int8 else config.dtype)
+    model: SplitModel = function_at(config.loader)(directory, device=device, dtype=weights_dtype(config.dtype))
     assert config.backend != VIRTUAL, "This is a bug: a virtual device loads nothing."
-    return on_backend(model, directory, config.backend, int8=int8)
+    return on_backend(model, directory, config.backend, int8=config.dtype == INT8)
 
 
 def _virtual(config: AppConfig, kind: str | None) -> SplitModel:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from typer.testing import CliRunner
 from cluster import evaluation
 from cluster.cli import app
 from cluster.evaluation import Interval, evaluated, evaluated_words, promise_kept, served
+from deployments.demo import demo_directory
+from deployments.demo.digits import demo_inputs
+from deployments.models.onnx_model import OnnxModel
 from deployments.models.predict import Predicted, predict
 from deployments.models.ramps import save_ramps
 from deployments.tasks import CLASSIFICATION, TOKENS, Task
@@ -91,6 +95,34 @@ def test_the_command_measures_what_the_network_answers(place: Path) -> None:
     assert worst["exits"]["mean"] == min(each["recall"] for each in found["classes"])
     for score in found["scores"].values():
         assert score["lost"]["within"] > 0, "that nothing was lost here is no proof"
+
+
+def test_the_network_runs_in_the_precision_that_its_ramps_were_made_for(
+    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from deployments import load
+
+    folder, told = tmp_path / "halves", ("--data", place / "others.csv", "--device", "cpu", "--json")
+    shutil.copytree(place / "my-bert-ee", folder)
+    ramps = load(folder).ramps
+    save_ramps(folder, ramps.rules.model_copy(update={"dtype": "bfloat16"}), ramps.heads)
+    by_default, as_told, otherwise = (
+        json.loads(run(folder, *told, *more).stdout) for more in ((), ("--dtype", "bfloat16"), ("--dtype", "float32"))
+    )
+    assert by_default == as_told != otherwise
+    (record,) = caplog.records
+    assert "its ramps were made for bfloat16, in float32 inputs leave elsewhere" in record.getMessage()
+
+
+def test_8_bits_are_evaluated_in_8_bits() -> None:
+    """What is exported while it answers would be answered in float32 meanwhile."""
+    network = evaluation.loaded(demo_directory("int8"), "cpu", None)
+    assert isinstance(network, OnnxModel)
+    network.inner.through = lambda *_: pytest.fail("torch was asked")  # type: ignore[method-assign]
+    digits = list(demo_inputs(40))
+    for exits in (True, False):
+        assert len(evaluation.answered(network, digits, exits)) == len(digits)
+    assert not network.pieces.ordered
 
 
 def test_a_running_server_may_answer_instead(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.models import choice, load
+from deployments.models import Cascade, choice, load, load_served
 from deployments.models import cuda_graphs as graphs
 from deployments.models.backends import backend_of, make_ready, on_backend, planned, stretches, warn_of_another
 from deployments.models.onnx_model import OnnxModel
@@ -21,6 +21,7 @@ from optimizer.plan import Placement, Plan, Split
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.model import Batch, Exits, Launched
+from tests.helpers.cascade_directories import cascade_directory
 from tests.helpers.tiny_networks import hugging_face, network
 from tests.helpers.virtual_device import SURVIVAL, table
 
@@ -187,3 +188,25 @@ def test_ramps_that_were_made_for_another_dtype_are_told(folder: Path, caplog: p
     )
     on_backend(made_for_8_bits, folder, "onnx", int8=True)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_have_ramps_of_their_own(folder: Path, dtype: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = load(folder, dtype=dtype)
+    on_backend(model, folder, "torch")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder}: its ramps were made for float32, in {dtype} inputs leave elsewhere: use dtype float32, or make "
+        f"others with 'isobatch prepare --dtype {dtype}'"
+    ]
+    caplog.clear()
+    rules = model.ramps.rules.model_copy(update={"dtype": dtype})
+    on_backend(model.with_ramps(replace(model.ramps, rules=rules)), folder, "torch")
+    assert not caplog.records
+
+
+def test_a_cascade_in_another_dtype_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cascade = on_backend(load_served(cascade_directory(tmp_path), dtype="bfloat16"), tmp_path, "torch")
+    assert isinstance(cascade, Cascade)
+    cascade.predict(["good"], exits=False)  # which loads every level, one with a ramp inside
+    (record,) = caplog.records
+    assert record.getMessage().endswith("in bfloat16 inputs leave elsewhere: use dtype float32")

@@ -157,7 +157,10 @@ def test_what_appears_meanwhile_is_not_replaced_unasked(tmp_path: Path, monkeypa
     assert not any(out.iterdir())
 
 
-def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(tmp_path: Path) -> None:
+def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     save(train(SumsRecipe(num_blocks=3, width=16, steps=3, batch=4)), tmp_path / "network")
     data = tmp_path / "sums.csv"
     data.write_text("text,context\n" + "\n".join(f"{number}+{number}=,sums" for number in range(30)))
@@ -165,11 +168,17 @@ def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(
     told = ["prepare", str(tmp_path / "network"), "--data", str(data), "--out", str(out), "--max-tokens", "6"]
     refused = CliRunner().invoke(app, [*told, "--ramp", "pooler"])
     assert "--ramp is for classifiers" in str(refused.exception)
-    done = CliRunner().invoke(app, told)
+    refused = CliRunner().invoke(app, [*told, "--dtype", "int8"])
+    assert "--dtype int8 is for classifiers" in str(refused.exception)
+    done = CliRunner().invoke(app, [*told, "--dtype", "bfloat16"])
     assert done.exit_code == 0, done.output
     assert "sums.csv: text from 'text'; not read: 'context'" in done.output, "a prompt is a single text"
     assert "a ramp after block" in done.output
     assert "Not chosen is 'exits: project'" in done.output
     rules = json.loads((out / "exits.json").read_text())
-    assert rules["kind"] == "decoder"
+    assert (rules["kind"], rules["dtype"]) == ("decoder", "bfloat16")
     assert (out / "model.safetensors").exists()
+    for dtype, warned in (("bfloat16", 0), ("float32", 1)):
+        profile = ["profile", str(out), "--budget", "0.1", "--device", "cpu", "--out", str(tmp_path / f"{dtype}.json")]
+        CliRunner().invoke(app, [*profile, "--dtype", dtype])
+        assert caplog.text.count("made for bfloat16, in float32 inputs leave elsewhere") == warned

@@ -124,12 +124,17 @@ def rules_in(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("no_picture")
-@pytest.mark.parametrize("policy", ["confidence", "patience"])
-def test_what_is_written_is_what_will_be_served(run: Run, checkpoint: Path, tmp_path: Path, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "dtype"), [("confidence", "float32"), ("patience", "float32"), ("confidence", "bfloat16")]
+)
+def test_what_is_written_is_what_will_be_served(
+    run: Run, checkpoint: Path, tmp_path: Path, policy: str, dtype: str
+) -> None:
     """The prepared network, loaded and run, leaves and answers as its exits.json says."""
     data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
-    assert run(checkpoint, "--data", data, "--out", out, "--policy", policy, "--max-accuracy-loss", "40%") == 0
-    model, rules = load(out), rules_in(out)
+    told = ("--policy", policy, "--dtype", dtype, "--max-accuracy-loss", "40%")
+    assert run(checkpoint, "--data", data, "--out", out, *told) == 0
+    model, rules = load(out, dtype=dtype), rules_in(out)
     sample = draw(rows(data), data, LabelNames(model.labels), 20_000)
     part = sample.parts.test
     assert sample.labels is not None
@@ -176,14 +181,17 @@ def test_features_are_computed_once_and_the_result_is_reproducible(
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_ramps_for_8_bits_are_made_from_8_bit_blocks(run: Run, checkpoint: Path, tmp_path: Path, cache: Path) -> None:
-    data = reviews(tmp_path / "a.csv")
-    for dtype in ("float32", "int8"):
+def test_ramps_are_made_from_blocks_in_the_precision_that_is_served(
+    run: Run, checkpoint: Path, tmp_path: Path, cache: Path
+) -> None:
+    data, dtypes = reviews(tmp_path / "a.csv"), ("float32", "float16", "bfloat16", "int8")
+    for dtype in dtypes:
         assert run(checkpoint, "--data", data, "--out", tmp_path / dtype, "--dtype", dtype) == 0
         assert rules_in(tmp_path / dtype)["dtype"] == dtype
-    assert len([entry for entry in cache.iterdir() if entry.is_dir()]) == 2, "features of their own"
-    one, other = ((tmp_path / dtype / "ramps.safetensors").read_bytes() for dtype in ("float32", "int8"))
-    assert one != other
+    assert len([entry for entry in cache.iterdir() if entry.is_dir()]) == len(dtypes), "features of their own"
+    made = [load_file(tmp_path / dtype / "ramps.safetensors") for dtype in dtypes]
+    assert {weights.dtype for ramps in made for weights in ramps.values()} == {torch.float32}
+    assert len({ramps["0.weight"].numpy().tobytes() for ramps in made}) == len(dtypes)
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -2,11 +2,13 @@
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from deployments.folders import make_room, whole
 from deployments.models.ramps import RampKind
@@ -60,6 +62,29 @@ def test_training_is_reproducible_and_leaves_the_callers_randomness_alone(
     first, again = (answers(train(*features, ROWS[:100], "pooler"), features[0], ROWS) for _ in range(2))
     assert torch.equal(first, again)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_small_problems_get_one_thread_of_blas_and_the_caller_keeps_his(
+    features: tuple[list[np.ndarray], np.ndarray],
+) -> None:
+    def threads() -> set[int]:
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    seen: list[set[int]] = []
+
+    def watched() -> Iterator[np.ndarray]:
+        for block in features[0]:
+            seen.append(threads())
+            yield block
+
+    class Watched(list[np.ndarray]):
+        def __iter__(self) -> Iterator[np.ndarray]:
+            return watched()
+
+    with threadpool_limits(2, user_api="blas"):
+        train(Watched(features[0]), features[1], ROWS[:100], "light")
+        assert threads() == {2}
+    assert seen == [{1}, {1}]
 
 
 def test_rows_kept_for_later_do_not_touch_the_ramps(features: tuple[list[np.ndarray], np.ndarray]) -> None:

@@ -1,0 +1,72 @@
+"""Progress without a terminal is a line now and then; on one it is a bar."""
+
+from collections.abc import Iterator
+from threading import Event
+
+import pytest
+
+from deployments.progress import busy, show
+
+
+def told(capsys: pytest.CaptureFixture[str], *moments_s: float, total: int | None = None) -> list[str]:
+    """What is told of items that begin at these moments, behind the one at which all begins."""
+    moments: Iterator[float] = iter(moments_s)
+    items = range(len(moments_s) - 1)
+    assert list(show(items if total is None else iter(items), "features", total, lambda: next(moments))) == [*items]
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err.splitlines()
+
+
+def test_what_is_done_within_two_seconds_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, 10.0, 10.0, 10.5, 11.9) == []
+
+
+def test_a_line_comes_after_two_seconds_and_then_every_five(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, 10.0, 10.0, 12.5, 14.0, 17.4, 17.6, 30.0) == [
+        "features: 1 of 6 after 2 s",
+        "features: 4 of 6 after 8 s",
+        "features: 5 of 6 after 20 s",
+    ]
+
+
+def test_how_many_there_are_may_be_told_or_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, 0.0, 0.0, 3.0, total=1200) == ["features: 1 of 1,200 after 3 s"]
+    assert [*show(iter("ab"), "reading", clock=iter((0.0, 0.0, 3.0)).__next__)] == ["a", "b"]
+    assert capsys.readouterr().err == "reading: 1 after 3 s\n"
+
+
+def test_what_has_no_steps_is_told_until_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    told_thrice, waited = Event(), list[float]()
+
+    class Waits(Event):
+        """Time flies, until three lines are told."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            if len(waited) <= 3:
+                return False
+            told_thrice.set()
+            return super().wait(10.0)
+
+    with busy("choosing thresholds", clock=lambda: sum(waited), ended=Waits):
+        assert told_thrice.wait(10.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "choosing thresholds: 2 s so far",
+        "choosing thresholds: 7 s so far",
+        "choosing thresholds: 12 s so far",
+    ]
+
+
+def test_what_ends_at_once_is_not_told_though_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="wrong"), busy("choosing thresholds"):
+        raise ValueError("wrong")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert list(show(range(3), "features")) == [0, 1, 2]
+    said = capsys.readouterr().err
+    assert "features" in said
+    assert "100%" in said
