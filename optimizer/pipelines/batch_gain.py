@@ -53,7 +53,7 @@ def batch_gains(facts: Problem, objective: Objective) -> Iterator[BatchGain]:
     for device, table in zip(facts.devices, facts.tables, strict=True):
         largest = min(objective.batches[1], table.largest)
         asked = Objective(slo_s=objective.slo_s, slack=0.0, max_batch=largest)
-        gain = rate_per_s(table, largest) / rate_per_s(table, 1)
+        gain = float(rate_per_s(table, largest) / rate_per_s(table, 1))
         yield BatchGain(device.kind, largest, gain, _at_most(facts.with_devices([device]), asked))
 
 
