@@ -48,7 +48,7 @@ def batch_gains(facts: Problem, objective: Objective) -> Iterator[BatchGain]:
       cost, so this is at most what `oracle_per_s` says;
     - below, what early exit in one split sustains on the devices that there are, with the same SLO, without slack.
 
-    What bursts and queues cost either is in neither.
+    In neither is what bursts and queues cost, nor that a plan which was played may exceed the SLO by the beliefs.
     """
     for device, table in zip(facts.devices, facts.tables, strict=True):
         largest = min(objective.batches[1], table.largest)
