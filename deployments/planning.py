@@ -84,15 +84,20 @@ def summary(plan: Plan) -> str:
         + f" on {placement.replicas} {placement.kind}"
         for placement in placements
     ]
-    of = ", ".join(filter(None, (plan.backend, plan.dtype)))
-    made_of = f" by {plan.origin} times{f' ({of})' if of else ''}" if plan.origin else ""
-    promised = (
-        f"; {plan.promise.goodput_per_s:.0f}/s in {1e3 * plan.promise.latency_s:.0f} ms{made_of}"
-        if plan.promise
-        else ""
-    )
     counted = f"; an input is {plan.length} tokens" if plan.length else ""
-    return f"blocks {'; '.join(parts)}{promised}{counted}"
+    return f"blocks {'; '.join(parts)}{_promised(plan)}{counted}"
+
+
+def _promised(plan: Plan) -> str:
+    if plan.promise is None:
+        return ""
+    promise, of = plan.promise, ", ".join(filter(None, (plan.backend, plan.dtype)))
+    made_of = f" by {plan.origin} times{f' ({of})' if of else ''}" if plan.origin else ""
+    per_s, longest_ms = f"; {promise.goodput_per_s:.0f}/s", 1e3 * promise.latency_s
+    if plan.decoding:
+        return f"{per_s}, first tokens in {longest_ms:.0f} ms{made_of}"
+    played = f"as played: {promise.played}" if promise.played else "not played"
+    return f"{per_s}{made_of}; {played}; full launches all the way: {longest_ms:.0f} ms"
 
 
 def usable(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] | None = None) -> list[Device]:

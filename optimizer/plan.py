@@ -98,13 +98,38 @@ class DecodingTerms:
 
 
 @dataclass(frozen=True)
+class PlayedTimes:
+    """What the simulator shows of a plan at the rate that it promises.
+
+    `in_time`: the share of all inputs, of which those that are refused have no latency.
+
+    >>> print(PlayedTimes(p50_s=0.2104, p99_s=0.481, in_time=0.991))
+    p50 210 ms, p99 481 ms, 99.1 % in time
+    """
+
+    p50_s: float
+    p99_s: float
+    in_time: float
+
+    __pydantic_config__ = STRICT
+
+    def __str__(self) -> str:
+        return f"p50 {1e3 * self.p50_s:.3g} ms, p99 {1e3 * self.p99_s:.3g} ms, {100 * self.in_time:.1f} % in time"
+
+
+@dataclass(frozen=True)
 class Promise:
-    """What the planner said of its plan. `gap`: no plan is better by more than this share (0: none is better)."""
+    """What the planner said of its plan. `gap`: no plan is better by more than this share (0: none is better).
+
+    `latency_s` is that of an input that stays to the last block while every launch is full; of a decoder it is the time
+    until the first token. `played`: None where the plan was not played.
+    """
 
     goodput_per_s: float
     latency_s: float
     cost_per_hour: float
     gap: float
+    played: PlayedTimes | None = None
 
     __pydantic_config__ = STRICT
 

@@ -79,6 +79,18 @@ class LatencyTable:
         """The largest batch to plan with: of the sizes that were measured, and at least one input."""
         return max(1, int(self.batch_sizes[-1]))
 
+    def told(self, size: float) -> str:
+        """A batch size in words: inputs, or tokens where it is no whole number of texts.
+
+        >>> table = LatencyTable("cpu", (0.25, 1), ((0.1,),) * 2, ((0.0,),) * 2, 0.0, (0,), (0,), "measured", length=13)
+        >>> table.told(0.25), table.told(1)
+        ('3 tokens', '1')
+        """
+        if self.length is None or size % 1 == 0:
+            return f"{size:g}"
+        tokens = round(size * self.length)
+        return f"{tokens} token{'s' if tokens != 1 else ''}"
+
     @property
     def origin(self) -> str:
         """Where its times come from: measured here, published for this very device, or estimated from others."""
@@ -130,7 +142,8 @@ class LatencyTable:
     def _times(self, rows: Floats, batch: ArrayLike) -> Floats:
         at = np.asarray(batch, float)
         if not self.covers(at):
-            largest = f"{self.kind}: batch {at.max():g} is beyond the largest measured ({self.batch_sizes[-1]})"
+            asked, known = self.told(float(at.max())), self.told(self.batch_sizes[-1])
+            largest = f"{self.kind}: a batch of {asked} is beyond the largest measured ({known})"
             warnings.warn(f"{largest}: extrapolated in a straight line", ExtrapolationWarning, stacklevel=3)
         return interpolate(self._sizes, rows, at)
 

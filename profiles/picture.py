@@ -30,7 +30,8 @@ def draw(profile: Profile, path: Path) -> None:
     for axes in (batch_axes, input_axes, *exit_axes):
         plain(axes)
     for table in profile.usual:
-        sizes, seconds = np.asarray(table.batch_sizes), whole_s(table)
+        whole = np.asarray(table.batch_sizes) >= 1  # less than an input is a short text
+        sizes, seconds = np.asarray(table.batch_sizes)[whole], whole_s(table)[whole]
         (line,) = batch_axes.plot(
             sizes, 1000 * seconds, "o-", label=name(table) + (f" ({table.origin})" if table.derived else "")
         )
@@ -41,6 +42,7 @@ def draw(profile: Profile, path: Path) -> None:
         axes.set(xlabel="batch size" + (", in texts of that length" * in_tokens), ylabel=what, ylim=(0, None))
         axes.legend(frameon=False)
         axes.grid(alpha=0.3)
+    whole_numbers(batch_axes.xaxis)
     input_axes.set_xscale("log", base=2)
     input_axes.xaxis.set_major_formatter("{x:g}")
     if profile.exits:

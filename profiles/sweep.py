@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from profiles.latency import LatencyTable, interpolate
 
@@ -177,9 +177,15 @@ def whole_s(table: LatencyTable) -> Floats:
     return seconds
 
 
+def rate_per_s(table: LatencyTable, batch: ArrayLike) -> Floats:
+    """Inputs per second in launches of this size through all blocks, without ramps."""
+    sizes = np.asarray(batch, float)
+    seconds = interpolate(np.asarray(table.batch_sizes, float), whole_s(table)[:, None], sizes)[..., 0]
+    return sizes / seconds
+
+
 def knee(table: LatencyTable) -> int:
     """The smallest batch that reaches nearly the best rate of all that were measured."""
     batches = np.arange(1, table.largest + 1)
-    seconds = interpolate(np.asarray(table.batch_sizes, float), whole_s(table)[:, None], batches.astype(float))[:, 0]
-    rates = batches / seconds
+    rates = rate_per_s(table, batches)
     return int(batches[np.argmax(rates >= GOOD_ENOUGH * rates.max())])

@@ -10,6 +10,7 @@ from cluster.load.workloads import arrivals, highest
 from deployments.dispatch.route import Route, route_of
 from optimizer import Objective, evaluate, optimize, problem
 from optimizer.pipelines.baselines import baselines
+from optimizer.pipelines.batch_gain import BatchGain, batch_gains
 from optimizer.pipelines.oracle import oracle_per_s
 from optimizer.plan import Plan
 from optimizer.problem import Problem
@@ -116,6 +117,12 @@ class Bench:
             bound = oracle_per_s(facts, slo_s, self.max_batch)
             for system, each in runs.items():
                 yield self._row(system, slo_ms, each, facts, bound, score)
+
+    def gains(self, slos_ms: Sequence[float]) -> dict[float, BatchGain]:
+        """By SLO what batches are worth here, by the latency table."""
+        facts = alone(self.profile, self.kind)
+        asked = {slo_ms: Objective(slo_s=slo_ms / 1e3, max_batch=self.max_batch) for slo_ms in slos_ms}
+        return {slo_ms: gain for slo_ms, each in asked.items() for gain in batch_gains(facts, each)}
 
     def about_s(self, slos_ms: Sequence[float], seconds: float, rounds: int) -> float:
         """How long `compare` computes, at most, if launches take what the profile says: a queue may outlast a trial."""

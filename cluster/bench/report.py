@@ -1,7 +1,8 @@
 """The report of a comparison on one device: a table, a picture, and JSON."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rich.table import Table
 
 from cluster.bench.compare import NAIVE, STOCK, SYSTEMS, ComparedSystem
 from cluster.bench.saturated import StreamGain
+from optimizer.pipelines.batch_gain import BatchGain
 from profiles.latency import LatencyTable
 from profiles.picture import plain
 from profiles.sweep import whole_s
@@ -39,6 +41,15 @@ def plan_lines(rows: Sequence[ComparedSystem]) -> Iterator[str]:
             slos_of.setdefault((row.system, row.plan), []).append(f"{row.slo_ms:g}")
     for (system, plan), slos in slos_of.items():
         yield f"{system}, {', '.join(slos)} ms: blocks @ batch {plan}"
+
+
+def gain_lines(gains: Mapping[float, BatchGain]) -> Iterator[str]:
+    """What batches are worth by the latency table: a line for all SLOs of which the same is said."""
+    slos_of: dict[str, list[str]] = {}
+    for slo_ms, gain in gains.items():
+        slos_of.setdefault(str(gain), []).append(f"{slo_ms:g}")
+    for said, slos in slos_of.items():
+        yield f"{', '.join(slos)} ms, {said}"
 
 
 def stream_lines(several: Sequence[StreamGain]) -> Iterator[str]:
@@ -102,7 +113,12 @@ def ratios(rows: Sequence[ComparedSystem], slo_ms: float) -> dict[str, float]:
 
 
 def write(
-    rows: Sequence[ComparedSystem], model: str, measured: LatencyTable, path: Path, several: Sequence[StreamGain] = ()
+    rows: Sequence[ComparedSystem],
+    model: str,
+    measured: LatencyTable,
+    path: Path,
+    several: Sequence[StreamGain] = (),
+    gains: Mapping[float, BatchGain] | None = None,
 ) -> None:
     content = {
         "model": model,
@@ -112,6 +128,7 @@ def write(
         "date": datetime.now(UTC).date().isoformat(),
         "rows": [row.as_dict() for row in rows],
         "launches_at_once": [each.as_dict() for each in several],
+        "batch_gains": [{"slo_ms": slo_ms, **asdict(gain)} for slo_ms, gain in (gains or {}).items()],
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
 

@@ -105,7 +105,8 @@ def bench(
         several = _several(made.bench, slos, streams, seconds, status.update)
         rows = list(made.bench.compare(slos, seconds, rounds, status.update))
     title = f"{made.bench.profile.model}: {made.table.source}"
-    report.write(rows, made.bench.profile.model, made.table, out, several)
+    gains = made.bench.gains(slos)
+    report.write(rows, made.bench.profile.model, made.table, out, several, gains)
     report.draw(rows, title, out.with_suffix(".png"))
     if as_json:
         print(out.read_text(), end="")
@@ -113,6 +114,7 @@ def bench(
     console.print(report.table(rows, title))
     for note in (
         *report.plan_lines(rows),
+        *report.gain_lines(gains),
         *report.stream_lines(several),
         *made.notes,
         *report.unkept(rows, made.table),

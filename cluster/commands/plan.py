@@ -13,7 +13,7 @@ import typer
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
-    from cluster.commands.plan_result import Play
+    from cluster.commands.plan_result import PlanResult, Play
     from cluster.simulator.playing import Find, Played
     from optimizer import Objective, Plan, Problem
     from optimizer.effort import Effort
@@ -123,6 +123,7 @@ def plan(
     from cluster.commands import above_0, check_writable, plan_report
     from cluster.commands.plan_decoder import DecoderPlanning, goal_of
     from cluster.commands.plan_result import plan_result, settled_result
+    from optimizer.pipelines.batch_gain import batch_gains
     from profiles.files import load
 
     numbers = {"--slo-ms": slo_ms, "--rate": rate, "--budget": budget, "--max-batch": max_batch, "--seconds": seconds}
@@ -173,6 +174,8 @@ def plan(
     )
     with Console(stderr=True).status("planning"):
         found = settled_result(who_leaves, facts_of, result, partial(_effort, seconds, who_leaves), play)
+        gains = tuple(batch_gains(found.facts, within))
+        found = replace(found, unplayed=_unplayed(found, bool(play), believed), batch_gains=gains)
     if out:
         known = load(profile)
         named = replace(found.plan, model=known.model, weights=known.weights, slo_s=objective.slo_s)
@@ -292,6 +295,19 @@ def _player(polish: float | None, in_time: float, apart: bool, believed: bool, s
         return played(plan, facts, objective, find, care, apart)
 
     return play if polish or not (believed or slow_or_given) else None
+
+
+def _unplayed(found: "PlanResult", may_be_played: bool, believed: bool) -> str:
+    """Why nothing was played, in words; empty where it was."""
+    from cluster.simulator.playing import unplayable
+
+    if found.played:
+        return ""
+    if may_be_played:
+        return unplayable(found.plan, found.facts, found.objective)
+    if believed:
+        return "--believed"
+    return "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS plays"
 
 
 def _after(seconds: float) -> Callable[[], bool]:

@@ -39,7 +39,9 @@ def _title(result: PlanResult) -> str:
     goodput = f"{score.goodput_per_s:,.0f} per second"
     if played:
         goodput = f"{played.after_per_s:,.0f} per second as played ({score.goodput_per_s:,.0f} by its devices alone)"
-    return f"{goodput}, {score.latency_s * 1e3:.1f} ms to the last block, ${score.cost_per_hour:,.2f} per hour"
+    told = f"as played: {result.times}; " if result.times else ""
+    longest = f"full launches all the way: {score.latency_s * 1e3:.1f} ms"
+    return f"{goodput}, ${score.cost_per_hour:,.2f} per hour\n{told}{longest}"
 
 
 def _devices(part: SplitScore, plan: Plan, score: Score) -> float:

@@ -15,6 +15,7 @@ def tables(result: PlanResult, asked: Objective, surprises: bool, shortfalls: bo
     yield _splits(result)
     yield _promise(result)
     yield _baselines(result)
+    yield from map(str, result.batch_gains)
     yield from _estimated(result)
     for line in result.score.broken:
         yield f"[bold red]broken:[/] {line}"
@@ -84,10 +85,11 @@ def _promise(result: PlanResult) -> Table:
         table.add_row("devices alone", f"{score.goodput_per_s:,.0f} per second, were inputs evenly spaced")
     else:
         table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second{counted}")
+    table.add_row("latency, as played", _as_played(result))
     budget = (
         "" if objective.slo_s is None else f" of {objective.budget_s * 1e3:.1f} ms ({objective.slack:.0%} slack kept)"
     )
-    table.add_row("latency, to the last block", f"{score.latency_s * 1e3:.1f} ms{budget}")
+    table.add_row("full launches all the way", f"{score.latency_s * 1e3:.1f} ms{budget}, to the last block")
     for part, seconds in score.latency_parts_s.items():
         table.add_row(f"  {part}", f"{seconds * 1e3:.1f} ms")
     table.add_row("cost", f"${score.cost_per_hour:,.2f} per hour")
@@ -101,8 +103,14 @@ def _promise(result: PlanResult) -> Table:
     return table
 
 
+def _as_played(result: PlanResult) -> str:
+    if result.times is None:
+        return f"not played: {result.unplayed}"
+    return f"{result.times}" if result.played else f"{result.times}, when it was planned"
+
+
 def _baselines(result: PlanResult) -> Table:
-    table = Table("against", "goodput", "dollars per hour", "latency", "gain", title="gain")
+    table = Table("against", "goodput", "dollars per hour", "full launches", "gain", title="gain")
     for each in result.baselines:
         if each.score:
             latency = f"{each.score.latency_s * 1e3:.1f} ms"
@@ -127,7 +135,7 @@ def _gain(result: PlanResult, other: Score) -> str:
 def _surprises(result: PlanResult) -> Table:
     from optimizer.sensitivity import sensitivity
 
-    table = Table("leavers", "goodput", "best possible", "lost", "latency", title="if the forecast is wrong")
+    table = Table("leavers", "goodput", "best possible", "lost", "full launches", title="if the forecast is wrong")
     for row in sensitivity(result.plan, result.facts, result.objective):
         said = f"{-row.error:+.0%}" if row.error else "as forecast"
         latency = f"{row.latency_s * 1e3:.1f} ms" + ("" if row.within_slo else " (late)")

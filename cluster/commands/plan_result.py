@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +12,10 @@ from optimizer import Objective, Plan, Problem, Score, evaluate, read_plan
 from optimizer.effort import EFFORT, Effort
 from optimizer.infeasible import reason
 from optimizer.pipelines.baselines import Baseline, baselines, constrained
+from optimizer.pipelines.batch_gain import BatchGain
 from optimizer.pipelines.few_splits import few_splits
 from optimizer.pipelines.side_by_side import side_by_side
+from optimizer.plan import PlayedTimes
 from optimizer.search.exact import search
 from optimizer.tuning import opened, settled
 from profiles.errors import UserError
@@ -37,11 +39,18 @@ class PlanResult:
     score: Score
     baselines: tuple[Baseline, ...]
     played: "Played | None" = None  # what the simulator says of it
+    unplayed: str = ""  # why it was not played
+    batch_gains: tuple[BatchGain, ...] = ()  # by kind of device
 
     @property
     def pipelines(self) -> list[tuple[Plan, Score]]:
         """Every pipeline with its score."""
         return list(zip(self.plan.pipelines, self.score.pipelines or (self.score,), strict=True))
+
+    @property
+    def times(self) -> PlayedTimes | None:
+        """What the simulator shows at the promised rate; of a plan from a file, what it showed when that was made."""
+        return self.plan.promise.played if self.plan.promise else None
 
     def as_json(self) -> dict[str, object]:
         """The JSON that docs/planner.md describes; fields are added, never renamed, within a schema version."""
@@ -65,7 +74,9 @@ class PlanResult:
                 "before_per_s": self.played.before_per_s,
                 "after_per_s": self.played.after_per_s,
                 "tried": self.played.tried,
+                **(asdict(self.times) if self.times else {}),
             },
+            "batch_gains": [asdict(each) for each in self.batch_gains],
             "baselines": [
                 {
                     "name": each.name,

@@ -161,7 +161,8 @@ def _rates(tables: "list[LatencyTable]", title: str) -> "Table":
     all_sizes = sorted({size for table in tables for size in table.batch_sizes})
     sizes = spread(all_sizes, MOST_SIZES)
     some = f", {len(sizes)} of {len(all_sizes)} batch sizes" if len(sizes) < len(all_sizes) else ""
-    rows = _table(title + some, ("device", "backend", "dtype", "from"), [*(f"{size:.3g}" for size in sizes), "knee"])
+    told = {size: table.told(size) for table in tables for size in table.batch_sizes}
+    rows = _table(title + some, ("device", "backend", "dtype", "from"), [*(told[size] for size in sizes), "knee"])
     for table in tables:
         ms = {size: figure(seconds * 1e3) for size, seconds in zip(table.batch_sizes, whole_s(table), strict=True)}
         names = (table.kind, table.backend or "", table.dtype or "", table.origin)

@@ -173,9 +173,10 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
     table.add_row("devices", ", ".join(f"{count} {kind}" for kind, count in answer["devices"].items()))
     if answer.get("asked"):
         table.add_row("to come", answer["asked"])
-    table.add_row(
-        "promised", f"{_number(plan['promised_per_s'])} in time per second, {_number(plan['promised_ms'])} ms"
-    )
+    promised = f"{_number(plan['promised_per_s'])} in time per second"
+    if p99_ms := plan.get("played_p99_ms"):
+        promised += f", p50 {_number(plan['played_p50_ms'])} ms, p99 {_number(p99_ms)} ms as played"
+    table.add_row("promised", promised)
     table.add_row(
         "now", f"{_number(window['goodput_per_s'])} in time of {_number(window['arrivals_per_s'])} per second, "
         f"p50 {_number(window['p50_ms'])} ms, p99 {_number(window['p99_ms'])} ms",

@@ -17,7 +17,12 @@ class PlanStatus(Described):
     devices: dict[str, int]
     ramps: list[int] = Field(description="The open ones, by their blocks.")
     promised_per_s: float | None = Field(description="Goodput.")
-    promised_ms: float | None = Field(description="Latency.")
+    promised_ms: float | None = Field(
+        description="Of an input that stays to the last block while every launch is full; of texts: the first token."
+    )
+    played_p50_ms: float | None = Field(description="By the simulator, at the promised rate; null: it was not played.")
+    played_p99_ms: float | None
+    played_in_time: float | None = Field(description="The share of all inputs.")
     sustains_per_s: float = Field(description="Goodput, as far as launches and what was answered under load tell.")
     shortfall: str | None = Field(description="Why that is less than was promised, in words.")
     kept: float = Field(description="The share of its promise that it keeps.")

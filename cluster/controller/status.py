@@ -60,7 +60,7 @@ def brief(event: Event) -> dict[str, Any]:
 
 def _plan(controller: Controller) -> dict[str, Any]:
     promise, decodes = controller.running.promise, controller.running.decoding
-    goodput = promise.goodput_per_s if promise else None
+    goodput, played = (promise.goodput_per_s, promise.played) if promise else (None, None)
     sustains_per_s, kept = (
         controller.known.sustains_per_s(controller.running),
         controller.record.kept(controller.running),
@@ -71,6 +71,9 @@ def _plan(controller: Controller) -> dict[str, Any]:
         "ramps": list(controller.running.ramps),
         "promised_per_s": tokens_per_s(controller.running) or None if decodes else goodput,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
+        "played_p50_ms": 1e3 * played.p50_s if played else None,
+        "played_p99_ms": 1e3 * played.p99_s if played else None,
+        "played_in_time": played.in_time if played else None,
         "sustains_per_s": sustains_per_s,
         "shortfall": shortfall(controller.running, sustains_per_s, controller.known.corrections, kept) or None,
         "kept": kept,

@@ -248,7 +248,7 @@ def source_of(device_name: str, backend: str, dtype: str, threads: int, now: dat
 
 
 def report(profile: Profile) -> Table:
-    """A table with a row per batch size that was measured."""
+    """A table with a row per batch size that was measured; what a short text takes says nothing of inputs."""
     rows = Table(
         title=f"{profile.model}: {profile.num_blocks} blocks, ramps off (what they would add stands last)",
         title_justify="left",
@@ -259,8 +259,9 @@ def report(profile: Profile) -> Table:
         p95_s = table.launch_s + table.block_p95_times_s(table.batch_sizes).sum(axis=-1)
         ramps_s = table.ramp_times_s(table.batch_sizes).sum(axis=-1)
         for size, seconds, slow_s, ramp_s in zip(table.batch_sizes, whole_s(table), p95_s, ramps_s, strict=True):
-            cells = (f"{1000 * value:.3g}" for value in (seconds, slow_s, seconds / size))
-            rows.add_row(name(table), f"{size:.3g}", *cells, f"{size / seconds:,.0f}", f"{1000 * ramp_s:.3g}")
+            of_inputs = (f"{1000 * seconds / size:.3g}", f"{size / seconds:,.0f}") if size >= 1 else ("", "")
+            took = (f"{1000 * seconds:.3g}", f"{1000 * slow_s:.3g}")
+            rows.add_row(name(table), table.told(size), *took, *of_inputs, f"{1000 * ramp_s:.3g}")
         rows.add_section()
     return rows
 

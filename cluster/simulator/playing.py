@@ -13,14 +13,14 @@ from itertools import chain
 from math import inf, sqrt
 
 from cluster.simulator.simulation import World
-from cluster.simulator.sustained import IN_TIME_SHARE, SHORT_SLOS, SLOS, kept_run, settled, sustained
+from cluster.simulator.sustained import IN_TIME_SHARE, SHORT_SLOS, SLOS, kept_run, run, settled, sustained
 from optimizer.effort import MOST_GAP, never
 from optimizer.model.evaluate import evaluate
 from optimizer.moves import neighbours
 from optimizer.objective import Objective
 from optimizer.pipelines.baselines import baselines
 from optimizer.pipelines.spread import joined
-from optimizer.plan import Plan, Promise
+from optimizer.plan import Plan, PlayedTimes, Promise
 from optimizer.problem import Problem
 from profiles.errors import UserError
 
@@ -31,6 +31,7 @@ HOPE = 1.1  # a plan sustains at most so many times what its devices compute, as
 ENOUGH = 20  # runs by which it is worth to begin
 OTHER_SEED = 1  # the best of many is best by chance as well: other inputs decide in the end
 LAST_SEED = 2  # of inputs by which nothing is chosen: they make the promise together with those
+TOLD_SEED = 3  # of the inputs whose latencies are told at the promised rate
 PASSED = 4  # plans that were the best for a while, and are played with other inputs too
 SURELY = 0.05  # a plan that sustains less by this share is not
 
@@ -169,15 +170,26 @@ class Climb:
         last_per_s = self._settled(best, after_per_s, LAST_SEED) or after_per_s
         times = sqrt(last_per_s / after_per_s) if after_per_s else 1.0
         before_per_s, after_per_s = times * before_per_s, times * after_per_s
-        return Played(promising(best, planned, self.facts, after_per_s), before_per_s, after_per_s, self.tried)
+        plan = promising(best, planned, self.facts, after_per_s, self._times(best, after_per_s))
+        return Played(plan, before_per_s, after_per_s, self.tried)
+
+    def _times(self, plan: Plan, rate_per_s: float) -> PlayedTimes | None:
+        if not rate_per_s:
+            return None
+        report = run(self._world(plan), rate_per_s, self._last_inputs(rate_per_s), TOLD_SEED)
+        return PlayedTimes(report.tally.quantile_s(0.5), report.tally.quantile_s(0.99), report.good_share)
+
+    def _last_inputs(self, rate_per_s: float) -> int:
+        """Of one run by which a plan is judged in the end."""
+        return max(self.care.last_inputs, int(self.care.last_slos * self.slo_s * rate_per_s))
 
     def _above(self, plan: Plan, rate_per_s: float) -> float:
         """What other inputs show of a plan, if that is better than this rate; else 0."""
         care, better_per_s = self.care, rate_per_s * (1 + STEP)
         if not 0 < better_per_s < evaluate(plan, self.facts).goodput_per_s * HOPE:
             return 0.0
-        inputs, world = max(care.last_inputs, int(care.last_slos * self.slo_s * better_per_s)), self._world(plan)
-        if kept_run(world, better_per_s, inputs, OTHER_SEED, care.in_time) is None:
+        inputs = self._last_inputs(better_per_s)
+        if kept_run(self._world(plan), better_per_s, inputs, OTHER_SEED, care.in_time) is None:
             return 0.0
         found_per_s = self._settled(plan, better_per_s)
         return found_per_s if found_per_s > rate_per_s else 0.0
@@ -201,10 +213,17 @@ def check_playable(objective: Objective) -> float:
 
 def is_playable(plan: Plan, facts: Problem, objective: Objective, care: Care = CARE) -> bool:
     """Whether playing tells all that was asked, and is cheap."""
+    return not unplayable(plan, facts, objective, care)
+
+
+def unplayable(plan: Plan, facts: Problem, objective: Objective, care: Care = CARE) -> str:
+    """Why playing would not tell all that was asked, or would not be cheap; empty where it is playable."""
     plain = not objective.goodput_per_s and objective.cost_per_hour is None
     if objective.slo_s is None or not objective.aim.adds_up or not plain or facts.pessimistic is not None:
-        return False
-    return care.affords(_at_once(plan, facts, objective.slo_s))
+        return "only the most goodput within an SLO is, with no other wish"
+    if care.affords(at_once := _at_once(plan, facts, objective.slo_s)):
+        return ""
+    return f"{at_once:,.0f} inputs come within the SLO, so that it would take long (--polish SECONDS does it)"
 
 
 def _at_once(plan: Plan, facts: Problem, slo_s: float) -> float:
@@ -292,9 +311,11 @@ def _of_devices(facts: Problem, counts: dict[str, int]) -> Problem:
     return facts.with_devices([replace(facts.device(kind), count=count) for kind, count in counts.items()])
 
 
-def promising(plan: Plan, planned: Plan, facts: Problem, goodput_per_s: float) -> Plan:
+def promising(
+    plan: Plan, planned: Plan, facts: Problem, goodput_per_s: float, times: PlayedTimes | None = None
+) -> Plan:
     """The plan with the promise of so much, and the gap to the most that the planner holds possible."""
     score, believed = evaluate(plan, facts), evaluate(planned, facts).goodput_per_s
     most = max(believed * (1 + (planned.promise.gap if planned.promise else 0.0)), score.goodput_per_s)
     gap = min(max(0.0, most / goodput_per_s - 1), MOST_GAP) if goodput_per_s else MOST_GAP
-    return replace(plan, promise=Promise(goodput_per_s, score.latency_s, score.cost_per_hour, gap))
+    return replace(plan, promise=Promise(goodput_per_s, score.latency_s, score.cost_per_hour, gap, times))

@@ -49,15 +49,19 @@ def _lifted(plan: Plan, facts: Problem, objective: Objective) -> Iterator[tuple[
     yield WAITING, evaluate(plan, facts).goodput_per_s
     facts = facts.with_devices([replace(each, count=MANY * each.count) for each in facts.devices])
     yield FEW, _planned(facts, asked)
-    links = {ends: replace(link, bytes_per_s=FREE, latency_s=0.0, turn_s=0.0) for ends, link in facts.links.items()}
-    facts = replace(
-        facts, links=links, tables=tuple(replace(table, launch_s=0.0, stop_s=0.0) for table in facts.tables)
-    )
+    free = tuple(replace(table, launch_s=0.0, stop_s=0.0) for table in facts.tables)
+    facts = replace(without_hand_overs(facts), tables=free)
     yield LAUNCHES, _planned(facts, asked)
     nothing = (0.0,) * facts.num_blocks
     facts = replace(facts, tables=tuple(replace(each, ramp_s=(nothing,) * len(each.ramp_s)) for each in facts.tables))
     yield RAMPS, _planned(facts, asked)
     yield LATENCY, _planned(facts, replace(asked, slo_s=None))
+
+
+def without_hand_overs(facts: Problem) -> Problem:
+    """The same where they cost nothing."""
+    links = {ends: replace(link, bytes_per_s=FREE, latency_s=0.0, turn_s=0.0) for ends, link in facts.links.items()}
+    return replace(facts, links=links)
 
 
 def _planned(facts: Problem, objective: Objective) -> float:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cluster.bench import compare, saturated
 from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, ComparedSystem, alone, plans, sustained
 from cluster.bench.real_device import GROUP, DeviceTrial, Source, scored, tried
-from cluster.bench.report import plan_lines, ratios, table, unkept
+from cluster.bench.report import gain_lines, plan_lines, ratios, table, unkept
 from cluster.bench.told_exits import drawn, with_told_exits
 from cluster.cli import app
 from cluster.load.workloads import arrivals
@@ -147,6 +147,17 @@ def test_constant_batches_sustain_most_and_nothing_beats_the_bound(profile: Prof
     assert ratios(list(rows.values()), 60.0)["constant_over_stock"] == pytest.approx(best / rows[STOCK].goodput_per_s)
 
 
+def test_what_batches_are_worth_is_told_once_for_slos_of_which_the_same_is_true(profile: Profile) -> None:
+    toy = Timed()
+    bench = Bench(toy, profile, "cpu", source(toy), toy.stopwatch, max_batch=FLOOR)
+    gains = bench.gains([0.5, 60.0, 1000.0])
+    lines = list(gain_lines(gains))
+    assert [line.partition(":")[0] for line in lines] == ["0.5 ms, cpu", "60, 1000 ms, cpu"]
+    assert all(f": this device gains {FLOOR} times from batches of {FLOOR}; " in line for line in lines)
+    assert lines[0].endswith("early exit in one split cannot keep this SLO")
+    assert lines[1].endswith(f"constant batches are worth at most {gains[1000.0].at_most:.2f} times early exit here")
+
+
 def test_what_nothing_keeps_is_said(profile: Profile) -> None:
     toy = Timed()
     rows = list(Bench(toy, profile, "cpu", source(toy), toy.stopwatch).compare([0.5], seconds=0.1, rounds=1))
@@ -237,6 +248,8 @@ def test_the_command_prints_json(
     assert all((row["accuracy"] is not None) == with_data for row in found["rows"])
     assert (tmp_path / "bench.png").stat().st_size > 0
     (several,) = found["launches_at_once"]
+    (gain,) = found["batch_gains"]
+    assert (gain["slo_ms"], gain["kind"], gain["batch"]) == (200.0, "cpu", 4)
     assert several["gain"] == pytest.approx(several["together_per_s"] / several["one_per_s"])
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shutil import copy, copytree
 from typing import Any
@@ -17,11 +18,14 @@ from deployments.models import load
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from deployments.prepare.sample import sampled
 from profiles.curves import BACKENDS, DTYPES
+from profiles.datasheet import datasheet_table
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
+from profiles.files import Profile
 from profiles.files import load as load_profile
 from profiles.lengths import Lengths
 from profiles.model import Batch, SplitModel
+from profiles.shapes import distilbert
 from tests.helpers.tiny_networks import hugging_face
 
 RUNNER = CliRunner()
@@ -96,6 +100,15 @@ def test_profile_writes_a_table_per_length_a_picture_and_says_how_steady_it_was(
         "lengths",
     ]
     assert report(profile).row_count == sum(len(table.batch_sizes) for table in profile.tables)
+
+
+def test_a_short_text_is_told_by_its_tokens_and_says_nothing_of_inputs() -> None:
+    table = datasheet_table(distilbert(13), "v100", batch_sizes=(0.230769, 1, 2))
+    rows = report(Profile("distilbert", (replace(table, source="measured: a V100"),)))
+    assert list(rows.columns[1].cells) == ["3 tokens", "1", "2"]
+    for column in ("ms per input", "inputs/s"):
+        cells = next(list(each.cells) for each in rows.columns if each.header == column)
+        assert [bool(cell) for cell in cells] == [False, True, True]
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -9,8 +9,9 @@ from cluster.controller.config import ControllerConfig
 from cluster.controller.question import question_of
 from deployments.config import AppConfig, parse
 from deployments.graph import read_graph
-from deployments.planning import DeviceCounts, first_plan, has_room_beside
+from deployments.planning import DeviceCounts, first_plan, has_room_beside, summary
 from optimizer import Placement, Plan, Split
+from optimizer.plan import DecodingTerms, PlayedTimes, Promise
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile, load, save
@@ -143,3 +144,19 @@ def test_a_link_that_is_declared_slow_is_what_plans_and_fronts_count_with(profil
         parse(told | {"links": {"v100": 0.08}})
     with pytest.raises(UserError, match="links"):
         parse(told | {"links": {"v100>oddity": 0}})
+
+
+def test_a_plan_in_one_line_tells_latencies_as_played_and_those_of_full_launches_apart() -> None:
+    promise = Promise(48.0, latency_s=0.9496, cost_per_hour=1.0, gap=0.0)
+    plan = Plan(CUT, promise, origin="measured", backend="torch")
+    blocks = "blocks 0 at 8, 1-3 at 8 on 2 v100; 48/s by measured times (torch)"
+    assert summary(plan) == f"{blocks}; not played; full launches all the way: 950 ms"
+    played = replace(plan, promise=replace(promise, played=PlayedTimes(0.12, 0.481, 0.99)))
+    times = "as played: p50 120 ms, p99 481 ms, 99.0 % in time"
+    assert summary(played) == f"{blocks}; {times}; full launches all the way: 950 ms"
+
+
+def test_a_plan_for_texts_tells_when_they_begin() -> None:
+    terms = DecodingTerms("off", prompt_rows=64, kv_megabytes=100, ttft_s=0.5, tpot_s=0.05)
+    plan = Plan(CUT, Promise(3.0, latency_s=0.5, cost_per_hour=1.0, gap=0.0), decoding=terms)
+    assert summary(plan).endswith("; 3/s, first tokens in 500 ms")

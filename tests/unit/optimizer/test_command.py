@@ -1,7 +1,8 @@
 """isobatch plan, from a profile on disk to tables, JSON and a picture."""
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from cluster.commands.plan_picture import _title
 from cluster.commands.plan_result import plan_result
 from cluster.simulator.playing import CARE, Played
 from optimizer import Objective
-from optimizer.plan import read_plan
+from optimizer.pipelines.batch_gain import BatchGain
+from optimizer.plan import PlayedTimes, read_plan
 from optimizer.problem import problem
 from profiles.curves import DTYPES, curve_table
 from profiles.datasheet import datasheet_table
@@ -70,6 +72,12 @@ def test_the_picture_says_what_was_played_and_what_devices_would_do_alone(profil
     played = replace(believed, played=Played(believed.plan, 900.0, 1234.0, 3))
     alone = f"{believed.score.goodput_per_s:,.0f} by its devices alone"
     assert _title(played).startswith(f"1,234 per second as played ({alone}), ")
+    longest = f"full launches all the way: {1e3 * believed.score.latency_s:.1f} ms"
+    assert believed.plan.promise is not None
+    assert _title(believed).endswith(longest)
+    promise = replace(believed.plan.promise, played=PlayedTimes(0.02, 0.09, 0.991))
+    told = _title(replace(played, plan=replace(played.plan, promise=promise)))
+    assert told.endswith(f"as played: p50 20 ms, p99 90 ms, 99.1 % in time; {longest}")
 
 
 @pytest.fixture
@@ -90,6 +98,53 @@ def test_the_promise_is_what_was_played_and_not_what_devices_compute(
     assert json.loads(run(profile, *small, "--json"))["played"] is None
     for slow in (["--one-pipeline"], ["--seconds", "1"], ["--max-splits", "1"], ["--rate", "10"]):
         assert json.loads(run_played(profile, *small, *slow, "--json"))["played"] is None
+
+
+def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
+    profile: Path, tmp_path: Path, small: tuple[str, ...]
+) -> None:
+    path = tmp_path / "plan.json"
+    said = told(run_played(profile, *small, "--out", str(path)))
+    plan = read_plan(path)
+    assert plan.promise is not None
+    assert plan.promise.played is not None
+    assert f"latency, as played {plan.promise.played}" in said
+    assert f"full launches all the way {1e3 * plan.promise.latency_s:.1f} ms, to the last block" in said
+    again = told(run_played(profile, *small, "--evaluate", str(path)))
+    assert f"latency, as played {plan.promise.played}, when it was planned" in again
+    shown = json.loads(run_played(profile, *small, "--json"))["played"]
+    assert {name: shown[name] for name in ("p50_s", "p99_s", "in_time")} == asdict(plan.promise.played)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--believed",), "--believed"),
+        (("--seconds", "1"), "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS plays"),
+        (("--rate", "10"), "only the most goodput within an SLO is, with no other wish"),
+        (("--slo-ms", "9000"), "inputs come within the SLO, so that it would take long (--polish SECONDS does it)"),
+    ],
+)
+def test_that_nothing_was_played_is_said_and_why(
+    profile: Path, small: tuple[str, ...], options: tuple[str, ...], why: str
+) -> None:
+    said = told(run_played(profile, *small, *options))
+    (row,) = re.findall(r"latency, as played (.*?) full launches all the way", said)
+    assert row.startswith("not played: ")
+    assert row.endswith(why)
+
+
+def test_each_kind_of_device_is_told_what_batches_are_worth_on_it(profile: Path) -> None:
+    said = told(run(profile, "--picture", "", "--slo-ms", "50", "--max-batch", "16"))
+    gains = json.loads(run(profile, "--picture", "", "--slo-ms", "50", "--max-batch", "16", "--json"))["batch_gains"]
+    assert [(each["kind"], each["batch"]) for each in gains] == [("v100", 16), ("k80", 16)]
+    for each in gains:
+        assert str(BatchGain(**each)) in said
+
+
+def told(output: str) -> str:
+    """Without the frames of tables, in one line."""
+    return " ".join(re.sub("[│┃]", " ", output).split())
 
 
 def test_a_plan_that_leaves_no_slack_is_played_and_not_refused(profile: Path, small: tuple[str, ...]) -> None:

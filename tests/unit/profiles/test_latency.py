@@ -28,7 +28,7 @@ def test_between_sizes_it_is_linear_and_below_the_smallest_flat() -> None:
 
 
 def test_beyond_the_largest_it_goes_on_in_a_straight_line_and_says_so() -> None:
-    with pytest.warns(ExtrapolationWarning, match="v100: batch 32 is beyond the largest measured \\(16\\)"):
+    with pytest.warns(ExtrapolationWarning, match="v100: a batch of 32 is beyond the largest measured \\(16\\)"):
         times = TABLE.block_times_s([16, 24, 32])
     # Block 0 goes on with 0.5 ms per input; block 1, whose last inputs were cheap, with its average.
     np.testing.assert_allclose(times, [[0.008, 0.005], [0.012, 0.0075], [0.016, 0.01]])
@@ -90,3 +90,15 @@ def test_without_a_p95_the_median_stands_in() -> None:
 def test_a_table_that_cannot_be_is_refused_with_the_offending_value(change: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         replace(TABLE, **change)  # type: ignore[arg-type]
+
+
+def test_what_is_no_whole_number_of_texts_is_told_in_tokens() -> None:
+    texts = replace(
+        TABLE, batch_sizes=(0.231, 1, 15.923), length=13, block_s=TABLE.block_s[:1] * 3, ramp_s=TABLE.ramp_s[:1] * 3
+    )
+    assert [texts.told(size) for size in texts.batch_sizes] == ["3 tokens", "1", "207 tokens"]
+    assert replace(texts, length=4).told(0.25) == "1 token"
+    with pytest.warns(
+        ExtrapolationWarning, match="v100: a batch of 260 tokens is beyond the largest measured .207 tok"
+    ):
+        texts.block_times_s(20.0001)

@@ -207,3 +207,27 @@ def test_exits_are_counted_by_inputs_and_by_tokens() -> None:
     assert counted.by_tokens is not None
     assert counted.by_tokens.survival == (1.0, 1.0, 0.85)
     assert count_exits(FakeModel(), [fake.batch_at(0, 4)]).by_tokens is None
+
+
+def test_a_short_text_is_told_by_its_tokens_and_batches_by_their_inputs() -> None:
+    told: list[str] = []
+
+    def batch(size: float) -> Batch:
+        made = fake.batch_at(0, max(1, round(size)))
+        return replace(made, lengths=np.full(len(made), 13) if size >= 1 else np.array([3]))
+
+    model = FakeModel()
+    clock = {"clock": model.clock, "progress": lambda share, what: told.append(what)}
+    sweep = Sweep(model, batch, model.stopwatch, budget_s=60, largest=4, least=0.25, **clock)
+    table = sweep.run(replace(facts(model), length=13)).table
+    assert table.batch_sizes[0] == pytest.approx(3 / 13, abs=1e-5)
+    assert {*told} == {"a text of 3 tokens", "batch 1", "batch 2", "batch 4"}
+
+
+def test_what_was_measured_before_ctrl_c_is_told_in_inputs_and_tokens() -> None:
+    found = measured(FakeModel())
+    sizes = found.table.batch_sizes
+    table = replace(found.table, batch_sizes=(0.231, *sizes[1:]), length=13)
+    (warning,) = replace(found, table=table, interrupted=True).warnings
+    assert warning.startswith("interrupted: only batch sizes 3 tokens, ")
+    assert "0.231" not in warning

@@ -48,3 +48,15 @@ def test_counted_things_are_numbered_by_whole_numbers() -> None:
     axes.set(xlim=(0, 2))
     whole_numbers(axes.xaxis)
     assert [tick for tick in axes.get_xticks() if 0 <= tick <= 2] == [0, 1, 2]
+
+
+def test_a_short_text_is_no_batch_in_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: drawn.append(figure))
+    table = datasheet_table(distilbert(), "v100", batch_sizes=(0.231, 1, 2, 4))
+    draw(Profile("distilbert", (table,)), tmp_path / "a.png")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        assert axes.lines[0].get_xdata().tolist() == [1, 2, 4]
+        assert all(float(tick).is_integer() for tick in axes.get_xticks() if 1 <= tick <= 4)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from cluster.simulator.playing import CARE, PATIENT, Care, Climb, around, is_playable, played
+from cluster.simulator.playing import CARE, PATIENT, Care, Climb, around, is_playable, played, unplayable
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import SHORT_SLOS, kept_run, run, settled, sustained
 from optimizer.model.evaluate import evaluate
@@ -45,6 +45,18 @@ def test_the_promise_is_what_other_inputs_show_and_the_same_question_has_the_sam
     kept = settled(World(found.plan, FAST, 0.02), found.after_per_s, 8000, 5, 20)
     assert kept == pytest.approx(found.after_per_s, rel=0.08)
     assert found.after_per_s > 1.05 * found.before_per_s
+
+
+def test_the_latencies_that_are_told_are_those_of_other_inputs_at_the_promised_rate() -> None:
+    found = played(planned(FAST, TIGHT), FAST, TIGHT, FIND, HASTY)
+    assert found.plan.promise is not None
+    times = found.plan.promise.played
+    assert times is not None
+    other = run(World(found.plan, FAST, 0.02), found.after_per_s, 8000, 17)
+    assert times.p50_s == pytest.approx(other.tally.quantile_s(0.5), rel=0.1)
+    assert times.p99_s == pytest.approx(other.tally.quantile_s(0.99), rel=0.1)
+    assert times.in_time == pytest.approx(0.99, abs=0.02)
+    assert times.p50_s < times.p99_s < 0.02 * 1.1
 
 
 def test_who_must_be_in_time_is_told() -> None:
@@ -99,6 +111,8 @@ def test_what_playing_does_not_tell_or_what_would_take_long_is_not_played(
 ) -> None:
     assert is_playable(TWO, FAST, TIGHT)
     assert not is_playable(TWO, problem, objective)
+    long = objective.slo_s == 60.0
+    assert unplayable(TWO, problem, objective).endswith("(--polish SECONDS does it)" if long else "with no other wish")
 
 
 def test_where_many_inputs_come_at_once_runs_get_shorter_down_to_what_tells_something() -> None:

@@ -1,0 +1,79 @@
+"""What batches are worth on a device, and the most that constant ones are worth over early exit in one split."""
+
+from dataclasses import replace
+
+import pytest
+
+from optimizer.objective import Objective
+from optimizer.pipelines.baselines import EARLY_EXIT, baseline
+from optimizer.pipelines.batch_gain import BatchGain, batch_gains
+from optimizer.pipelines.side_by_side import side_by_side
+from optimizer.problem import Problem
+from profiles.devices import Device, Link
+from profiles.latency import LatencyTable
+from tests.helpers.simulated_fleet import facts as fleet_of
+
+
+def network(eight_s: float, devices: int = 1) -> Problem:
+    """Two blocks that take a second for one input and `eight_s` for eight; half of the inputs leave between them."""
+    nothing = ((0.0, 0.0),) * 2
+    table = LatencyTable("a", (1, 8), ((1.0, 1.0), (eight_s, eight_s)), nothing, 0.0, (8, 8), (1, 1), "measured")
+    return Problem((1.0, 0.5), (table,), (Device("a", devices, 10**9, 1.0),), {("a", "a"): Link("a", "a", 1e9, 0.01)})
+
+
+EIGHT = Objective(max_batch=8)
+
+
+def gain(facts: Problem, objective: Objective = EIGHT) -> BatchGain:
+    (found,) = batch_gains(facts, objective)
+    return found
+
+
+def test_where_a_batch_takes_as_long_as_an_input_constant_ones_are_worth_the_places_that_shrinking_leaves_empty() -> (
+    None
+):
+    found = gain(network(eight_s=1.0))
+    assert (found.batch, found.gain) == (8, 8.0)
+    early_per_s = 8 / (1 + (1 - 0.5**8))
+    assert found.at_most == pytest.approx(8 / 1.5 / early_per_s)
+    assert "gains 8 times from batches of 8; constant batches are worth at most 1.33 times" in str(found)
+    assert "does as well" not in str(found)
+
+
+def test_where_a_batch_saves_nothing_early_exit_in_one_split_does_as_well() -> None:
+    found = gain(network(eight_s=8.0))
+    assert (found.gain, found.at_most) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert str(found).endswith("at most 1.00 times early exit here, so early exit in one split does as well")
+
+
+def test_a_gain_that_is_told_as_1_1_is_not_called_little() -> None:
+    assert "does as well" not in str(BatchGain("a", 8, 2.0, 1.096))
+    assert "does as well" in str(BatchGain("a", 8, 2.0, 1.094))
+
+
+def test_an_slo_that_early_exit_in_one_split_cannot_keep_is_said() -> None:
+    found = gain(network(eight_s=1.0), Objective(slo_s=0.5))
+    assert found.at_most is None
+    assert str(found) == "a: this device gains 8 times from batches of 8; early exit in one split cannot keep this SLO"
+
+
+@pytest.mark.parametrize("slo_s", [0.015, 0.02, 0.1, None])
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("survival", [(1.0, 0.7, 0.5, 0.2), (1.0, 1.0, 1.0, 1.0), (1.0, 0.1, 0.1, 0.1)])
+def test_no_plan_gains_more(slo_s: float | None, count: int, survival: tuple[float, ...]) -> None:
+    facts = fleet_of(fast=count).surviving(survival)
+    asked = Objective(slo_s=slo_s, slack=0.0, max_batch=8)
+    plan, early_exit = side_by_side(facts, asked), baseline(EARLY_EXIT, facts, asked).score
+    assert plan is not None
+    assert plan.promise is not None
+    assert early_exit is not None
+    most = gain(facts, replace(asked, slack=0.2)).at_most
+    assert most is not None
+    assert 1.0 <= plan.promise.goodput_per_s / early_exit.goodput_per_s <= most * (1 + 1e-9)
+
+
+def test_each_kind_is_told_by_itself_and_no_batch_is_larger_than_asked() -> None:
+    both = fleet_of(fast=1, slow=3)
+    found = list(batch_gains(both, Objective(max_batch=4)))
+    assert [(each.kind, each.batch) for each in found] == [("fast", 4), ("slow", 4)]
+    assert found[1] == gain(fleet_of(slow=3), Objective(max_batch=4))
