@@ -26,7 +26,7 @@ from deployments.demo import demo_directory
 from deployments.demo.digits import demo_digits
 from deployments.folders import weights_of
 from deployments.models import TorchModel, checkpoint, load
-from deployments.models.backends import INT8, make_ready, on_backend, planned
+from deployments.models.backends import INT8, make_ready, on_backend, planned, weights_dtype
 from deployments.models.seam import BackedModel, Stretch
 from deployments.named import DEMO_NAME
 from deployments.prepare.data import Columns, rows, taken
@@ -80,7 +80,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     int8 = request.dtype == INT8
     int8_demo = int8 and request.model == DEMO_NAME
     folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)
-    exact = load(folder, request.device, "float32" if int8 else request.dtype)
+    exact = load(folder, request.device, weights_dtype(request.dtype))
     if exact.task.by_token:
         raise UserError(f"{request.model}: answers the words of texts, which are not benched; 'isobatch evaluate' is")
     if not exact.ramp_blocks:

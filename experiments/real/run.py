@@ -61,14 +61,14 @@ async def _measured(
                 f"{system.promised_per_s:.1f}/s, sustains {rates[system.name][-1]:.1f}/s; {looks[system.name][-1]}"
             )
     stolen, total = (after - before for after, before in zip(core_times(), (stolen, total), strict=True))
-    return _figures(found, rates, looks) | {"stolen_share": stolen / total}
+    return figures_of(found, rates, looks) | {"stolen_share": stolen / total}
 
 
 def _told(plan: Plan) -> str:
     return ", ".join(f"{split.told} at {split.batch_size}" for split in plan.splits)
 
 
-def _figures(
+def figures_of(
     found: list[PlannedSystem], rates: dict[str, list[float]], looks: dict[str, list[Nearly]]
 ) -> dict[str, float]:
     live = {name: median(each) for name, each in rates.items()}

@@ -169,7 +169,7 @@ def core_times() -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Spent:
+class ThreadTimes:
     """What the thread of a replica that computes has spent: in all, on a core, and waiting for one."""
 
     wall_s: float
@@ -194,10 +194,10 @@ class ReplicaClock:
             threads[path.parent.name] = ran, waited
         return cls(process, time.perf_counter(), threads)
 
-    def spent(self) -> Spent:
+    def spent(self) -> ThreadTimes:
         """Since then, by the thread that was on a core for longest."""
         now = ReplicaClock.now()
         before = {name: self.threads.get(name, (0, 0)) for name in now.threads}
         most = max(now.threads, key=lambda name: now.threads[name][0] - before[name][0])
         ran, waited = (after - here for after, here in zip(now.threads[most], before[most], strict=True))
-        return Spent(now.at_s - self.at_s, ran / 1e9, waited / 1e9)
+        return ThreadTimes(now.at_s - self.at_s, ran / 1e9, waited / 1e9)

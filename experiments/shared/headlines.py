@@ -186,6 +186,16 @@ HEADLINES = {
         Headline("chaos", "lost", "admitted requests without an answer", 0, True),
         Headline("chaos", "worst_recovery_s", "longest way back to 90 % of the reachable goodput (s)"),
     ),
+    "What plans keep, with real compute (bfloat16)": (
+        Headline("real", "live_over_promise_constant_bfloat16", "the chosen plan: sustained live over promised", 0.95),
+        Headline("real", "live_over_promise_early_exit_bfloat16", "early exit in one split, the same", 0.95),
+        Headline("real", "live_over_promise_no_exits_bfloat16", "no exits, the same", 0.95),
+        Headline("real", "chosen_over_best_simple_bfloat16", "the chosen plan over the better of both", 0.98),
+        Headline("real", "new_shape_over_known_bfloat16", "launches of token counts that are new", 1.02, True),
+        Headline("real", "launch_beside_layers_ms_bfloat16", "a launch beside its layers (ms)", 0.3, True),
+        Headline("real", "stop_beside_layers_ms_bfloat16", "a stop beside its layers (ms)", 0.1, True),
+        Headline("real", "replica_idle_share_bfloat16", "idle replica at 90 % of the promise", 0.05, True),
+    ),
     "The controller against plans that stay": (
         Headline("regret", "regret_mean", "real arrivals, simulated: goodput lost against the best", 0.01, True),
         Headline("regret", "regret_worst_hour", "the same, in the worst hour", 0.03, True),

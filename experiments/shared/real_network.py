@@ -44,7 +44,7 @@ def texts(count: int, seed: int = 0) -> list[str]:
 
 def checkpoint() -> Path:
     """The directory of the network with its ramps: made at first use, then kept in the cache."""
-    target = cache_directory() / f"real-bert-{BLOCKS}"
+    target = cache_directory() / f"real-bert-{BLOCKS}-{DTYPE}"
     with alone(target):
         if not target.is_dir():
             with whole(target) as draft:
@@ -70,7 +70,7 @@ def _make(folder: Path) -> None:
         for block, (here, after) in enumerate(pairwise(SURVIVAL))
     )
     heads = {rule.block: make_head("light", POOLED, len(LABELS)) for rule in rules}
-    save_ramps(folder, ExitRules(policy=f"{__name__}:leaves", ramps=rules), heads)
+    save_ramps(folder, ExitRules(policy=f"{__name__}:leaves", ramps=rules, dtype=DTYPE), heads)
 
 
 def profiled(network: Path, folder: Path, budget_s: float = 30.0, rows: int = 600, dtype: str = DTYPE) -> Profile:
