@@ -121,9 +121,11 @@ def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[Stre
 
 def compile_shapes(model: SplitModel, table: LatencyTable, clock: Callable[[], float] = time.perf_counter) -> None:
     """Compile what launches of all sizes of this table need, where oneDNN compiles for each number of tokens."""
+    if not (table.length and isinstance(model, ServedModel) and model.backend == "torch"):
+        return
     from deployments.models.torch_model import TorchModel
 
-    if type(model) is TorchModel and table.length:
+    if isinstance(model, TorchModel):
         model.compile_shapes(table.largest, table.largest * table.length, COMPILE_WITHIN_S, clock)
 
 

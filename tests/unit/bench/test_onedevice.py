@@ -249,7 +249,8 @@ def test_the_command_prints_json(
     assert (tmp_path / "bench.png").stat().st_size > 0
     (several,) = found["launches_at_once"]
     (gain,) = found["batch_gains"]
-    assert (gain["slo_ms"], gain["kind"], gain["batch"]) == (200.0, "cpu", 4)
+    assert (gain["slo_ms"], gain["kind"]) == (200.0, "cpu")
+    assert 1 <= gain["batch"] <= 4, "the largest that the budget bore"
     assert several["gain"] == pytest.approx(several["together_per_s"] / several["one_per_s"])
 
 

@@ -11,7 +11,7 @@ from profiles.agreement import WATCHED_S, lately
 
 
 def test_what_is_counted_is_told() -> None:
-    times = iter([100.0, 103.0])
+    times = iter([100.0, 102.0, 103.0])
     counts = Counts({"r1": "v100"}, lambda: next(times))
     counts.inputs_arrived(3, 3)
     counts.input_left(block=0, took_s=0.1, in_time=True)
@@ -24,7 +24,7 @@ def test_what_is_counted_is_told() -> None:
 
 
 def test_asking_twice_tells_what_is_new_and_takes_nothing_from_others() -> None:
-    times = iter([0.0, 5.0, 9.0])
+    times = iter([0.0, 4.0, 5.0, 8.0, 9.0])
     counts = Counts({"r1": "v100", "r2": "k80"}, lambda: next(times))
     counts.launch_ended("r1", 0, 2, 8, 0.05)
     first = counts.observed(2)
