@@ -66,7 +66,7 @@ def tune(
     goal = "goodput-per-dollar" if per_dollar else "goodput"
     objective = Objective(goal, None if slo_ms is None else slo_ms / 1e3, max_batch=max_batch)
     find = partial(search if one_pipeline else side_by_side, objective=objective, gap=gap)
-    console = Console(markup=False, soft_wrap=True)
+    console = Console(markup=False)
     with Console(stderr=True).status("planning"):
         found = tuned(facts, objective, evidence, find)
     if found is None:
