@@ -197,6 +197,7 @@ def loaded(folder: Path, device: str, dtype: RampDtype | None) -> ServedModel:
     """The network in this precision; None: in the one that its ramps were made for."""
     rules = folder / RULES
     dtype = dtype or (read_rules(rules).dtype if rules.is_file() else "float32")
+    device = "cpu" if dtype == INT8 and device == "auto" else device
     exact = load_served(folder, device, weights_dtype(dtype))
     if dtype != INT8:
         return on_backend(exact, folder, "torch")

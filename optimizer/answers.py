@@ -35,7 +35,7 @@ class Times:
         table = facts.table(kind)
         ramps_s, ends_s = table.ramp_times_s(batch), table.launch_s + table.block_times_s(batch).cumsum()
         known = [*(ends_s + ramps_s)[:-1], ends_s[-1]]
-        return cls(tuple(map(float, known)), tuple(map(float, ramps_s[:-1] + table.launch_s)))
+        return cls(tuple(map(float, known)), tuple(map(float, ramps_s[:-1] + table.each_stop_s)))
 
     def mean_s(self, survival: tuple[float, ...], ramps: tuple[int, ...]) -> float:
         """When an input is answered on average."""

@@ -27,8 +27,8 @@ class LatencyTable:
     Where texts differ in length, a batch size counts tokens: as many as so many texts of `length` tokens have.
 
     `ramp_s[i][k]` is what an active ramp after block k adds; 0 where block k may carry none.
-    `launch_s` is what every launch adds, whatever it runs. `stop_s` is what a launch adds at each ramp behind which its
-    batch goes on smaller, beside the ramp; None: as much as a launch. A launch costs more where a replica was timed.
+    `launch_s` is what every launch adds, whatever it runs, a replica's own work among it where one was timed. `stop_s`
+    is what a launch adds at each ramp behind which its batch goes on smaller, beside the ramp; None: as much.
     `hidden_bytes[k]` is what one input weighs on the wire when it leaves block k for another device.
     `memory_bytes[k]` is what block k holds on the device (weights and, in block 0, the embedding).
     `repeated_bytes[k]` is what of these block k - 1 holds too, where layers share weights; empty where none do.

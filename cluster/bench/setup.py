@@ -1,7 +1,7 @@
 """Turn a user's request into a network on a backend, with its table, its exits and its inputs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     if request.profile is None:
         make_ready(model, folder, timed_stretches(model))
     table, notes = _table(request, model, inputs, kind)
+    table = replace(table, launch_s=table.each_stop_s)  # no replica is in between here
     progress("looking where inputs leave")
     exits = _counted(model, folder, recorded) if recorded else _told_before(request, exact)
     found = Profile(folder.name, (table,), exits)

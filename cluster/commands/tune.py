@@ -104,6 +104,6 @@ def _said(found: "Tuned") -> str:
     ramps = ", ".join(map(str, opened(found.plan))) or "none"
     return (
         f"{after.goodput_per_s:,.0f} inputs per second; full launches all the way: {1e3 * after.latency_s:.3g} ms\n"
-        f"with the thresholds of before {before.goodput_per_s:,.0f}; {1e3 * before.latency_s:.3g} ms\n"
+        f"with the thresholds of before: {before.goodput_per_s:,.0f} per second; {1e3 * before.latency_s:.3g} ms\n"
         f"ramps that let inputs leave: after block {ramps}"
     )

@@ -19,7 +19,7 @@ from deployments.models.ramps import ExitRules
 from deployments.models.seam import ServedModel, Stretch
 from deployments.replica.split import SplitReplica
 from deployments.transport.holdings import Share
-from deployments.transport.orders import Order, message_of_reply
+from deployments.transport.orders import Order
 from profiles.devices import CATALOGUE, GB
 from profiles.errors import UserError
 from profiles.evidence import EVIDENCE, Evidence
@@ -130,7 +130,7 @@ def timed(
 
 
 def _with_replica(measured: Measured, model: SplitModel, batch: Callable[[float], Batch], device: str) -> Measured:
-    """With what a replica adds to a launch: it joins its parts, keeps who stays, and tells who left."""
+    """With what a replica adds to a launch: it joins its parts, keeps who stays, and finds who left."""
     table = measured.table
     added_s = replica_adds_s(model, batch(min(JOINED, table.largest)), host_clock_for(device))
     launch_p95_s = None if table.launch_p95_s is None else table.launch_p95_s + added_s
@@ -147,8 +147,8 @@ def replica_adds_s(model: SplitModel, batch: Batch, clock: Callable[[], float]) 
     order = Order(model.num_blocks, frozenset(), tuple(Share(each, np.arange(len(each))) for each in held))
 
     def served() -> None:
-        for reply in replica.run(order):
-            message_of_reply(0, reply)
+        for _ in replica.run(order):
+            pass
 
     added = [
         _took_s(served, clock) - _took_s(lambda: model.run(here, model.num_blocks, ()), clock) for _ in range(TIMES)

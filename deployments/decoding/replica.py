@@ -63,7 +63,7 @@ class DecoderReplica:
         model = load_decoder(folder, "cpu" if kind == "cpu" else config.device, config.dtype)
         self._origin, self._kind = origin, kind
         self._config, self._rules = config, rules_of(folder, shape_of(model.config).num_blocks)
-        if self._rules.ramps:
+        if self._rules.ramps and config.exits != "off":
             warn_of_ramps(folder, self._rules.dtype, config.dtype)
         engine = engine_of(model, self._rules, config)
         self._version = 0  # of the plan that is followed

@@ -233,15 +233,18 @@ class Counts:
         """On the clock that all fronts share."""
         return self._clock()
 
-    def busy(self) -> dict[str, tuple[str, float]]:
-        """The kind of each replica that has computed lately, and the share of the time for which it has."""
-        now_s, since_s = self._clock(), max(self._started_s, self._clock() - BUSY_S)
-        found = {}
+    def busy_s(self) -> dict[str, tuple[str, float]]:
+        """The kind of each replica that has computed in the last `BUSY_S`, and for how many of these seconds."""
+        since_s, found = self._clock() - BUSY_S, {}
         for replica, computed in self._computed.items():
-            spent_s = sum(max(0.0, ended_s - max(began_s, since_s)) for began_s, ended_s in computed)
-            if spent_s:
-                found[replica] = self._kinds.get(replica, ""), min(1.0, spent_s / max(now_s - since_s, 1e-9))
+            if spent_s := sum(max(0.0, ended_s - max(began_s, since_s)) for began_s, ended_s in computed):
+                found[replica] = self._kinds.get(replica, ""), spent_s
+        self._computed = {replica: each for replica, each in self._computed.items() if replica in found}
         return found
+
+    def __getstate__(self) -> dict[str, object]:
+        """What other fronts are told, who need not know of single launches."""
+        return {**vars(self), "_computed": {}}
 
     def observed(self, num_blocks: int) -> Observed:
         """Everything since the start, for the controller."""

@@ -1,6 +1,6 @@
 """What the deployer and the fronts of an application say to each other."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.dispatch.route import Route
@@ -50,6 +50,7 @@ class FrontState:
     waiting: dict[tuple[str, int], int]  # of them, by group and next block
     replicas: dict[str, int]  # of each group
     usage: Usage
+    busy_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # of each replica: its kind, and of late
 
     @property
     def missing(self) -> list[str]:

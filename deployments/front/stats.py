@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.dispatch.route import Route, Stage
-from deployments.front.counts import OUTCOMES, Counts, by_level, survival, together
+from deployments.front.counts import BUSY_S, OUTCOMES, Counts, by_level, survival, together
 from deployments.front.driver import Driver
 from deployments.front.messages import FrontState, Usage
 from profiles.agreement import lately, said
@@ -21,7 +21,8 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def state_of(driver: Driver) -> FrontState:
     dispatcher = driver.dispatcher
     inside, waiting, replicas = dispatcher.inside, dispatcher.waiting(), dispatcher.replicas()
-    return FrontState(driver.counted(), dispatcher.route, inside, waiting, replicas, usage())
+    counts = driver.counted()
+    return FrontState(counts, dispatcher.route, inside, waiting, replicas, usage(), counts.busy_s())
 
 
 def stats_of(fronts: Sequence[FrontState], promised: float | None = None) -> dict[str, Any]:
@@ -55,11 +56,11 @@ def stats_of(fronts: Sequence[FrontState], promised: float | None = None) -> dic
 def _busy(fronts: Sequence[FrontState]) -> list[dict[str, Any]]:
     """The share of the last seconds in which each replica has computed, for all fronts together."""
     found: dict[str, tuple[str, float]] = {}
-    for replica, (kind, share) in (pair for each in fronts for pair in each.counts.busy().items()):
-        found[replica] = kind, found.get(replica, (kind, 0.0))[1] + share
+    for replica, (kind, spent_s) in (pair for each in fronts for pair in each.busy_s.items()):
+        found[replica] = kind, found.get(replica, (kind, 0.0))[1] + spent_s
     return [
-        {"replica": replica, "kind": kind, "busy": round(min(1.0, share), 3)}
-        for replica, (kind, share) in sorted(found.items())
+        {"replica": replica, "kind": kind, "busy": round(min(1.0, spent_s / BUSY_S), 3)}
+        for replica, (kind, spent_s) in sorted(found.items())
     ]
 
 

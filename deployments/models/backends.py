@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 INT8 = "int8"
-COMPILE_WITHIN_S = 10.0  # a replica is ready then at the latest
+COMPILE_WITHIN_S = 10.0  # then no further shape is begun
 
 
 @overload

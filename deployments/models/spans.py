@@ -138,7 +138,7 @@ def spans_of(lengths: Integers, device: torch.device, fused: bool = False, spare
 
 
 def rows_for(tokens: int) -> int:
-    """With how many rows so many tokens are computed where each number of rows is compiled anew: at most 1/32 more.
+    """The rows that so many tokens are computed with where each number of rows is compiled: 1/32 or seven more at most.
 
     >>> [rows_for(tokens) for tokens in (1, 13, 400, 403, 520, 5000)]
     [8, 16, 400, 408, 528, 5120]

@@ -105,12 +105,14 @@ class TorchModel:
             return
         until_s, rows = clock() + within_s, 0
         word = self._hidden_word()
-        for count in range(1, inputs + 1):
+        for count in range(1, 1 if self.task.by_token else inputs + 1):
             self.anatomy.head(word.expand(count, 1, -1))
         while rows < tokens and clock() < until_s:
             rows = rows_for(rows + 1)
             spans = spans_of(np.full(rows // LEAST_STEP, LEAST_STEP), self.device)
-            self.anatomy.blocks[0](word.expand(rows, -1).contiguous(), spans)
+            hidden = self.anatomy.blocks[0](word.expand(rows, -1).contiguous(), spans)
+            if self.task.by_token:
+                self.anatomy.head(hidden)
 
     def _hidden_word(self) -> Tensor:
         """One token as the first block reads it."""
@@ -173,8 +175,11 @@ class TorchModel:
                 logits[block] = self.ramps.logits(block, self.anatomy.pool(hidden, spans))
         if stretch.stop < self.num_blocks:
             return Passed(hidden, logits, None)
-        read = hidden if spans is None else self.anatomy.gather(hidden, spans)
-        return Passed(None, logits, self.anatomy.head(read).float() / self.ramps.head_temperature)
+        read = rows if spans is None else self.anatomy.gather(rows, spans)
+        answer = self.anatomy.head(read)
+        if spare and self.task.by_token:
+            answer = answer[: len(answer) - spare]
+        return Passed(None, logits, answer.float() / self.ramps.head_temperature)
 
     @torch.inference_mode()
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:

@@ -190,8 +190,11 @@ function showNumbers(stats, rate, survival) {
   );
 }
 
-const busyDevices = ({ replicas }) =>
-  replicas?.length ? `, devices ${percent(sum(replicas.map((each) => each.busy)) / replicas.length)} busy` : "";
+// Replicas that computed nothing lately are not listed.
+function busyDevices({ replicas, splits }) {
+  const all = sum(Object.values(Object.fromEntries(splits.map((each) => [each.group, each.replicas]))));
+  return all && replicas ? `, devices ${percent(Math.min(1, sum(replicas.map((each) => each.busy)) / all))} busy` : "";
+}
 
 const promiseKept = (audits) =>
   audits.promised === null ? "nothing is promised" : `promise of ${percent(audits.promised, 2)}: ${audits.verdict}`;

@@ -76,10 +76,10 @@ def figures_of(
     figures |= {f"live_per_s_{name}": value for name, value in live.items()}
     figures |= {f"live_over_promise_{each.name}": live[each.name] / each.promised_per_s for each in found}
     simple = {name: value for name, value in live.items() if name != CONSTANT}
-    figures |= {f"constant_over_{name}": live[CONSTANT] / value for name, value in simple.items()}
+    figures |= {f"constant_over_{name}": live[CONSTANT] / value for name, value in simple.items() if value}
     nearly = looks[CONSTANT]
     return figures | {
-        "chosen_over_best_simple": live[CONSTANT] / max(simple.values()),
+        "chosen_over_best_simple": live[CONSTANT] / (max(simple.values()) or 1e-9),
         "fill": median(each.fill for each in nearly),
         "replica_idle_share": median(each.idle_share for each in nearly),
         "wall_over_processor": median(each.wall_over_processor for each in nearly),

@@ -19,7 +19,7 @@ class BatchGain:
 
     `gain`: inputs per second in launches of `batch`, the largest to plan with, over those of single inputs; of the
     network in full. `at_most`: no constant batches sustain more times the inputs of early exit in one split; None where
-    that cannot keep the SLO.
+    that does not keep the SLO, or does not fit into the memory.
 
     >>> print(BatchGain("v100", batch=32, gain=14.08, at_most=1.81))
     v100: this device gains 14.1 times from batches of 32; constant batches are worth at most 1.81 times early exit here
@@ -33,7 +33,7 @@ class BatchGain:
     def __str__(self) -> str:
         gains = f"{self.kind}: this device gains {self.gain:.3g} times from batches of {self.batch}"
         if self.at_most is None:
-            return f"{gains}; early exit in one split cannot keep this SLO"
+            return f"{gains}; early exit in one split does not keep this SLO or fit"
         little = ", so early exit in one split does as well" if round(self.at_most, 2) < LITTLE else ""
         return f"{gains}; constant batches are worth at most {self.at_most:.2f} times early exit here{little}"
 

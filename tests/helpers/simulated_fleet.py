@@ -24,6 +24,7 @@ def table(kind: str, slowness: float = 1.0) -> LatencyTable:
         hidden_bytes=(1000,) * BLOCKS,
         memory_bytes=(1000,) * BLOCKS,
         source="test",
+        stop_s=0.0002,
     )
 
 

@@ -8,6 +8,8 @@ from cluster.controller.corrections import Corrections
 from deployments.front.observed import LaunchShape, Observed, Took
 from optimizer.model.works import work
 from optimizer.plan import Placement, Plan, Split
+from profiles.exits import ExitProfile
+from profiles.files import Profile
 from tests.helpers.simulated_fleet import FAST
 
 HALVES = (Split(0, 2, 8, (0, 1)), Split(2, 4, 8))
@@ -23,3 +25,14 @@ def test_a_launch_that_may_be_of_either_of_two_pipelines_corrects_nothing() -> N
     for sure in (alone, alike):
         assert Corrections().learned(seen, sure, FAST, 1.0).factors["fast"][:2] == pytest.approx((1.83, 1.83), abs=0.01)
     assert Corrections().learned(seen, replace(plan, beside=(other,)), FAST, 1.0).factors == {}
+
+
+def test_time_between_launches_is_no_price_of_a_stop() -> None:
+    """It passes once for a launch, however often that stops."""
+    table = replace(FAST.table("fast"), launch_s=0.002, stop_s=0.0005)
+    profile = Profile("toy", (table,), ExitProfile((1.0, 0.5, 0.25, 0.25)))
+    (corrected,) = Corrections(between_s={"fast": 0.003}).applied(profile).tables
+    assert (corrected.launch_s, corrected.stop_s) == pytest.approx((0.005, 0.0005))
+    unknown = replace(profile, tables=(replace(table, stop_s=None),))
+    (corrected,) = Corrections(between_s={"fast": 0.003}).applied(unknown).tables
+    assert (corrected.launch_s, corrected.stop_s) == pytest.approx((0.005, 0.002))

@@ -12,7 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app, main
-from cluster.profiling.checkpoint import exits_from_rules, kind_of, report, texts, timed, uncatalogued, with_sure
+from cluster.profiling.checkpoint import (
+    exits_from_rules,
+    kind_of,
+    replica_adds_s,
+    report,
+    texts,
+    timed,
+    uncatalogued,
+    with_sure,
+)
 from deployments.demo import demo_directory
 from deployments.models import load
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
@@ -24,7 +33,7 @@ from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.files import load as load_profile
 from profiles.lengths import Lengths
-from profiles.model import Batch, SplitModel
+from profiles.model import Batch, Launched, SplitModel
 from profiles.shapes import distilbert
 from tests.helpers.tiny_networks import hugging_face
 
@@ -298,3 +307,22 @@ def test_texts_are_measured_as_long_as_they_are(prepared: Path, tmp_path: Path) 
     assert table.batch_sizes[-1] <= 4
     assert profile.token_exits is not None
     assert "lengths: 9 tokens on average in texts.jsonl, 3 to 18: plans count tokens" in output
+
+
+def test_what_a_replica_adds_to_a_launch_is_what_it_takes_beside_the_network(checkpoint: Path) -> None:
+    """The clock moves by what is called: each merge that a replica makes takes a second, a pass of the network two."""
+    model, now_s = load(checkpoint), [0.0]
+    merge, run = model.merge, model.run
+
+    def merging(parts: Sequence[Batch]) -> Batch:
+        now_s[0] += 1.0
+        return merge(parts)
+
+    def running(*told: Any) -> Launched:
+        now_s[0] += 2.0
+        return run(*told)
+
+    model.merge, model.run = merging, running  # type: ignore[method-assign]
+    two, one = (model.encode(["the film"] * count) for count in (2, 1))
+    assert replica_adds_s(model, two, lambda: now_s[0]) == 1.0
+    assert replica_adds_s(model, one, lambda: now_s[0]) == 0.0, "there is nothing to join"

@@ -53,15 +53,21 @@ def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:
 
 def test_how_busy_a_replica_was_lately_is_told_of_all_fronts_together() -> None:
     now_s = [0.0]
-    one, other = (Counts({"a": "v100"}, lambda: now_s[0]) for _ in range(2))
+    one = Counts({"a": "v100"}, lambda: now_s[0])
     now_s[0] = 20.0
+    other = Counts({"a": "v100"}, lambda: now_s[0])  # a front that has just started
     one.launch_ended("a", 0, 4, 8, seconds=6.0)
     now_s[0] = 25.0  # the launch ran from 14 to 20, of which these ten seconds have five
     other.launch_ended("a", 0, 4, 8, seconds=2.0)
-    states = [FrontState(each, ROUTE, 0, {}, {"front": 2, "back": 1}, Usage(1.0, 50.0)) for each in (one, other)]
-    assert stats_of(states)["replicas"] == [{"replica": "a", "kind": "v100", "busy": 0.7}]
+
+    def told() -> list[dict[str, object]]:
+        states = [FrontState(each, ROUTE, 0, {}, {}, Usage(1.0, 50.0), each.busy_s()) for each in (one, other)]
+        found: list[dict[str, object]] = stats_of(states)["replicas"]
+        return found
+
+    assert told() == [{"replica": "a", "kind": "v100", "busy": 0.7}]
     now_s[0] = 40.0
-    assert stats_of(states)["replicas"] == []
+    assert told() == []
 
 
 def test_what_audits_tell_is_of_all_fronts_together() -> None:

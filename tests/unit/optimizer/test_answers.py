@@ -67,3 +67,11 @@ def test_a_plan_with_cuts_is_refused() -> None:
     check_whole(early(0.02))
     with pytest.raises(UserError, match="needs a plan without cuts"):
         check_whole(optimize(PROFILE, KINDS[:1], links_between(KINDS), Objective(slo_s=0.5, max_batch=8)))
+
+
+def test_a_ramp_delays_the_pass_by_itself_and_a_stop() -> None:
+    table = replace(PROFILE.tables[0], launch_s=0.01, stop_s=0.002)
+    facts = problem(replace(PROFILE, tables=(table, *PROFILE.tables[1:])), KINDS, links_between(KINDS))
+    times = Times.of(facts, "v100", 1)
+    assert times.delay == pytest.approx(table.ramp_times_s(1)[:-1] + 0.002)
+    assert times.known[-1] == pytest.approx(0.01 + table.block_times_s(1).sum())

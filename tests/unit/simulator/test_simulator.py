@@ -30,9 +30,9 @@ from tests.helpers.simulated_fleet import BLOCKS, FAST, SLO_S, TWO, facts, one_b
     ("sure_after", "seconds"),
     [
         (0, 0.0005 + 0.001 + 0.0001),  # left at the first ramp
-        (1, 2 * (0.0005 + 0.001 + 0.0001)),  # every stop is a launch of its own
-        (2, 2 * 0.0016 + 0.001 + 1e-6 + 0.0005 + 0.002),  # a hop, then no ramp before the end
-        (3, 2 * 0.0016 + 0.001 + 1e-6 + 0.0005 + 0.002),
+        (1, 0.0005 + 0.0002 + 2 * (0.001 + 0.0001)),  # a launch, and a stop
+        (2, 0.0029 + 0.001 + 1e-6 + 0.0005 + 0.002),  # a hop, then no ramp before the end
+        (3, 0.0029 + 0.001 + 1e-6 + 0.0005 + 0.002),
     ],
 )
 def test_a_lone_input_takes_what_the_tables_and_the_link_say(sure_after: int, seconds: float) -> None:
