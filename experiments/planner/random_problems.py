@@ -70,7 +70,7 @@ def _table(random: np.random.Generator, kind: str, blocks: int, largest: int) ->
     memory = tuple(int(size) for size in random.integers(1, 40, blocks))
     activations = tuple(int(size) for size in random.integers(0, 8, blocks)) if random.random() < 0.3 else ()
     launch_s = float(random.choice([0.0, 1e-3]))
-    table = LatencyTable(kind, sizes, block_s, ramp_s, launch_s, hidden, memory, "random", stop_s=launch_s / 4)
+    table = LatencyTable(kind, sizes, block_s, ramp_s, launch_s, hidden, memory, "random")
     share = float(random.choice([0.0, 0.5, 1.0], p=[0.7, 0.15, 0.15]))
     least = [int(share * min(pair)) for pair in pairwise(memory)]
     return replace(table, activation_bytes=activations, repeated_bytes=(0, *least) if share else ())

@@ -59,6 +59,16 @@ def test_the_plan_is_the_best_of_all(seed: int, distant: bool) -> None:
     assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
 
 
+@many
+@given(SEEDS)
+def test_so_it_is_where_a_stop_costs_less_than_a_launch(seed: int) -> None:
+    facts = random_problem(seed)
+    dear = [replace(table, launch_s=table.launch_s + 2e-3, stop_s=1e-4) for table in facts.tables]
+    facts = replace(facts, tables=tuple(dear))
+    objective = random_objective(seed, facts)
+    assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
+
+
 @pytest.mark.parametrize("first", range(11))  # as many problems of every size
 def test_as_make_bench_planner_has_it_on_its_first_problems(first: int) -> None:
     assert all(agrees(seed) for seed in range(first, 33, 11))
