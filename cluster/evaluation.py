@@ -16,9 +16,9 @@ from rich.table import Table
 
 from deployments.models import load_served
 from deployments.models.backends import INT8, make_ready, on_backend, stretches, weights_dtype
+from deployments.models.interface import BlockRange, ServedModel
 from deployments.models.predict import Predicted, predict
 from deployments.models.ramps import ClassFigures, RampDtype, read_rules
-from deployments.models.seam import ServedModel, Stretch
 from deployments.prepare.classes import by_class
 from deployments.prepare.entities import entity_f1
 from deployments.prepare.words import of_words
@@ -203,7 +203,7 @@ def loaded(folder: Path, device: str, dtype: RampDtype | None) -> ServedModel:
         return on_backend(exact, folder, "torch")
     network = on_backend(exact, folder, "onnx", int8=True)
     blocks = network.num_blocks
-    make_ready(network, folder, [*stretches(network, 0, blocks, network.ramp_blocks), Stretch(0, blocks)])
+    make_ready(network, folder, [*stretches(network, 0, blocks, network.ramp_blocks), BlockRange(0, blocks)])
     return network
 
 

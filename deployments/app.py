@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from deployments.cluster_checks import check_cluster
 from deployments.config import AppConfig
 from deployments.deployer.deployer import Deployer
 from deployments.deployer.steps import DEPLOYER
@@ -31,11 +32,10 @@ from deployments.front.service import Service, directory_of
 from deployments.graph import check_depth, check_weights
 from deployments.logs import join_serves_log, logging_config
 from deployments.planning import has_room_beside
-from deployments.ray_facts import free_resources, labelled, nodes, surroundings
+from deployments.ray_facts import cluster_state, free_resources, labelled, nodes
 from deployments.ray_settings import WITHOUT_PROXY, haproxy_socket
 from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
 from deployments.resources import asked_for, declared, replica_options
-from deployments.surroundings import check_surroundings
 from profiles.model import SplitModel
 
 LOOKED_AT_EVERY_S = 1.0  # Serve looks so often whether a process is alive, and starts another for a dead one
@@ -81,7 +81,7 @@ class Front:
 
 def build(config: AppConfig) -> Application:
     """What `import_path: deployments.app:build` in a Serve file makes of its `args:`."""
-    check_surroundings(config, surroundings())
+    check_cluster(config, cluster_state())
     deployer = _deployer(config) if config.planned else None
     options = {"num_cpus": 1, "num_gpus": 1 if config.device.startswith("cuda") and not deployer else 0}
     front = serve.deployment(

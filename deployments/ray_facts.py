@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from deployments.cluster_checks import ClusterState
 from deployments.config import AppConfig, ports_in
 from deployments.resources import KIND, Resources, asked_for, by_label, less
-from deployments.surroundings import Surroundings
 from deployments.transport.wire import ANY_PORT, Certificates, Wire, contexts
 
 _NAMESPACE = "isobatch"
@@ -99,12 +99,12 @@ def each_node(ask: Callable[[Any], Any], what: Any) -> list[tuple[str, Any]]:
     return answers
 
 
-def surroundings() -> Surroundings:
+def cluster_state() -> ClusterState:
     import ray
 
     http = ray.get(serve_client()._controller.get_http_config.remote())
     addresses = [str(node["NodeManagerAddress"]) for node in _alive()]
-    return Surroundings(str(http.host), bool(http.ssl_keyfile or http.ssl_certfile), addresses)
+    return ClusterState(str(http.host), bool(http.ssl_keyfile or http.ssl_certfile), addresses)
 
 
 def node_address() -> str:

@@ -1,4 +1,4 @@
-"""Plans that are one small move away from a plan: what is tried around it (cluster/simulator/playing.py)."""
+"""Plans that are one small move away from a plan: what is tried around it (cluster/simulator/choice.py)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -98,12 +98,12 @@ class DecodingTerms:
 
 
 @dataclass(frozen=True)
-class PlayedTimes:
+class SimulatedTimes:
     """What the simulator shows of a plan at the rate that it promises.
 
     `in_time`: the share of all inputs, of which those that are refused have no latency.
 
-    >>> print(PlayedTimes(p50_s=0.2104, p99_s=0.481, in_time=0.991))
+    >>> print(SimulatedTimes(p50_s=0.2104, p99_s=0.481, in_time=0.991))
     p50 210 ms, p99 481 ms, 99.1 % in time
     """
 
@@ -129,7 +129,7 @@ class Promise:
     latency_s: float
     cost_per_hour: float
     gap: float
-    played: PlayedTimes | None = None
+    played: SimulatedTimes | None = None
 
     __pydantic_config__ = STRICT
 

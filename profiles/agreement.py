@@ -66,17 +66,17 @@ class Agreement:
         return f"agreement {100 * self.share:.1f} % ({between}, {self.audits:,} audits)"
 
 
-def said(seen: "Lately", promised: float | None, total: Agreement | None = None) -> str:
+def said(seen: "RecentAgreement", promised: float | None, total: Agreement | None = None) -> str:
     """What audits tell of a promise, in one line: in the last minutes, and beside that in `total`, since the start.
 
     >>> now, total = Agreement(0.991, 0.979, 0.996, 240), Agreement(0.993, 0.989, 0.996, 2140)
-    >>> said(Lately(now, "kept"), 0.99)
+    >>> said(RecentAgreement(now, "kept"), 0.99)
     'agreement 99.1 % (97.9 to 99.6, 240 audits), promise 99 %: kept'
-    >>> said(Lately(None, "not watched"), 0.99), said(Lately(None, None), None)
+    >>> said(RecentAgreement(None, "not watched"), 0.99), said(RecentAgreement(None, None), None)
     ('no audits yet, promise 99 %: not watched', 'no audits yet')
-    >>> said(Lately(now, None), None, total)
+    >>> said(RecentAgreement(now, None), None, total)
     'agreement 99.1 % (97.9 to 99.6, 240 audits) in ten minutes, 99.3 % (98.9 to 99.6, 2,140 audits) since the start'
-    >>> said(Lately(None, None), None, total)
+    >>> said(RecentAgreement(None, None), None, total)
     'no audits in ten minutes, agreement 99.3 % (98.9 to 99.6, 2,140 audits) since the start'
     """
     if total is None:
@@ -323,14 +323,14 @@ class PromiseWatch:
             self.settle()
 
 
-class Lately(NamedTuple):
+class RecentAgreement(NamedTuple):
     """The agreement of the last ten minutes, since thresholds changed, and what is known of a promise of it."""
 
     agreement: Agreement | None
     state: PromiseState | None  # None: nothing is promised
 
 
-def lately(watches: Sequence[PromiseWatch], now_s: float, promised: float | None = None) -> Lately:
+def lately(watches: Sequence[PromiseWatch], now_s: float, promised: float | None = None) -> RecentAgreement:
     """What several see together, each of them a part of the answers.
 
     A promise is broken for ten minutes after an alarm, whatever has changed since. What all purses held at a time is
@@ -338,11 +338,11 @@ def lately(watches: Sequence[PromiseWatch], now_s: float, promised: float | None
     """
     agreement = added(watch.seen(now_s) for watch in watches).agreement()
     if promised is None:
-        return Lately(agreement, None)
+        return RecentAgreement(agreement, None)
     held, alarms = defaultdict[float, float](float), dict[float, float]()
     for look in (look for watch in watches for look in list(watch.looks) if look.ended_s >= now_s - WATCHED_S):
         held[look.ended_s] += look.held
         alarms[look.ended_s] = min(alarms.get(look.ended_s, ALARM), look.alarm)
     if any(held[at_s] >= alarm for at_s, alarm in alarms.items()):
-        return Lately(agreement, "broken")
-    return Lately(agreement, agreement.verdict(promised) if agreement else "not watched")
+        return RecentAgreement(agreement, "broken")
+    return RecentAgreement(agreement, agreement.verdict(promised) if agreement else "not watched")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.load.workloads import Floats
-from cluster.simulator.event_loop import Arriving, Course, Departure, EventLoop
+from cluster.simulator.event_loop import Arriving, Departure, EventLoop, LaunchSchedule
 from cluster.simulator.sustained import IN_TIME_SHARE
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Ending, Launch, Limits, Place
@@ -125,7 +125,7 @@ class RealDevice:
         self._offered: dict[int, Offered] = {}  # inputs inside, by ticket
         self._free_s = 0.0
 
-    def begin(self, launch: Launch, now_s: float) -> Course:
+    def begin(self, launch: Launch, now_s: float) -> LaunchSchedule:
         """Compute the launch now; in virtual time it starts when the device has finished the launch before it."""
         starts_s = ends_s = max(now_s, self._free_s)
         rows, survivors, departures = np.arange(len(launch.places)), None, []
@@ -138,7 +138,7 @@ class RealDevice:
         self._free_s = ends_s
         last = departures.pop() if departures and departures[-1].at_s == ends_s else None
         staying = {row: Place(survivors, index) for index, row in enumerate(rows.tolist())}
-        return Course(starts_s, ends_s, departures, last, staying)
+        return LaunchSchedule(starts_s, ends_s, departures, last, staying)
 
     def kind(self, group: str) -> str:
         return group

@@ -10,7 +10,7 @@ import torch
 
 from cluster.bench.compare import Bench
 from cluster.bench.real_device import Source
-from cluster.bench.told_exits import drawn, with_told_exits
+from cluster.bench.recorded_exits import drawn, with_recorded_exits
 from cluster.profiling.checkpoint import (
     SampleInputs,
     exits_from_rules,
@@ -27,7 +27,7 @@ from deployments.demo.digits import demo_digits
 from deployments.folders import weights_of
 from deployments.models import TorchModel, checkpoint, load
 from deployments.models.backends import INT8, make_ready, on_backend, planned, weights_dtype
-from deployments.models.seam import BackedModel, Stretch
+from deployments.models.interface import BackedModel, BlockRange
 from deployments.named import DEMO_NAME
 from deployments.prepare.data import Columns, rows, taken
 from deployments.prepare.sample import LabelNames, labels_of, sampled
@@ -88,7 +88,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     if request.profile:
         _check_profile(request.profile, folder, exact.num_blocks)
     recorded = _recorded(request, folder)
-    told = exact if recorded else with_told_exits(exact)
+    told = exact if recorded else with_recorded_exits(exact)
     progress("choosing the backend")
     model = on_backend(told, folder, request.backend, int8=int8)
     inputs = _invented(model, folder, request.length if recorded is None else _typical_length(model, recorded))
@@ -167,7 +167,7 @@ def _table(
 
 def _counted(model: BackedModel, folder: Path, recorded: RecordedInputs) -> ExitProfile:
     """Count exits by the network that is compared: with 8 bits, say, inputs leave elsewhere than with float32."""
-    make_ready(model, folder, [Stretch(0, model.num_blocks, model.ramp_blocks)])
+    make_ready(model, folder, [BlockRange(0, model.num_blocks, model.ramp_blocks)])
     return count_exits(model, in_batches(model, recorded.values)).exits
 
 

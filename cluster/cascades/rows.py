@@ -8,7 +8,7 @@ import numpy as np
 
 from cluster.cascades.timing import Timed, table_of
 from cluster.load.workloads import arrivals, exit_blocks
-from cluster.simulator.playing import is_playable, played
+from cluster.simulator.choice import is_playable, played
 from cluster.simulator.simulation import World, simulate
 from deployments.prepare.cascades import Candidate, Combination, Terms, Told, Tried, all_combinations, tried
 from deployments.prepare.sample import Indices

@@ -14,7 +14,7 @@ from profiles.errors import UserError
 
 if TYPE_CHECKING:
     from cluster.commands.plan_result import PlanResult, Play
-    from cluster.simulator.playing import Find, Played
+    from cluster.simulator.choice import Find, SimulatedChoice
     from optimizer import Objective, Plan, Problem
     from optimizer.effort import Effort
     from profiles.exits import ExitProfile
@@ -277,14 +277,14 @@ def _player(polish: float | None, in_time: float, apart: bool, believed: bool, s
     `slow_or_given`: a plan is given, or finding one is slow or has its time, so that it is played only where that is
     asked for.
     """
-    from cluster.simulator.playing import CARE, PATIENT, is_playable, played
+    from cluster.simulator.choice import CARE, PATIENT, is_playable, played
 
     if not 0 < in_time < 1:
         raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of inputs that are answered in time")
     if polish and believed:
         raise UserError("--polish plays plans, --believed plays none: choose one")
 
-    def play(plan: "Plan", facts: "Problem", objective: "Objective", find: "Find") -> "Played | None":
+    def play(plan: "Plan", facts: "Problem", objective: "Objective", find: "Find") -> "SimulatedChoice | None":
         """The time of `--polish` begins when there is a plan."""
         if polish:
             care = replace(PATIENT, in_time=in_time, out_of_time=_after(polish))
@@ -299,7 +299,7 @@ def _player(polish: float | None, in_time: float, apart: bool, believed: bool, s
 
 def _unplayed(found: "PlanResult", may_be_played: bool, believed: bool) -> str:
     """Why nothing was played, in words; empty where it was."""
-    from cluster.simulator.playing import unplayable
+    from cluster.simulator.choice import unplayable
 
     if found.played:
         return ""

@@ -15,17 +15,17 @@ from optimizer.pipelines.baselines import Baseline, baselines, constrained
 from optimizer.pipelines.batch_gain import BatchGain
 from optimizer.pipelines.few_splits import few_splits
 from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.plan import PlayedTimes
+from optimizer.plan import SimulatedTimes
 from optimizer.search.exact import search
 from optimizer.tuning import opened, settled
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 
 if TYPE_CHECKING:
-    from cluster.simulator.playing import Find, Played
+    from cluster.simulator.choice import Find, SimulatedChoice
 
 # Plays a plan and others that are found; None where it does not.
-Play = Callable[[Plan, Problem, Objective, "Find"], "Played | None"]
+Play = Callable[[Plan, Problem, Objective, "Find"], "SimulatedChoice | None"]
 PLAYED_GAP = 0.03  # of plans that are candidates only: playing them finds what beliefs miss
 
 
@@ -38,7 +38,7 @@ class PlanResult:
     plan: Plan
     score: Score
     baselines: tuple[Baseline, ...]
-    played: "Played | None" = None  # what the simulator says of it
+    played: "SimulatedChoice | None" = None  # what the simulator says of it
     unplayed: str = ""  # why it was not played
     batch_gains: tuple[BatchGain, ...] = ()  # by kind of device
 
@@ -48,7 +48,7 @@ class PlanResult:
         return list(zip(self.plan.pipelines, self.score.pipelines or (self.score,), strict=True))
 
     @property
-    def times(self) -> PlayedTimes | None:
+    def times(self) -> SimulatedTimes | None:
         """What the simulator shows at the promised rate; of a plan from a file, what it showed when that was made."""
         return self.plan.promise.played if self.plan.promise else None
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cluster.profiling.checkpoint import SampleInputs
-    from deployments.models.seam import ServedModel
+    from deployments.models.interface import ServedModel
     from deployments.prepare.data import Columns
     from profiles.exits import ExitProfile
     from profiles.files import Profile

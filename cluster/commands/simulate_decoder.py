@@ -11,7 +11,7 @@ from rich.console import Console
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
-    from cluster.decoding.playing import AskedText
+    from cluster.decoding.simulation import AskedText
     from cluster.simulator.command import Workload
 
 
@@ -28,7 +28,7 @@ class DecoderRehearsal:
         """Play the plan, and say what came of it."""
         from cluster.commands import check_not_given
         from cluster.commands.plan_decoder import profile_for
-        from cluster.decoding.playing import asked_texts, play
+        from cluster.decoding.simulation import asked_texts, play
         from cluster.load.prompts import summed, table
         from deployments.config import checked
         from deployments.decoding.config import DecoderConfig

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cluster.controller.autoscaling import DeviceRequests, beyond
 from cluster.controller.beliefs import Peek, PeekSchedule
 from cluster.controller.config import Patience
 from cluster.controller.decide import (
@@ -21,14 +22,13 @@ from cluster.controller.decide import (
     moving,
     same,
 )
-from cluster.controller.growth import Growth, beyond
 from cluster.controller.inventory import Present
 from cluster.controller.knowledge import Knowledge
-from cluster.controller.moment import Moment, Relief
-from cluster.controller.promise import Keeper, Retuning
-from cluster.controller.question import AnyQuestion
+from cluster.controller.planning import AnyQuestion
+from cluster.controller.promise import PromiseKeeper, ThresholdChange
 from cluster.controller.record import THRESHOLDS, Event, Events, What
 from cluster.controller.sentences import is_content, seen_in_words, shortfall
+from cluster.controller.snapshot import Relief, Snapshot
 from deployments.front.observed import Observed, merged
 from optimizer.plan import Plan
 from profiles.errors import UserError
@@ -60,11 +60,13 @@ class Controller:
         running: Plan,
         now_s: float,
         pinned: Plan | None = None,
-        keeper: Keeper | None = None,
+        keeper: PromiseKeeper | None = None,
         grow_to: Mapping[str, int] | None = None,
     ) -> None:
         self.pinned, self.keeper = pinned, keeper
-        self.growth = Growth(grow_to or {}, patience.come_within_s, patience.hold_windows * patience.replan_every_s)
+        self.growth = DeviceRequests(
+            grow_to or {}, patience.come_within_s, patience.hold_windows * patience.replan_every_s
+        )
         self.patience, self.running = patience, running
         self.present = Present(question.fleet)
         self.known = Knowledge(question, patience, history, events, running)
@@ -267,12 +269,12 @@ class Controller:
         self.record.add(step.event)
         return step
 
-    def _at_window(self, keeper: Keeper, seen: Observed, now_s: float) -> Retuning | None:
+    def _at_window(self, keeper: PromiseKeeper, seen: Observed, now_s: float) -> ThresholdChange | None:
         windows = self.record.unchanged_s(now_s) / self.patience.replan_every_s
         often, full_share = self.record.tightened(now_s), self.known.beliefs.full_share
         return keeper.window(seen, self.running, self.known.facts(), windows, often, full_share)
 
-    def _adjusted(self, change: Retuning, now_s: float) -> NextStep:
+    def _adjusted(self, change: ThresholdChange, now_s: float) -> NextStep:
         """Other thresholds for the plan that runs."""
         event = self._event(now_s, self.seen())
         self._start_window(now_s)
@@ -347,9 +349,9 @@ class Controller:
         starts = moving(self.running, plan).starts
         return NextStep(plan, replace(event, what="rolling out", after=plan, starts=starts, forced=verdict.must))
 
-    def _moment(self, counts: Mapping[str, int], seen: Observed, now_s: float) -> Moment:
+    def _moment(self, counts: Mapping[str, int], seen: Observed, now_s: float) -> Snapshot:
         rush_per_s = 0.0 if self._latest is None or is_content(self._latest) else self._latest.arrivals_per_s
-        return Moment(self.running, self.pinned, self.known, self.patience, counts, seen, now_s, rush_per_s)
+        return Snapshot(self.running, self.pinned, self.known, self.patience, counts, seen, now_s, rush_per_s)
 
     def _may_relieve(self, now_s: float) -> bool:
         """Whether there may be a plan of more goodput on the same devices: one is known, or none was sought yet."""

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from deployments.front.observed import LaunchShape, Observed, Took
-from optimizer.model.works import work
+from deployments.front.observed import LaunchShape, LaunchTimes, Observed
+from optimizer.model.work import work
 from optimizer.plan import Plan, Split, blocks_told
 from optimizer.problem import Problem
 from profiles.files import Profile
@@ -93,7 +93,7 @@ def busy_shares(seen: Observed, plan: Plan) -> dict[str, float]:
     return {kind: seconds[kind] / (count * seen.seconds) for kind, count in plan.devices().items()}
 
 
-def _between(measured: Mapping[LaunchShape, Took], plan: Plan, facts: Problem) -> dict[str, tuple[int, float]]:
+def _between(measured: Mapping[LaunchShape, LaunchTimes], plan: Plan, facts: Problem) -> dict[str, tuple[int, float]]:
     """By kind: launches that waited for another, and how long their devices stood still, beyond what plans count on."""
     found = dict[str, tuple[int, float]]()
     for kind in plan.devices():
@@ -107,7 +107,7 @@ def _between(measured: Mapping[LaunchShape, Took], plan: Plan, facts: Problem) -
 
 
 def _compared(
-    measured: Mapping[LaunchShape, Took], plan: Plan, facts: Problem
+    measured: Mapping[LaunchShape, LaunchTimes], plan: Plan, facts: Problem
 ) -> dict[tuple[str, Split], tuple[int, float, float]]:
     """For every split of the plan that was measured: launches, their seconds, and what the tables say they take."""
     found: dict[tuple[str, Split], tuple[int, float, float]] = defaultdict(lambda: (0, 0.0, 0.0))

@@ -32,7 +32,7 @@ class DecoderFacts:
 
 
 @dataclass(frozen=True)
-class DecoderQuestion:
+class DecoderPlanningProblem:
     """Asks the planner of decoders. What a running replica cannot change is as it is: `running` says it.
 
     `lengths` are those of the latest texts, of their prompts and of what was written; none: those of the profile.
@@ -56,15 +56,15 @@ class DecoderQuestion:
             entering.append(min(entering[-1], workload.after(block)))
         return ExitProfile(tuple(entering))
 
-    def counted_as(self, plan: Plan) -> "DecoderQuestion":
+    def counted_as(self, plan: Plan) -> "DecoderPlanningProblem":
         """Tokens are always counted alike."""
         return self
 
-    def seeing(self, seen: Observed) -> "DecoderQuestion":
+    def seeing(self, seen: Observed) -> "DecoderPlanningProblem":
         """The same for texts like the latest."""
         return replace(self, lengths=seen.lengths) if len(seen.lengths) >= LEAST_OBSERVED else self
 
-    def of_texts(self, tokens_per_text: float | None) -> "DecoderQuestion":
+    def of_texts(self, tokens_per_text: float | None) -> "DecoderPlanningProblem":
         """The same for texts that become so long on average."""
         if tokens_per_text is None or not self.lengths:
             return self
@@ -127,7 +127,7 @@ class DecoderQuestion:
         return replace(plan, placements=(opened,), decoding=replace(terms_of(plan), exits=self.goal.exits))
 
 
-def decoder_question(config: DecoderConfig, profile: DecoderProfile, running: Plan) -> DecoderQuestion:
+def decoder_question(config: DecoderConfig, profile: DecoderProfile, running: Plan) -> DecoderPlanningProblem:
     """The question for a decoder of this configuration, which runs by this plan."""
     terms = terms_of(running)
     held = tuple((each.placements[0].kind, terms_of(each).kv_megabytes) for each in running.pipelines)
@@ -135,4 +135,4 @@ def decoder_question(config: DecoderConfig, profile: DecoderProfile, running: Pl
     exits = config.exits if exits == OFF else exits
     goal = DecodingGoal(terms.ttft_s, terms.tpot_s, exits=exits, held=held)
     devices = fleet(",".join(f"{kind}={count}" for kind, count in running.devices().items()))
-    return DecoderQuestion(profile.under(exits), devices, goal, running)
+    return DecoderPlanningProblem(profile.under(exits), devices, goal, running)

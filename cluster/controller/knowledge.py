@@ -6,7 +6,7 @@ from typing import Any
 from cluster.controller.beliefs import Beliefs
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.question import AnyQuestion
+from cluster.controller.planning import AnyQuestion
 from cluster.controller.record import Events, TrackRecord
 from deployments.front.observed import Observed, merged
 from optimizer.plan import Plan

@@ -19,7 +19,7 @@ from optimizer.model.evaluate import evaluate
 from optimizer.plan import Plan, Thresholds
 from optimizer.problem import Problem
 from optimizer.tuning import costs_of, opened
-from profiles.agreement import ENOUGH, LEAST, WATCHED_S, Agreement, Lately, PromiseWatch, lately
+from profiles.agreement import ENOUGH, LEAST, WATCHED_S, Agreement, PromiseWatch, RecentAgreement, lately
 from profiles.evidence import Evidence
 from profiles.exits import carried, survival_after
 from profiles.losses import Indices
@@ -49,7 +49,7 @@ class AgreementTerms:
 
 
 @dataclass(frozen=True)
-class Retuning:
+class ThresholdChange:
     """Thresholds that should be used from now on, and why."""
 
     what: What
@@ -57,7 +57,7 @@ class Retuning:
     thresholds: Thresholds
 
 
-class Keeper:
+class PromiseKeeper:
     """Watches audits, look by look, and says when thresholds should change."""
 
     def __init__(self, terms: AgreementTerms, worse: float = 1.0, least_gain: float = 0.03) -> None:
@@ -77,7 +77,7 @@ class Keeper:
         """Of the last minutes, since thresholds changed."""
         return self.lately(now_s).agreement
 
-    def lately(self, now_s: float) -> Lately:
+    def lately(self, now_s: float) -> RecentAgreement:
         """The same, and what is known of the promise."""
         return lately([self._watch], now_s, self.promised)
 
@@ -121,7 +121,7 @@ class Keeper:
     def _stance(self) -> tuple[float, bool, bool, float, int]:
         return self.worse, self.crowded, self.tuned, self._broke_s, self._again
 
-    def look(self, seen: Observed, plan: Plan, facts: Problem) -> Retuning | None:
+    def look(self, seen: Observed, plan: Plan, facts: Problem) -> ThresholdChange | None:
         """Thresholds that tighten at once, or give way to a crowd."""
         self._before = self._stance
         self.watch(seen)
@@ -139,7 +139,7 @@ class Keeper:
 
     def window(
         self, seen: Observed, plan: Plan, facts: Problem, windows: float, tightened: int, full_share: float = 0.0
-    ) -> Retuning | None:
+    ) -> ThresholdChange | None:
         """At a window's end: thresholds that loosen on trial.
 
         `windows` have passed since they changed, and they were `tightened` so many times of late: each doubles the
@@ -165,7 +165,7 @@ class Keeper:
         why = f"on trial: {agreement or 'nobody has left early'}, promise {100 * self.promised:.4g} %"
         return self._change("loosened", why, plan, facts)
 
-    def _tightened(self, plan: Plan, facts: Problem, now_s: float) -> Retuning | None:
+    def _tightened(self, plan: Plan, facts: Problem, now_s: float) -> ThresholdChange | None:
         agreement = self._watch.bet.agreement()
         assert agreement, "This is a bug: nothing was bet."
         self._watch.settle()
@@ -175,7 +175,9 @@ class Keeper:
             if now_s - self._complained_s < WATCHED_S:
                 return None
             self._complained_s = now_s
-            return Retuning("stayed", f"{broken}; thresholds stay, as no exit table stands beside the checkpoint", ())
+            return ThresholdChange(
+                "stayed", f"{broken}; thresholds stay, as no exit table stands beside the checkpoint", ()
+            )
         self._again = self._again + 1 if now_s - self._broke_s < WATCHED_S else 0
         self._broke_s = now_s
         self._watch.doubt(now_s)
@@ -184,7 +186,7 @@ class Keeper:
         self.worse = min(max(LITTLE * self.worse, AGAIN**self._again * seems), STEP * shut)
         return self._change("tightened", f"{broken}; {self.worse:.1f} times what 'isobatch prepare' saw", plan, facts)
 
-    def _given_way(self, seen: Observed, plan: Plan, facts: Problem) -> Retuning | None:
+    def _given_way(self, seen: Observed, plan: Plan, facts: Problem) -> ThresholdChange | None:
         is_crowd = seen.arrivals > 0 and seen.in_time < CROWDED * seen.arrivals
         self._refusing = self._refusing + 1 if is_crowd else 0
         if self.crowded or self._refusing < 2 or self.terms.evidence is None:
@@ -215,7 +217,9 @@ class Keeper:
     def _is_unwatched(self, seen: Observed) -> bool:
         return self._audited_s is not None and seen.ended_s - self._audited_s >= WATCHED_S
 
-    def _for_plan(self, agreement: Agreement | None, plan: Plan, facts: Problem, full_share: float) -> Retuning | None:
+    def _for_plan(
+        self, agreement: Agreement | None, plan: Plan, facts: Problem, full_share: float
+    ) -> ThresholdChange | None:
         """Thresholds that spend what is allowed at the plan's own ramps only, where that gains and is watched."""
         evidence = self.terms.evidence
         is_watched = agreement is not None and agreement.verdict(self.promised) == "kept"
@@ -239,8 +243,8 @@ class Keeper:
         before, after = evaluate(plan, facts), evaluate(plan, facts.surviving(survival))
         return after.goodput_per_s / before.goodput_per_s - 1
 
-    def _change(self, what: What, why: str, plan: Plan, facts: Problem) -> Retuning:
-        return Retuning(what, why, self.thresholds(plan, facts))
+    def _change(self, what: What, why: str, plan: Plan, facts: Problem) -> ThresholdChange:
+        return ThresholdChange(what, why, self.thresholds(plan, facts))
 
     def _chosen(self, plan: Plan) -> Indices:
         """The candidates at the ramps of a plan, as it runs."""

@@ -15,20 +15,20 @@ from cluster.controller.application import Application, RunningApplication, lead
 from cluster.controller.config import ControllerConfig
 from cluster.controller.core import Controller
 from cluster.controller.decoding import decoder_question
-from cluster.controller.described import ControllerStatus, EventStatus, PausedStatus
 from cluster.controller.inventory import Inventory
 from cluster.controller.loop import ControlLoop
 from cluster.controller.memory import Earlier, Memory, configuration_of, deployment_of
 from cluster.controller.metrics import export
 from cluster.controller.origin import foreign
-from cluster.controller.promise import AgreementTerms, Keeper
-from cluster.controller.question import AnyQuestion, allowed, question_of
+from cluster.controller.planning import AnyQuestion, allowed, question_of
+from cluster.controller.promise import AgreementTerms, PromiseKeeper
 from cluster.controller.record import Event
+from cluster.controller.schemas import ControllerStatus, EventStatus, PausedStatus
 from cluster.controller.status import brief, status_of
 from deployments.config import AppConfig
 from deployments.decoding.config import DecoderConfig
 from deployments.front.headers import NO_KEY, is_shown, key_in, path_below
-from deployments.front.openapi import DescribedApi, in_json, told
+from deployments.front.openapi import DocumentedApi, in_json, told
 from deployments.front.page import EXPLAINING, explain
 from deployments.graph import profile_of
 from deployments.logs import join_serves_log
@@ -149,7 +149,7 @@ def decoders_loop(
 
 def _loop_for(
     question: AnyQuestion, config: ControllerConfig, application: Application, running: Plan, memory: Memory,
-    pinned: Plan | None, keeper: Keeper | None = None, ask: Callable[[Mapping[str, int]], None] = nobody,
+    pinned: Plan | None, keeper: PromiseKeeper | None = None, ask: Callable[[Mapping[str, int]], None] = nobody,
 ) -> ControlLoop:  # fmt: skip
     history, events = memory.history(), memory.events()
     controller = Controller(question, config, history, events, running, time.time(), pinned, keeper, config.grow_to)
@@ -157,7 +157,7 @@ def _loop_for(
     return ControlLoop(application, controller, time.time, time.perf_counter, asyncio.to_thread, told, ask)
 
 
-def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) -> Keeper | None:
+def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) -> PromiseKeeper | None:
     """What keeps the promise of agreement; None where there is none. Thresholds follow only an exit table."""
     folder = app_config.promising
     promised = app_config.agreement or (agreement_in(folder) if folder else None)
@@ -167,7 +167,7 @@ def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) 
     if evidence and evidence.test.num_ramps + 1 != num_blocks:
         evidence = None
     prepared = thresholds_in(folder) if folder else {}
-    return Keeper(
+    return PromiseKeeper(
         AgreementTerms(
             promised, evidence, prepared, config.under_load, config.strict, app_config.early_budget is not None
         ),
@@ -214,7 +214,7 @@ def create_api(service: LoopOwner) -> FastAPI:
         service.end()
 
     about = f"What watches {service.name}, and changes its plan"
-    api = DescribedApi(title="isobatch controller", description=about, lifespan=life)
+    api = DocumentedApi(title="isobatch controller", description=about, lifespan=life)
     api.key = service.key
     explain(api)
 

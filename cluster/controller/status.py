@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.controller.core import Controller
-from cluster.controller.described import STATUS_VERSION
 from cluster.controller.loop import ControlLoop
 from cluster.controller.memory import Earlier
 from cluster.controller.record import Event
+from cluster.controller.schemas import STATUS_VERSION
 from cluster.controller.sentences import shortfall
 from deployments.planning import summary
 from optimizer.decoding_plans import tokens_per_s

@@ -11,7 +11,7 @@ from math import ceil
 
 import numpy as np
 
-from cluster.decoding.playing import DecodingRun, asked_texts, play, tpot_of
+from cluster.decoding.simulation import DecodingRun, asked_texts, play, tpot_of
 from cluster.load.workloads import arrivals, highest
 from deployments.decoding.config import DecoderConfig
 from optimizer.decoding import PROMPT_ROWS, DecodingFacts, DecodingGoal, DecodingWay, cuts_of, fits, paces, screened

@@ -15,8 +15,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from deployments.models.backends import backend_of
+from deployments.models.interface import BlockRange, ServedModel
 from deployments.models.ramps import ExitRules
-from deployments.models.seam import ServedModel, Stretch
 from deployments.replica.split import SplitReplica
 from deployments.transport.holdings import Share
 from deployments.transport.orders import Order
@@ -231,10 +231,14 @@ def with_sure(exits: ExitProfile, folder: Path, rules: ExitRules) -> ExitProfile
     return replace(exits, sure=evidence.exits(chosen).sure)
 
 
-def timed_stretches(model: SplitModel) -> list[Stretch]:
+def timed_stretches(model: SplitModel) -> list[BlockRange]:
     """The stretches that are timed: each block without and with its ramp, and all blocks at once."""
-    each = [Stretch(block, block + 1) for block in range(model.num_blocks)]
-    return [*each, *(Stretch(ramp, ramp + 1, (ramp,)) for ramp in model.ramp_blocks), Stretch(0, model.num_blocks)]
+    each = [BlockRange(block, block + 1) for block in range(model.num_blocks)]
+    return [
+        *each,
+        *(BlockRange(ramp, ramp + 1, (ramp,)) for ramp in model.ramp_blocks),
+        BlockRange(0, model.num_blocks),
+    ]
 
 
 def source_of(device_name: str, backend: str, dtype: str, threads: int, now: datetime | None = None) -> str:

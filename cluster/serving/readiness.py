@@ -10,12 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cluster.serving.serve_file import ROOT, ServeFile, decoders, grpc_addresses, ours
+from deployments.cluster_checks import PATHS, check_http
 from deployments.config import AppConfig, checked, parse
 from deployments.decoding.config import DecoderConfig
 from deployments.folders import content_of
 from deployments.ray_facts import each_node, serve_client
 from deployments.ray_settings import NODE_SETTINGS, PROXY_PROGRAM
-from deployments.surroundings import PATHS, check_http
 from profiles.errors import UserError
 
 CODE = ("profiles", "optimizer", "deployments", "cluster")

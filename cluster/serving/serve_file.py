@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.controller.config import OF_CLASSIFIERS, ControllerConfig
+from deployments.cluster_checks import PATHS, check_http
 from deployments.config import AppConfig, checked, parse
 from deployments.decoding.checkpoint import check_decoder, is_decoder
 from deployments.decoding.config import DecoderConfig
@@ -15,7 +16,6 @@ from deployments.folders import told_in, weights_of
 from deployments.front.headers import key_in
 from deployments.graph import check_weights, read_graph
 from deployments.named import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, function_at
-from deployments.surroundings import PATHS, check_http
 from deployments.tasks import check_one_label
 from optimizer.plan import read_plan
 from profiles.decoding import PROJECT, load_decoder_profile

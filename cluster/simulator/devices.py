@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.simulator.event_loop import Course, Departure
+from cluster.simulator.event_loop import Departure, LaunchSchedule
 from cluster.simulator.host import HostCosts
 from cluster.simulator.troubles import Troubles
 from deployments.dispatch.messages import Launch, Place, RowKind
@@ -18,7 +18,7 @@ from optimizer.problem import Problem
 from profiles.errors import UserError
 
 
-class Leg(NamedTuple):
+class LaunchPart(NamedTuple):
     """A part of a launch at whose end inputs may leave. `seconds[n]` is how long it takes with n inputs inside.
 
     `seconds[0]`: with hardly any tokens, where inputs are texts.
@@ -36,7 +36,7 @@ class _Post:
 
     pipeline: Plan
     placement: Placement
-    legs: dict[int, tuple[Leg, ...]] = field(default_factory=dict)
+    legs: dict[int, tuple[LaunchPart, ...]] = field(default_factory=dict)
     transfers_s: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by size; empty where nothing travels
     turn_s: float = 0.0  # how long a replica stands still before a launch
 
@@ -110,7 +110,7 @@ class TableDevices:
         takes_turns = placement.local and len(placement.splits) > 1
         return self.facts.turn_s(placement.kind) if takes_turns and not self._host else 0.0
 
-    def begin(self, launch: Launch, now_s: float) -> Course:
+    def begin(self, launch: Launch, now_s: float) -> LaunchSchedule:
         replica, places = launch.replica, launch.places
         post = self._posts[launch.group]
         arrives_s = self._arrives_s(post, launch, now_s) if launch.cursor else now_s
@@ -134,7 +134,7 @@ class TableDevices:
         self._free_s[replica] = ends_s
         last = departures.pop() if departures and departures[-1].at_s == ends_s else None
         survivors = {row: places[row] for row in inside} if inside else {}
-        return Course(starts_s, ends_s, departures, last, survivors, stopped)
+        return LaunchSchedule(starts_s, ends_s, departures, last, survivors, stopped)
 
     def _leaving(self, places: Sequence[Place], inside: Sequence[int], stop: int, launch: Launch) -> list[int]:
         """Those of these rows whose inputs may leave before this block."""
@@ -186,7 +186,7 @@ class TableDevices:
             link = replace(link, latency_s=0.0)
         return tuple(link.transfer_s(size * each[cursor - 1]) for size in range(self._largest + 1))
 
-    def _new_legs(self, post: _Post, launch: Launch) -> tuple[Leg, ...]:
+    def _new_legs(self, post: _Post, launch: Launch) -> tuple[LaunchPart, ...]:
         """The legs of launches from this block on, kept because they stay the same until the plan changes."""
         table = self.facts.table(post.placement.kind)
         sizes = np.array([min(1, table.batch_sizes[0]), *range(1, self._largest + 1)], float)
@@ -196,7 +196,7 @@ class TableDevices:
             has_ramp = stop - 1 in launch.ramps
             begins_s = table.launch_s if start == launch.cursor else table.each_stop_s
             seconds = begins_s + blocks_s[:, start:stop].sum(1) + (ramps_s[:, stop - 1] if has_ramp else 0.0)
-            legs.append(Leg(stop, has_ramp or stop == self.facts.num_blocks, tuple(seconds.tolist())))
+            legs.append(LaunchPart(stop, has_ramp or stop == self.facts.num_blocks, tuple(seconds.tolist())))
             start = stop
         post.legs[launch.cursor] = found = tuple(legs)
         return found

@@ -33,7 +33,7 @@ class Departure(NamedTuple):
         return self._replace(rows=rows, answers=[told[row] for row in rows] if told else ())
 
 
-class Course(NamedTuple):
+class LaunchSchedule(NamedTuple):
     """How a launch will go: its times, and who departs when."""
 
     starts_s: float
@@ -47,7 +47,7 @@ class Course(NamedTuple):
 class Devices(Protocol):
     """The devices that launches run on, which know how long each takes."""
 
-    def begin(self, launch: Launch, now_s: float) -> Course:
+    def begin(self, launch: Launch, now_s: float) -> LaunchSchedule:
         """Begin a launch that reaches its replica now, and say how it will go."""
         ...
 
@@ -178,7 +178,7 @@ class EventLoop:
         if launch.id in self._flying:
             self._answer(launch, departure)
 
-    def _complete(self, launch: Launch, course: Course) -> None:
+    def _complete(self, launch: Launch, course: LaunchSchedule) -> None:
         if self._flying.pop(launch.id, None):
             if course.last:
                 self._answer(launch, course.last)

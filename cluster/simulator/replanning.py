@@ -9,8 +9,8 @@ from cluster.controller.config import Patience
 from cluster.controller.core import Controller
 from cluster.controller.decide import moving
 from cluster.controller.loop import ControlLoop, Spent
-from cluster.controller.promise import Keeper
-from cluster.controller.question import Question
+from cluster.controller.planning import PlanningProblem
+from cluster.controller.promise import PromiseKeeper
 from cluster.controller.record import Event, Events
 from cluster.simulator.devices import TableDevices
 from cluster.simulator.report import Report
@@ -58,10 +58,17 @@ class Replanned:
 
 
 def replan(
-    world: World, asked: Question, inputs: Chunks, seconds: float, *, seed: int = 0, patience: Patience = PATIENCE,
-    progress: Callable[[float], None] = lambda at_s: None, keeper: Keeper | None = None,
+    world: World,
+    asked: PlanningProblem,
+    inputs: Chunks,
+    seconds: float,
+    *,
+    seed: int = 0,
+    patience: Patience = PATIENCE,
+    progress: Callable[[float], None] = lambda at_s: None,
+    keeper: PromiseKeeper | None = None,
     devices: Callable[..., TableDevices] = TableDevices,
-) -> Replanned:  # fmt: skip
+) -> Replanned:
     """Run until every input has ended, with a controller that starts without any history."""
     simulation = Simulation(world, inputs, seconds, seed, devices)
     controller = Controller(asked, patience, History(None), Events(None), world.plan, 0.0, keeper=keeper)

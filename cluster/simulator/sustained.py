@@ -30,7 +30,7 @@ LOOKS = 10  # in a run whether it is lost already
 
 
 @dataclass(frozen=True)
-class Sustained:
+class SustainedGoodput:
     """A sustained goodput and the run that showed it; without a run no rate was sustained, however low."""
 
     promised_per_s: float
@@ -41,7 +41,7 @@ class Sustained:
 def sustained(
     plan: Plan, facts: Problem, slo_s: float, inputs: int = 15_000, seed: int = 0, limits: Limits | None = None,
     slos: float = SLOS, in_time: float = IN_TIME_SHARE,
-) -> Sustained:  # fmt: skip
+) -> SustainedGoodput:  # fmt: skip
     """Look for the sustained rate, up to a tenth more than the devices compute, with Poisson arrivals.
 
     Runs last `slos` times the SLO and have at least so many inputs, of which chance keeps 1 % to within 0.1 %. What is
@@ -57,7 +57,7 @@ def sustained(
         return kept_run(world, rate, max(inputs, int(slos * slo_s * rate)), seed, in_time)
 
     found = near(run_at, answered_per_s / in_time * (1 + 1 / slos), most)
-    return Sustained(promised, found.goodput_per_s if found else 0.0, found)
+    return SustainedGoodput(promised, found.goodput_per_s if found else 0.0, found)
 
 
 def near(run_at: Callable[[float], Run | None], guess: float, most: float) -> Run | None:

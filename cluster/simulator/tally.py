@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from cluster.simulator.event_loop import Departure
 from deployments.dispatch.messages import Ending, Launch, Outcome, RowKind
 from deployments.front.observed import FASTEST_S as FINEST_S
-from deployments.front.observed import NO_LAUNCH, STEP, LaunchShape, Observed, Took, since
+from deployments.front.observed import NO_LAUNCH, STEP, LaunchShape, LaunchTimes, Observed, since
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -128,10 +128,10 @@ class Tally:
         return since(now, before)
 
     def _so_far(self, now_s: float, devices: Mapping[str, int]) -> Observed:
-        launches: dict[LaunchShape, Took] = {}
+        launches: dict[LaunchShape, LaunchTimes] = {}
         for (_, kind, start, stop, size), (times, seconds) in self.launched.items():
             key = LaunchShape(kind, start, stop, size)
-            launches[key] = launches.get(key, NO_LAUNCH).plus(Took(int(times), seconds))
+            launches[key] = launches.get(key, NO_LAUNCH).plus(LaunchTimes(int(times), seconds))
         filled = np.flatnonzero(self._observed_bins)
         latencies = dict(zip(filled.tolist(), self._observed_bins[filled].tolist(), strict=True))
         arrived, good = int(self.arrived.sum()), int(self.good.sum())

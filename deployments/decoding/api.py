@@ -15,7 +15,6 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response, Streamin
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.decoding.described import CHAT, COMPLETION, DecoderStats, ModelAbout, ModelList, told
 from deployments.decoding.front import DecoderFront
 from deployments.decoding.replies import (
     CHAT_SHAPE,
@@ -28,12 +27,13 @@ from deployments.decoding.replies import (
     wholes_of,
 )
 from deployments.decoding.requests import ChatRequest, CompletionRequest, request_of
+from deployments.decoding.schemas import CHAT, COMPLETION, DecoderStats, ModelAbout, ModelList, told
 from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import body_of, json_in
-from deployments.front.described import Alive, Ready
 from deployments.front.headers import NO_KEY, OPEN_PATHS, is_shown, page_refusal, path_below
-from deployments.front.openapi import DescribedApi, in_json
+from deployments.front.openapi import DocumentedApi, in_json
 from deployments.front.page import DOCS, EXPLAINING, explain
+from deployments.front.schemas import Alive, Ready
 from deployments.tracing import PARENT, Span, Tracing, current
 
 Stats = Callable[[], Awaitable[dict[str, Any]]]
@@ -43,7 +43,7 @@ _OPEN = OPEN_PATHS | EXPLAINING | {"/"}
 _KINDS = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
 
 
-class _Api(DescribedApi):
+class _Api(DocumentedApi):
     """Asks for the key where there is one, and refuses the pages of others where there is none.
 
     A request that is traced has a span until the last of its answer is sent.

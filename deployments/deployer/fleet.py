@@ -11,7 +11,7 @@ from ray import serve
 from ray.serve import Application
 
 from deployments import ray_facts, resources
-from deployments.deployer.steps import Standing
+from deployments.deployer.steps import ReplicaStates
 from deployments.replica.serve_replica import DEPLOYMENT
 
 _FAILED = "DEPLOY_FAILED"
@@ -29,7 +29,7 @@ class ServeFleet:
         self._bind = bind
         self._needs = needs
 
-    def standing(self) -> dict[str, Standing]:
+    def standing(self) -> dict[str, ReplicaStates]:
         found = serve.status().applications
         return {name.rpartition(".")[2]: _standing(found[name]) for name in found if self._is_ours(name)}
 
@@ -89,11 +89,13 @@ def _delete(name: str) -> None:
         ray_facts.delete_soon(name)
 
 
-def _standing(status: Any) -> Standing:
+def _standing(status: Any) -> ReplicaStates:
     deployments = list(status.deployments.values())
     states = [each.replica_states for each in deployments]
     running, stopping = (sum(each.get(state, 0) for each in states) for state in ("RUNNING", "STOPPING"))
     said = "\n".join([each.message for each in deployments] + [status.message]).strip()
     given_up = any(each.status.value in _GIVEN_UP for each in (status, *deployments))
     cannot = given_up and "failed to start" in said  # a replica that ran before does not count, as Serve replaces it
-    return Standing(running, sum(sum(each.values()) for each in states) - running - stopping, stopping, said * cannot)
+    return ReplicaStates(
+        running, sum(sum(each.values()) for each in states) - running - stopping, stopping, said * cannot
+    )

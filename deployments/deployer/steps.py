@@ -18,7 +18,7 @@ NOTHING: ReplicaCounts = {}
 
 
 @dataclass(frozen=True)
-class Standing:
+class ReplicaStates:
     """How many replicas a kind has in each state. `failed` is Serve's message on those that cannot start."""
 
     running: int = 0
@@ -30,7 +30,7 @@ class Standing:
 class Fleet(Protocol):
     """The replicas, as the steps below need them. Calls may block."""
 
-    def standing(self) -> dict[str, Standing]:
+    def standing(self) -> dict[str, ReplicaStates]:
         """The replicas by state, of every kind that has an application."""
         ...
 

@@ -11,7 +11,7 @@ be by that alone.
 
 from collections.abc import Sequence
 
-from deployments.dispatch.experience import FEW, FORGETS, Expected
+from deployments.dispatch.estimates import FEW, FORGETS, ExpectedTimes
 from deployments.dispatch.lanes import Lane
 from deployments.dispatch.messages import Limits, Refusal
 from deployments.dispatch.queues import StageQueues
@@ -29,7 +29,7 @@ class Admission:
         self._unavoidable = 0.0  # the probability to be late though nobody were ahead: the mean of those who asked
 
     def risk(
-        self, lane: Lane, expected: Expected, deadline_s: float, inside: int, limits: Limits, weight: int = 1,
+        self, lane: Lane, expected: ExpectedTimes, deadline_s: float, inside: int, limits: Limits, weight: int = 1,
         others: int = 0, full: bool = False,
     ) -> float | Refusal:  # fmt: skip
         """The probability that an input is late that is admitted to this lane, or why it is not admitted.
@@ -63,7 +63,7 @@ class Admission:
         """An input of this risk has ended. So what is expected may be too dark, and few are late all the same."""
         self._add(risk - late)
 
-    def needed_s(self, lane: Lane, expected: Expected, left_s: float, weight: int = 1) -> float:
+    def needed_s(self, lane: Lane, expected: ExpectedTimes, left_s: float, weight: int = 1) -> float:
         """How much time an input must have to be admitted to this lane, which has about so much."""
         return self._needed_s(expected, self._few(alone_risk(lane, expected, left_s, weight)))
 
@@ -75,7 +75,7 @@ class Admission:
         few = min(EVEN, TWICE * min(alone, self._unavoidable)) if self._unavoidable > FEW else FEW
         return max(FEW, few)
 
-    def _needed_s(self, expected: Expected, few: float) -> float:
+    def _needed_s(self, expected: ExpectedTimes, few: float) -> float:
         """As above. Where nothing is saved, few may be late all the same.
 
         If none might be, a rush would be followed by refusing all until hardly anybody is inside.
@@ -86,21 +86,21 @@ class Admission:
         self._may_be_late = max(-MOST_SAVED, min(MOST_SAVED, self._may_be_late + inputs))
 
 
-def alone_risk(lane: Lane, expected: Expected, left_s: float, weight: int) -> float:
+def alone_risk(lane: Lane, expected: ExpectedTimes, left_s: float, weight: int) -> float:
     """The probability that an input is late that has so much time, if nobody were ahead of it in this lane."""
     if expected.sure_s <= left_s:
         return 0.0
     return expected._replace(ends_s=lane.alone_until_s(weight, slow=True)).late(left_s)
 
 
-def soonest(lanes: Sequence[Lane], now_s: float, weight: int = 1, more: int = 0) -> tuple[Lane, Expected]:
-    """The lane where a newcomer is expected to be answered first, by `Expected.rank_s`."""
+def soonest(lanes: Sequence[Lane], now_s: float, weight: int = 1, more: int = 0) -> tuple[Lane, ExpectedTimes]:
+    """The lane where a newcomer is expected to be answered first, by `ExpectedTimes.rank_s`."""
     if len(lanes) == 1:
         return lanes[0], expected_in(lanes[0], now_s, weight, more)
     return min([(each, expected_in(each, now_s, weight, more)) for each in lanes], key=lambda way: way[1].rank_s)
 
 
-def expected_in(lane: Lane, now_s: float, weight: int = 1, more: int = 0) -> Expected:
+def expected_in(lane: Lane, now_s: float, weight: int = 1, more: int = 0) -> ExpectedTimes:
     """When an input is at each exit point: it begins at a stage when it gets there, and what is ahead of it is done.
 
     Launches count as long as replicas really take. If the table is wrong and all are slower than planned, a promise by
@@ -121,7 +121,7 @@ def expected_in(lane: Lane, now_s: float, weight: int = 1, more: int = 0) -> Exp
         launched = _launched(stage, weight, full)
         ends_s += stage.leaves_s(ahead_s if ahead_s > at_s else at_s, launched, stage.group.slowdown)
         at_s = ends_s[-1]
-    return Expected(lane.experience, now_s, ends_s, full_s)
+    return ExpectedTimes(lane.estimates, now_s, ends_s, full_s)
 
 
 def _launched(queues: StageQueues, weight: int, full: bool) -> int:

@@ -13,8 +13,7 @@ from math import inf
 from deployments.dispatch.admission import Admission, soonest
 from deployments.dispatch.audits import Audits
 from deployments.dispatch.batching import choose, form_batch
-from deployments.dispatch.experience import Expected
-from deployments.dispatch.flights import Flight, Flights
+from deployments.dispatch.estimates import ExpectedTimes
 from deployments.dispatch.groups import Group, Replica
 from deployments.dispatch.lanes import Lane
 from deployments.dispatch.messages import (
@@ -30,6 +29,7 @@ from deployments.dispatch.messages import (
     RowKind,
     Unfinished,
 )
+from deployments.dispatch.pending_launches import PendingLaunch, PendingLaunches
 from deployments.dispatch.queues import Queue, Ticket
 from deployments.dispatch.route import Route
 
@@ -50,7 +50,7 @@ class Dispatcher:
         self._groups: dict[str, Group] = {}
         self._lanes = self._open = list[Lane]()
         self._tickets: dict[int, Ticket] = {}
-        self._flights = Flights()
+        self._flights = PendingLaunches()
         self._admission = Admission()
         self._endings: list[Ending] = []
         self._ticket_ids = count()
@@ -102,7 +102,9 @@ class Dispatcher:
         self._tickets[numbers[-1]].risk = risk
         return numbers
 
-    def _let_in(self, lane: Lane, expected: Expected, deadline_s: float, place: Place, weight: int, full: bool) -> int:
+    def _let_in(
+        self, lane: Lane, expected: ExpectedTimes, deadline_s: float, place: Place, weight: int, full: bool
+    ) -> int:
         number = next(self._ticket_ids)
         ticket = self._tickets[number] = Ticket(number, deadline_s, place, weight)
         ticket.expected = expected
@@ -184,7 +186,7 @@ class Dispatcher:
         self._come_back(flight, now_s, survivors, stop)
         return followed_s
 
-    def _come_back(self, flight: Flight, now_s: float, survivors: Mapping[int, Place], stop: int | None) -> None:
+    def _come_back(self, flight: PendingLaunch, now_s: float, survivors: Mapping[int, Place], stop: int | None) -> None:
         launch, tickets = flight.launch, flight.tickets
         stop = launch.stop if stop is None else stop
         if survivors:
@@ -342,7 +344,7 @@ class Dispatcher:
 
     # How inputs wait, and end
 
-    def _land(self, launch_id: int, now_s: float) -> Flight:
+    def _land(self, launch_id: int, now_s: float) -> PendingLaunch:
         self._nothing_to_launch = False
         return self._flights.land(launch_id, now_s)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from deployments.dispatch.experience import Experience
+from deployments.dispatch.estimates import Estimates
 from deployments.dispatch.groups import Group, Replica
 from deployments.dispatch.messages import Limits
 from deployments.dispatch.queues import Queue, StageQueues, Ticket
@@ -22,7 +22,7 @@ class Lane:
         until = route.edges[0] if limits.degrades and route.edges else route.num_blocks
         self.stages = tuple(StageQueues(route, stage, groups, until) for stage in route.stages)
         self.promised = tuple(each for each in self.stages if each.is_promised)
-        self.experience = Experience([each.stage for each in self.promised], limits.slack)
+        self.estimates = Estimates([each.stage for each in self.promised], limits.slack)
         for each in self.stages:
             each.is_alone = [other.group for other in self.stages].count(each.group) == 1
         self.by_group = tuple(
@@ -46,7 +46,7 @@ class Lane:
 
     def alone_s(self, weight: int) -> float:
         """By when at least half of the inputs that meet nobody have their answers, as planned."""
-        half = next(number for number, after in enumerate(self.experience.beyond) if after <= 0.5)
+        half = next(number for number, after in enumerate(self.estimates.beyond) if after <= 0.5)
         return self.alone_until_s(weight)[half]
 
     def whole_s(self, weight: int) -> float:

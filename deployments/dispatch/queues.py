@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-from deployments.dispatch.experience import Expected
+from deployments.dispatch.estimates import ExpectedTimes
 from deployments.dispatch.groups import Group, Replica
 from deployments.dispatch.messages import Place, RowKind, Unfinished
 from deployments.dispatch.route import Route, Stage
@@ -25,7 +25,7 @@ class Ticket:
     kind = RowKind.PLAIN
     told: tuple[int, object] | None = None  # of a shadow: the block where it was answered, and what
     risk = 0.0  # the probability to be late, as it was admitted
-    expected: Expected | None = None  # when it was admitted; None: it has begun again since
+    expected: ExpectedTimes | None = None  # when it was admitted; None: it has begun again since
 
     def __init__(self, id: int, deadline_s: float, place: Place, weight: int = 1) -> None:
         self.id = id

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from optimizer.model.works import inside_of, until_s, work
+from optimizer.model.work import inside_of, until_s, work
 from optimizer.plan import Placement, Plan, Split, Thresholds
 from optimizer.problem import Problem
 from profiles.model import OpenRamps

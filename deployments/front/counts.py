@@ -10,7 +10,7 @@ import numpy as np
 
 from deployments.dispatch.route import Route
 from deployments.front.answers import Answer
-from deployments.front.observed import NO_LAUNCH, LaunchShape, Observed, Took, latency_bin
+from deployments.front.observed import NO_LAUNCH, LaunchShape, LaunchTimes, Observed, latency_bin
 from deployments.metrics import LATENCY_BOUNDS_MS
 from profiles.agreement import WATCHED_S, Agreement, AuditedAnswers, PromiseWatch
 
@@ -102,7 +102,7 @@ class Counts:
         # Launches
         self.launches: dict[tuple[str, int], Launches] = defaultdict(Launches)  # by group and first block
         self.survivor_bytes: Counter[str] = Counter()  # that came back "by_value", or were "held" where they were
-        self._took: dict[LaunchShape, Took] = {}
+        self._took: dict[LaunchShape, LaunchTimes] = {}
         self._computed: dict[str, deque[tuple[float, float]]] = {}  # of late, by replica: from when until when
 
     # What is counted
@@ -224,7 +224,7 @@ class Counts:
             computed.popleft()
         shape = LaunchShape(self._kinds.get(replica, ""), start, stop, size)
         between = (0, 0.0) if followed_s is None else (1, max(0.0, followed_s - seconds))
-        self._took[shape] = self._took.get(shape, NO_LAUNCH).plus(Took(1, seconds, *between))
+        self._took[shape] = self._took.get(shape, NO_LAUNCH).plus(LaunchTimes(1, seconds, *between))
 
     # What is read
 

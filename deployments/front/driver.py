@@ -21,7 +21,7 @@ from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
 from deployments.front.answers import Answer, RefusedError, Step
 from deployments.front.counts import Counts
-from deployments.front.learned import Peak
+from deployments.front.load import FadingPeak
 from deployments.tracing import Span, current
 from deployments.transport.holdings import Held, LostError, Share
 from deployments.transport.orders import Departed, Order, Stayed
@@ -91,7 +91,7 @@ class Driver:
     ) -> None:
         self.dispatcher = dispatcher
         self.counts = counts or Counts()
-        self.lag = Peak()  # how long an answer that is known waits until who asked for it goes on
+        self.lag = FadingPeak()  # how long an answer that is known waits until who asked for it goes on
         self._proxies = dict[Refusing, int]()  # how many of the requests that each has refused are counted
         self._workers = workers
         self._clock = clock

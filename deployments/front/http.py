@@ -13,7 +13,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments.front.answers import RefusedError, brief, shown
 from deployments.front.bodies import body_of
-from deployments.front.described import PREDICTIONS, Alive, Ready, StatsBody
 from deployments.front.headers import (
     DEADLINE_HEADER,
     NO_KEY,
@@ -25,9 +24,10 @@ from deployments.front.headers import (
 )
 from deployments.front.open_inference.rest import routes
 from deployments.front.open_inference.rpc import serving
-from deployments.front.openapi import READING, WITH_INPUTS, DescribedApi, in_json, predict_body, told
+from deployments.front.openapi import READING, WITH_INPUTS, DocumentedApi, in_json, predict_body, told
 from deployments.front.page import explain, files, show
 from deployments.front.predict import Predict
+from deployments.front.schemas import PREDICTIONS, Alive, Ready, StatsBody
 from deployments.front.service import Service
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _NO_KEY = JSONResponse(
 )
 
 
-class Api(DescribedApi):
+class Api(DocumentedApi):
     """FastAPI describes and answers everything but POST /predict, which is asked most and goes past it (`Predict`).
 
     No exception gets out of here: each becomes one sentence in JSON.

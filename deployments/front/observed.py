@@ -21,7 +21,7 @@ class LaunchShape(NamedTuple):
     size: int
 
 
-class Took(NamedTuple):
+class LaunchTimes(NamedTuple):
     """How many launches, and the seconds that replicas computed for all of them together.
 
     `followed` of them were waiting when the launch before them ended. Between the two their replicas computed nothing
@@ -33,15 +33,15 @@ class Took(NamedTuple):
     followed: int = 0
     between_s: float = 0.0
 
-    def plus(self, other: "Took") -> "Took":
+    def plus(self, other: "LaunchTimes") -> "LaunchTimes":
         times, followed = self.times + other.times, self.followed + other.followed
-        return Took(times, self.seconds + other.seconds, followed, self.between_s + other.between_s)
+        return LaunchTimes(times, self.seconds + other.seconds, followed, self.between_s + other.between_s)
 
-    def minus(self, other: "Took") -> "Took":
-        return self.plus(Took(-other.times, -other.seconds, -other.followed, -other.between_s))
+    def minus(self, other: "LaunchTimes") -> "LaunchTimes":
+        return self.plus(LaunchTimes(-other.times, -other.seconds, -other.followed, -other.between_s))
 
 
-NO_LAUNCH = Took(0, 0.0)
+NO_LAUNCH = LaunchTimes(0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Observed:
     arrivals: int
     in_time: int
     exits: tuple[int, ...]
-    launches: Mapping[LaunchShape, Took] = field(default_factory=dict)
+    launches: Mapping[LaunchShape, LaunchTimes] = field(default_factory=dict)
     devices: Mapping[str, int] = field(default_factory=dict)
     latencies: Mapping[int, int] = field(default_factory=dict)  # answers by `latency_bin`
     arrived_weight: int = 0
@@ -161,13 +161,13 @@ def latency_bin(seconds: float) -> int:
 def merged(observations: Iterable[Observed]) -> Observed:
     """Of several fronts, or of one stretch of time after the other. Of the devices the latest observation knows best.
 
-    >>> early = Observed(0, 5, 10, 8, (6, 3), {LaunchShape("v100", 0, 2, 8): Took(2, 0.5)}, {"v100": 2})
-    >>> late = Observed(5, 5, 4, 4, (1, 3), {LaunchShape("v100", 0, 2, 8): Took(1, 0.2)}, {"v100": 1})
+    >>> early = Observed(0, 5, 10, 8, (6, 3), {LaunchShape("v100", 0, 2, 8): LaunchTimes(2, 0.5)}, {"v100": 2})
+    >>> late = Observed(5, 5, 4, 4, (1, 3), {LaunchShape("v100", 0, 2, 8): LaunchTimes(1, 0.2)}, {"v100": 1})
     >>> both = merged([early, late])
     >>> both.seconds, both.arrivals, both.in_time, both.exits, both.devices
     (10, 14, 12, (7, 6), {'v100': 1})
     >>> both.launches[LaunchShape("v100", 0, 2, 8)]
-    Took(times=3, seconds=0.7, followed=0, between_s=0.0)
+    LaunchTimes(times=3, seconds=0.7, followed=0, between_s=0.0)
     """
     parts = sorted(observations, key=lambda part: part.ended_s)
     if not parts:
@@ -210,8 +210,8 @@ def _sums(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
-def _launches(parts: list[Observed]) -> dict[LaunchShape, Took]:
-    launches: dict[LaunchShape, Took] = {}
+def _launches(parts: list[Observed]) -> dict[LaunchShape, LaunchTimes]:
+    launches: dict[LaunchShape, LaunchTimes] = {}
     for part in parts:
         for shape, took in part.launches.items():
             launches[shape] = launches.get(shape, NO_LAUNCH).plus(took)
@@ -259,6 +259,8 @@ def _more(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(late - early for late, early in zip_longest(now, before, fillvalue=0))
 
 
-def _new_launches(now: Mapping[LaunchShape, Took], before: Mapping[LaunchShape, Took]) -> dict[LaunchShape, Took]:
+def _new_launches(
+    now: Mapping[LaunchShape, LaunchTimes], before: Mapping[LaunchShape, LaunchTimes]
+) -> dict[LaunchShape, LaunchTimes]:
     news = {shape: took.minus(before.get(shape, NO_LAUNCH)) for shape, took in now.items()}
     return {shape: took for shape, took in news.items() if took.times > 0}

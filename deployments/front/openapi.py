@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from deployments.front.cors import AllowedPages
-from deployments.front.described import ErrorBody
 from deployments.front.headers import DEADLINE_HEADER, LONGEST_MS
+from deployments.front.schemas import ErrorBody
 
 PROBLEMS = {
     400: "The body is not what was asked for.",
@@ -121,7 +121,7 @@ WITH_INPUTS: dict[str, Any] = {
 }
 
 
-class DescribedApi(FastAPI):
+class DocumentedApi(FastAPI):
     """FastAPI without pages that load scripts from elsewhere, and without statuses that it only believes in."""
 
     key: bytes | None = None

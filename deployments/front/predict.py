@@ -63,7 +63,7 @@ def inputs_in(body: bytes) -> object:
 
 
 def output_of(answer: Answer, task: Task, labels: Sequence[str]) -> dict[str, Any]:
-    """As `described.py` describes it; times to the microsecond."""
+    """As `schemas.py` describes it; times to the microsecond."""
     steps = [
         {
             "block": step.block,

@@ -20,7 +20,7 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
-from deployments.front.learned import Peak
+from deployments.front.load import FadingPeak
 
 log = logging.getLogger(__name__)
 EVERY_S, CALM_EVERY_S = 0.02, 0.1  # while requests are refused; while none are: this takes time from those who answer
@@ -89,7 +89,7 @@ class Limit:
     def __init__(self) -> None:
         self.calm = True  # nothing has to be refused, and few want in
         self._value = float(MOST)
-        self._inside = Peak()
+        self._inside = FadingPeak()
         self._last = Burden(0, 0, 0)
         self._strained = self._ended = 0.0  # of late
         self._stepped_s, self._lowered_s = inf, -inf

@@ -16,16 +16,16 @@ import numpy as np
 from deployments.config import AppConfig
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.bodies import Sizes
-from deployments.front.described import STATS_VERSION
 from deployments.front.driver import Driver, Refusing
 from deployments.front.examples import example_of
 from deployments.front.headers import FULL, STARTED, key_in, waited_s_by, wants_full
 from deployments.front.in_process import in_process
-from deployments.front.learned import Crowd, Peak, Trend
+from deployments.front.load import FadingPeak, RetryTimes, Trend
 from deployments.front.messages import FrontState
 from deployments.front.proxy import Burden
+from deployments.front.request_queue import RequestQueue
+from deployments.front.schemas import STATS_VERSION
 from deployments.front.stats import state_of, stats_of
-from deployments.front.turnstile import Turnstile
 from deployments.named import DEMO, DEMO_NAME, VIRTUAL, function_at
 from deployments.replica.loading import load_front_model
 from deployments.tasks import task_of
@@ -45,7 +45,7 @@ _NO_HEADERS: Mapping[bytes, bytes] = {}
 Format = TypeVar("Format")
 
 
-class Visit(NamedTuple):
+class IncomingRequest(NamedTuple):
     """A request at the door, before anything is read of it."""
 
     kind: str  # how it comes: what a byte of it costs depends on that
@@ -74,7 +74,7 @@ class Content(Generic[Format]):
     within_s: float | None = None  # how long its client waits, if only the body says so
 
 
-class _Experience:
+class _RequestCosts:
     """What requests of one kind have shown, by their size."""
 
     def __init__(self) -> None:
@@ -133,10 +133,10 @@ class Service:
         # The parts of every answer that describe the network.
         self.heading: dict[str, Any] = {"model": self.name} | ({"virtual": True} if config.backend == VIRTUAL else {})
         self._clock, self._work_clock = clock, time.thread_time
-        self._turnstile = Turnstile(clock)
-        self._experiences: dict[str, _Experience] = {}  # by the kind of request
-        self._writing = Peak()
-        self._crowd = Crowd()
+        self._request_queue = RequestQueue(clock)
+        self._costs_by_kind: dict[str, _RequestCosts] = {}  # by the kind of request
+        self._writing = FadingPeak()
+        self._crowd = RetryTimes()
         self._inside = self._strained = self._answered = 0  # requests
         self._connect = connect
         self._others = others
@@ -168,34 +168,36 @@ class Service:
         headers: Mapping[bytes, bytes],
         within_s: float | None,
         left_s: float | None = None,
-    ) -> Visit:
+    ) -> IncomingRequest:
         """A request that is seen now. Raises `RefusedError` if there is no time for it, whatever it says.
 
         `within_s`: how long its client waits, from when it came; `left_s`: from now, at most.
         """
-        now_s, turnstile, dispatcher = self._clock(), self._turnstile, self._driver.dispatcher
-        arrived_s = now_s - max(waited_s_by(headers.get(STARTED)), turnstile.unseen_s())
+        now_s, queue, dispatcher = self._clock(), self._request_queue, self._driver.dispatcher
+        arrived_s = now_s - max(waited_s_by(headers.get(STARTED)), queue.unseen_s())
         until_s = inf if left_s is None else now_s + left_s
         deadline_s = min(arrived_s + (within_s or self.config.slo_ms / 1e3), until_s)
-        experience = self._experience(kind)
-        work_s = experience.work_s.expected(size)
-        weight = max(1, round(experience.weight.expected(size)))
+        costs = self._request_costs(kind)
+        work_s = costs.work_s.expected(size)
+        weight = max(1, round(costs.weight.expected(size)))
         # What is left to be done when it has been read: by the network, and with the answer.
         rest_s = dispatcher.needed_s(now_s, deadline_s - now_s, weight) + self._after_s(deadline_s)
         full = wants_full(headers.get(FULL))
         try:
-            if dispatcher.inside or not turnstile.idle:
-                turnstile.check(work_s, deadline_s - rest_s)
+            if dispatcher.inside or not queue.idle:
+                queue.check(work_s, deadline_s - rest_s)
             else:  # nobody is hurt if what was learned is right, and if it is wrong, this is how that shows
-                turnstile.check(0.0, deadline_s)
+                queue.check(0.0, deadline_s)
         except RefusedError:
             waits = self._waits(deadline_s - arrived_s)
             self._driver.counts.refused_unread(weight, self.config.most_inputs, waits, full)
             raise
         long_s = max(_LONG_WAIT_S, _LONG_SHARE * (deadline_s - arrived_s))
-        return Visit(kind, size, arrived_s, within_s, until_s, work_s, weight, deadline_s - rest_s, long_s, full)
+        return IncomingRequest(
+            kind, size, arrived_s, within_s, until_s, work_s, weight, deadline_s - rest_s, long_s, full
+        )
 
-    async def answer(self, visit: Visit, read: Callable[[], Content[Format]], size: int = 0) -> Format:
+    async def answer(self, visit: IncomingRequest, read: Callable[[], Content[Format]], size: int = 0) -> Format:
         """What is written of the answers to the inputs that `read` finds in the request, if there is time for all.
 
         `size`: bytes that are to be read, where the visit may not know: a body may be compressed, or tell no length.
@@ -206,15 +208,15 @@ class Service:
         finally:
             self._inside -= 1
 
-    def _weighed(self, visit: Visit, size: int) -> Visit:
+    def _weighed(self, visit: IncomingRequest, size: int) -> IncomingRequest:
         if size <= visit.size:
             return visit
-        return visit._replace(size=size, work_s=self._experience(visit.kind).work_s.expected(size))
+        return visit._replace(size=size, work_s=self._request_costs(visit.kind).work_s.expected(size))
 
-    async def _answer(self, visit: Visit, read: Callable[[], Content[Format]]) -> Format:
-        experience = self._experience(visit.kind)
+    async def _answer(self, visit: IncomingRequest, read: Callable[[], Content[Format]]) -> Format:
+        costs = self._request_costs(visit.kind)
         try:
-            await self._turnstile.turn(visit.work_s, visit.latest_s)
+            await self._request_queue.turn(visit.work_s, visit.latest_s)
             if self._clock() > visit.gone_s:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request was here")
         except RefusedError:
@@ -222,7 +224,7 @@ class Service:
             self._driver.counts.refused_unread(visit.weight, self.config.most_inputs, waits, visit.full)
             raise
         self._strained += self._clock() - visit.arrived_s > visit.long_s
-        learns = experience.looks()
+        learns = costs.looks()
         work_clock = self._work_clock if learns else _unasked
         began_s = work_clock()
         content = read()
@@ -237,8 +239,8 @@ class Service:
         now_s = self._clock()
         self._writing.saw(now_s, now_s - known_s)
         if learns:
-            experience.weight.learn(visit.size, sum(self._driver.weights(content.inputs)))
-            experience.work_s.learn(visit.size, read_s + work_clock() - began_s)
+            costs.weight.learn(visit.size, sum(self._driver.weights(content.inputs)))
+            costs.work_s.learn(visit.size, read_s + work_clock() - began_s)
         if now_s > deadline_s:
             raise RefusedError(504, "the deadline passed before the answer was ready")
         self._driver.counts.request_answered(answers, now_s - visit.arrived_s)
@@ -248,10 +250,10 @@ class Service:
         """Whether a client waits for about as long as the SLO: what such clients are refused tells of overload."""
         return within_s >= _ENOUGH_OF_SLO * self.config.slo_ms / 1e3
 
-    def _experience(self, kind: str) -> _Experience:
-        if kind not in self._experiences:
-            self._experiences[kind] = _Experience()
-        return self._experiences[kind]
+    def _request_costs(self, kind: str) -> _RequestCosts:
+        if kind not in self._costs_by_kind:
+            self._costs_by_kind[kind] = _RequestCosts()
+        return self._costs_by_kind[kind]
 
     def _after_s(self, deadline_s: float) -> float:
         """What an answer takes from when it is known until it is on its way, of the time that is left."""

@@ -22,7 +22,7 @@ from deployments.transport.exchange import Exchange
 from deployments.transport.holdings import Holdings, Share
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import Packed, join
-from deployments.transport.replica_connection import ReplicaConnection, Whereabouts, connect_to
+from deployments.transport.replica_connection import ReplicaAddress, ReplicaConnection, connect_to
 from profiles.errors import UserError
 from profiles.files import differ
 
@@ -150,7 +150,7 @@ class ServeWorkers:
             del self._meetings[name]
 
     async def _connect_to(self, group: str, name: str) -> ReplicaConnection:
-        where: Whereabouts = await self._handles[group].options(session_id=name).whereabouts.remote()
+        where: ReplicaAddress = await self._handles[group].options(session_id=name).whereabouts.remote()
         if where.replica != name:
             raise ConnectionError("another answered in its place")
         if differ(where.weights, self._weights):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, overload
 
 from deployments.dispatch.route import stops
-from deployments.models.seam import BackedModel, Fingerprint, ServedModel, Stretch, backend_named
+from deployments.models.interface import BackedModel, BlockRange, Fingerprint, ServedModel, backend_named
 from deployments.named import AUTO, BACKENDS
 from optimizer.plan import Plan
 from profiles.errors import UserError
@@ -111,7 +111,7 @@ def backend_of(model: SplitModel) -> str:
     return model.backend if isinstance(model, ServedModel) else "torch"
 
 
-def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[Stretch]) -> None:
+def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[BlockRange]) -> None:
     """Have these stretches exported before anybody asks for them, where the backend exports."""
     if isinstance(model, ServedModel) and model.exports:
         from deployments.models.choice import example
@@ -145,7 +145,7 @@ def for_threads(model: SplitModel, count: int) -> tuple[list[SplitModel], Callab
     return [model, *(model.twin() for _ in range(count - 1))], within
 
 
-def planned(model: SplitModel, plan: Plan, kind: str) -> list[Stretch]:
+def planned(model: SplitModel, plan: Plan, kind: str) -> list[BlockRange]:
     """The stretches of a plan that devices of this kind run."""
     return [
         stretch
@@ -156,12 +156,12 @@ def planned(model: SplitModel, plan: Plan, kind: str) -> list[Stretch]:
     ]
 
 
-def stretches(model: SplitModel, start: int, stop: int, ramps: Collection[int]) -> Iterator[Stretch]:
+def stretches(model: SplitModel, start: int, stop: int, ramps: Collection[int]) -> Iterator[BlockRange]:
     """The stretches that a replica runs in turn, from active ramp to active ramp, with all ramps the policy needs."""
     observed = model.ramps.observed(ramps) if isinstance(model, ServedModel) else frozenset(ramps)
     at = start
     for end in stops(start, stop, ramps):
-        yield Stretch(at, end, tuple(sorted(ramp for ramp in observed if at <= ramp < end)))
+        yield BlockRange(at, end, tuple(sorted(ramp for ramp in observed if at <= ramp < end)))
         at = end
 
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from deployments.models import batches
 from deployments.models.encode import Encoder
+from deployments.models.interface import BackedModel, BlockRange
 from deployments.models.predict import Predicted, predict
 from deployments.models.ramps import Ramps
-from deployments.models.seam import BackedModel, Stretch
 from profiles.model import NOBODY, Batch, Exits, Launched
 
 Floats = NDArray[np.float32]
@@ -58,13 +58,13 @@ class Level:
         """Those of the cascade's ramps that stand inside this level, as its network numbers them."""
         return [ramp - self.start for ramp in ramps if self.start <= ramp < self.stop - 1]
 
-    def part(self, stretch: Stretch) -> Stretch | None:
+    def part(self, stretch: BlockRange) -> BlockRange | None:
         """What this level runs of a stretch of the cascade."""
         start, stop = max(stretch.start, self.start), min(stretch.stop, self.stop)
         if start >= stop:
             return None
         inside = (ramp for ramp in self.local(stretch.ramps) if start <= ramp + self.start < stop)
-        return Stretch(start - self.start, stop - self.start, tuple(inside))
+        return BlockRange(start - self.start, stop - self.start, tuple(inside))
 
     def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: Rows) -> Launched:
         """Run blocks of this level alone, with blocks and labels as the cascade numbers them."""
@@ -145,7 +145,7 @@ class Cascade:
         levels = [replace(level, load=partial(load, level)) for level in self.levels]
         return Cascade(levels, self.ramps, self.labels, self.device, self.dtype, backend or self._backend)
 
-    def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
+    def prepare(self, stretches: Iterable[BlockRange], example: Batch) -> None:
         """Load and prepare the levels that these stretches run through. The example stands before block 0."""
         wanted = list(stretches)
         for level, here in zip(self.levels, _each_level(example), strict=True):

@@ -14,7 +14,7 @@ import torch
 
 from deployments.folders import alone, cache_directory
 from deployments.models import checkpoint
-from deployments.models.seam import BackedModel, ServedModel, Stretch
+from deployments.models.interface import BackedModel, BlockRange, ServedModel
 from deployments.models.torch_model import TorchModel
 from profiles.measure import device_name, stopwatch_for
 from profiles.model import Batch, Exits
@@ -83,7 +83,7 @@ def over_torch(model: TorchModel, other: BackedModel, batch_of: "partial[Batch]"
 
     It is the geometric mean over sizes of ratios of medians, measured in turns. Raises ValueError if answers differ.
     """
-    other.prepare([Stretch(0, model.num_blocks)], batch_of())
+    other.prepare([BlockRange(0, model.num_blocks)], batch_of())
     stopwatch, ratios = stopwatch_for(str(model.device)), []
     for size in SIZES:
         batch, torch_s, other_s = batch_of(size), list[float](), list[float]()

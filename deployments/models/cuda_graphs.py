@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from deployments.models.attention import is_fused
-from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
+from deployments.models.interface import BackedModel, BlockRange, Fingerprint, RangeOutput
 from deployments.models.spans import Integers, Room, Spans, in_room
 from deployments.models.torch_model import TorchModel
 from profiles.errors import UserError
@@ -47,13 +47,13 @@ class GraphModel(TorchModel):
             raise UserError(f"{self.backend} computes one launch at a time: use onnx or graphs for more")
         return GraphModel(self.inner, TorchRecorder(self.inner))
 
-    def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
+    def prepare(self, stretches: Iterable[BlockRange], example: Batch) -> None:
         self.inner.prepare(stretches, example)
 
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         return self.inner.features(batch)
 
-    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None) -> Passed:
+    def through(self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
         inputs = Inputs(arrays, spans)
         room = room_for(inputs.rows) if spans is None else spans.room
         key = (stretch, room, inputs.widths)
@@ -69,7 +69,7 @@ class GraphModel(TorchModel):
         room = room_for_texts(lengths, self.encoder.longest)
         return in_room(lengths, self.device, room, is_fused(self.device, self.dtype) and self.inner.backend == "torch")
 
-    def _add(self, key: Hashable, stretch: Stretch, buffers: "Callable[[], Inputs]") -> None:
+    def _add(self, key: Hashable, stretch: BlockRange, buffers: "Callable[[], Inputs]") -> None:
         try:
             made = self._record(stretch, buffers)
             if made is None:  # not yet
@@ -147,16 +147,16 @@ class Recording:
     """The buffers that a recorded launch reads, those that it writes, and the call that repeats it."""
 
     reads: Inputs
-    gives: Passed
+    gives: RangeOutput
     again: Again
 
-    def run(self, given: Inputs, count: int) -> Passed:
+    def run(self, given: Inputs, count: int) -> RangeOutput:
         """`count`: of inputs, or of tokens where these are answered. What is given is a copy, since the next replay
         writes over the buffers."""
         self.reads.fill(given)
         self.again()
         hidden, head = self.gives.hidden, self.gives.head
-        return Passed(
+        return RangeOutput(
             None if hidden is None else hidden[: given.rows].clone(),
             {block: logits[:count].clone() for block, logits in self.gives.ramps.items()},
             None if head is None else head[:count].clone(),
@@ -164,7 +164,7 @@ class Recording:
 
 
 # Records a stretch on buffers that it makes by the given call. None: not yet, so ask again; an error: it never can.
-Recorder = Callable[[Stretch, Callable[[], Inputs]], Recording | None]
+Recorder = Callable[[BlockRange, Callable[[], Inputs]], Recording | None]
 
 
 class TorchRecorder:
@@ -175,7 +175,7 @@ class TorchRecorder:
         # Replays follow each other, and what they give is copied at once: they need not have scratch memory each.
         self._scratch = torch.cuda.graph_pool_handle()
 
-    def __call__(self, stretch: Stretch, buffers: Callable[[], Inputs]) -> Recording:
+    def __call__(self, stretch: BlockRange, buffers: Callable[[], Inputs]) -> Recording:
         reads, graph = buffers(), torch.cuda.CUDAGraph()
         run = partial(self._model.through, stretch, reads.arrays, reads.spans)
         with torch.cuda.device(self._model.device):

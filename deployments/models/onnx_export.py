@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deployments.models.seam import Passed, Stretch
+from deployments.models.interface import BlockRange, RangeOutput
 from deployments.models.spans import PLACES, POSITIONS, MaskOf, Spans, example, is_of_spans
 
 OPSET = 17
 HIDDEN, AFTER, HEAD = "hidden", "after", "head"
-Compute = Callable[[Stretch, Mapping[str, Tensor], Spans | None, MaskOf], Passed]
+Compute = Callable[[BlockRange, Mapping[str, Tensor], Spans | None, MaskOf], RangeOutput]
 
 
 _one_at_a_time = Lock()  # the exporter keeps its state in globals, and so does the hook that notes modules
@@ -29,13 +29,13 @@ def ramp_name(block: int) -> str:
     return f"ramp{block}"
 
 
-def export(compute: Compute, stretch: Stretch, inputs: Mapping[str, Tensor], path: Path) -> None:
+def export(compute: Compute, stretch: BlockRange, inputs: Mapping[str, Tensor], path: Path) -> None:
     """Write the graph. `inputs` are an example of what it reads: how many inputs and tokens may vary, nothing else."""
     with _one_at_a_time:
         _export(compute, stretch, inputs, path)
 
 
-def _export(compute: Compute, stretch: Stretch, inputs: Mapping[str, Tensor], path: Path) -> None:
+def _export(compute: Compute, stretch: BlockRange, inputs: Mapping[str, Tensor], path: Path) -> None:
     inputs = _unspecial(inputs)
     with torch.no_grad(), _modules() as modules:
         passed = _call(compute, stretch, inputs)
@@ -55,7 +55,7 @@ def _export(compute: Compute, stretch: Stretch, inputs: Mapping[str, Tensor], pa
         )
 
 
-def flat(passed: Passed) -> dict[str, Tensor]:
+def flat(passed: RangeOutput) -> dict[str, Tensor]:
     """What a graph gives, by name."""
     hidden = {} if passed.hidden is None else {AFTER: passed.hidden}
     head = {} if passed.head is None else {HEAD: passed.head}
@@ -65,7 +65,7 @@ def flat(passed: Passed) -> dict[str, Tensor]:
 class _Traced(nn.Module):
     """Holds the modules that run, so that their weights become the graph's own instead of constants in its nodes."""
 
-    def __init__(self, compute: Compute, stretch: Stretch, names: list[str], modules: list[nn.Module]) -> None:
+    def __init__(self, compute: Compute, stretch: BlockRange, names: list[str], modules: list[nn.Module]) -> None:
         super().__init__()
         self.owned = nn.ModuleList(modules)
         self._compute, self._stretch, self._names = compute, stretch, names
@@ -76,7 +76,7 @@ class _Traced(nn.Module):
         return tuple(flat(_call(self._compute, self._stretch, inputs)).values())
 
 
-def _call(compute: Compute, stretch: Stretch, inputs: Mapping[str, Tensor]) -> Passed:
+def _call(compute: Compute, stretch: BlockRange, inputs: Mapping[str, Tensor]) -> RangeOutput:
     return compute(stretch, *as_given(inputs), _added)
 
 

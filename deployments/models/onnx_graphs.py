@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from deployments.models.cuda_graphs import GraphModel, Inputs, Recording, without_cuda
+from deployments.models.interface import BackedModel, BlockRange, Fingerprint
 from deployments.models.onnx_export import as_given, as_read
 from deployments.models.onnx_model import OnnxModel, as_passed, unexportable
 from deployments.models.onnx_pieces import UNDISTURBED
-from deployments.models.seam import BackedModel, Fingerprint, Stretch
 from deployments.models.torch_model import TorchModel
 
 
@@ -16,7 +16,7 @@ class OnnxRecorder:
     def __init__(self, model: OnnxModel) -> None:
         self._model = model
 
-    def __call__(self, stretch: Stretch, buffers: Callable[[], Inputs]) -> Recording | None:
+    def __call__(self, stretch: BlockRange, buffers: Callable[[], Inputs]) -> Recording | None:
         session = self._model.pieces.get(stretch)
         if session is None or not UNDISTURBED.acquire(blocking=False):
             return None

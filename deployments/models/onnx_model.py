@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from deployments.folders import cache_directory
+from deployments.models.interface import BackedModel, BlockRange, Fingerprint, RangeOutput
 from deployments.models.onnx_export import AFTER, HEAD, HIDDEN, as_read, ramp_name
 from deployments.models.onnx_pieces import Origin, Pieces
-from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
 from deployments.models.spans import Integers, Spans, in_bands
 from deployments.models.torch_model import TorchModel
 from deployments.progress import show
@@ -55,41 +55,43 @@ class OnnxModel(TorchModel):
         return in_bands(lengths, self.device, self._bands)
 
     @torch.inference_mode()
-    def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
+    def prepare(self, stretches: Iterable[BlockRange], example: Batch) -> None:
         arrays, spans = self._enter(example)
         at, wanted = 0, sorted(each for each in set(stretches) if not self.pieces.get(each))
         for stretch in show(wanted, "exporting to ONNX"):
             if stretch.start > at:
-                arrays = _hidden(self.inner.through(Stretch(at, stretch.start), arrays, spans))
+                arrays = _hidden(self.inner.through(BlockRange(at, stretch.start), arrays, spans))
                 at = stretch.start
             self.pieces.make(stretch, as_read(arrays, spans))
 
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         """Exports everything first, since ramps that are made from features must not depend on how far exporting is."""
-        self.prepare([Stretch(block, block + 1) for block in range(self.num_blocks)], batch)
+        self.prepare([BlockRange(block, block + 1) for block in range(self.num_blocks)], batch)
         return super().features(batch)
 
-    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None) -> Passed:
+    def through(self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
         inputs = as_read(arrays, spans)
         if session := self.pieces.get(stretch):
             return as_passed(session.run(inputs), stretch)
         self.pieces.order(stretch, inputs)
         return self._piecewise(stretch, arrays, spans)
 
-    def _piecewise(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None) -> Passed:
+    def _piecewise(self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
         """Run a stretch by the pieces that are ready, and by torch in between."""
         at, logits, head = stretch.start, dict[int, Tensor](), None
         while at < stretch.stop:
             passed, at = self._next(stretch, at, arrays, spans)
             logits |= {block: each for block, each in passed.ramps.items() if block in stretch.ramps}
             arrays, head = _hidden(passed), passed.head
-        return Passed(arrays.get(HIDDEN), logits, head)
+        return RangeOutput(arrays.get(HIDDEN), logits, head)
 
-    def _next(self, stretch: Stretch, at: int, arrays: Mapping[str, Tensor], spans: Spans | None) -> tuple[Passed, int]:
+    def _next(
+        self, stretch: BlockRange, at: int, arrays: Mapping[str, Tensor], spans: Spans | None
+    ) -> tuple[RangeOutput, int]:
         if found := self.pieces.within(stretch, at):
             piece, session = found
             return as_passed(session.run(as_read(arrays, spans)), piece), piece.stop
-        one = Stretch(at, at + 1, tuple(ramp for ramp in stretch.ramps if ramp == at))
+        one = BlockRange(at, at + 1, tuple(ramp for ramp in stretch.ramps if ramp == at))
         return self.inner.through(one, arrays, spans), at + 1
 
 
@@ -118,10 +120,10 @@ def unexportable(model: TorchModel, int8: bool) -> str | None:
     return None
 
 
-def as_passed(given: Mapping[str, Tensor], stretch: Stretch) -> Passed:
+def as_passed(given: Mapping[str, Tensor], stretch: BlockRange) -> RangeOutput:
     ramps = {block: given[ramp_name(block)] for block in stretch.ramps}
-    return Passed(given.get(AFTER), ramps, given.get(HEAD))
+    return RangeOutput(given.get(AFTER), ramps, given.get(HEAD))
 
 
-def _hidden(passed: Passed) -> Mapping[str, Tensor]:
+def _hidden(passed: RangeOutput) -> Mapping[str, Tensor]:
     return {} if passed.hidden is None else {HIDDEN: passed.hidden}

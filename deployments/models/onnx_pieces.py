@@ -15,11 +15,11 @@ from torch import Tensor
 
 from deployments.folders import alone, make_room, whole
 from deployments.models import checkpoint
+from deployments.models.interface import BlockRange
 from deployments.models.onnx_export import OPSET, Compute, export
 from deployments.models.onnx_int8 import in_8_bits
 from deployments.models.onnx_session import Session
 from deployments.models.ramps import WEIGHTS
-from deployments.models.seam import Stretch
 from deployments.models.torch_model import TorchModel
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Origin:
     dtype: torch.dtype
     int8: bool = False
 
-    def key(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> str:
+    def key(self, stretch: BlockRange, inputs: Mapping[str, Tensor]) -> str:
         """A name for the piece of this stretch, which is the same for all that would be made the same."""
         reads = sorted((name, str(tensor.dtype), tensor.ndim) for name, tensor in inputs.items())
         made_by = [FORMAT, OPSET, version("torch"), version("transformers"), ort.__version__]
@@ -67,20 +67,20 @@ class Pieces:
 
     def __init__(self, compute: Compute, origin: Origin, cache: Path, records: bool = False) -> None:
         self._compute, self.origin, self.cache, self._records = compute, origin, cache, records
-        self._ready: dict[Stretch, Session] = {}
-        self._coming: dict[Stretch, Future[None]] = {}
+        self._ready: dict[BlockRange, Session] = {}
+        self._coming: dict[BlockRange, Future[None]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="onnx")
 
-    def get(self, stretch: Stretch) -> Session | None:
+    def get(self, stretch: BlockRange) -> Session | None:
         return self._ready.get(stretch)
 
-    def within(self, wanted: Stretch, start: int) -> tuple[Stretch, Session] | None:
+    def within(self, wanted: BlockRange, start: int) -> tuple[BlockRange, Session] | None:
         """The longest ready piece of what is wanted that begins at this block."""
         fitting = [each for each in list(self._ready) if each.start == start and each.covers(wanted)]
         longest = max(fitting, default=None, key=lambda each: each.stop)
         return None if longest is None else (longest, self._ready[longest])
 
-    def make(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> None:
+    def make(self, stretch: BlockRange, inputs: Mapping[str, Tensor]) -> None:
         """Make a piece; returns when it is ready."""
         if stretch not in self._ready:
             if len(self._ready) >= MOST:  # the one that was made first goes, and may be ordered again
@@ -90,14 +90,14 @@ class Pieces:
             with UNDISTURBED:
                 self._ready[stretch] = Session(self._file(stretch, inputs), self.origin.device, self._records)
 
-    def order(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> None:
+    def order(self, stretch: BlockRange, inputs: Mapping[str, Tensor]) -> None:
         """Have a piece made in the background. It is tried once; torch serves it until it is ready, or for good."""
         if stretch not in self._coming:
             example = {name: tensor[:1].clone() for name, tensor in inputs.items()}
             self._coming[stretch] = self._thread.submit(self._try, stretch, example)
 
     @property
-    def ordered(self) -> frozenset[Stretch]:
+    def ordered(self) -> frozenset[BlockRange]:
         """The pieces that were asked for before they were there."""
         return frozenset(self._coming)
 
@@ -106,13 +106,13 @@ class Pieces:
         for coming in list(self._coming.values()):
             coming.result()
 
-    def _try(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> None:
+    def _try(self, stretch: BlockRange, inputs: Mapping[str, Tensor]) -> None:
         try:
             self.make(stretch, inputs)
         except Exception:
             log.exception("blocks %s stay on torch: they could not be exported to ONNX", stretch)
 
-    def _file(self, stretch: Stretch, inputs: Mapping[str, Tensor]) -> Path:
+    def _file(self, stretch: BlockRange, inputs: Mapping[str, Tensor]) -> Path:
         """The graph's file. The replica that needs it first makes it, and the others wait."""
         entry = self.cache / self.origin.key(stretch, inputs)
         with alone(entry):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.dispatch.route import stops
-from deployments.models.seam import ServedModel
+from deployments.models.interface import ServedModel
 from deployments.tasks import task_of
 from profiles.errors import UserError
 from profiles.model import Batch, Exits, Label, Probability, Words

@@ -14,9 +14,9 @@ from deployments.models.anatomy import Anatomy
 from deployments.models.attention import is_fused
 from deployments.models.departures import Departures, TokenDepartures, Tokens
 from deployments.models.encode import ASKED, Encoder
+from deployments.models.interface import BackedModel, BlockRange, Fingerprint, RangeOutput
 from deployments.models.predict import Predicted, predict
 from deployments.models.ramps import Ramps
-from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
 from deployments.models.spans import LEAST_STEP, MaskOf, Spans, rows_for, spans_of
 from deployments.models.streams import finish
 from deployments.tasks import Task
@@ -91,7 +91,7 @@ class TorchModel:
         """The same network, same weights, for another thread that computes at the same time. Nothing else is shared."""
         return self
 
-    def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
+    def prepare(self, stretches: Iterable[BlockRange], example: Batch) -> None:
         """Do nothing: on torch every stretch is ready."""
 
     @torch.inference_mode()
@@ -140,7 +140,7 @@ class TorchModel:
         arrays, spans = self._enter(batch)
         departures = self._departures(batch, kept)
         observed = sorted(block for block in self.ramps.observed(ramps) if batch.cursor <= block < stop)
-        passed = self.through(Stretch(batch.cursor, stop, tuple(observed)), arrays, spans)
+        passed = self.through(BlockRange(batch.cursor, stop, tuple(observed)), arrays, spans)
         thresholds = ramps if isinstance(ramps, Mapping) else {}
         for block, logits in passed.ramps.items():
             decision = self.ramps.decide(block, logits, departures.memory, thresholds.get(block))
@@ -159,11 +159,13 @@ class TorchModel:
         tokens = Tokens(batch.lengths, text, asked, self.ramps.rules.most_unsure)
         return TokenDepartures(memory, self.num_labels, kept, tokens)
 
-    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None) -> Passed:
+    def through(self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
         """Run a stretch without deciding who leaves. Another backend replaces this one method."""
         return self.compute(stretch, arrays, spans, lambda visible, dtype: visible)
 
-    def compute(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None, mask_of: MaskOf) -> Passed:
+    def compute(
+        self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None, mask_of: MaskOf
+    ) -> RangeOutput:
         """Run a stretch on torch, whatever the backend is."""
         spare = 0 if spans is None else spans.spare
         rows, logits = self._before(stretch.start, arrays, spans), {}
@@ -174,12 +176,12 @@ class TorchModel:
             if block in stretch.ramps:
                 logits[block] = self.ramps.logits(block, self.anatomy.pool(hidden, spans))
         if stretch.stop < self.num_blocks:
-            return Passed(hidden, logits, None)
+            return RangeOutput(hidden, logits, None)
         read = rows if spans is None else self.anatomy.gather(rows, spans)
         answer = self.anatomy.head(read)
         if spare and self.task.by_token:
             answer = answer[: len(answer) - spare]
-        return Passed(None, logits, answer.float() / self.ramps.head_temperature)
+        return RangeOutput(None, logits, answer.float() / self.ramps.head_temperature)
 
     @torch.inference_mode()
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
@@ -190,11 +192,11 @@ class TorchModel:
         arrays, spans = self._enter(batch)
         pooled = []
         for block in range(self.num_blocks - 1):
-            hidden = self.through(Stretch(block, block + 1), arrays, spans).hidden
+            hidden = self.through(BlockRange(block, block + 1), arrays, spans).hidden
             assert hidden is not None, "This is a bug: the network goes on."
             pooled.append(self.anatomy.pool(hidden, spans).float())
             arrays = {"hidden": hidden}
-        head = self.through(Stretch(self.num_blocks - 1, self.num_blocks), arrays, spans).head
+        head = self.through(BlockRange(self.num_blocks - 1, self.num_blocks), arrays, spans).head
         assert head is not None, "This is a bug: the network ends here."
         found = pooled, head * self.ramps.head_temperature
         if ASKED not in batch.arrays:

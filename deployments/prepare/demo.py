@@ -33,9 +33,9 @@ from deployments.demo.digits import (
 from deployments.exits import entropy
 from deployments.models import load
 from deployments.models.backends import INT8, make_ready, on_backend
+from deployments.models.interface import BackedModel, BlockRange
 from deployments.models.loading import quietly
 from deployments.models.ramps import RampDtype, read_rules, write_rules
-from deployments.models.seam import BackedModel, Stretch
 from deployments.prepare.demo_quality import quality_of
 from deployments.prepare.measuring import PrepareOptions, Seen, retuned
 from deployments.prepare.pipeline import PICTURE, prepare
@@ -160,7 +160,7 @@ def as_served(folder: Path, dtype: RampDtype) -> SplitModel:
     """On torch, or in 8 bits on ONNX Runtime, ready for the whole network with its exits and without."""
     model = _loaded(folder, dtype)
     if dtype == INT8:
-        make_ready(model, folder, [Stretch(0, model.num_blocks, ramps) for ramps in (model.ramp_blocks, ())])
+        make_ready(model, folder, [BlockRange(0, model.num_blocks, ramps) for ramps in (model.ramp_blocks, ())])
     return model
 
 

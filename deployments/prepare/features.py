@@ -13,7 +13,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from deployments.folders import alone, make_room, whole
-from deployments.models.seam import BackedModel
+from deployments.models.interface import BackedModel
 from deployments.progress import show
 from deployments.tasks import task_of
 from deployments.transport.packed import rows_of

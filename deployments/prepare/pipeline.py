@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from deployments.folders import cache_directory, whole
 from deployments.models import checkpoint, load
 from deployments.models.backends import INT8, on_backend, weights_dtype
+from deployments.models.interface import BackedModel
 from deployments.models.ramps import WEIGHTS, ExitRules, RampDtype, Ramps, read_rules, save_ramps, write_rules
-from deployments.models.seam import BackedModel
 from deployments.prepare.features import features
 from deployments.prepare.measuring import PrepareOptions, make_ramps, retuned
 from deployments.prepare.report import draw_exits

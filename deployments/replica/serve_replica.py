@@ -17,7 +17,7 @@ from deployments.tracing import part_of, tracing_here
 from deployments.transport.exchange import Exchange
 from deployments.transport.holdings import Holdings
 from deployments.transport.orders import Departed, Order, Stayed
-from deployments.transport.replica_connection import OrderServer, Whereabouts
+from deployments.transport.replica_connection import OrderServer, ReplicaAddress
 
 DEPLOYMENT = "split"  # the one deployment of an application of replicas
 _HERE = "here"
@@ -36,11 +36,11 @@ class ServeReplica:
         self._orders = OrderServer(self.run, self.end_if_stuck)
         self._tracing = tracing_here(time.perf_counter)
         self._opening = asyncio.Lock()
-        self._whereabouts: Whereabouts | None = None
+        self._whereabouts: ReplicaAddress | None = None
         # Serve awaits this before it ends a replica. It is set on the instance, so that Python does not call it too.
         self.__del__ = self.hand_over
 
-    async def whereabouts(self) -> Whereabouts:
+    async def whereabouts(self) -> ReplicaAddress:
         """The address at which fronts reach this replica, which takes orders from the first call on."""
         async with self._opening:
             if not self._whereabouts:
@@ -48,14 +48,14 @@ class ServeReplica:
                 gc.freeze()  # the network stays for good, so the garbage collector need not look through it
         return self._whereabouts
 
-    async def _open(self) -> Whereabouts:
+    async def _open(self) -> ReplicaAddress:
         await self._exchange.open(self._wire)
         try:
             address = await self._orders.open(self._wire)
         except BaseException:
             self._exchange.close()  # the next call opens both
             raise
-        return Whereabouts(replica_name(), address, self._orders.door.key, self._weights)
+        return ReplicaAddress(replica_name(), address, self._orders.door.key, self._weights)
 
     async def hand_over(self) -> None:
         """Returns when all orders are answered and all survivors fetched, since no other replica has these.

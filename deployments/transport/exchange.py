@@ -17,7 +17,7 @@ from msgspec.msgpack import Decoder
 
 from deployments.transport.connection import MessageConnection
 from deployments.transport.frames import Message, PackedForm, buffers
-from deployments.transport.guarded import Door, Guest, Key
+from deployments.transport.guarded import AuthorizedConnection, Door, Key
 from deployments.transport.holdings import Holdings, LostError, Share, place
 from deployments.transport.packed import Packed, take
 from deployments.transport.wire import Wire
@@ -228,7 +228,7 @@ class _Fetcher(MessageConnection):
             self._found.set_exception(error or EOFError("the connection ended"))
 
 
-class _Asker(Guest):
+class _Asker(AuthorizedConnection):
     """A connection from a process that asks for survivors held here."""
 
     messages = Decoder(Key | Fetch | Drop)

@@ -26,8 +26,8 @@ class Door:
     def __init__(self, most_strangers: int) -> None:
         self.most_strangers = most_strangers
         self.key = secrets.token_hex(16)
-        self.guests: set[Guest] = set()
-        self.strangers: dict[Guest, None] = {}
+        self.guests: set[AuthorizedConnection] = set()
+        self.strangers: dict[AuthorizedConnection, None] = {}
 
     def close(self) -> None:
         """Hang up on everybody, when everything has been sent."""
@@ -35,7 +35,7 @@ class Door:
             guest.hang_up()
 
 
-class Guest(MessageConnection):
+class AuthorizedConnection(MessageConnection):
     """The listening end of a connection. A subclass acts on what guests with the key say, in `told`."""
 
     longest = LONGEST  # bytes of their messages

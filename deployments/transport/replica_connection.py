@@ -1,7 +1,7 @@
 """The connection between a front and one replica: orders go over it and replies come back, past Serve's handles.
 
 A call through a handle took 2 to 3 ms, and 3.5 ms of processor time on both sides together, more than many launches
-(docs/serving-measured.md). Serve still lists the replicas, and each replica tells its address (`Whereabouts`).
+(docs/serving-measured.md). Serve still lists the replicas, and each replica tells its address (`ReplicaAddress`).
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from msgspec.msgpack import Decoder
 
 from deployments.transport.connection import MessageConnection, log
 from deployments.transport.frames import Message, buffers
-from deployments.transport.guarded import Door, Guest, Key
+from deployments.transport.guarded import AuthorizedConnection, Door, Key
 from deployments.transport.holdings import LostError
 from deployments.transport.orders import (
     Departed,
@@ -40,7 +40,7 @@ class EndIfStuck(Message, frozen=True):
     after_s: float
 
 
-class Whereabouts(NamedTuple):
+class ReplicaAddress(NamedTuple):
     """The address at which a replica takes orders, the key that a front must show, and which network it runs."""
 
     replica: str
@@ -109,7 +109,7 @@ class ReplicaConnection(MessageConnection):
             self._on_lost()
 
 
-async def connect_to(wire: Wire, where: Whereabouts, on_lost: Callable[[], None]) -> ReplicaConnection:
+async def connect_to(wire: Wire, where: ReplicaAddress, on_lost: Callable[[], None]) -> ReplicaConnection:
     connection = await wire.connect(lambda: ReplicaConnection(where.key, on_lost), where.address)
     if not connection.is_open:  # nobody has it yet, so nobody would make another when `on_lost` is called
         raise ConnectionError(GONE)
@@ -135,7 +135,7 @@ class OrderServer:
         self.door.close()
 
 
-class _Caller(Guest):
+class _Caller(AuthorizedConnection):
     """The replica's end of the connection."""
 
     messages = Decoder(Key | OrderForm | EndIfStuck)

@@ -18,8 +18,8 @@ from cluster.bench.setup import BenchRequest, make
 from deployments import models
 from deployments.demo import demo_directory
 from deployments.models.backends import make_ready, on_backend
+from deployments.models.interface import BlockRange
 from deployments.models.ramps import RampDtype
-from deployments.models.seam import Stretch
 from deployments.named import DEMO_NAME
 from experiments.backend import minilm
 from profiles.model import SplitModel
@@ -103,5 +103,5 @@ def judged(model: SplitModel, source: Source, ramps: Collection[int]) -> Judged:
 def _in_8_bits(folder: Path) -> SplitModel:
     """The network in 8 bits with the ramps that it has, whatever precision these were made for."""
     served = on_backend(models.load(folder), folder, "onnx", int8=True)
-    make_ready(served, folder, [Stretch(0, served.num_blocks, tuple(served.ramp_blocks))])
+    make_ready(served, folder, [BlockRange(0, served.num_blocks, tuple(served.ramp_blocks))])
     return served

@@ -59,8 +59,8 @@ def _line(process: "subprocess.Popen[str]") -> str:
 def main(arguments: Sequence[str]) -> None:
     import torch
 
+    from deployments.models.interface import BlockRange
     from deployments.models.onnx_model import OnnxModel
-    from deployments.models.seam import Stretch
     from experiments.backend.families import batches, untrained
 
     threads, seconds = int(arguments[0]), float(arguments[1])
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
     exact = untrained(NETWORK)
     batch = batches(NETWORK, LENGTH)(BATCH)
     model = OnnxModel(exact, f"untrained {NETWORK}")
-    model.prepare([Stretch(0, exact.num_blocks)], batch)
+    model.prepare([BlockRange(0, exact.num_blocks)], batch)
     model.run(batch, exact.num_blocks, ())
     print("ready", flush=True)
     sys.stdin.readline()

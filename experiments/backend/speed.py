@@ -3,8 +3,8 @@
 from functools import partial
 from statistics import geometric_mean, median
 
+from deployments.models.interface import BlockRange
 from deployments.models.onnx_model import OnnxModel
-from deployments.models.seam import Stretch
 from experiments.backend.families import batches, untrained
 from profiles.measure import stopwatch_for
 from profiles.model import Batch, SplitModel
@@ -21,7 +21,7 @@ def of_family(family: str, layers: int | None = None) -> dict[str, float]:
     systems: dict[str, SplitModel] = {"torch": exact}
     for other in ("onnx", "int8") if family in TEXTS else ("onnx",):
         served = OnnxModel(exact, f"untrained {family}", int8=other == "int8")
-        served.prepare([Stretch(0, exact.num_blocks)], batch_of(1))
+        served.prepare([BlockRange(0, exact.num_blocks)], batch_of(1))
         systems[other] = served
     by_size = [_in_turns(systems, batch_of(size)) for size in SIZES]
     figures = {

@@ -8,7 +8,7 @@ from math import prod, sqrt
 from typing import NamedTuple
 
 from cluster.commands.plan_result import PLAYED_GAP
-from cluster.simulator.playing import HOPE, PATIENT, around, is_playable, played
+from cluster.simulator.choice import HOPE, PATIENT, around, is_playable, played
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import SHORT_SLOS, kept_run, settled
 from experiments.bound.problems import playable

@@ -13,8 +13,8 @@ from torch import Tensor
 from deployments.dispatch.route import stops
 from deployments.models import TorchModel, load, load_served
 from deployments.models.checkpoint import label_names
+from deployments.models.interface import ServedModel
 from deployments.models.ramps import ExitRules, Ramps
-from deployments.models.seam import ServedModel
 from deployments.prepare import cascade_folder
 from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.cascades import Combination, Terms, Tried, candidate, tried

@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from deployments.models.seam import BackedModel
+from deployments.models.interface import BackedModel
 from deployments.transport.packed import Packed, pack, unpack
 from profiles.model import Batch
 

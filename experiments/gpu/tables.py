@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from cluster.bench.told_exits import with_told_exits
+from cluster.bench.recorded_exits import with_recorded_exits
 from cluster.profiling.checkpoint import SampleInputs, kind_of, source_of, timed, timed_stretches
 from cluster.profiling.datasheets import shape_of
 from deployments.models.backends import served
-from deployments.models.seam import BackedModel
+from deployments.models.interface import BackedModel
 from experiments.backend.families import NAMES, SIDE, batches, config, untrained
 from profiles.devices import CATALOGUE
 from profiles.files import Profile, load, save
@@ -45,7 +45,9 @@ class TableSetting:
 def network(name: str, setting: TableSetting) -> BackedModel:
     """An untrained network with ramps at which inputs leave where they are told to. Large ones take seconds."""
     exact = untrained(name, setting.device, getattr(torch, setting.dtype), setting.layers)
-    return served(with_told_exits(exact, everywhere=True), setting.backend, lambda _: f"untrained {name}, {setting}")
+    return served(
+        with_recorded_exits(exact, everywhere=True), setting.backend, lambda _: f"untrained {name}, {setting}"
+    )
 
 
 def lengths_of(name: str, setting: TableSetting) -> tuple[int | None, ...]:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deployments.models import load as load_checkpoint
+from deployments.models.interface import BlockRange, RangeOutput
 from deployments.models.onnx_export import OPSET
 from deployments.models.onnx_int8 import in_8_bits
 from deployments.models.onnx_session import Session
-from deployments.models.seam import Passed, Stretch
 from deployments.models.spans import Spans
 from deployments.models.torch_model import TorchModel
 
@@ -37,10 +37,10 @@ class PaddedModel(TorchModel):
         self._present = torch.arange(int(lengths.max())) < torch.from_numpy(lengths).unsqueeze(1)
         return Spans(len(lengths), self._present, self._present)
 
-    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None) -> Passed:
+    def through(self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
         ids = torch.zeros(self._present.shape, dtype=torch.int64)
         ids[self._present] = arrays["input_ids"]
-        return Passed(None, {}, self._logits(ids, self._present))
+        return RangeOutput(None, {}, self._logits(ids, self._present))
 
 
 def load(directory: str | Path, device: str = "cpu", dtype: str = "float32") -> PaddedModel:

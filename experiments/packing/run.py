@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from scipy.optimize import nnls
 
+from deployments.models.interface import BlockRange
 from deployments.models.onnx_model import OnnxModel
-from deployments.models.seam import Stretch
 from deployments.models.torch_model import TorchModel
 from experiments.packing.padded import PaddedModel, on_onnx, on_torch
 from experiments.packing.texts import Integers, batch_of, cut, lengths_of, untrained_minilm
@@ -64,7 +64,7 @@ def pair_on(backend: str, layers: int, folder: Path) -> Pair:
     if backend == "torch":
         return Pair(exact, PaddedModel(exact, on_torch(network)), is_exact=True)
     served = OnnxModel(exact, f"untrained MiniLM, {layers} layers", int8=int8, cache=folder / "packed")
-    served.prepare([Stretch(0, exact.num_blocks)], batch_of([3], 0))
+    served.prepare([BlockRange(0, exact.num_blocks)], batch_of([3], 0))
     return Pair(served, PaddedModel(exact, on_onnx(network, folder, int8)), is_exact=not int8)
 
 
@@ -76,7 +76,7 @@ def stretched(lengths: Integers, size: int) -> float:
 
 def _of(pair: Pair, sst2: Integers, mixed: Integers, batches: int, rounds: int) -> dict[str, float]:
     drawn = [batch for size in SIZES for batch in _drawn(mixed, size, batches)]
-    packed, padded = (LaunchTimes.measured(model, drawn, rounds) for model in (pair.packed, pair.padded))
+    packed, padded = (PackedTimes.measured(model, drawn, rounds) for model in (pair.packed, pair.padded))
     equal = [batch_of([EQUAL[1]] * EQUAL[0], seed) for seed in range(max(batches // 3, 1))]
     return {
         "packed_over_padded_mixed_16": 1 / packed_over_padded(pair, _drawn(mixed, 16, batches), rounds),
@@ -121,14 +121,14 @@ def padded_tokens(lengths: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class LaunchTimes:
+class PackedTimes:
     """What launches of texts of these lengths took."""
 
     lengths: Sequence[Sequence[int]]
     took_s: Sequence[float]
 
     @classmethod
-    def measured(cls, model: TorchModel, batches: Sequence[Batch], rounds: int) -> "LaunchTimes":
+    def measured(cls, model: TorchModel, batches: Sequence[Batch], rounds: int) -> "PackedTimes":
         took_s = [median(_run(model, batch)[1] for _ in range(rounds)) for batch in batches]
         return cls([batch.lengths.tolist() for batch in batches if batch.lengths is not None], took_s)
 
@@ -147,7 +147,7 @@ class LaunchTimes:
         return float(np.abs(np.array(told) / np.array(self.took_s[others]) - 1).mean())
 
 
-def packed_over_sorted(packed: LaunchTimes, padded: LaunchTimes, lengths: Integers, launches: int = SOON) -> float:
+def packed_over_sorted(packed: PackedTimes, padded: PackedTimes, lengths: Integers, launches: int = SOON) -> float:
     """Texts a second where each way keeps the same 99th percentile. The later, the more wait that may be sorted."""
     ours, theirs = packed.line(real_tokens), padded.line(padded_tokens)
     limit_s = launches * theirs([int(lengths.mean())] * 16)

@@ -16,12 +16,12 @@ class FullNetwork:
 
         from deployments.models import load
         from deployments.models.backends import make_ready, on_backend
-        from deployments.models.seam import Stretch
+        from deployments.models.interface import BlockRange
 
         torch.set_num_threads(1)
         exact = load(folder, device="cpu", dtype="float32")
         self._model = on_backend(exact, folder, "onnx")
-        make_ready(self._model, folder, [Stretch(0, self._model.num_blocks)])
+        make_ready(self._model, folder, [BlockRange(0, self._model.num_blocks)])
 
     def labels(self, inputs: Sequence[Any]) -> list[int]:
         batch = self._model.encode(list(inputs))

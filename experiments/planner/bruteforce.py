@@ -2,7 +2,7 @@
 
 It tries every set of cuts, every kind and batch size of every split, ramps inside active or not, every way to share
 placements among splits of one kind, every number of replicas; local placements of the whole network on one kind; with
-exits and without any. It shares nothing with the search but the cost of one split (optimizer/model/works.py) and the
+exits and without any. It shares nothing with the search but the cost of one split (optimizer/model/work.py) and the
 value that a goal gives a plan. Plans with the same cuts on the same kinds are rows of one array.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.model.limits import memory_bytes
-from optimizer.model.works import work
+from optimizer.model.work import work
 from optimizer.objective import Objective
 from optimizer.plan import Split
 from optimizer.problem import Problem

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.promise import AgreementTerms, Keeper
-from cluster.controller.question import Question
+from cluster.controller.planning import PlanningProblem
+from cluster.controller.promise import AgreementTerms, PromiseKeeper
 from cluster.load.workloads import arrivals, exit_blocks
 from cluster.simulator.devices import TableDevices
 from cluster.simulator.replanning import Replanned, replan
@@ -147,7 +147,7 @@ class Setting:
 
     evidence: Evidence
     others: ExitTable
-    asked: Question
+    asked: PlanningProblem
     plan: Plan
     promised: float
 
@@ -155,7 +155,7 @@ class Setting:
     def of(cls, evidence: Evidence, others: ExitTable, promised: float = PROMISED) -> "Setting":
         served, survival = fleet_of("demo"), evidence.survival(evidence.prepared)
         profile, kinds = replace(served.profile, exits=ExitProfile(survival)), tuple(fleet(served.devices))
-        asked = Question(profile, kinds, Objective(slo_s=SLO_S, max_batch=MAX_BATCH), one_machine=True)
+        asked = PlanningProblem(profile, kinds, Objective(slo_s=SLO_S, max_batch=MAX_BATCH), one_machine=True)
         return cls(evidence, others, asked, asked.best(survival, Corrections(), {}), promised)
 
     @property
@@ -174,7 +174,7 @@ class Setting:
 
     def run(self, rate_per_s: float, seconds: float, misfits: Callable[[Floats], Floats]) -> Replanned:
         """With a controller that keeps the promise; `misfits` are the shares of them over time."""
-        keeper = Keeper(AgreementTerms(self.promised, self.evidence, self.prepared), least_gain=9.0)
+        keeper = PromiseKeeper(AgreementTerms(self.promised, self.evidence, self.prepared), least_gain=9.0)
         random, fit = np.random.default_rng(0), self.fit
 
         def inputs() -> Iterator[Chunk]:
@@ -238,7 +238,7 @@ def _kept_share(disagreements: Sequence[float]) -> float:
 def _kept(setting: Setting, ends_s: Floats, shares: Floats) -> Iterator[tuple[float, float, bool]]:
     """Of each look the disagreement, the depth, and whether thresholds changed after it."""
     fit, plan, random = setting.fit, setting.plan, np.random.default_rng(0)
-    keeper = Keeper(AgreementTerms(setting.promised, setting.evidence, setting.prepared), least_gain=9.0)
+    keeper = PromiseKeeper(AgreementTerms(setting.promised, setting.evidence, setting.prepared), least_gain=9.0)
     facts = setting.asked.facts(setting.evidence.survival(setting.evidence.prepared), Corrections())
     changed_s, tightened, count = 0.0, 0, round(RATE_PER_S * LOOK_S)
     for number, (now_s, share) in enumerate(zip(ends_s, shares, strict=True), 1):

@@ -12,13 +12,13 @@ from cluster.controller.application import RunningApplication
 from cluster.load.generator import LoadGenerator, LoadRecord
 from cluster.load.report import summary
 from cluster.load.workloads import arrivals
-from cluster.simulator.playing import LIMITS, played
+from cluster.simulator.choice import LIMITS, played
 from cluster.simulator.sustained import sustained
 from deployments.front.observed import LaunchShape
 from experiments.shared.live import NAME, Live, application, asked, named
 from experiments.shared.real_network import KIND, LARGEST_BATCH, checkpoint, texts
 from optimizer import Objective, Plan, Problem
-from optimizer.model.works import work
+from optimizer.model.work import work
 from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.problem import problem

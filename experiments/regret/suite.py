@@ -8,7 +8,7 @@ import numpy as np
 
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.question import Question
+from cluster.controller.planning import PlanningProblem
 from cluster.load.traces import trace
 from cluster.load.workloads import Floats, Ints, Mix, following
 from experiments.planner.settings import Network
@@ -38,7 +38,7 @@ LEAST_EASY, MOST_EASY = 0.05, 0.95
 
 
 @dataclass(frozen=True)
-class AskedQuestion(Question):
+class AskedQuestion(PlanningProblem):
     """The controller's question, which remembers every plan that the planner answered with."""
 
     considered: list[Plan] = field(default_factory=list, compare=False)

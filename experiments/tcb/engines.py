@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from cluster.simulator.event_loop import Course, Departure
+from cluster.simulator.event_loop import Departure, LaunchSchedule
 from deployments.dispatch.messages import Launch
 from profiles.datasheet import datasheet_table
 from profiles.shapes import encoder
@@ -77,13 +77,13 @@ class OneDevice:
     busy_s: float = 0.0
     _free_s: float = field(default=0.0)
 
-    def begin(self, launch: Launch, now_s: float) -> Course:
+    def begin(self, launch: Launch, now_s: float) -> LaunchSchedule:
         starts_s = max(now_s, self._free_s)
         took_s = self.engine(launch.weights)
         self.busy_s += took_s
         self._free_s = starts_s + took_s
         last = Departure(self._free_s, launch.stop, range(len(launch.places)))
-        return Course(starts_s, self._free_s, (), last, {})
+        return LaunchSchedule(starts_s, self._free_s, (), last, {})
 
     def kind(self, group: str) -> str:
         return "v100"

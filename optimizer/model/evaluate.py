@@ -8,7 +8,7 @@ import numpy as np
 
 from optimizer.model import cost
 from optimizer.model.limits import broken_counts, broken_facts, broken_wishes
-from optimizer.model.works import Work, local_waits_s, works
+from optimizer.model.work import Work, local_waits_s, works
 from optimizer.objective import Objective
 from optimizer.plan import Plan, Split
 from optimizer.problem import Problem

@@ -21,9 +21,9 @@ import numpy as np
 from optimizer.effort import EFFORT, MOST_GAP, SAME, Effort
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
-from optimizer.pipelines.alike import as_one, told_apart
 from optimizer.pipelines.baselines import baselines
 from optimizer.pipelines.ceiling import Ceiling
+from optimizer.pipelines.same_kinds import as_one, told_apart
 from optimizer.pipelines.sharing import Sharing, promised_per_s
 from optimizer.pipelines.spread import best_of, joined, spread, value
 from optimizer.plan import Plan, Promise

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from deployments.models import TorchModel
-from deployments.models.seam import Stretch
+from deployments.models.interface import BlockRange
 from profiles.model import Batch, Launched
 from tests.helpers.tiny_networks import random_inputs, with_memory
 
@@ -13,11 +13,11 @@ def batch_for(model: TorchModel, name: str, count: int = 5, seed: int = 3) -> Ba
     return with_memory(model.merge(random_inputs(name, count, seed=seed)), model)
 
 
-def cuts(model: TorchModel) -> list[Stretch]:
+def cuts(model: TorchModel) -> list[BlockRange]:
     """The stretches that plans of two splits run, with the ramps inside."""
     ends = [(0, cut) for cut in range(1, model.num_blocks + 1)]
     ends += [(cut, model.num_blocks) for cut in range(1, model.num_blocks)]
-    return [Stretch(a, b, tuple(ramp for ramp in model.ramp_blocks if a <= ramp < b)) for a, b in ends]
+    return [BlockRange(a, b, tuple(ramp for ramp in model.ramp_blocks if a <= ramp < b)) for a, b in ends]
 
 
 def assert_same(one: Launched, other: Launched, within: float = 1e-4) -> None:

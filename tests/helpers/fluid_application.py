@@ -13,11 +13,11 @@ from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import lacking, moving
 from cluster.controller.loop import ControlLoop, Offload, at_once
-from cluster.controller.question import Question
+from cluster.controller.planning import PlanningProblem
 from cluster.controller.record import Event, Events
-from deployments.front.observed import LaunchShape, Observed, Took
+from deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from optimizer import Objective, Plan, evaluate
-from optimizer.model.works import work
+from optimizer.model.work import work
 from profiles.devices import Device
 from profiles.exits import ExitProfile, carried
 from profiles.files import Profile
@@ -38,17 +38,17 @@ def table(kind: str, slower: float = 1.0) -> LatencyTable:
     return LatencyTable(kind, sizes, blocks, ramps, slower * 0.010, weights, weights, "made up")
 
 
-def question(survival: tuple[float, ...] = MEDIUM, slo_s: float | None = 2.0, **fleet: int) -> Question:
+def question(survival: tuple[float, ...] = MEDIUM, slo_s: float | None = 2.0, **fleet: int) -> PlanningProblem:
     counts = fleet or {"v100": 4}
     profile = Profile("toy", (table("v100"), table("k80", 2.0)), ExitProfile(survival))
     devices = tuple(Device(kind, count, 10**9, 1.0) for kind, count in counts.items())
-    return Question(profile, devices, Objective(slo_s=slo_s, max_batch=8), one_machine=True)
+    return PlanningProblem(profile, devices, Objective(slo_s=slo_s, max_batch=8), one_machine=True)
 
 
 class Fluid:
     """Time passes when the controller sleeps, and while a plan is rolled out."""
 
-    def __init__(self, asked: Question, plan: Plan, seed: int = 0) -> None:
+    def __init__(self, asked: PlanningProblem, plan: Plan, seed: int = 0) -> None:
         self.asked, self.running, self.now_s = asked, plan, 0.0
         self.random = np.random.default_rng(seed)
         self.truth: Callable[[float], tuple[float, ...]] = lambda at_s: MEDIUM
@@ -131,13 +131,15 @@ class Fluid:
             waiting = 0 if leaves else waiting
         return tuple(exits)
 
-    def _launches(self, answered: int) -> dict[LaunchShape, Took]:
+    def _launches(self, answered: int) -> dict[LaunchShape, LaunchTimes]:
         launches, reach, facts = {}, 1.0, self.facts()
         for split in self.running.splits:
             kind = self.running.placement_of(split).kind
             done = work(split, facts, kind, None, reach)
             times = int(answered * reach / split.batch_size / self.poor(self.running))  # they are less full
-            launches[LaunchShape(kind, split.start, split.stop, split.batch_size)] = Took(times, times * done.launch_s)
+            launches[LaunchShape(kind, split.start, split.stop, split.batch_size)] = LaunchTimes(
+                times, times * done.launch_s
+            )
             reach = done.survivors
         return launches
 
@@ -206,7 +208,7 @@ def moves(events: list[Event]) -> list[Event]:
     return [event for event in events if event.what in ("rolled out", "rolled back", "failed")]
 
 
-def first_plan(asked: Question, survival: tuple[float, ...] | None = None) -> Plan:
+def first_plan(asked: PlanningProblem, survival: tuple[float, ...] | None = None) -> Plan:
     exits = asked.profile.exits
     return asked.best(survival or (exits.survival if exits else (1.0,) * BLOCKS), Corrections(), {})
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from cluster.controller.config import Patience
 from cluster.controller.core import Controller
-from cluster.controller.decoding import DecoderQuestion
+from cluster.controller.decoding import DecoderPlanningProblem
 from cluster.controller.loop import ControlLoop
 from cluster.controller.record import Events
-from cluster.decoding.playing import AskedText, PaperReplica
+from cluster.decoding.simulation import AskedText, PaperReplica
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.metrics import ClientMeter, SequenceMeter
 from deployments.decoding.scheduler import Written
@@ -46,7 +46,7 @@ class _Metered(PaperReplica):
 class PaperApplication:
     """`per_s` texts come in a second. `truth` is who goes on, after each block that a ramp may follow."""
 
-    def __init__(self, question: DecoderQuestion, plan: Plan, per_s: float, seed: int = 0) -> None:
+    def __init__(self, question: DecoderPlanningProblem, plan: Plan, per_s: float, seed: int = 0) -> None:
         self.question, self.running, self.per_s, self.rolled = question, plan, per_s, list[Plan]()
         self._luck, self._asked, self._due_s, self._before = Random(seed), 0, 0.0, None
         self._config = DecoderConfig(model="").following(plan)

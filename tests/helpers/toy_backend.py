@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from deployments.models import TorchModel
-from deployments.models.seam import BackedModel, Fingerprint, Passed, Stretch
+from deployments.models.interface import BackedModel, BlockRange, Fingerprint, RangeOutput
 from deployments.models.spans import Spans
 
 
@@ -25,15 +25,15 @@ class ToyModel(TorchModel):
     def twin(self) -> "ToyModel":
         return ToyModel(self.inner)
 
-    def through(self, stretch: Stretch, arrays: Mapping[str, Tensor], spans: Spans | None) -> Passed:
+    def through(self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
         logits = dict[int, Tensor]()
         for block in range(stretch.start, stretch.stop):
-            one = Stretch(block, block + 1, tuple(ramp for ramp in stretch.ramps if ramp == block))
+            one = BlockRange(block, block + 1, tuple(ramp for ramp in stretch.ramps if ramp == block))
             passed = self.inner.through(one, arrays, spans)
             logits |= passed.ramps
             arrays = {} if passed.hidden is None else {"hidden": passed.hidden}
             self.computed += 1
-        return Passed(passed.hidden, logits, passed.head)
+        return RangeOutput(passed.hidden, logits, passed.head)
 
 
 class ToyBackend:

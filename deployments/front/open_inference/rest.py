@@ -9,7 +9,9 @@ from fastapi.responses import Response
 from deployments.front.answers import Answer
 from deployments.front.bodies import size_of
 from deployments.front.open_inference import protocol
-from deployments.front.open_inference.described import (
+from deployments.front.open_inference.protocol import VERSION, check
+from deployments.front.open_inference.requests import InferResponse
+from deployments.front.open_inference.schemas import (
     AS_BYTES,
     ModelConfiguration,
     ModelMetadata,
@@ -17,8 +19,6 @@ from deployments.front.open_inference.described import (
     ServerStatistics,
     infer_body,
 )
-from deployments.front.open_inference.protocol import VERSION, check
-from deployments.front.open_inference.requests import InferResponse
 from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, read, write
 from deployments.front.openapi import READING, WITH_INPUTS, problems, told
 from deployments.front.service import Content, Service

@@ -34,7 +34,7 @@ from deployments.front.open_inference.methods import METHODS, Answering, Call, c
 from deployments.front.open_inference.places import Places
 from deployments.front.open_inference.tensors import MOST_TEXTS
 from deployments.front.proxy import MOST
-from deployments.front.service import Service, Visit
+from deployments.front.service import IncomingRequest, Service
 from deployments.ray_settings import haproxy_program
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def _inferred(service: Service) -> grpc.RpcMethodHandler:
     return grpc.stream_unary_rpc_method_handler(handle, None, response.SerializeToString)
 
 
-def _visit(service: Service, size: int, call: Call) -> Visit:
+def _visit(service: Service, size: int, call: Call) -> IncomingRequest:
     """What the metadata say of its deadline counts from when it came; what gRPC itself says, from now."""
     within_s = deadline_s(call.metadata.get(DEADLINE_HEADER))
     return service.visit("grpc", size, as_headers(call.metadata), within_s, call.left_s)

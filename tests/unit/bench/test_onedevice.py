@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from cluster.bench import compare, saturated
 from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, ComparedSystem, alone, plans, sustained
 from cluster.bench.real_device import GROUP, DeviceTrial, Source, scored, tried
+from cluster.bench.recorded_exits import drawn, with_recorded_exits
 from cluster.bench.report import gain_lines, plan_lines, ratios, table, unkept
-from cluster.bench.told_exits import drawn, with_told_exits
 from cluster.cli import app
 from cluster.load.workloads import arrivals
 from deployments.dispatch.route import route_of
@@ -186,7 +186,7 @@ def test_a_rate_is_found_by_bisection(limit: float) -> None:
 
 
 def test_inputs_leave_where_they_are_told_to_on_real_ramps() -> None:
-    exact = with_told_exits(network("bert", "entropy", [0.5]))
+    exact = with_recorded_exits(network("bert", "entropy", [0.5]))
     batch = exact.merge(random_inputs("bert", 50, seed=1))
     told = drawn(batch, ExitProfile((1.0, 0.6, 0.4, 0.2)), np.random.default_rng(0))
     exits = exact.run(told, 4, exact.ramp_blocks).exits
@@ -195,7 +195,7 @@ def test_inputs_leave_where_they_are_told_to_on_real_ramps() -> None:
     only_last = exact.run(told, 4, (2,)).exits
     assert set(only_last.blocks.tolist()) == {2, 3}
     assert exact.ramps.observed((2,)) == {2}, "others are not computed for the sake of their memory"
-    assert with_told_exits(network("vit"), everywhere=True).ramp_blocks == (0, 1, 2)
+    assert with_recorded_exits(network("vit"), everywhere=True).ramp_blocks == (0, 1, 2)
 
 
 def test_the_table_fits_a_terminal_and_plans_are_told_once() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Event as Signal
 from typing import Any
 
-from cluster.controller.question import Question
+from cluster.controller.planning import PlanningProblem
 from cluster.controller.record import Events
 from optimizer.plan import Plan
 from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
@@ -14,7 +14,7 @@ from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop
 PATIENCE_S = 10.0
 
 
-class SlowQuestion(Question):
+class SlowQuestion(PlanningProblem):
     """Plans are sought for as long as a test likes."""
 
     begun, go_on = Signal(), Signal()

@@ -11,7 +11,7 @@ from cluster.controller.config import Patience
 from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
 from cluster.controller.record import Events, TrackRecord
-from deployments.front.observed import LaunchShape, Observed, Took
+from deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from optimizer import Plan
 from profiles.windows import History
 from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_plan, moves, question, run
@@ -44,7 +44,7 @@ def test_no_decision_gives_goodput_away_while_inputs_are_refused(
         now_s += 30.0
         good = round(arrivals * in_time)
         turned_away = round((arrivals - good) * refused)
-        launches = {SHAPE: Took(10, 4 * 30.0 * in_time)}
+        launches = {SHAPE: LaunchTimes(10, 4 * 30.0 * in_time)}
         here = {"v100": devices}
         observed = Observed(now_s - 30.0, 30.0, arrivals, good, (0, 0, 0, good), launches, here, refused=turned_away)
         step = controller.window(observed, now_s) if window else controller.look(observed, now_s)
@@ -122,7 +122,7 @@ def test_a_plan_that_sustains_less_than_it_promises_is_known_within_two_windows_
 
 def look(at: int, arrivals: int, in_time: int, refused: int, busy: float) -> Observed:
     """A second of four devices."""
-    launches = {SHAPE: Took(10, 4 * busy)}
+    launches = {SHAPE: LaunchTimes(10, 4 * busy)}
     return Observed(float(at), 1.0, arrivals, in_time, (0, 0, 0, in_time), launches, refused=refused)
 
 
@@ -172,7 +172,7 @@ def test_the_time_between_two_launches_is_a_cost_of_each() -> None:
     facts = asked.facts(MEDIUM, Corrections())
     splits = [(split.start, split.stop, split.batch_size) for split in plan.splits]
     launches = {
-        LaunchShape("v100", *each): Took(200, 200 * 0.04, followed=150, between_s=150 * 0.003) for each in splits
+        LaunchShape("v100", *each): LaunchTimes(200, 200 * 0.04, followed=150, between_s=150 * 0.003) for each in splits
     }
     seen = Observed(0.0, 10.0, 1000, 1000, (0, 0, 0, 1000), launches)
     learned = Corrections()
@@ -191,7 +191,7 @@ def test_launches_of_idle_devices_correct_little() -> None:
     plan = first_plan(asked)
     facts = asked.facts(MEDIUM, Corrections())
     split = plan.splits[0]
-    took = Took(100, 100 * 0.2)
+    took = LaunchTimes(100, 100 * 0.2)
     launches = {LaunchShape("v100", split.start, split.stop, split.batch_size): took}
     factors = [
         Corrections().learned(Observed(0.0, seconds, 1, 1, (0, 0, 0, 1), launches), plan, facts, 0.6).factors["v100"][0]

@@ -9,7 +9,7 @@ from cluster.controller.corrections import Corrections
 from cluster.controller.decide import Expectation, expected_best, same
 from cluster.controller.loop import ControlLoop
 from cluster.controller.record import Events, TrackRecord
-from deployments.front.observed import LaunchShape, Observed, Took
+from deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from tests.helpers.fluid_application import (
     EASY,
     HARD,
@@ -124,7 +124,7 @@ def test_a_plan_that_ran_is_expected_to_keep_what_it_kept_though_the_running_one
     best = first_plan(asked)
     record, facts = TrackRecord(Events(None), Patience()), asked.facts(MEDIUM, Corrections())
     looks = [Observed(at_s, 50.0, 10_000, 2_500, (2_500,), refused=7_500) for at_s in (0.0, 50.0, 100.0)]
-    busy = {LaunchShape("v100", 0, 4, 8): Took(100, 4 * 50.0)}
+    busy = {LaunchShape("v100", 0, 4, 8): LaunchTimes(100, 4 * 50.0)}
     record.keep([replace(look, launches=busy) for look in looks], best, sustained_per_s=100.0)
     late = Expectation(batches(best, 1), replace(asked.score(best, facts), latency_s=1.0), kept=1.0)
     expected = expected_best(best, late, record, lambda plan: asked.score(plan, facts), asked.objective, {})

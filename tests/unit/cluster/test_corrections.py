@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from cluster.controller.corrections import Corrections
-from deployments.front.observed import LaunchShape, Observed, Took
-from optimizer.model.works import work
+from deployments.front.observed import LaunchShape, LaunchTimes, Observed
+from optimizer.model.work import work
 from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
 from profiles.files import Profile
@@ -20,7 +20,7 @@ def test_a_launch_that_may_be_of_either_of_two_pipelines_corrects_nothing() -> N
     plan = Plan((Placement("fast", 2, HALVES),))
     other = replace(plan, placements=(Placement("fast", 2, (replace(HALVES[0], ramps=(1,)), HALVES[1])),))
     took_s = 2 * work(HALVES[0], FAST, "fast", None, 1.0).launch_s
-    seen = Observed(0.0, 100 * took_s / 2, 0, 0, (), {LaunchShape("fast", 0, 2, 8): Took(100, 100 * took_s)})
+    seen = Observed(0.0, 100 * took_s / 2, 0, 0, (), {LaunchShape("fast", 0, 2, 8): LaunchTimes(100, 100 * took_s)})
     alone, alike = plan, replace(plan, beside=(replace(plan, placements=(Placement("fast", 1, HALVES),)),))
     for sure in (alone, alike):
         assert Corrections().learned(seen, sure, FAST, 1.0).factors["fast"][:2] == pytest.approx((1.83, 1.83), abs=0.01)

@@ -8,7 +8,7 @@ import pytest
 from cluster.controller.beliefs import Beliefs
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import same
-from cluster.controller.decoding import DecoderQuestion
+from cluster.controller.decoding import DecoderPlanningProblem
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.scheduler import DecodingLimits
 from deployments.decoding.sequences import Splits
@@ -33,8 +33,8 @@ def way(cut: int, launches: int = 1, residents: int = 4) -> Plan:
     return plan_of(DecodingWay(cut, launches, residents, 64), DecodingFacts(PROFILE, CPU), GOAL, 1)
 
 
-def question(running: Plan, goal: DecodingGoal = GOAL) -> DecoderQuestion:
-    return DecoderQuestion(PROFILE, (CPU,), goal, running)
+def question(running: Plan, goal: DecodingGoal = GOAL) -> DecoderPlanningProblem:
+    return DecoderPlanningProblem(PROFILE, (CPU,), goal, running)
 
 
 def test_a_plan_follows_tokens_that_go_on_more_often() -> None:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from cluster.controller.autoscaling import DeviceRequests
 from cluster.controller.config import ControllerConfig
 from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import lacking
-from cluster.controller.growth import Growth
 from cluster.controller.status import status_of
 from deployments.config import checked
 from profiles.errors import UserError
@@ -182,7 +182,7 @@ counts = st.fixed_dictionaries({kind: st.integers(0, 8) for kind in KINDS})
 @given(st.lists(st.tuples(counts, counts, st.booleans()), max_size=30))
 def test_nothing_is_asked_for_beyond_what_may_come_and_nothing_for_longer_than_it_may_take(steps: list) -> None:
     most = {"k80": 6}
-    growth, missing_since_s = Growth(most, come_within_s=30.0, again_after_s=100.0), None
+    growth, missing_since_s = DeviceRequests(most, come_within_s=30.0, again_after_s=100.0), None
     for number, (here, wanted, asks) in enumerate(steps):
         now_s = 10.0 * number
         told = growth.look(here, now_s)

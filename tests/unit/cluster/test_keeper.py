@@ -12,7 +12,7 @@ from cluster.controller.config import Patience
 from cluster.controller.core import Controller, NextStep
 from cluster.controller.corrections import Corrections
 from cluster.controller.loop import ControlLoop
-from cluster.controller.promise import STEP, AgreementTerms, Keeper, Retuning
+from cluster.controller.promise import STEP, AgreementTerms, PromiseKeeper, ThresholdChange
 from cluster.controller.record import Event, Events
 from deployments.front.observed import Observed
 from optimizer.plan import Plan
@@ -43,10 +43,10 @@ def leaving(chosen: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
 class Served:
     """Inputs drawn from a table, `misfits` of which are such as leave too early with the checkpoint's thresholds."""
 
-    def __init__(self, keeper: Keeper, rate_per_s: float = 1000.0, seed: int = 0) -> None:
+    def __init__(self, keeper: PromiseKeeper, rate_per_s: float = 1000.0, seed: int = 0) -> None:
         self.keeper, self.rate_per_s, self.now_s = keeper, rate_per_s, 0.0
         self.plan: Plan = with_all_ramps(first_plan(ASKED), range(3))
-        self.changes: list[tuple[float, Retuning]] = []
+        self.changes: list[tuple[float, ThresholdChange]] = []
         self.served = 1.0  # the share that is answered in time
         self.share = SHARE
         self._random, self._changed_s, self._window = np.random.default_rng(seed), 0.0, list[Observed]()
@@ -61,7 +61,7 @@ class Served:
         _, off = self._leaving()
         return float(misfits * off[self._misfits].mean() + (1 - misfits) * off[self._others].mean())
 
-    def run(self, seconds: float, misfits: float | None = None) -> list[Retuning]:
+    def run(self, seconds: float, misfits: float | None = None) -> list[ThresholdChange]:
         before = len(self.changes)
         for _ in range(round(seconds / LOOK_S)):
             self.now_s += LOOK_S
@@ -75,7 +75,7 @@ class Served:
                 self._window = []
         return [change for _, change in self.changes[before:]]
 
-    def _follow(self, change: Retuning | None) -> None:
+    def _follow(self, change: ThresholdChange | None) -> None:
         if change:
             self.changes.append((self.now_s, change))
             self.plan, self._changed_s = replace(self.plan, thresholds=change.thresholds), self.now_s
@@ -93,9 +93,9 @@ class Served:
         return Observed(self.now_s - LOOK_S, LOOK_S, count, in_time, exits, audited=of_audited, missed=missed)
 
 
-def keeper(**terms: object) -> Keeper:
+def keeper(**terms: object) -> PromiseKeeper:
     told = {"agreement": PROMISED, "evidence": EVIDENCE, "prepared": PREPARED, **terms}
-    return Keeper(AgreementTerms(**told), least_gain=9.0)  # type: ignore[arg-type]
+    return PromiseKeeper(AgreementTerms(**told), least_gain=9.0)  # type: ignore[arg-type]
 
 
 def test_a_promise_that_holds_is_left_alone() -> None:
@@ -173,7 +173,7 @@ def test_strict_returns_to_the_checkpoint_s_own_thresholds_where_nobody_watches(
 
 
 def test_thresholds_for_the_plan_s_own_ramps_are_used_where_they_gain_and_the_promise_is_watched() -> None:
-    eager = Keeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=1e-6)
+    eager = PromiseKeeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=1e-6)
     served = Served(eager)
     one_ramp = replace(served.plan, placements=tuple(_only(each, 1) for each in served.plan.placements))
     served.plan = one_ramp
@@ -186,7 +186,7 @@ def test_thresholds_for_the_plan_s_own_ramps_are_used_where_they_gain_and_the_pr
 def test_thresholds_gain_less_the_more_inputs_ask_for_the_whole_network() -> None:
     window, gains = Observed(0.0, 10 * LOOK_S, 50_000, 50_000, (20_000, 15_000, 10_000, 5_000)), list[bool]()
     for full_share in (0.0, 0.99):
-        kept = Keeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=0.003)
+        kept = PromiseKeeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=0.003)
         assert not any(looks(kept, USUAL, 0.0, 10))
         plan, facts = with_all_ramps(first_plan(ASKED), [1]), FACTS.surviving(carried(FACTS.survival, full_share))
         gains.append(kept.window(window, plan, facts, windows=20.0, tightened=0, full_share=full_share) is not None)
@@ -209,7 +209,9 @@ TUNED = replace(with_all_ramps(first_plan(ASKED), range(3)), thresholds=tuple(PR
 USUAL, HARDER = (2000, 1500, 1000, 500), (1700, 1400, 1100, 800)
 
 
-def looks(kept: Keeper, exits: tuple[int, ...], start_s: float, count: int, missed: int = 0) -> list[Retuning | None]:
+def looks(
+    kept: PromiseKeeper, exits: tuple[int, ...], start_s: float, count: int, missed: int = 0
+) -> list[ThresholdChange | None]:
     """What it says to looks at inputs that leave so, on a plan with thresholds of its own."""
     audits, misses = (*(each // 10 for each in exits[:-1]), 0), (missed, 0, 0, 0)
     ends_s = [start_s + LOOK_S * number for number in range(count)]
@@ -219,8 +221,8 @@ def looks(kept: Keeper, exits: tuple[int, ...], start_s: float, count: int, miss
     ]
 
 
-def tuned_keeper() -> Keeper:
-    kept = Keeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=-1.0)
+def tuned_keeper() -> PromiseKeeper:
+    kept = PromiseKeeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=-1.0)
     kept.go_on(1.0, TUNED)
     return kept
 
@@ -300,7 +302,7 @@ class Audited(Fluid):
         return Observed(self.now_s - LOOK_S, LOOK_S, 5000, self.in_time, exits, audited=audited, missed=missed)
 
 
-def led(kept: Keeper) -> tuple[Audited, ControlLoop]:
+def led(kept: PromiseKeeper) -> tuple[Audited, ControlLoop]:
     app = Audited(ASKED, with_all_ramps(first_plan(ASKED), range(3)))
     controller = Controller(
         ASKED, Patience(least_gain=9.0, look_every_s=0.1), History(None), Events(None), app.running, 0.0, keeper=kept
@@ -320,7 +322,7 @@ def looked(loop: ControlLoop, count: int) -> list[Event]:
     return [event for event in loop.controller.record.events.all if event.number >= first]
 
 
-def stance(kept: Keeper) -> tuple[float, bool, bool]:
+def stance(kept: PromiseKeeper) -> tuple[float, bool, bool]:
     return kept.worse, kept.crowded, kept.tuned
 
 

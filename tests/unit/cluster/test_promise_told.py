@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cluster.controller.beliefs import with_all_ramps
 from cluster.controller.corrections import Corrections
-from cluster.controller.promise import AgreementTerms, Keeper
+from cluster.controller.promise import AgreementTerms, PromiseKeeper
 from deployments.dispatch.route import Route, Stage
 from deployments.front.counts import LOOK_S, Counts
 from deployments.front.observed import Observed
@@ -34,7 +34,7 @@ stretches = st.tuples(leaving, st.integers(1, 30), st.sampled_from([0, 1, 2, 4, 
 @example([((400, 300, 200, 100), 2, 8), ((0, 0, 0, 1000), 3, 0)])  # inputs are doubted while much is in the purse
 def test_a_front_says_broken_whenever_the_controller_does(played: list[tuple[tuple[int, ...], int, int]]) -> None:
     """Inputs that leave so, for so many looks, in each of which so many audits miss."""
-    keeper, plan, now_s = Keeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED)), PLAN, 0.0
+    keeper, plan, now_s = PromiseKeeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED)), PLAN, 0.0
     counts, route = Counts({}, lambda: now_s), Route((STAGE,))
     counts.promised = PROMISED
     for exits, looks, missed in played:

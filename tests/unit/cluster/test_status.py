@@ -29,7 +29,7 @@ from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import ReplicaState, summed
 from deployments.front.http import create_api as create_front
 from deployments.front.service import Service
-from optimizer.plan import PlayedTimes, Promise
+from optimizer.plan import Promise, SimulatedTimes
 from profiles.errors import UserError
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
 from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
@@ -123,7 +123,7 @@ def test_what_was_promised_is_told_as_it_was_played(toy: Toy, url: str) -> None:
     assert (answer["plan"]["played_p99_ms"], answer["plan"]["played_in_time"]) == (None, None)
     assert "as played" not in asked(url)
     running = toy.loop.controller.running
-    promise = Promise(48.0, latency_s=0.9496, cost_per_hour=1.0, gap=0.0, played=PlayedTimes(0.12, 0.481, 0.99))
+    promise = Promise(48.0, latency_s=0.9496, cost_per_hour=1.0, gap=0.0, played=SimulatedTimes(0.12, 0.481, 0.99))
     toy.loop.controller.running = replace(running, promise=promise)
     shown = json.loads(asked(url, "--json"))["plan"]
     assert [shown[f"played_{name}"] for name in ("p50_ms", "p99_ms", "in_time")] == [120.0, 481.0, 0.99]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.deployer import steps
-from deployments.deployer.steps import CannotStartError, Moved, NoDevicesError, Standing, move
+from deployments.deployer.steps import CannotStartError, Moved, NoDevicesError, ReplicaStates, move
 from optimizer.plan import Placement, Plan, Split
 
 
@@ -26,16 +26,16 @@ class CountedFleet:
     log: list[str] = field(default_factory=list)
     counted: int = 0  # how often Ray was asked for its nodes
 
-    def standing(self) -> dict[str, Standing]:
+    def standing(self) -> dict[str, ReplicaStates]:
         if self.stale:
             self.stale -= 1
-            return {kind: Standing(failed="no weights here") for kind in self.counts}
+            return {kind: ReplicaStates(failed="no weights here") for kind in self.counts}
         return {kind: self._standing(kind, count) for kind, count in self.counts.items()}
 
-    def _standing(self, kind: str, count: int) -> Standing:
+    def _standing(self, kind: str, count: int) -> ReplicaStates:
         if kind in self.broken:
-            return Standing(starting=count, failed="no weights here")
-        return Standing(starting=count) if kind in self.silent | self.gone else Standing(running=count)
+            return ReplicaStates(starting=count, failed="no weights here")
+        return ReplicaStates(starting=count) if kind in self.silent | self.gone else ReplicaStates(running=count)
 
     def want(self, counts: Mapping[str, int]) -> None:
         self.counts |= counts

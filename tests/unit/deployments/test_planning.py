@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from cluster.controller.config import ControllerConfig
-from cluster.controller.question import question_of
+from cluster.controller.planning import question_of
 from deployments.config import AppConfig, parse
 from deployments.graph import read_graph
 from deployments.planning import DeviceCounts, first_plan, has_room_beside, summary
 from optimizer import Placement, Plan, Split
-from optimizer.plan import DecodingTerms, PlayedTimes, Promise
+from optimizer.plan import DecodingTerms, Promise, SimulatedTimes
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile, load, save
@@ -151,7 +151,7 @@ def test_a_plan_in_one_line_tells_latencies_as_played_and_those_of_full_launches
     plan = Plan(CUT, promise, origin="measured", backend="torch")
     blocks = "blocks 0 at 8, 1-3 at 8 on 2 v100; 48/s by measured times (torch)"
     assert summary(plan) == f"{blocks}; not played; full launches all the way: 950 ms"
-    played = replace(plan, promise=replace(promise, played=PlayedTimes(0.12, 0.481, 0.99)))
+    played = replace(plan, promise=replace(promise, played=SimulatedTimes(0.12, 0.481, 0.99)))
     times = "as played: p50 120 ms, p99 481 ms, 99.0 % in time"
     assert summary(played) == f"{blocks}; {times}; full launches all the way: 950 ms"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from deployments.dispatch.admission import Admission, soonest
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.experience import FEW, Expected, Experience
+from deployments.dispatch.estimates import FEW, Estimates, ExpectedTimes
 from deployments.dispatch.messages import Limits, Outcome, Place, Refusal
 from deployments.dispatch.route import Route, Stage
 from tests.helpers.dispatcher_world import Input, World, linear
@@ -113,22 +113,20 @@ def test_who_has_the_time_that_is_needed_is_late_as_rarely_as_asked(
     shares: list[float], chance: float, off: float, spread: float
 ) -> None:
     survival = sorted(shares, reverse=True)
-    experience = Experience(
-        [linear(each, each + 1, 1, "a", survival=share) for each, share in enumerate(survival)], 0.0
-    )
+    estimates = Estimates([linear(each, each + 1, 1, "a", survival=share) for each, share in enumerate(survival)], 0.0)
     for number in range(len(survival)):
-        experience.believe(number, off, spread)
+        estimates.believe(number, off, spread)
     # Stages so far apart that who is late at one is in time at those before it.
     ends_s = [10.0 * (number + 1) for number in range(len(survival))]
-    expected = Expected(experience, 0.0, ends_s, full_s=1.0)
+    expected = ExpectedTimes(estimates, 0.0, ends_s, full_s=1.0)
     needed_s = expected.needed_s(chance)
     assert expected.late(needed_s + 1e-6) <= chance + 0.02
     assert expected.late(needed_s - 1e-6) >= min(chance, expected.late(0.0)) - 0.02
 
 
 def test_what_was_seen_corrects_what_is_expected() -> None:
-    experience = Experience([linear(0, 1, 1, "a")], slack=0.2)
-    expected = Expected(experience, 0.0, [0.1], full_s=0.05)
+    estimates = Estimates([linear(0, 1, 1, "a")], slack=0.2)
+    expected = ExpectedTimes(estimates, 0.0, [0.1], full_s=0.05)
     for _ in range(300):
         expected.learn(0, 0.12)
     assert expected.mean_s == pytest.approx(0.12, abs=1e-3)
@@ -161,10 +159,10 @@ def test_a_lane_that_seems_to_be_late_shows_that_it_is_not_while_another_is_busy
     first, second = dispatcher._lanes
     for _ in range(10):
         dispatcher._admission.ended(0.0, late=True)
-    first.experience.believe(0, 9.0, 0.0)
+    first.estimates.believe(0, 9.0, 0.0)
     dispatcher.admit(0.0, 9.0, Place("who keeps it busy", 0))
     assert second.busy
-    first.experience.believe(0, 0.2, 0.5)
+    first.estimates.believe(0, 0.2, 0.5)
     assert dispatcher.needed_s(0.0, 0.02) <= 0.02
     many = dispatcher.admit_all(0.0, 0.02, [Place("x", row) for row in range(40)])
     assert isinstance(many, Refusal), "its table says that there is no time for so many"
@@ -190,12 +188,12 @@ def test_where_nobody_is_nearly_sure_more_may_be_late_than_few(others_s: float |
     """
     dispatcher = Dispatcher(Route((linear(0, 1, 4, "a"),)), {"a": ["a"]})
     lane, limits, admission = dispatcher._lanes[0], Limits(), Admission()
-    lane.experience.believe(0, 0.7, 0.5)
+    lane.estimates.believe(0, 0.7, 0.5)
     _, unhindered = soonest([lane], 0.0)
     left_s = unhindered.needed_s(0.2)
     dispatcher.admit(0.0, 9.0, Place("somebody is there", 0))
 
-    def ask(expected: Expected, seconds: float) -> float | Refusal:
+    def ask(expected: ExpectedTimes, seconds: float) -> float | Refusal:
         return admission.risk(lane, expected, seconds, 1, limits)
 
     ask(unhindered, left_s)

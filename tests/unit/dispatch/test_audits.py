@@ -91,7 +91,7 @@ def test_an_audited_input_that_is_late_counts_as_late_when_it_has_its_answer_not
         (launch,) = dispatcher.tick(0.0)
         dispatcher.released(launch.id, 0.2, [0], [2], [1])
         dispatcher.completed(launch.id, 0.2, {0: Place("y", 0)} if share else {})
-        learned.append((dispatcher._admission._may_be_late, dispatcher._lanes[0].experience.off))
+        learned.append((dispatcher._admission._may_be_late, dispatcher._lanes[0].estimates.off))
     assert learned[0] == learned[1]
 
 
@@ -141,10 +141,10 @@ def test_a_shadow_that_ends_after_the_deadline_is_not_late_and_tells_nothing_of_
     dispatcher.admit(0.0, 0.1, Place("x", 0))
     (launch,) = dispatcher.tick(0.0)
     assert dispatcher.released(launch.id, 0.0, [0], [2], [1]) == [0]
-    expected, saved = list(lane.experience.off), dispatcher._admission._may_be_late
+    expected, saved = list(lane.estimates.off), dispatcher._admission._may_be_late
     dispatcher.released(launch.id, 0.2, [0], [BLOCKS - 1], [1])
     dispatcher.completed(launch.id, 0.2, {})
-    assert lane.experience.off == expected
+    assert lane.estimates.off == expected
     assert dispatcher._admission._may_be_late >= saved
 
 

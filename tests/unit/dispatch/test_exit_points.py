@@ -78,22 +78,22 @@ def test_what_is_learned_of_an_input_is_when_it_left_not_when_its_launch_ended()
         dispatcher.released(launch.id, at_s + RAMP_S, [0], [0])
         dispatcher.released(launch.id, at_s + END_S, [1], [3])
         dispatcher.completed(launch.id, at_s + END_S, {})
-    experience = lane_of(dispatcher).experience
-    assert experience.off == pytest.approx([0.0, 0.0], abs=1e-6)
-    assert max(experience.spread) < 0.02
+    estimates = lane_of(dispatcher).estimates
+    assert estimates.off == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert max(estimates.spread) < 0.02
 
 
 def test_an_error_seen_at_one_exit_point_is_expected_at_all_of_its_stage_and_at_no_other() -> None:
     other = Stage(4, 8, 1, "b", (0.005,), survival=0.1)
     dispatcher = Dispatcher(Route((early_exit(), other)), {"a": ["a0"], "b": ["b0"]})
-    experience = lane_of(dispatcher).experience
-    number = experience.exit_at(2)
+    estimates = lane_of(dispatcher).estimates
+    number = estimates.exit_at(2)
     assert number == 1
     for _ in range(100):
-        experience.learn(number, 0.5)
-    assert experience.off == pytest.approx([0.5, 0.5, 0.0], abs=0.05)
-    assert [experience.exit_at(block) for block in (0, 1, 3, 4, 7, 8)] == [0, 1, 1, 2, 2, None]
-    assert experience.leave == pytest.approx([1 - GOES_ON, GOES_ON - 0.1, 0.1])
+        estimates.learn(number, 0.5)
+    assert estimates.off == pytest.approx([0.5, 0.5, 0.0], abs=0.05)
+    assert [estimates.exit_at(block) for block in (0, 1, 3, 4, 7, 8)] == [0, 1, 1, 2, 2, None]
+    assert estimates.leave == pytest.approx([1 - GOES_ON, GOES_ON - 0.1, 0.1])
 
 
 def test_a_lane_whose_few_last_answers_come_late_is_not_taken_to_be_soonest_for_its_early_ones() -> None:
@@ -132,7 +132,7 @@ def test_who_gave_up_shows_how_late_he_would_have_been() -> None:
     dispatcher.abandon(number)
     dispatcher.released(launch.id, END_S + MEAN_S, [0], [3])
     dispatcher.completed(launch.id, END_S + MEAN_S, {})
-    assert lane_of(dispatcher).experience.off[0] > 0.05
+    assert lane_of(dispatcher).estimates.off[0] > 0.05
 
 
 def test_exit_points_must_be_in_order_and_end_with_the_stage() -> None:

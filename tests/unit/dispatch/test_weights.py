@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.experience import FEW
+from deployments.dispatch.estimates import FEW
 from deployments.dispatch.groups import Group
 from deployments.dispatch.lanes import Lane
 from deployments.dispatch.messages import Limits, Place, Refusal

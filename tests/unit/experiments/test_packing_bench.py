@@ -11,7 +11,7 @@ from experiments.packing.run import (
     BACKENDS,
     LATER,
     SOON,
-    LaunchTimes,
+    PackedTimes,
     Pair,
     packed_over_padded,
     packed_over_sorted,
@@ -45,9 +45,9 @@ def test_what_answers_differently_is_not_compared(monkeypatch: pytest.MonkeyPatc
 
 def test_texts_of_one_length_are_served_alike_and_of_many_better_packed() -> None:
     known = [[length] * count for length in (4, 40) for count in (1, 8, 16)]
-    packed = LaunchTimes(known, [0.01 + 0.001 * real_tokens(each) for each in known])
+    packed = PackedTimes(known, [0.01 + 0.001 * real_tokens(each) for each in known])
     assert packed.error(real_tokens) == pytest.approx(0, abs=1e-6)
-    padded = LaunchTimes(known, [0.01 + 0.001 * padded_tokens(each) for each in known])
+    padded = PackedTimes(known, [0.01 + 0.001 * padded_tokens(each) for each in known])
     assert packed_over_sorted(packed, padded, np.array([20])) == pytest.approx(1.0, rel=0.01)
     soon, later = (packed_over_sorted(packed, padded, np.arange(4, 41), launches) for launches in (SOON, LATER))
     assert 1.02 < later < soon < 2.0

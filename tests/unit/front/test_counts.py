@@ -6,7 +6,7 @@ import pytest
 
 from deployments.dispatch.route import Route, Stage
 from deployments.front.counts import Counts, together
-from deployments.front.observed import LaunchShape, Took, merged, since
+from deployments.front.observed import LaunchShape, LaunchTimes, merged, since
 from profiles.agreement import WATCHED_S, lately
 
 
@@ -19,7 +19,7 @@ def test_what_is_counted_is_told() -> None:
     counts.launch_ended("r1", 0, 2, 8, 0.05)
     seen = counts.observed(3)
     assert (seen.started_s, seen.seconds, seen.arrivals, seen.in_time, seen.exits) == (100.0, 3.0, 3, 1, (1, 0, 1))
-    assert seen.launches == {LaunchShape("v100", 0, 2, 8): Took(1, 0.05)}
+    assert seen.launches == {LaunchShape("v100", 0, 2, 8): LaunchTimes(1, 0.05)}
     assert sum(seen.latencies.values()) == 2
 
 
@@ -33,8 +33,8 @@ def test_asking_twice_tells_what_is_new_and_takes_nothing_from_others() -> None:
     news = since(counts.observed(2), first)
     assert counts.observations == together([counts]).observations == 2
     assert (news.started_s, news.seconds, news.exits) == (5.0, 4.0, (0, 1))
-    assert news.launches == {LaunchShape("k80", 0, 2, 8): Took(1, 0.1)}
-    assert first.launches == {LaunchShape("v100", 0, 2, 8): Took(1, 0.05)}
+    assert news.launches == {LaunchShape("k80", 0, 2, 8): LaunchTimes(1, 0.1)}
+    assert first.launches == {LaunchShape("v100", 0, 2, 8): LaunchTimes(1, 0.05)}
 
 
 def test_who_is_refused_unread_has_no_more_inputs_than_a_request_may_have() -> None:

@@ -12,7 +12,7 @@ from deployments.replica.local_workers import LocalWorkers
 from deployments.replica.split import SplitReplica
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import Packed, pack
-from deployments.transport.replica_connection import OrderServer, Whereabouts, connect_to
+from deployments.transport.replica_connection import OrderServer, ReplicaAddress, connect_to
 from deployments.transport.wire import Wire
 from tests.helpers.toy_model import Toy
 
@@ -58,7 +58,9 @@ def test_by_a_replica_that_has_gone() -> None:
             yield Stayed(None, np.zeros(0, np.int64), 0.0)
 
         server = OrderServer(hangs_up, lambda after_s: None)
-        connection = await connect_to(WIRE, Whereabouts("it", await server.open(WIRE), server.door.key), lambda: None)
+        connection = await connect_to(
+            WIRE, ReplicaAddress("it", await server.open(WIRE), server.door.key), lambda: None
+        )
         await fails_and_lets_go(connection.run)
 
     asyncio.run(scene())

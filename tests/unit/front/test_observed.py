@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.front.observed import LaunchShape, Observed, Took, latency_bin, merged
+from deployments.front.observed import LaunchShape, LaunchTimes, Observed, latency_bin, merged
 
 counts = st.integers(0, 1000)
 
@@ -15,7 +15,7 @@ def observations(draw):
     launches = draw(
         st.dictionaries(
             st.builds(LaunchShape, st.just("a"), counts, counts, counts),
-            st.builds(Took, counts, counts, counts, counts),
+            st.builds(LaunchTimes, counts, counts, counts, counts),
         )
     )
     latencies = Counter(latency_bin(s) for s in draw(st.lists(st.floats(0, 10))))

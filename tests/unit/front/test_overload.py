@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from deployments.config import AppConfig
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.http import create_api
-from deployments.front.service import Content, Service, Visit
+from deployments.front.service import Content, IncomingRequest, Service
 from tests.helpers.toy_model import Toy
 
 TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")
@@ -79,12 +79,12 @@ def test_what_a_body_costs_is_learned_by_the_bytes_that_are_read() -> None:
     """A compressed body, or one that tells no length, is no small one: else small ones would be taken for dear."""
 
     async def scene(service: Service, clock: Clock) -> None:
-        experience = service._experience("")
+        costs = service._request_costs("")
         for _ in range(60):
-            experience.work_s.learn(1000, 2e-4)
+            costs.work_s.learn(1000, 2e-4)
         sizes = []
-        experience.looks = lambda: True  # type: ignore[method-assign]
-        experience.work_s.learn = lambda size, _: sizes.append(size)  # type: ignore[method-assign,assign]
+        costs.looks = lambda: True  # type: ignore[method-assign]
+        costs.work_s.learn = lambda size, _: sizes.append(size)  # type: ignore[method-assign,assign]
         await service.answer(service.visit("", 0, {}, 5.0), content(service), 10_000_000)
         assert sizes == [10_000_000]
 
@@ -120,7 +120,7 @@ def test_who_is_refused_unread_has_asked_all_the_same() -> None:
         with pytest.raises(RefusedError):
             service.visit("", 0, {}, 1e-9)  # at the door
         hurried = service.visit("", 0, {}, 0.9)
-        service._experience("").work_s.learn(0, 1.0)
+        service._request_costs("").work_s.learn(0, 1.0)
         first = asyncio.create_task(service.answer(service.visit("", 0, {}, 60.0), content(service)))
         await asyncio.sleep(0)
         clock.ahead_s += 1.0
@@ -164,7 +164,7 @@ def test_whoever_goes_away_while_waiting_costs_nothing() -> None:
         def reading(number: int) -> Callable[[], Content[Any]]:
             return lambda: read.append(number) or content(service)()  # type: ignore[func-returns-value]
 
-        service._experience("").work_s.learn(0, 1.0)  # one at a turn of the event loop
+        service._request_costs("").work_s.learn(0, 1.0)  # one at a turn of the event loop
         asking = [asyncio.create_task(service.answer(service.visit("", 0, {}, 60.0), reading(n))) for n in range(4)]
         await asyncio.sleep(0)
         asking[2].cancel()
@@ -181,7 +181,7 @@ def test_who_was_refused_was_late_or_waited_long_to_be_read_shows_the_strain() -
             clock.ahead_s += 1.0
             return answers
 
-        async def strain(visit: Visit, write: Callable[[list[Answer]], Any] = list) -> int:
+        async def strain(visit: IncomingRequest, write: Callable[[list[Answer]], Any] = list) -> int:
             before = service.burden().strained
             with contextlib.suppress(RefusedError), service.counted():
                 await service.answer(visit, content(service, write))

@@ -11,7 +11,7 @@ from deployments.config import AppConfig
 from deployments.replica.serve_replica import ServeReplica
 from deployments.transport.orders import Order
 from deployments.transport.packed import pack
-from deployments.transport.replica_connection import Whereabouts
+from deployments.transport.replica_connection import ReplicaAddress
 from tests.helpers.toy_model import Toy
 
 CONFIG = AppConfig(loader="tests.helpers.toy_model:load")
@@ -46,7 +46,7 @@ class Handle:
     def options(self, session_id: str) -> "Handle":
         return Handle(self._serve, session_id)
 
-    async def remote(self) -> Whereabouts:
+    async def remote(self) -> ReplicaAddress:
         known = self._serve.replicas
         name = self._name if self._name in known else min(known)
         self._serve.tell()

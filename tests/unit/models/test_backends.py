@@ -11,10 +11,10 @@ import torch
 from deployments.models import Cascade, choice, load, load_served
 from deployments.models import cuda_graphs as graphs
 from deployments.models.backends import backend_of, make_ready, on_backend, planned, stretches, warn_of_another
+from deployments.models.interface import BackedModel, BlockRange
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.onnx_pieces import fingerprint
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
-from deployments.models.seam import BackedModel, Stretch
 from deployments.models.torch_model import TorchModel
 from deployments.replica.virtual import VirtualModel
 from optimizer.plan import Placement, Plan, Split
@@ -125,10 +125,10 @@ def test_what_will_be_served_is_exported_before_anybody_asks(folder: Path) -> No
 
 def test_stretches_go_from_ramp_to_ramp_and_see_what_the_policy_must() -> None:
     alone, remembering = network("bert", "entropy", [0.5]), network("bert", "patience", [2])
-    assert [*stretches(alone, 0, 4, (1,))] == [Stretch(0, 2, (1,)), Stretch(2, 4)]
-    assert [*stretches(remembering, 0, 4, (1,))] == [Stretch(0, 2, (0, 1)), Stretch(2, 4)]
+    assert [*stretches(alone, 0, 4, (1,))] == [BlockRange(0, 2, (1,)), BlockRange(2, 4)]
+    assert [*stretches(remembering, 0, 4, (1,))] == [BlockRange(0, 2, (0, 1)), BlockRange(2, 4)]
     plan = Plan((Placement("cpu", 1, (Split(0, 2, 8, (1,)),)), Placement("v100", 1, (Split(2, 4, 8),))))
-    assert planned(alone, plan, "v100") == [Stretch(2, 4)]
+    assert planned(alone, plan, "v100") == [BlockRange(2, 4)]
 
 
 def test_the_fingerprint_is_of_what_is_computed(folder: Path) -> None:

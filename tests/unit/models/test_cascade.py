@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.models.cascade import Cascade
-from deployments.models.seam import ServedModel, Stretch
+from deployments.models.interface import BlockRange, ServedModel
 from deployments.replica.split import SplitReplica
 from deployments.transport.orders import Departed, Order
 from deployments.transport.packed import pack, take
@@ -126,14 +126,14 @@ def test_a_level_is_loaded_when_it_is_first_needed() -> None:
     noted = model._with(lambda level: loaded.append(level.start) or level.load())
     noted.run(noted.merge(inputs_of(names, 2, seed=0)), 4, noted.ramp_blocks)
     assert loaded == [0]
-    noted.prepare([Stretch(2, 7)], inputs_of(names, 1, seed=0)[0])
+    noted.prepare([BlockRange(2, 7)], inputs_of(names, 1, seed=0)[0])
     assert loaded == [0, 4]
 
 
 def test_stretches_are_prepared_level_by_level_by_their_own_numbers() -> None:
     level = cascade(("bert", "roberta"), 0.5, [1.0, 1.0], inner=0.5).levels[1]
-    assert level.part(Stretch(2, 6, (2, 3, 4, 5))) == Stretch(0, 2, (0, 1))
-    assert level.part(Stretch(0, 4, (1, 3))) is None
+    assert level.part(BlockRange(2, 6, (2, 3, 4, 5))) == BlockRange(0, 2, (0, 1))
+    assert level.part(BlockRange(0, 4, (1, 3))) is None
 
 
 def test_a_cascade_is_served_as_any_other_network() -> None:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from deployments.models import cuda_graphs as graphs
 from deployments.models.cuda_graphs import GraphModel, Inputs, Recording, room_for, room_for_texts
+from deployments.models.interface import BlockRange, RangeOutput
 from deployments.models.onnx_graphs import OnnxRecorder
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.onnx_pieces import UNDISTURBED
-from deployments.models.seam import Passed, Stretch
 from deployments.models.spans import Room
 from deployments.models.torch_model import TorchModel
 from profiles.model import Batch
@@ -45,7 +45,7 @@ class Recorder:
     recorded: int = 0
     replayed: int = 0
 
-    def __call__(self, stretch: Stretch, buffers: Callable[[], Inputs]) -> Recording:
+    def __call__(self, stretch: BlockRange, buffers: Callable[[], Inputs]) -> Recording:
         self.recorded += 1
         reads = buffers()
         run = partial(self.model.through, stretch, reads.arrays, reads.spans)
@@ -59,7 +59,7 @@ class Recorder:
         return Recording(reads, gives, again)
 
 
-def tensors(passed: Passed) -> list[torch.Tensor]:
+def tensors(passed: RangeOutput) -> list[torch.Tensor]:
     return [each for each in (passed.hidden, *passed.ramps.values(), passed.head) if each is not None]
 
 
@@ -205,8 +205,8 @@ def test_no_shape_is_recorded_twice_by_one_session(cache: Path, monkeypatch: pyt
     monkeypatch.setattr(graphs, "MOST", 1)
     exact = network("vit")
     replayed, inner = on_onnx(exact, "vit, few", cache)
-    replayed.prepare([Stretch(0, 2)], batch_for(exact, "vit"))
-    session = inner.pieces.get(Stretch(0, 2))
+    replayed.prepare([BlockRange(0, 2)], batch_for(exact, "vit"))
+    session = inner.pieces.get(BlockRange(0, 2))
     assert session is not None
     for size in (1, 2, 1, 2):
         replayed.run(batch_for(exact, "vit", size), 2, ())

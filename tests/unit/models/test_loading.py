@@ -15,9 +15,9 @@ from deployments.demo import demo_directory
 from deployments.models import checkpoint, load
 from deployments.models.encode import TextEncoder
 from deployments.models.families import family_of, known
+from deployments.models.interface import BlockRange
 from deployments.models.loading import move_when_used
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
-from deployments.models.seam import Stretch
 from deployments.models.torch_model import TorchModel
 from profiles.errors import UserError
 from profiles.measure import facts_of
@@ -244,7 +244,7 @@ def test_a_device_holds_what_plans_say_of_the_blocks_that_it_runs(name: str) -> 
     assert survivors is not None
     for start, stop, first in ((1, last, survivors), (0, 1, one)):
         with torch.inference_mode():
-            there.through(Stretch(start, stop), *there._enter(first))
+            there.through(BlockRange(start, stop), *there._enter(first))
         held = {id(tensor): tensor.nbytes for tensor in (*whole.parameters(), *whole.buffers()) if tensor.is_meta}
         assert sum(held.values()) == sum(facts.memory_bytes[start:]) - sum(repeated[start + 1 :])
 

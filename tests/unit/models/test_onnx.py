@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.models import onnx_pieces
+from deployments.models.interface import BlockRange
 from deployments.models.onnx_model import OnnxModel
-from deployments.models.seam import Stretch
 from profiles.model import Batch
 from tests.helpers.backend_parity import assert_same, batch_for, cuts
 from tests.helpers.tiny_networks import FAMILIES, network
@@ -49,7 +49,7 @@ def test_whatever_is_ready_any_batch_gets_what_torch_gives(
     exact = network("distilbert", policy, [THRESHOLD if policy == "entropy" else 2])
     served = OnnxModel(exact, "distilbert", cache=cache)
     served.pieces.order = lambda *_: None  # type: ignore[method-assign]
-    served.prepare([Stretch(0, 2, (0, 1)), Stretch(3, 5, (3,))], batch_for(exact, "distilbert"))
+    served.prepare([BlockRange(0, 2, (0, 1)), BlockRange(3, 5, (3,))], batch_for(exact, "distilbert"))
     here: Batch | None = batch_for(exact, "distilbert", count, seed)
     for stop in [*sorted(stops), 5]:
         assert here is not None
@@ -62,7 +62,7 @@ def test_whatever_is_ready_any_batch_gets_what_torch_gives(
 def test_torch_serves_until_a_piece_is_made_in_the_background(cache: Path) -> None:
     exact = network("vit", "entropy", [THRESHOLD])
     served, batch = OnnxModel(exact, "another vit", cache=cache), batch_for(exact, "vit")
-    wanted = Stretch(0, 2, (0, 1))
+    wanted = BlockRange(0, 2, (0, 1))
     expected = exact.run(batch, 2, exact.ramp_blocks)
     assert_same(expected, served.run(batch, 2, exact.ramp_blocks))
     served.pieces.wait()
@@ -74,11 +74,11 @@ def test_torch_serves_until_a_piece_is_made_in_the_background(cache: Path) -> No
 def test_a_piece_is_exported_once_for_all_replicas(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = network("resnet")
     batch = batch_for(model, "resnet")
-    OnnxModel(model, "resnet, shared", cache=cache).prepare([Stretch(1, 2)], batch)
+    OnnxModel(model, "resnet, shared", cache=cache).prepare([BlockRange(1, 2)], batch)
     monkeypatch.setattr(onnx_pieces, "export", lambda *_: pytest.fail("exported again"))
     again = OnnxModel(model, "resnet, shared", cache=cache)
-    again.prepare([Stretch(1, 2)], batch)
-    assert again.pieces.get(Stretch(1, 2))
+    again.prepare([BlockRange(1, 2)], batch)
+    assert again.pieces.get(BlockRange(1, 2))
 
 
 def test_a_piece_that_had_to_go_can_be_ordered_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +88,8 @@ def test_a_piece_that_had_to_go_can_be_ordered_again(cache: Path, monkeypatch: p
     for stop in (1, 2, 1):
         served.run(batch, stop, ())
         served.pieces.wait()
-        assert served.pieces.get(Stretch(0, stop))
-    assert not served.pieces.get(Stretch(0, 2))
+        assert served.pieces.get(BlockRange(0, stop))
+    assert not served.pieces.get(BlockRange(0, 2))
 
 
 def test_other_weights_are_another_piece() -> None:
@@ -98,7 +98,7 @@ def test_other_weights_are_another_piece() -> None:
     keys = {
         onnx_pieces.Origin(*origin).key(stretch, tensors)
         for origin in [("a", cpu, torch.float32), ("b", cpu, torch.float32), ("a", cpu, torch.float32, True)]
-        for stretch in [Stretch(0, 1), Stretch(0, 1, (0,))]
+        for stretch in [BlockRange(0, 1), BlockRange(0, 1, (0,))]
     }
     assert len(keys) == 6
 
@@ -123,7 +123,7 @@ def test_half_precision_is_as_near_to_full_as_torch_is(cache: Path) -> None:
     """1 % of the largest logit is allowed; ONNX Runtime was seen at 0.2 %, as torch is itself."""
     exact, half = network("bert"), network("bert", dtype=torch.float16)
     served, batch = OnnxModel(half, "bert, half", cache=cache), batch_for(exact, "bert", 32)
-    served.prepare([Stretch(0, 2), Stretch(2, 4)], batch)
+    served.prepare([BlockRange(0, 2), BlockRange(2, 4)], batch)
     expected = exact.run(batch, 4, ()).exits
     middle = served.run(batch, 2, ()).survivors
     assert middle is not None
@@ -137,7 +137,7 @@ def test_8_bits_change_few_answers(name: str, tmp_path: Path) -> None:
     cache = tmp_path
     exact = network(name, "entropy", [THRESHOLD])
     served, batch = OnnxModel(exact, name, int8=True, cache=cache), batch_for(exact, name, 64)
-    everything = Stretch(0, exact.num_blocks, exact.ramp_blocks)
+    everything = BlockRange(0, exact.num_blocks, exact.ramp_blocks)
     served.prepare([everything], batch)
     expected = exact.run(batch, exact.num_blocks, exact.ramp_blocks).exits
     found = served.run(batch, exact.num_blocks, exact.ramp_blocks).exits
@@ -168,4 +168,4 @@ def test_networks_of_one_process_export_one_after_the_other(cache: Path) -> None
         model.run(batch_for(model, name), 1, ())
     for model in models.values():
         model.pieces.wait()
-        assert model.pieces.get(Stretch(0, 1))
+        assert model.pieces.get(BlockRange(0, 1))

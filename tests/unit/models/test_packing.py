@@ -14,8 +14,8 @@ from torch.nn import functional
 from deployments.models import attention, batches, spans
 from deployments.models import cuda_graphs as graphs
 from deployments.models.cuda_graphs import GraphModel, Inputs, Recording
+from deployments.models.interface import BlockRange
 from deployments.models.onnx_model import OnnxModel
-from deployments.models.seam import Stretch
 from deployments.models.spans import Spans, alike, in_bands, spans_of
 from deployments.models.torch_model import TorchModel
 from deployments.transport.packed import pack, take, unpack
@@ -40,7 +40,7 @@ def cheap_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "PAIRS_A_BAND", 0)
 
 
-def again(model: TorchModel, stretch: Stretch, buffers: "partial[Inputs]") -> Recording:
+def again(model: TorchModel, stretch: BlockRange, buffers: "partial[Inputs]") -> Recording:
     """A recorder as it is on a host: what is replayed reads and writes the memory that was recorded."""
     reads = buffers()
     run = partial(model.through, stretch, reads.arrays, reads.spans)
@@ -66,7 +66,7 @@ def exported(cache: Path) -> Exported:
         exact = network(name, "entropy", [0.8])
         made = OnnxModel(exact, name, cache=cache)
         ramps = exact.ramp_blocks
-        each = [Stretch(b, b + 1, tuple(r for r in ramps if r == b)) for b in range(exact.num_blocks)]
+        each = [BlockRange(b, b + 1, tuple(r for r in ramps if r == b)) for b in range(exact.num_blocks)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(spans, "PAIRS_A_BAND", 0)
             made.prepare(each, texts([3], 0, exact))

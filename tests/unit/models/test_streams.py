@@ -12,9 +12,9 @@ from deployments.models import cuda_graphs as graphs
 from deployments.models import streams
 from deployments.models.backends import for_threads
 from deployments.models.cuda_graphs import GraphModel
+from deployments.models.interface import BlockRange
 from deployments.models.onnx_graphs import OnnxRecorder
 from deployments.models.onnx_model import OnnxModel
-from deployments.models.seam import Stretch
 from deployments.models.streams import SideStream, beside_others, finish
 from profiles.errors import UserError
 from tests.helpers.backend_parity import assert_same, batch_for
@@ -128,7 +128,7 @@ def test_onnx_runtime_shares_sessions_on_a_host_only(tmp_path: Any) -> None:
 def test_threads_that_share_a_network_get_their_own_answers(backend: str, tmp_path: Any) -> None:
     exact = network("bert", "entropy", [0.8])
     model = exact if backend == "torch" else OnnxModel(exact, "bert, shared", cache=tmp_path)
-    model.prepare([Stretch(0, 4, exact.ramp_blocks)], batch_for(exact, "bert"))
+    model.prepare([BlockRange(0, 4, exact.ramp_blocks)], batch_for(exact, "bert"))
     batches = [batch_for(exact, "bert", size, seed) for seed, size in enumerate([1, 3, 5, 8] * 3)]
     expected = [exact.run(batch, 4, exact.ramp_blocks) for batch in batches]
     found: dict[int, Any] = {}

@@ -8,7 +8,7 @@ from deployments import named
 from deployments.config import AppConfig
 from deployments.models import backends, choice
 from deployments.models.backends import backend_of, for_threads, make_ready, on_backend, stretches
-from deployments.models.seam import backend_named
+from deployments.models.interface import backend_named
 from profiles.errors import UserError
 from tests.helpers.backend_parity import assert_same, batch_for, cuts
 from tests.helpers.tiny_networks import network

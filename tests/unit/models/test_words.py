@@ -15,10 +15,10 @@ from deployments.models import TorchModel
 from deployments.models.departures import Tokens
 from deployments.models.encode import ASKED
 from deployments.models.families import family_of
+from deployments.models.interface import BlockRange
 from deployments.models.loading import dissected
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.ramps import ExitRules, RampRule, Ramps, make_head, save_ramps
-from deployments.models.seam import Stretch
 from deployments.replica.split import SplitReplica
 from deployments.tasks import TOKENS
 from deployments.transport.orders import Order
@@ -151,7 +151,7 @@ def test_onnx_gives_what_torch_gives(tmp_path: Path) -> None:
     model, _ = network("bert")
     other = OnnxModel(model, "words", cache=tmp_path)
     batch = model.merge(texts(5, seed=2))
-    other.prepare([Stretch(0, 2, (0, 1)), Stretch(2, model.num_blocks)], batch)
+    other.prepare([BlockRange(0, 2, (0, 1)), BlockRange(2, model.num_blocks)], batch)
     for count in (5, 3):
         some = model.select(batch, np.arange(count))
         here, there = model.run(some, 2, model.ramp_blocks), other.run(some, 2, model.ramp_blocks)

@@ -12,7 +12,7 @@ from experiments.planner.random_problems import random_objective, random_problem
 from optimizer.effort import Effort
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
-from optimizer.pipelines.alike import told_apart
+from optimizer.pipelines.same_kinds import told_apart
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.pipelines.spread import value
 from optimizer.plan import Placement, Plan, Split

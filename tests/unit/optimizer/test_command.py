@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from cluster.commands.plan_picture import _title
 from cluster.commands.plan_result import plan_result
-from cluster.simulator.playing import CARE, Played
+from cluster.simulator.choice import CARE, SimulatedChoice
 from optimizer import Objective
 from optimizer.pipelines.batch_gain import BatchGain
-from optimizer.plan import PlayedTimes, read_plan
+from optimizer.plan import SimulatedTimes, read_plan
 from optimizer.problem import problem
 from profiles.curves import DTYPES, curve_table
 from profiles.datasheet import datasheet_table
@@ -69,13 +69,13 @@ def test_the_picture_says_what_was_played_and_what_devices_would_do_alone(profil
     objective = Objective(slo_s=0.1)
     believed = plan_result(facts, objective, None, 0.01, False, None)
     assert _title(believed).startswith(f"{believed.score.goodput_per_s:,.0f} per second, ")
-    played = replace(believed, played=Played(believed.plan, 900.0, 1234.0, 3))
+    played = replace(believed, played=SimulatedChoice(believed.plan, 900.0, 1234.0, 3))
     alone = f"{believed.score.goodput_per_s:,.0f} by its devices alone"
     assert _title(played).startswith(f"1,234 per second as played ({alone}), ")
     longest = f"full launches all the way: {1e3 * believed.score.latency_s:.1f} ms"
     assert believed.plan.promise is not None
     assert _title(believed).endswith(longest)
-    promise = replace(believed.plan.promise, played=PlayedTimes(0.02, 0.09, 0.991))
+    promise = replace(believed.plan.promise, played=SimulatedTimes(0.02, 0.09, 0.991))
     told = _title(replace(played, plan=replace(played.plan, promise=promise)))
     assert told.endswith(f"as played: p50 20 ms, p99 90 ms, 99.1 % in time; {longest}")
 
@@ -84,7 +84,7 @@ def test_the_picture_says_what_was_played_and_what_devices_would_do_alone(profil
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A question that is played in a moment."""
     hasty = replace(CARE, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
-    monkeypatch.setattr("cluster.simulator.playing.CARE", hasty)
+    monkeypatch.setattr("cluster.simulator.choice.CARE", hasty)
     return "--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4", "--picture", ""
 
 

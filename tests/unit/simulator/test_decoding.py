@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cluster.decoding.choice import BUSY, chosen, played, saturated
-from cluster.decoding.playing import AskedText, play
+from cluster.decoding.simulation import AskedText, play
 from deployments.decoding.config import DecoderConfig
 from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, expected, ways
 from optimizer.decoding_plans import plan_of, shares_of, tokens_per_s

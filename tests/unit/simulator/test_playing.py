@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from cluster.simulator.playing import CARE, PATIENT, Care, Climb, around, is_playable, played, unplayable
+from cluster.simulator.choice import CARE, PATIENT, BestSoFar, SimulationEffort, around, is_playable, played, unplayable
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import SHORT_SLOS, kept_run, run, settled, sustained
 from optimizer.model.evaluate import evaluate
@@ -138,7 +138,7 @@ class Few:
         return self.left < 0
 
 
-def polishing(looks: int) -> Care:
+def polishing(looks: int) -> SimulationEffort:
     quick = {"inputs": 300, "slos": 3, "last_inputs": 600, "last_slos": 3, "most": 30_000}
     return replace(PATIENT, **quick, out_of_time=Few(looks))
 
@@ -169,7 +169,7 @@ def test_moves_go_on_where_other_limits_end() -> None:
 def test_chance_never_makes_a_plan_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other inputs show less of the plan that was taken than of the first one, which stays."""
     kept = {POOR: 900.0}
-    monkeypatch.setattr(Climb, "_settled", lambda self, plan, *_: kept.get(plan, 800.0))
+    monkeypatch.setattr(BestSoFar, "_settled", lambda self, plan, *_: kept.get(plan, 800.0))
     found = played(POOR, FAST, replace(TIGHT, cuts=()), lambda *_: None, polishing(12))
     assert found.tried > 0
     assert (replace(found.plan, promise=None), found.gain) == (POOR, 0.0)

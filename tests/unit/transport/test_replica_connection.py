@@ -34,8 +34,8 @@ from deployments.transport.replica_connection import (
     MOST_STRANGERS,
     EndIfStuck,
     OrderServer,
+    ReplicaAddress,
     ReplicaConnection,
-    Whereabouts,
     connect_to,
 )
 from deployments.transport.wire import Wire
@@ -180,7 +180,7 @@ def play(scene: Scene) -> None:
 
     async def act() -> None:
         replica, losses = Replica(), list[str]()
-        where = Whereabouts("it", await replica.server.open(WIRE), replica.server.door.key)
+        where = ReplicaAddress("it", await replica.server.open(WIRE), replica.server.door.key)
         connection = await connect_to(WIRE, where, lambda: losses.append("lost"))
         await asyncio.wait_for(scene(replica, connection, losses), 60)
         connection.retire()
@@ -265,7 +265,7 @@ class ShortWire(Wire):
 
 def test_a_connection_that_is_lost_while_it_is_made_is_none() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
-        where = Whereabouts("it", await replica.server.open(WIRE), replica.server.door.key)
+        where = ReplicaAddress("it", await replica.server.open(WIRE), replica.server.door.key)
         with pytest.raises(ConnectionError, match="has gone"):
             await connect_to(ShortWire("127.0.0.1"), where, lambda: None)
 
@@ -346,7 +346,7 @@ def test_many_strangers_cost_little_and_keep_nobody_out() -> None:
         address = await replica.server.open(WIRE)
         host, _, port = address.rpartition(":")
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(MOST_STRANGERS + 20)]
-        another = await connect_to(WIRE, Whereabouts("r1", address, replica.server.door.key), lambda: None)
+        another = await connect_to(WIRE, ReplicaAddress("r1", address, replica.server.door.key), lambda: None)
         replica.gates[3] = asyncio.Event()
         replica.gates[3].set()
         assert await replies(another, 3) == [3, 3]

@@ -12,7 +12,7 @@ PATHS = ("model", "plan", "profile")
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ClusterState:
     """Where HTTP listens, whether Serve was told to encrypt it by itself, and the addresses of the nodes."""
 
     http_host: str
@@ -20,7 +20,7 @@ class Surroundings:
     nodes: Collection[str]
 
 
-def check_surroundings(config: AppConfig, around: Surroundings) -> None:
+def check_cluster(config: AppConfig, around: ClusterState) -> None:
     """Raise UserError about the first thing that would keep fronts or replicas from ever being reached."""
     for name in PATHS:
         path = getattr(config, name)

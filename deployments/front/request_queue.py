@@ -1,4 +1,4 @@
-"""A turnstile before decoding: requests go in one after the other, and none that could not be answered in time.
+"""A queue before decoding: requests go in one after the other, and none that could not be answered in time.
 
 To read a request and to encode its inputs takes the front time that nobody else gets. So requests wait here for their
 turn, and one turn of the event loop lets in only as many as a few milliseconds of work: answers and health checks get
@@ -27,7 +27,7 @@ class _Turn:
     latest_s: float  # let in later, it would be late
 
 
-class Turnstile:
+class RequestQueue:
     """Must be used from one event loop, with a monotonic clock. Work is in seconds of the front's processor time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

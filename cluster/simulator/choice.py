@@ -20,7 +20,7 @@ from optimizer.moves import neighbours
 from optimizer.objective import Objective
 from optimizer.pipelines.baselines import baselines
 from optimizer.pipelines.spread import joined
-from optimizer.plan import Plan, PlayedTimes, Promise
+from optimizer.plan import Plan, Promise, SimulatedTimes
 from optimizer.problem import Problem
 from profiles.errors import UserError
 
@@ -37,7 +37,7 @@ SURELY = 0.05  # a plan that sustains less by this share is not
 
 
 @dataclass(frozen=True)
-class Care:
+class SimulationEffort:
     """How carefully plans are played. Runs have so many inputs at least, and last so many SLOs."""
 
     in_time: float = IN_TIME_SHARE  # of all inputs must be answered in time
@@ -57,18 +57,18 @@ class Care:
         """Whether there is enough to compare a plan with a few others, if so many inputs come within an SLO."""
         return ENOUGH * self.least_slos * at_once <= self.most
 
-    def shortened(self, at_once: float) -> "Care":
+    def shortened(self, at_once: float) -> "SimulationEffort":
         """With runs that are short enough to compare a plan with a few others."""
         slos = max(self.least_slos, min(self.slos, self.most / (ENOUGH * at_once)))
         return replace(self, slos=slos, last_slos=self.last_slos * slos / self.slos)
 
 
-CARE = Care()
-PATIENT = Care(inputs=15_000, slos=SLOS, last_slos=SLOS, most=inf)  # the time is what ends it
+CARE = SimulationEffort()
+PATIENT = SimulationEffort(inputs=15_000, slos=SLOS, last_slos=SLOS, most=inf)  # the time is what ends it
 
 
 @dataclass(frozen=True)
-class Played:
+class SimulatedChoice:
     """The better plan, what the simulator sustains of both, and how many others were played.
 
     What the first one sustains is told by shorter runs where it is much worse.
@@ -85,13 +85,13 @@ class Played:
 
 
 @dataclass
-class Climb:
+class BestSoFar:
     """The best plan so far, and the rate that it sustains."""
 
     facts: Problem
     slo_s: float
     best: Plan
-    care: Care = CARE
+    care: SimulationEffort = CARE
     first_per_s: float = 0.0
     rate_per_s: float = 0.0
     tried: int = 0
@@ -144,7 +144,7 @@ class Climb:
                 return False
         return True
 
-    def settled(self, planned: Plan, rivals: Iterable[Plan] = ()) -> Played:
+    def settled(self, planned: Plan, rivals: Iterable[Plan] = ()) -> SimulatedChoice:
         """Other inputs decide: if they show more of the first plan than of the best one, that stays.
 
         A rival that they show to be better takes its place, as does one that was the best before: chance may have
@@ -165,19 +165,19 @@ class Climb:
                 best, after_per_s = rival, rival_per_s
         return self._promised(best, planned, before_per_s, after_per_s)
 
-    def _promised(self, best: Plan, planned: Plan, before_per_s: float, after_per_s: float) -> Played:
+    def _promised(self, best: Plan, planned: Plan, before_per_s: float, after_per_s: float) -> SimulatedChoice:
         """The promise is the mean, by ratios, of what the inputs that decided show and what still others do."""
         last_per_s = self._settled(best, after_per_s, LAST_SEED) or after_per_s
         times = sqrt(last_per_s / after_per_s) if after_per_s else 1.0
         before_per_s, after_per_s = times * before_per_s, times * after_per_s
         plan = promising(best, planned, self.facts, after_per_s, self._times(best, after_per_s))
-        return Played(plan, before_per_s, after_per_s, self.tried)
+        return SimulatedChoice(plan, before_per_s, after_per_s, self.tried)
 
-    def _times(self, plan: Plan, rate_per_s: float) -> PlayedTimes | None:
+    def _times(self, plan: Plan, rate_per_s: float) -> SimulatedTimes | None:
         if not rate_per_s:
             return None
         report = run(self._world(plan), rate_per_s, self._last_inputs(rate_per_s), TOLD_SEED)
-        return PlayedTimes(report.tally.quantile_s(0.5), report.tally.quantile_s(0.99), report.good_share)
+        return SimulatedTimes(report.tally.quantile_s(0.5), report.tally.quantile_s(0.99), report.good_share)
 
     def _last_inputs(self, rate_per_s: float) -> int:
         """Of one run by which a plan is judged in the end."""
@@ -211,12 +211,12 @@ def check_playable(objective: Objective) -> float:
     return objective.slo_s
 
 
-def is_playable(plan: Plan, facts: Problem, objective: Objective, care: Care = CARE) -> bool:
+def is_playable(plan: Plan, facts: Problem, objective: Objective, care: SimulationEffort = CARE) -> bool:
     """Whether playing tells all that was asked, and is cheap."""
     return not unplayable(plan, facts, objective, care)
 
 
-def unplayable(plan: Plan, facts: Problem, objective: Objective, care: Care = CARE) -> str:
+def unplayable(plan: Plan, facts: Problem, objective: Objective, care: SimulationEffort = CARE) -> str:
     """Why playing would not tell all that was asked, or would not be cheap; empty where it is playable."""
     plain = not objective.goodput_per_s and objective.cost_per_hour is None
     if objective.slo_s is None or not objective.aim.adds_up or not plain or facts.pessimistic is not None:
@@ -232,15 +232,15 @@ def _at_once(plan: Plan, facts: Problem, slo_s: float) -> float:
 
 
 def played(
-    plan: Plan, facts: Problem, objective: Objective, find: Find, care: Care = CARE, apart: bool = True
-) -> Played:
+    plan: Plan, facts: Problem, objective: Objective, find: Find, care: SimulationEffort = CARE, apart: bool = True
+) -> SimulatedChoice:
     """The best of the plan, of those that `find` finds within other limits, and of the baselines.
 
     First with other limits for all, then for one pipeline after the other; then of those one move away.
     """
     slo_s = check_playable(objective)
     care = care.shortened(_at_once(plan, facts, slo_s))
-    climb = Climb(facts, slo_s, replace(plan, promise=None), care)
+    climb = BestSoFar(facts, slo_s, replace(plan, promise=None), care)
     others = _other_plans(facts, objective, find, apart)
     while climb.through(others):
         pass
@@ -252,9 +252,9 @@ def played(
     return climb.settled(plan, chain.from_iterable(_baselines(facts, each) for each in near))
 
 
-def around(plan: Plan, facts: Problem, objective: Objective, care: Care) -> Played:
+def around(plan: Plan, facts: Problem, objective: Objective, care: SimulationEffort) -> SimulatedChoice:
     """The best of the plan and of those that are reached by one move after the other."""
-    climb = Climb(facts, check_playable(objective), replace(plan, promise=None), care)
+    climb = BestSoFar(facts, check_playable(objective), replace(plan, promise=None), care)
     while climb.through(_promising(climb.best, facts, objective)):
         pass
     return climb.settled(plan)
@@ -312,7 +312,7 @@ def _of_devices(facts: Problem, counts: dict[str, int]) -> Problem:
 
 
 def promising(
-    plan: Plan, planned: Plan, facts: Problem, goodput_per_s: float, times: PlayedTimes | None = None
+    plan: Plan, planned: Plan, facts: Problem, goodput_per_s: float, times: SimulatedTimes | None = None
 ) -> Plan:
     """The plan with the promise of so much, and the gap to the most that the planner holds possible."""
     score, believed = evaluate(plan, facts), evaluate(planned, facts).goodput_per_s

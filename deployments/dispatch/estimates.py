@@ -26,10 +26,10 @@ FEW = 0.01  # of all inputs, who may be late
 _STEEP = 1.702  # of the logistic curve that is nearest to the normal one
 
 
-class Expected(NamedTuple):
+class ExpectedTimes(NamedTuple):
     """When a newcomer is expected at each exit point of a lane: seconds from now."""
 
-    experience: "Experience"  # in that lane
+    estimates: "Estimates"  # in that lane
     now_s: float
     ends_s: Sequence[float]
     full_s: float  # what full launches take on its way: the measure of how far off it is
@@ -37,7 +37,7 @@ class Expected(NamedTuple):
     @property
     def mean_s(self) -> float:
         """When it has its answer, in the mean."""
-        each = zip(self.experience.leave, self.ends_s, self.experience.off, strict=True)
+        each = zip(self.estimates.leave, self.ends_s, self.estimates.off, strict=True)
         return sum([leave * (end_s + off * self.full_s) for leave, end_s, off in each])
 
     @property
@@ -46,36 +46,36 @@ class Expected(NamedTuple):
 
         The mean alone would hide behind many who leave early that the others are late.
         """
-        number = self.experience.last
-        return (self.mean_s + self.ends_s[number] + self.experience.off[number] * self.full_s) / 2
+        number = self.estimates.last
+        return (self.mean_s + self.ends_s[number] + self.estimates.off[number] * self.full_s) / 2
 
     @property
     def sure_s(self) -> float:
         """By when it has its answer, nearly for sure."""
-        number = self.experience.last
-        return self.ends_s[number] + self.experience.sure[number] * self.full_s
+        number = self.estimates.last
+        return self.ends_s[number] + self.estimates.sure[number] * self.full_s
 
     @property
     def whole_s(self) -> float:
         """By when it is at the end, nearly for sure, if it leaves at no ramp."""
-        return self.ends_s[-1] + self.experience.sure[-1] * self.full_s
+        return self.ends_s[-1] + self.estimates.sure[-1] * self.full_s
 
     def needed_s(self, chance: float) -> float:
         """How much time it must have, to be late with about this probability, if exit points are far apart."""
-        experience, number = self.experience, 0
-        while experience.beyond[number] >= chance:
+        estimates, number = self.estimates, 0
+        while estimates.beyond[number] >= chance:
             number += 1
         # Of those who leave there.
-        share = max(1e-6, (chance - experience.beyond[number]) / experience.leave[number])
+        share = max(1e-6, (chance - estimates.beyond[number]) / estimates.leave[number])
         spreads = log(1.0 / share - 1.0) / _STEEP if share < 1.0 else -SURE
-        return self.ends_s[number] + (experience.off[number] + spreads * experience.spread[number]) * self.full_s
+        return self.ends_s[number] + (estimates.off[number] + spreads * estimates.spread[number]) * self.full_s
 
     def late(self, left_s: float) -> float:
         """The probability that it has no answer within this time."""
-        experience, full_s = self.experience, self.full_s
+        estimates, full_s = self.estimates, self.full_s
         if self.sure_s <= left_s:
-            return experience.beyond[experience.last]
-        each = zip(experience.leave, self.ends_s, experience.off, experience.spread, strict=True)
+            return estimates.beyond[estimates.last]
+        each = zip(estimates.leave, self.ends_s, estimates.off, estimates.spread, strict=True)
         return sum(
             [
                 leave * tail(left_s - end_s - off * full_s, spread * full_s)
@@ -87,10 +87,10 @@ class Expected(NamedTuple):
     def learn(self, number: int, now_s: float) -> None:
         """It is at this exit point now."""
         if self.full_s > 0.0:
-            self.experience.learn(number, (now_s - self.now_s - self.ends_s[number]) / self.full_s)
+            self.estimates.learn(number, (now_s - self.now_s - self.ends_s[number]) / self.full_s)
 
 
-class Experience:
+class Estimates:
     """What was seen in one lane: how much later inputs left than expected, in what full launches take.
 
     All exit points of a stage share what was seen at any of them.

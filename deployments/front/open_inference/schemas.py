@@ -5,30 +5,30 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from deployments.front.described import Described
 from deployments.front.open_inference.requests import BYTES, InferRequest
 from deployments.front.openapi import examples, fits, schema_of
+from deployments.front.schemas import Schema
 
 _OCTETS = {"schema": {"type": "string", "format": "binary"}}
 
 
-class ServerMetadata(Described):
+class ServerMetadata(Schema):
     name: str
     version: str
     extensions: list[str]
 
 
-class TensorMetadata(Described):
+class TensorMetadata(Schema):
     name: str
     datatype: str
     shape: list[int] = Field(description="-1: any size.")
 
 
-class PromiseProperty(Described):
+class PromiseProperty(Schema):
     promise: str = Field(description="What exits lose at most.")
 
 
-class ModelMetadata(Described):
+class ModelMetadata(Schema):
     name: str
     versions: list[str]
     platform: Literal["isobatch"]
@@ -37,15 +37,15 @@ class ModelMetadata(Described):
     properties: PromiseProperty
 
 
-class NamedTensor(Described):
+class NamedTensor(Schema):
     name: str
 
 
-class StringParameter(Described):
+class StringParameter(Schema):
     string_value: str
 
 
-class ModelConfiguration(Described):
+class ModelConfiguration(Schema):
     """As much of Triton's as its tools ask for."""
 
     name: str
@@ -56,12 +56,12 @@ class ModelConfiguration(Described):
     parameters: dict[Literal["promise"], StringParameter]
 
 
-class CountAndTime(Described):
+class CountAndTime(Schema):
     count: int
     ns: int
 
 
-class InferenceStatistics(Described):
+class InferenceStatistics(Schema):
     success: CountAndTime
     fail: CountAndTime
     queue: CountAndTime
@@ -72,7 +72,7 @@ class InferenceStatistics(Described):
     cache_miss: CountAndTime
 
 
-class ModelStatistics(Described):
+class ModelStatistics(Schema):
     name: str
     version: str
     inference_count: int = Field(description="Inputs that were answered.")
@@ -80,7 +80,7 @@ class ModelStatistics(Described):
     inference_stats: InferenceStatistics
 
 
-class ServerStatistics(Described):
+class ServerStatistics(Schema):
     model_stats: list[ModelStatistics]
 
 

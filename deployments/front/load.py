@@ -44,10 +44,10 @@ class Trend:
         return mean * max(1.0, size / size_mean) if size_mean else mean
 
 
-class Peak:
+class FadingPeak:
     """The longest of late: it fades, so that one that was never seen again does not count for ever.
 
-    >>> peak = Peak()
+    >>> peak = FadingPeak()
     >>> peak.saw(0.0, 0.1)
     >>> peak.at(0.5), peak.at(1.0)
     (0.05, 0.025)
@@ -64,7 +64,7 @@ class Peak:
         return float(self._seconds * 0.5 ** ((now_s - self._at_s) / _FADES_S)) if self._seconds else 0.0
 
 
-class Crowd:
+class RetryTimes:
     """Who is refused is told when to come back: each at another time, over a range that grows with how many they are.
 
     What was refused in a moment should not come back in a moment. With three refused for one that is answered, they

@@ -22,14 +22,14 @@ def told(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
 
 
 @dataclass(frozen=True)
-class ToldRamps(Ramps):
+class RecordedRamps(Ramps):
     """Ramps whose memory never changes, so that no ramp has to be evaluated for the sake of a later one."""
 
     def observed(self, active: Collection[int]) -> frozenset[int]:
         return frozenset(active)
 
 
-def with_told_exits(model: TorchModel, everywhere: bool = False) -> TorchModel:
+def with_recorded_exits(model: TorchModel, everywhere: bool = False) -> TorchModel:
     """The same network and ramps with that policy; `everywhere`: a light ramp after each block that has none."""
     blocks = range(model.num_blocks - 1) if everywhere else model.ramp_blocks
     rules = ExitRules(
@@ -38,7 +38,7 @@ def with_told_exits(model: TorchModel, everywhere: bool = False) -> TorchModel:
         ramps=tuple(RampRule(block=block, threshold=float(block)) for block in blocks),
     )
     heads = {block: model.ramps.heads.get(block) or _light(model, block) for block in blocks}
-    return model.with_ramps(ToldRamps(rules, heads))
+    return model.with_ramps(RecordedRamps(rules, heads))
 
 
 def drawn(batch: Batch, exits: ExitProfile, random: np.random.Generator) -> Batch:

@@ -6,8 +6,8 @@ from pydantic import BaseModel, Field
 
 from deployments.decoding.requests import ChatRequest, CompletionRequest
 from deployments.demo.sums import prompt_of
-from deployments.front.described import Described
 from deployments.front.openapi import PROBLEMS, examples, schema_of
+from deployments.front.schemas import Schema
 
 _FINISH = Literal["stop", "length"]
 _PROBLEMS = {status: PROBLEMS[status] for status in (400, 401, 403, 404, 408, 413, 415)} | {
@@ -16,24 +16,24 @@ _PROBLEMS = {status: PROBLEMS[status] for status in (400, 401, 403, 404, 408, 41
 }
 
 
-class ErrorAbout(Described):
+class ErrorAbout(Schema):
     message: str = Field(description="One sentence that names the value.")
     type: str
     param: None
     code: None
 
 
-class DecoderError(Described):
+class DecoderError(Schema):
     error: ErrorAbout
 
 
-class TokenUsage(Described):
+class TokenUsage(Schema):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
-class _Choice(Described):
+class _Choice(Schema):
     index: int
     logprobs: None
     finish_reason: _FINISH | None
@@ -44,7 +44,7 @@ class CompletionChoice(_Choice):
     text: str
 
 
-class AssistantMessage(Described):
+class AssistantMessage(Schema):
     role: Literal["assistant"]
     content: str
 
@@ -53,7 +53,7 @@ class ChatChoice(_Choice):
     message: AssistantMessage
 
 
-class _Answer(Described):
+class _Answer(Schema):
     id: str
     created: int = Field(description="Seconds since 1970.")
     model: str
@@ -70,37 +70,37 @@ class ChatCompletion(_Answer):
     choices: list[ChatChoice]
 
 
-class ModelAbout(Described):
+class ModelAbout(Schema):
     id: str
     object: Literal["model"]
     created: int
     owned_by: Literal["isobatch"]
 
 
-class ModelList(Described):
+class ModelList(Schema):
     object: Literal["list"]
     data: list[ModelAbout]
 
 
-class DecoderRequests(Described):
+class DecoderRequests(Schema):
     answered: int
     refused: int
     cancelled: int
     failed: int
 
 
-class PageCounts(Described):
+class PageCounts(Schema):
     free: int
     of: int
 
 
-class DecoderSplit(Described):
+class DecoderSplit(Schema):
     split: int
     launches: int
     fill: float
 
 
-class DecoderWorkload(Described):
+class DecoderWorkload(Schema):
     """What clients have asked for. `isobatch plan --observed` plans for it."""
 
     texts: int = Field(description="That were asked for since the start, those that were refused among them.")
@@ -109,7 +109,7 @@ class DecoderWorkload(Described):
     outputs: list[int] = Field(description="and of what was written.")
 
 
-class DecoderStats(Described):
+class DecoderStats(Schema):
     """What was done since the start, and what is going on."""
 
     schema_version: Literal[1]

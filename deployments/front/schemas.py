@@ -16,13 +16,13 @@ from profiles.agreement import Agreement
 STATS_VERSION = 1  # of what `/stats` says: it grows when a field changes its meaning or goes; new fields leave it
 
 
-class Described(BaseModel):
-    """Nothing is told that is not described."""
+class Schema(BaseModel):
+    """Every field of an answer is declared here: an undeclared one is refused."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class OnTheWay(Described):
+class OnTheWay(Schema):
     """What happened to an input on the way."""
 
     exit_block: int = Field(description="The block after which the input left, from 0.")
@@ -42,7 +42,7 @@ class Output(OnTheWay):
     score: float = Field(description="Its probability.")
 
 
-class Token(Described):
+class Token(Schema):
     """A word of a text, and its label."""
 
     label: int = Field(description="The class that was chosen, from 0.")
@@ -53,7 +53,7 @@ class Token(Described):
     end: int = Field(description="Behind its last character.")
 
 
-class Entity(Described):
+class Entity(Schema):
     """Neighbouring words of one kind, as transformers' pipeline gives them (`aggregation_strategy="first"`)."""
 
     entity_group: str = Field(description="The kind, without B- and I-.")
@@ -70,7 +70,7 @@ class WordsOutput(OnTheWay):
     entities: list[Entity] = Field(description="Those that are something other than O.")
 
 
-class PredictionsBase(Described):
+class PredictionsBase(Schema):
     model: str
     virtual: bool = Field(False, description="Nothing was computed: devices only took the time that they would.")
 
@@ -86,20 +86,20 @@ class WordPredictions(PredictionsBase):
 PREDICTIONS: Mapping[str, type[PredictionsBase]] = {CLASSIFICATION.name: Predictions, TOKENS.name: WordPredictions}
 
 
-class ErrorBody(Described):
+class ErrorBody(Schema):
     error: str = Field(description="One sentence that names the value.")
 
 
-class Alive(Described):
+class Alive(Schema):
     status: Literal["ok"]
 
 
-class Ready(Described):
+class Ready(Schema):
     status: Literal["ready"]
     model: str
 
 
-class RequestOutcomes(Described):
+class RequestOutcomes(Schema):
     """Requests by what became of them."""
 
     answered: int
@@ -108,7 +108,7 @@ class RequestOutcomes(Described):
     abandoned: int = Field(description="The client went away.")
 
 
-class SplitStats(Described):
+class SplitStats(Schema):
     """One split of the plan that runs now; launches are counted since the start, of all plans that began there."""
 
     blocks: tuple[int, int] = Field(description="The first, and the one behind the last.")
@@ -122,7 +122,7 @@ class SplitStats(Described):
     waiting: int = Field(description="Inputs that wait before it now.")
 
 
-class ReplicaStats(Described):
+class ReplicaStats(Schema):
     """A replica that has computed in the last ten seconds."""
 
     replica: str
@@ -130,7 +130,7 @@ class ReplicaStats(Described):
     busy: float = Field(description="The share of these seconds in which it computed launches, of all fronts.")
 
 
-class AuditStats(Described):
+class AuditStats(Schema):
     ended: int
     disagreed: int
     agreement: Agreement | None = Field(description="Since the start, of answers that a ramp might have given.")
@@ -141,7 +141,7 @@ class AuditStats(Described):
     )
 
 
-class LevelStats(Described):
+class LevelStats(Schema):
     """One level of a cascade."""
 
     blocks: tuple[int, int]
@@ -150,7 +150,7 @@ class LevelStats(Described):
     share: float | None
 
 
-class TokenStats(Described):
+class TokenStats(Schema):
     """The same in tokens, where the plan counts them."""
 
     length: int = Field(description="Of the inputs that the plan is made of.")
@@ -160,7 +160,7 @@ class TokenStats(Described):
     survival: list[float]
 
 
-class StatsBody(Described):
+class StatsBody(Schema):
     """The counts of all fronts together, since the start. `plan` and `splits` are of now."""
 
     schema_version: Literal[1]

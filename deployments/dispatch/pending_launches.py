@@ -11,7 +11,7 @@ from deployments.dispatch.queues import Queue, Ticket
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class PendingLaunch:
     """A launch that has not come back."""
 
     launch: Launch
@@ -49,9 +49,9 @@ class Flight:
     def compare(self, block: int, now_s: float) -> None:
         """The watched row left behind this block, or stays there; only the first of both counts."""
         expected = self.tickets[self.watched].expected
-        if not self.heard and expected and expected.experience is self.lane.experience:
+        if not self.heard and expected and expected.estimates is self.lane.estimates:
             self.heard = True
-            number = expected.experience.exit_at(block)
+            number = expected.estimates.exit_at(block)
             if number is not None:
                 expected.learn(number, now_s)
 
@@ -64,14 +64,14 @@ class Flight:
         return max(limits.stuck_after_s, usual_s) + (0.0 if self.replica.launches else limits.first_launch_s)
 
 
-class Flights:
+class PendingLaunches:
     """Begins launches and lands them: queues and groups know what they owe and what replicas do meanwhile."""
 
     def __init__(self) -> None:
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, PendingLaunch] = {}
         self._ids = count()
 
-    def __getitem__(self, launch_id: int) -> Flight:
+    def __getitem__(self, launch_id: int) -> PendingLaunch:
         return self._flights[launch_id]
 
     def begin(
@@ -90,14 +90,14 @@ class Flights:
         planned_s = stage.seconds(weight)
         ends_s = queue.owner.group.begin(replica, planned_s, now_s)
         queue.launched(owed)
-        self._flights[number] = Flight(launch, lane, queue, replica, tickets, now_s, planned_s, ends_s, owed)
+        self._flights[number] = PendingLaunch(launch, lane, queue, replica, tickets, now_s, planned_s, ends_s, owed)
         return launch
 
     def reached(self, ticket: Ticket) -> int:
         """The block up to which the launch is known to have run that has this input."""
         return next((flight.stop for flight in self._flights.values() if ticket in flight.tickets), 0)
 
-    def land(self, launch_id: int, now_s: float) -> Flight:
+    def land(self, launch_id: int, now_s: float) -> PendingLaunch:
         """It is over, however it went."""
         flight = self._flights.pop(launch_id)
         flight.queue.launched(-flight.owed)

@@ -8,7 +8,7 @@ from pathlib import Path
 from cluster.controller.beliefs import with_all_ramps
 from cluster.controller.config import ControllerConfig
 from cluster.controller.corrections import Corrections
-from cluster.controller.decoding import DecoderQuestion
+from cluster.controller.decoding import DecoderPlanningProblem
 from deployments.config import AppConfig
 from deployments.front.observed import Observed
 from deployments.planning import device, usable
@@ -23,7 +23,7 @@ LEAST_SHARE = 1e-3  # of the inputs that must reach a block to be planned for
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanningProblem:
     """`fleet` are the devices that may be used, whether or not they are there just now.
 
     `cheapest`: plans are sought that serve the expected inputs, and `reserve` more, for the fewest dollars; `quickest`:
@@ -46,7 +46,7 @@ class Question:
         """Who survives, as far as the profile knows."""
         return ExitProfile(self.profile.survival(self.profile.length))
 
-    def seeing(self, seen: Observed) -> "Question":
+    def seeing(self, seen: Observed) -> "PlanningProblem":
         """The same after a window: all that plans need of it are the beliefs."""
         return self
 
@@ -62,12 +62,12 @@ class Question:
         """Plans run the whole network, and differ in their ramps (optimizer/answers.py)."""
         return self.objective.ramp_budget is not None
 
-    def counted_as(self, plan: Plan) -> "Question":
+    def counted_as(self, plan: Plan) -> "PlanningProblem":
         """The same question, for plans that count as this one does: inputs, or tokens in texts of its length."""
         lengths = None if plan.length is None else Lengths((plan.length,))
         return replace(self, profile=replace(self.profile, lengths=lengths))
 
-    def of_texts(self, inputs_per_text: float | None) -> "Question":
+    def of_texts(self, inputs_per_text: float | None) -> "PlanningProblem":
         """The same question where texts count for so many inputs on average: in longer ones attention takes longer."""
         length, measured = self.profile.length, {table.length for table in self.profile.tables}
         if length is None or inputs_per_text is None or len(measured) < 2:
@@ -130,7 +130,7 @@ class Question:
         )
 
 
-AnyQuestion = Question | DecoderQuestion
+AnyQuestion = PlanningProblem | DecoderPlanningProblem
 
 
 def _worth_planning(survival: Sequence[float]) -> tuple[float, ...]:
@@ -142,7 +142,7 @@ def _worth_planning(survival: Sequence[float]) -> tuple[float, ...]:
     return tuple(share if share >= LEAST_SHARE else 0.0 for share in survival)
 
 
-def question_of(config: ControllerConfig, app_config: AppConfig, profile: Profile) -> Question:
+def question_of(config: ControllerConfig, app_config: AppConfig, profile: Profile) -> PlanningProblem:
     """The question of a controller with this configuration, for an application with that one."""
     objective = Objective(
         slo_s=(config.slo_ms or app_config.slo_ms) / 1e3,
@@ -152,7 +152,7 @@ def question_of(config: ControllerConfig, app_config: AppConfig, profile: Profil
     )
     fleet = tuple(device(kind, amount) for kind, amount in allowed(config, app_config, profile).items())
     cheapest, quickest = config.goal == "cost", config.goal == "latency"
-    return Question(
+    return PlanningProblem(
         profile, fleet, objective, config.one_machine, config.side_by_side, config.gap, cheapest, quickest,
         config.reserve, app_config.links,
     )  # fmt: skip

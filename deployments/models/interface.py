@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, order=True)
-class Stretch:
+class BlockRange:
     """Blocks `start .. stop - 1`, and the ramps among them that are to be looked at."""
 
     start: int
@@ -37,10 +37,10 @@ class Stretch:
     def __str__(self) -> str:
         return f"{self.start}-{self.stop}" + "".join(f"r{ramp}" for ramp in self.ramps)
 
-    def covers(self, wanted: Stretch) -> bool:
+    def covers(self, wanted: BlockRange) -> bool:
         """Whether running this gives all that is wanted between its own ends.
 
-        >>> Stretch(2, 4, (2, 3)).covers(Stretch(0, 6, (3,))), Stretch(2, 4).covers(Stretch(0, 6, (3,)))
+        >>> BlockRange(2, 4, (2, 3)).covers(BlockRange(0, 6, (3,))), BlockRange(2, 4).covers(BlockRange(0, 6, (3,)))
         (True, False)
         """
         inside = {ramp for ramp in wanted.ramps if self.start <= ramp < self.stop}
@@ -48,7 +48,7 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Passed:
+class RangeOutput:
     """After a stretch: the calibrated logits of its ramps by block, and the hidden state or, at the end, the answer."""
 
     hidden: Tensor | None
@@ -97,7 +97,7 @@ class ServedModel(SplitModel, Protocol):
         """The same network, same weights, for another thread that computes at the same time. Nothing else is shared."""
         ...
 
-    def prepare(self, stretches: Iterable[Stretch], example: Batch) -> None:
+    def prepare(self, stretches: Iterable[BlockRange], example: Batch) -> None:
         """Export these before anybody asks. The example stands before block 0."""
         ...
 

@@ -28,7 +28,7 @@ from cluster.controller.decide import (
     weigh_quick,
 )
 from cluster.controller.knowledge import Knowledge
-from cluster.controller.question import AnyQuestion
+from cluster.controller.planning import AnyQuestion
 from cluster.controller.sentences import is_content, rate
 from deployments.front.observed import Observed
 from optimizer.model.evaluate import Score
@@ -37,7 +37,7 @@ from profiles.errors import UserError
 
 
 @dataclass(frozen=True)
-class Moment:
+class Snapshot:
     """All that a decision rests on. `seen` is the window before it; `counts` are the devices that are there."""
 
     plan: Plan  # that runs
@@ -201,7 +201,7 @@ class Relief:
     def may_help(self, running: Plan, now_s: float) -> bool:
         return now_s >= self._not_before_s and not (self._known and same(self._known, running))
 
-    def sought(self, moment: Moment) -> tuple[Plan, Verdict] | None:
+    def sought(self, moment: Snapshot) -> tuple[Plan, Verdict] | None:
         """The plan, and why it should run; None where none sustains clearly more, as far as is known now."""
         try:
             plan = self._known or moment.most.plan

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Wish:
+class DeviceRequest:
     """Of one kind there should be `count` devices. `had` were there when that was asked, `here` are now.
 
     `since_s` is when the last of them came, or when it was asked.
@@ -25,10 +25,10 @@ class Wish:
         return max(0, self.count - self.here)
 
 
-class Growth:
+class DeviceRequests:
     """`most` are the devices that there may be of each kind that may come, those that are there included.
 
-    >>> growth = Growth({"k80": 4}, come_within_s=600.0, again_after_s=1800.0)
+    >>> growth = DeviceRequests({"k80": 4}, come_within_s=600.0, again_after_s=1800.0)
     >>> here = {"v100": 1, "k80": 1}
     >>> growth.hoped(here, now_s=0.0)
     {'v100': 1, 'k80': 4}
@@ -44,7 +44,7 @@ class Growth:
     def __init__(self, most: Mapping[str, int], come_within_s: float, again_after_s: float) -> None:
         self.most = dict(most)
         self._come_within_s, self._again_after_s = come_within_s, again_after_s
-        self._wishes: dict[str, Wish] = {}
+        self._wishes: dict[str, DeviceRequest] = {}
         self._not_before_s: dict[str, float] = {}  # of kinds that did not come
 
     @property
@@ -77,7 +77,9 @@ class Growth:
             count, there = min(most, devices.get(kind, 0)), here.get(kind, 0)
             before = self._wishes.get(kind)
             waits = before is not None and before.missing
-            self._wishes[kind] = replace(before, count=count) if before and waits else Wish(count, there, there, now_s)
+            self._wishes[kind] = (
+                replace(before, count=count) if before and waits else DeviceRequest(count, there, there, now_s)
+            )
 
     def look(self, here: Mapping[str, int], now_s: float) -> str:
         """Note which devices are there; what has not come in time, in words, is asked for no longer."""
@@ -113,7 +115,7 @@ def beyond(devices: Mapping[str, int], here: Mapping[str, int]) -> str:
     return _counted((kind, count - here.get(kind, 0)) for kind, count in devices.items())
 
 
-def _seen(wish: Wish, here: int, now_s: float) -> Wish:
+def _seen(wish: DeviceRequest, here: int, now_s: float) -> DeviceRequest:
     begins = not wish.missing or here > wish.here or here >= wish.count
     return replace(wish, had=min(wish.had, here), here=here, since_s=now_s if begins else wish.since_s)
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from deployments.front.answers import RefusedError
-from deployments.front.learned import LONGEST_RETRY_S, Crowd, Trend
+from deployments.front.load import LONGEST_RETRY_S, RetryTimes, Trend
 from deployments.front.proxy import EVERY_S, LEAST, MOST, SEEN_AFTER_S, Burden, Limit
-from deployments.front.turnstile import SLICE_S, Turnstile
+from deployments.front.request_queue import SLICE_S, RequestQueue
 
 
 class Clock:
@@ -19,21 +19,21 @@ class Clock:
         return self.now_s
 
 
-def play(scene: Callable[[Turnstile, Clock], Awaitable[Any]]) -> None:
+def play(scene: Callable[[RequestQueue, Clock], Awaitable[Any]]) -> None:
     async def act() -> None:
         clock = Clock()
-        await scene(Turnstile(clock), clock)
+        await scene(RequestQueue(clock), clock)
 
     asyncio.run(act())
 
 
 def test_a_turn_of_the_event_loop_lets_in_a_slice_of_work_and_others_run_between() -> None:
-    async def scene(turnstile: Turnstile, clock: Clock) -> None:
+    async def scene(queue: RequestQueue, clock: Clock) -> None:
         turns: list[int] = []
         turn = 0
 
         async def one() -> None:
-            await turnstile.turn(0.6 * SLICE_S, 200.0)
+            await queue.turn(0.6 * SLICE_S, 200.0)
             turns.append(turn)
 
         asking = [asyncio.create_task(one()) for _ in range(10)]
@@ -47,36 +47,36 @@ def test_a_turn_of_the_event_loop_lets_in_a_slice_of_work_and_others_run_between
 
 
 def test_who_cannot_be_in_time_behind_the_others_is_refused_at_once() -> None:
-    async def scene(turnstile: Turnstile, clock: Clock) -> None:
-        waiting = [asyncio.create_task(turnstile.turn(SLICE_S, 200.0)) for _ in range(11)]
+    async def scene(queue: RequestQueue, clock: Clock) -> None:
+        waiting = [asyncio.create_task(queue.turn(SLICE_S, 200.0)) for _ in range(11)]
         await asyncio.sleep(0)
-        turnstile.check(SLICE_S, clock.now_s + 12 * SLICE_S)
+        queue.check(SLICE_S, clock.now_s + 12 * SLICE_S)
         with pytest.raises(RefusedError) as refused:
-            turnstile.check(SLICE_S, clock.now_s + 10 * SLICE_S)
+            queue.check(SLICE_S, clock.now_s + 10 * SLICE_S)
         assert refused.value.status == 503
         with pytest.raises(RefusedError):  # the largest is refused first: it takes longer itself
-            turnstile.check(5 * SLICE_S, clock.now_s + 12 * SLICE_S)
+            queue.check(5 * SLICE_S, clock.now_s + 12 * SLICE_S)
         await asyncio.gather(*waiting)
-        turnstile.check(SLICE_S, clock.now_s + 2 * SLICE_S)
+        queue.check(SLICE_S, clock.now_s + 2 * SLICE_S)
 
     play(scene)
 
 
 def test_how_fast_those_ahead_pass_is_seen_not_assumed() -> None:
-    async def scene(turnstile: Turnstile, clock: Clock) -> None:
-        waiting = [asyncio.create_task(turnstile.turn(SLICE_S, 200.0)) for _ in range(20)]
+    async def scene(queue: RequestQueue, clock: Clock) -> None:
+        waiting = [asyncio.create_task(queue.turn(SLICE_S, 200.0)) for _ in range(20)]
         for _ in range(8):
             await asyncio.sleep(0)
             clock.now_s += 5 * SLICE_S  # of everything else that there is to do
-        assert turnstile.expected_s(SLICE_S) > 4 * turnstile.waiting * SLICE_S
+        assert queue.expected_s(SLICE_S) > 4 * queue.waiting * SLICE_S
         await asyncio.gather(*waiting)
 
     play(scene)
 
 
 def test_who_has_waited_too_long_all_the_same_is_refused_when_its_turn_comes_and_who_has_gone_takes_none() -> None:
-    async def scene(turnstile: Turnstile, clock: Clock) -> None:
-        tasks = [asyncio.create_task(turnstile.turn(2 * SLICE_S, clock.now_s + 1.0)) for _ in range(4)]
+    async def scene(queue: RequestQueue, clock: Clock) -> None:
+        tasks = [asyncio.create_task(queue.turn(2 * SLICE_S, clock.now_s + 1.0)) for _ in range(4)]
         await asyncio.sleep(0)
         tasks[1].cancel()
         clock.now_s += 2.0
@@ -84,20 +84,20 @@ def test_who_has_waited_too_long_all_the_same_is_refused_when_its_turn_comes_and
         assert first is None
         assert isinstance(gone, asyncio.CancelledError)
         assert all(isinstance(each, RefusedError) and each.status == 503 for each in late)
-        assert turnstile.waiting == 0
-        assert turnstile.expected_s(0.0) == 0.0
+        assert queue.waiting == 0
+        assert queue.expected_s(0.0) == 0.0
 
     play(scene)
 
 
 def test_a_request_is_as_old_as_the_turn_of_the_event_loop_that_it_waited_for() -> None:
-    async def scene(turnstile: Turnstile, clock: Clock) -> None:
-        await turnstile.turn(SLICE_S, 200.0)
+    async def scene(queue: RequestQueue, clock: Clock) -> None:
+        await queue.turn(SLICE_S, 200.0)
         clock.now_s += 0.3
         await asyncio.sleep(0)
-        assert turnstile.unseen_s() == pytest.approx(0.3)
+        assert queue.unseen_s() == pytest.approx(0.3)
         clock.now_s += 10.0
-        assert turnstile.unseen_s() == 0.0
+        assert queue.unseen_s() == 0.0
 
     play(scene)
 
@@ -114,7 +114,7 @@ def test_what_was_learned_of_one_size_is_no_line() -> None:
 
 def test_the_more_are_refused_the_longer_is_the_time_over_which_they_come_back() -> None:
     draws = iter([0.0, 0.99, 0.99, 0.99])
-    crowd = Crowd(lambda: next(draws))
+    crowd = RetryTimes(lambda: next(draws))
     crowd.refused(1.0)
     assert crowd.retry_after_s(0.2) == 1.0
     few = crowd.retry_after_s(0.2)

@@ -5,12 +5,12 @@ from typing import Literal
 from pydantic import Field
 
 from cluster.controller.record import What
-from deployments.front.described import Described
+from deployments.front.schemas import Schema
 
 STATUS_VERSION = 1  # of what `/status` says: it grows when a field changes its meaning or goes; new fields leave it
 
 
-class PlanStatus(Described):
+class PlanStatus(Schema):
     """The plan that runs."""
 
     summary: str
@@ -28,7 +28,7 @@ class PlanStatus(Described):
     kept: float = Field(description="The share of its promise that it keeps.")
 
 
-class WindowStatus(Described):
+class WindowStatus(Schema):
     """What was seen in the window that has not ended."""
 
     seconds: float
@@ -41,7 +41,7 @@ class WindowStatus(Described):
     p99_ms: float | None
 
 
-class ForecastStatus(Described):
+class ForecastStatus(Schema):
     """The next window; `low` and `high`: between them it lies, says the forecast."""
 
     survival: list[float]
@@ -54,7 +54,7 @@ class ForecastStatus(Described):
     method: str
 
 
-class EventStatus(Described):
+class EventStatus(Schema):
     """One decision, with its plans in words."""
 
     number: int
@@ -75,7 +75,7 @@ class EventStatus(Described):
     worse: float = Field(description="How many times more answers disagree with the full network's than was prepared.")
 
 
-class EarlierStatus(Described):
+class EarlierStatus(Schema):
     """A deployment of this application that ended before this one began."""
 
     began_s: float = Field(description="Seconds since 1970.")
@@ -83,7 +83,7 @@ class EarlierStatus(Described):
     events: list[EventStatus] = Field(description="Its last decisions, oldest first; those that repeat, once.")
 
 
-class EffortStatus(Described):
+class EffortStatus(Schema):
     """What the controller itself costs."""
 
     windows: int
@@ -92,7 +92,7 @@ class EffortStatus(Described):
     ms_per_look: float | None
 
 
-class ControllerStatus(Described):
+class ControllerStatus(Schema):
     schema_version: Literal[1]
     application: str
     promise: str = Field(description="What exits lose at most, in words.")
@@ -113,5 +113,5 @@ class ControllerStatus(Described):
     trouble: str | None = Field(description="Why the last look failed.")
 
 
-class PausedStatus(Described):
+class PausedStatus(Schema):
     paused: bool

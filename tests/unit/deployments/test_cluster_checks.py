@@ -2,32 +2,32 @@
 
 import pytest
 
+from deployments.cluster_checks import ClusterState, check_cluster
 from deployments.config import AppConfig, parse
-from deployments.surroundings import Surroundings, check_surroundings
 from profiles.errors import UserError
 
 ONE, TWO = ("10.0.0.1",), ("10.0.0.1", "10.0.0.2")
 FINE = AppConfig(model="/models/it")
 
 
-@pytest.mark.parametrize("around", [Surroundings("127.0.0.1", False, ONE), Surroundings("0.0.0.0", False, TWO)])
-def test_what_can_be_reached_is_left_alone(around: Surroundings) -> None:
-    check_surroundings(FINE, around)
+@pytest.mark.parametrize("around", [ClusterState("127.0.0.1", False, ONE), ClusterState("0.0.0.0", False, TWO)])
+def test_what_can_be_reached_is_left_alone(around: ClusterState) -> None:
+    check_cluster(FINE, around)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_several_nodes_cannot_reach_a_loopback(host: str) -> None:
     with pytest.raises(UserError, match=r"could not be reached \(10\.0\.0\.1, 10\.0\.0\.2\): write 0\.0\.0\.0"):
-        check_surroundings(FINE, Surroundings(host, False, TWO))
+        check_cluster(FINE, ClusterState(host, False, TWO))
 
 
 def test_tls_of_serve_itself_is_refused() -> None:
     with pytest.raises(UserError, match="end it at a load balancer"):
-        check_surroundings(FINE, Surroundings("0.0.0.0", True, ONE))
+        check_cluster(FINE, ClusterState("0.0.0.0", True, ONE))
 
 
 @pytest.mark.parametrize("name", ["model", "plan", "profile"])
 def test_relative_paths_are_refused_since_each_node_has_its_own(name: str) -> None:
     config = parse({"profile": "/p.json"} | {name: "here.json"})
     with pytest.raises(UserError, match=f"{name} = 'here.json' must be an absolute path"):
-        check_surroundings(config, Surroundings("0.0.0.0", False, ONE))
+        check_cluster(config, ClusterState("0.0.0.0", False, ONE))
