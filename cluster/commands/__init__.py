@@ -1,27 +1,32 @@
 """One file per command of `isobatch`. Heavy imports stay inside the functions, so that --help is instant."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from inspect import signature
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import typer
 
 from profiles.errors import UserError
 
-Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc"]  # profiles/losses.py says what they are
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+KindOptions = TypeVar("KindOptions", bound="DataclassInstance")  # a dataclass of options for one kind of network
+
+Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc"]  # defined in profiles/losses.py
 Dtype = Literal["float32", "float16", "bfloat16", "int8"]  # int8 is for CPUs, on ONNX Runtime
 METRICS = "accuracy, agreement with the full network (needs no labels), the recall of any class, macro-F1 or MCC"
-
-
 KeyVariable = Annotated[str | None, typer.Option(help="Environment variable with the server's API key.")]
 
 
 def key_headers(variable: str | None) -> dict[str, str]:
-    """What shows the key that this environment variable holds to a server; nothing where none is asked for."""
+    """The header with the server's API key, which this environment variable holds; no header without a variable."""
     if variable is None:
         return {}
     if not os.environ.get(variable):
@@ -42,7 +47,7 @@ def server_at(url: str) -> str:
 
 
 def above_0(option: str, value: float | None) -> None:
-    """Raise UserError if the value of an option is given and makes no sense.
+    """Raise UserError if a value is given that is not above 0 and finite.
 
     >>> above_0("--slo-ms", 5.0)
     """
@@ -50,18 +55,31 @@ def above_0(option: str, value: float | None) -> None:
         raise UserError(f"{option} {value:g} must be above 0" + (", and finite" if value == inf else ""))
 
 
-def check_not_given(given: Mapping[str, tuple[object, object]], instead: str) -> None:
-    """Raise UserError if an option for classifiers, by name (value, default), was given for a decoder.
+def options_for(
+    kind: type[KindOptions], command: Callable[..., None], values: Mapping[str, Any], refusal: str
+) -> KindOptions:
+    """The options that a command has for one kind of network, taken from the values of all its options.
 
-    >>> check_not_given({"--mix": (None, None)}, "it plays no decoder")
+    Raise UserError if an option that this kind does not have was given: if its value is not the command's default.
     """
-    for name, (value, default) in given.items():
-        if value != default:
-            raise UserError(f"{name} is for classifiers: {instead}")
+    names = {field.name for field in fields(kind)}
+    for name, parameter in signature(command).parameters.items():
+        if name not in names and values[name] not in (parameter.default, []):  # []: a repeatable option, not given
+            raise UserError(f"{flag(name)} {refusal}")
+    return kind(**{name: values[name] for name in names})
+
+
+def flag(name: str) -> str:
+    """The option on the command line that a parameter of a command stands for.
+
+    >>> flag("slo_ms"), flag("as_json")
+    ('--slo-ms', '--json')
+    """
+    return f"--{name.removeprefix('as_').replace('_', '-')}"
 
 
 def check_writable(out: Path) -> None:
-    """Raise UserError now, before the work, if no file can be written at `out` after it."""
+    """Raise UserError if no file can be written at `out`: asked before long work whose result goes there."""
     try:
         with TemporaryFile(dir=out.parent):
             pass

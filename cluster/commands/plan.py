@@ -2,52 +2,110 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from profiles.errors import UserError
+from profiles.errors import UserError, read_text
 
 if TYPE_CHECKING:
     from cluster.commands.plan_result import PlanResult, Play
     from cluster.simulator.choice import Find, SimulatedChoice
     from optimizer import Objective, Plan, Problem
+    from optimizer.decoding import DecodingGoal
     from optimizer.effort import Effort
+    from profiles.decoding import DecoderProfile
+    from profiles.devices import Device
     from profiles.exits import ExitProfile
+    from profiles.files import Profile
+
+TTFT_MS = 1000.0  # unless --ttft-ms is given, as a Serve file has it
+TPOT_MS = 200.0  # unless --tpot-ms is given
+
+
+@dataclass(frozen=True)
+class _CommonOptions:
+    profile: Path | None
+    devices: str | None
+    rate: float | None
+    min_cost: bool
+    in_time: float
+    out: Path | None
+    as_json: bool
+
+
+@dataclass(frozen=True)
+class ClassifierPlanOptions(_CommonOptions):
+    """The options for a network that classifies."""
+
+    slo_ms: float | None
+    per_dollar: bool
+    budget: float | None
+    alpha: float | None
+    slack: float
+    backend: str
+    dtype: str
+    no_later: bool
+    margin: float
+    max_batch: int
+    cut: str | None
+    max_splits: int | None
+    one_machine: bool
+    one_pipeline: bool
+    gap: float
+    seconds: float | None
+    polish: float | None
+    believed: bool
+    evaluate: Path | None
+    surprises: bool
+    shortfalls: bool
+    picture: Path | None
+
+
+@dataclass(frozen=True)
+class DecoderPlanOptions(_CommonOptions):
+    """The options for a decoder, a network that writes texts token by token."""
+
+    model: Path
+    ttft_ms: float | None
+    tpot_ms: float | None
+    exits: str | None
+    kv_megabytes: int | None
+    observed: str | None
 
 
 def plan(
     model: Annotated[
         Path | None,
-        typer.Argument(help="The directory of a decoder, or llm-demo; of other networks --profile tells enough."),
+        typer.Argument(help="The directory of a decoder, or llm-demo; for other networks --profile is enough."),
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option(help="What was measured: a file written by 'isobatch profile'. Of a decoder it is kept."),
+        typer.Option(help="Measured times: a file of 'isobatch profile', which keeps that of a decoder by itself."),
     ] = None,
     devices: Annotated[
         str | None,
         typer.Option(
-            help="The fleet: KIND=COUNT[@DOLLARS PER HOUR],... Of a decoder, if not given: one of what was measured."
+            help="The fleet: KIND=COUNT[@DOLLARS PER HOUR],... For a decoder, if not given: one device as measured."
         ),
     ] = None,
     slo_ms: Annotated[
-        float | None, typer.Option(help="Every answer within this time; none: however long it takes.")
+        float | None, typer.Option(help="The deadline of every answer; if not given, there is none.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Inputs per second that must be sustained; none: as many as can be.")
+        float | None, typer.Option(help="Inputs per second to sustain; if not given, as many as possible.")
     ] = None,
     min_cost: Annotated[bool, typer.Option("--min-cost", help="The cheapest devices that sustain --rate.")] = False,
     per_dollar: Annotated[bool, typer.Option("--per-dollar", help="The most inputs per dollar.")] = False,
-    budget: Annotated[float | None, typer.Option(help="At most so many dollars per hour.")] = None,
+    budget: Annotated[float | None, typer.Option(help="The most dollars per hour.")] = None,
     alpha: Annotated[
         float | None, typer.Option(help="No less goodput than without exits, at no more than ALPHA times its cost.")
     ] = None,
-    slack: Annotated[float, typer.Option(help="The share of the SLO that is kept for bursts.")] = 0.2,
+    slack: Annotated[float, typer.Option(help="The share of the SLO that is reserved for bursts.")] = 0.2,
     backend: Annotated[
         str, typer.Option(help="Times of this backend, where the profile has several: onnx, torch, graphs, tensorrt.")
     ] = "",
@@ -55,9 +113,13 @@ def plan(
     no_later: Annotated[
         bool, typer.Option("--no-later", help="No answer takes longer than without exits, whatever the SLO allows.")
     ] = False,
-    margin: Annotated[float, typer.Option(help="Hold also when this share fewer inputs leave than expected.")] = 0.0,
-    max_batch: Annotated[int, typer.Option(help="No larger batches than this.")] = 64,
-    cut: Annotated[str | None, typer.Option(help="Cut before exactly these blocks: 2,4. None: where it pays.")] = None,
+    margin: Annotated[
+        float, typer.Option(help="Hold also if this share fewer inputs leave early than expected.")
+    ] = 0.0,
+    max_batch: Annotated[int, typer.Option(help="The largest batch.")] = 64,
+    cut: Annotated[
+        str | None, typer.Option(help="Cut before exactly these blocks: 2,4. If not given: where it pays.")
+    ] = None,
     max_splits: Annotated[
         int | None, typer.Option(min=1, help="No more splits than this, cut alike in all pipelines.")
     ] = None,
@@ -67,39 +129,42 @@ def plan(
     ] = False,
     gap: Annotated[float, typer.Option(help="Stop when no plan can be better by more than this share.")] = 0.0,
     seconds: Annotated[
-        float | None, typer.Option(help="Search for about so long, and take the best plan so far, with its gap.")
+        float | None, typer.Option(help="Search for about this long, and take the best plan so far, with its gap.")
     ] = None,
     polish: Annotated[
         float | None,
-        typer.Option(help="Play the plan and others around it for so many seconds, and take what sustains most."),
+        typer.Option(help="Simulate the plan and similar ones for this many seconds, and take the best of them."),
     ] = None,
     in_time: Annotated[
         float, typer.Option(help="The share of inputs that must be answered in time at the promised rate.")
     ] = 0.99,
     believed: Annotated[
         bool,
-        typer.Option("--believed", help="Play nothing: promise what the devices compute by the planner's beliefs."),
+        typer.Option("--believed", help="Simulate nothing: promise the planner's own estimate of the goodput."),
     ] = False,
-    evaluate: Annotated[Path | None, typer.Option(help="Score this plan instead of searching one.")] = None,
-    surprises: Annotated[bool, typer.Option("--surprises", help="What a wrong forecast would cost.")] = False,
+    evaluate: Annotated[Path | None, typer.Option(help="Score this plan instead of searching for one.")] = None,
+    surprises: Annotated[bool, typer.Option("--surprises", help="Report the cost of a wrong forecast.")] = False,
     shortfalls: Annotated[
-        bool, typer.Option("--shortfalls", help="What keeps the plan from the goodput that no system exceeds.")
+        bool, typer.Option("--shortfalls", help="Report why the plan is below the goodput that no system exceeds.")
     ] = False,
     ttft_ms: Annotated[
-        float | None, typer.Option(help="Of a decoder: a text begins within this time; 1000 if not given.")
+        float | None,
+        typer.Option(help=f"For a decoder: the time to the first token; {TTFT_MS:g} if not given."),
     ] = None,
     tpot_ms: Annotated[
-        float | None, typer.Option(help="Of a decoder: from one token to the next; 200 if not given.")
+        float | None,
+        typer.Option(help=f"For a decoder: the time from one token to the next; {TPOT_MS:g} if not given."),
     ] = None,
     exits: Annotated[
-        str | None, typer.Option(help="Of a decoder: recompute, verified, project or off; recompute if not given.")
+        str | None, typer.Option(help="For a decoder: recompute, verified, project or off; recompute if not given.")
     ] = None,
     kv_megabytes: Annotated[
-        int | None, typer.Option(min=1, help="Of a decoder: a replica's memory for KV, at most; none: all there is.")
+        int | None,
+        typer.Option(min=1, help="For a decoder: the most memory for KV on a replica; if not given: all there is."),
     ] = None,
     observed: Annotated[
         str | None,
-        typer.Option(help="Of a decoder: plan for what a server has seen, by its address or a file of its /stats."),
+        typer.Option(help="For a decoder: plan for the texts of a running server, by its address or its saved /stats."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
     picture: Annotated[
@@ -109,8 +174,8 @@ def plan(
 ) -> None:
     """Find the best plan for a profile and a fleet, and say how near to the best possible it is proved to be.
 
-    Of a decoder: where it is cut, how many texts are resident, when its deep part runs. Ways are ranked by arithmetic,
-    and the best are played; --rate is texts per second, at the least cost.
+    The plan of a decoder says where the network is cut, how many texts are resident, and when its deep part runs. Ways
+    to decode are ranked by arithmetic, and the best are simulated; --rate is texts per second, at the least cost.
 
     Example: [bold]isobatch plan my-llama-ee --ttft-ms 500 --tpot-ms 50 --out plan.json[/]
 
@@ -118,77 +183,154 @@ def plan(
 
     Example: [bold]isobatch plan --profile bert.json --devices v100=6,p100=8 --slo-ms 100 --out plan.json[/]
     """
+    values: dict[str, Any] = dict(locals())
+    from cluster.commands import above_0, flag, options_for
+
+    for name in (
+        "slo_ms", "rate", "budget", "max_batch", "seconds", "polish", "alpha", "ttft_ms", "tpot_ms",
+    ):  # fmt: skip
+        above_0(flag(name), values[name])
+    if model:
+        refusal = "is for classifiers: a decoder is planned by --ttft-ms, --tpot-ms and --rate"
+        _plan_decoder(options_for(DecoderPlanOptions, plan, values, refusal))
+    else:
+        refusal = "is for decoders: name the directory of one"
+        _plan_classifier(options_for(ClassifierPlanOptions, plan, values, refusal))
+
+
+def _plan_decoder(options: DecoderPlanOptions) -> None:
     from rich.console import Console
 
-    from cluster.commands import above_0, check_writable, plan_report
-    from cluster.commands.plan_decoder import DecoderPlanning, goal_of
+    from cluster.commands import check_writable
+    from cluster.decoding import report
+    from cluster.decoding.choice import chosen
+    from deployments.named import built_in
+    from profiles.decoding import as_observed
+
+    goal, out = _decoding_goal(options), options.out
+    if out:
+        check_writable(out)
+    profile = profile_for(built_in(options.model) or options.model, options.profile).under(goal.exits)
+    lines = []
+    if options.observed:
+        texts = report.observed_texts(_stats_at(options.observed), options.observed)
+        profile = replace(profile, workload=as_observed(profile.workload, texts))
+        goal = replace(goal, texts_per_s=goal.texts_per_s or (texts.texts_per_s if options.min_cost else 0.0))
+        lines.append(f"for what was observed: {report.observed_sentence(texts, profile)}")
+    with Console(stderr=True).status("planning"):
+        choice = chosen(profile, _devices(options.devices, profile), goal)
+    if out:
+        out.write_text(choice.plan.to_json() + "\n")
+        lines.append(f"written to {out}; isobatch serve {options.model} --plan {out}")
+    if options.as_json:
+        print(json.dumps(report.plan_as_json(choice), indent=2))
+        return
+    console = Console(soft_wrap=True, markup=False)
+    console.print(report.plan_table(choice, profile))
+    for line in lines:
+        console.print(line, highlight=False)
+
+
+def _decoding_goal(options: DecoderPlanOptions) -> "DecodingGoal":
+    from optimizer.decoding import DecodingGoal
+
+    if options.min_cost and options.rate is None and not options.observed:
+        raise UserError("--min-cost needs --rate, or --observed: the least cost of how many texts per second?")
+    exits = options.exits or "recompute"
+    if exits not in ("recompute", "verified", "project", "off"):
+        raise UserError(f"--exits {exits!r} must be recompute, verified, project or off")
+    if not 0 < options.in_time < 1:
+        raise UserError(f"--in-time {options.in_time} must be between 0 and 1: the share of texts that keep each limit")
+    ttft_s, tpot_s = (options.ttft_ms or TTFT_MS) / 1e3, (options.tpot_ms or TPOT_MS) / 1e3
+    return DecodingGoal(ttft_s, tpot_s, options.rate or 0.0, exits, options.in_time, options.kv_megabytes)
+
+
+def profile_for(source: Path, file: Path | None) -> "DecoderProfile":
+    """The profile in a file, or the one that `isobatch profile` has kept of a decoder's checkpoint."""
+    from deployments.decoding.checkpoint import is_decoder
+    from deployments.decoding.config import cached_profile
+    from deployments.folders import weights_of
+    from profiles.decoding import load_decoder_profile
+    from profiles.files import differ
+
+    if not is_decoder(source):
+        raise UserError(f"{source} is no directory of a decoder; other networks are planned by --profile alone")
+    path = file or cached_profile(source)
+    if file is None and not path.exists():
+        raise UserError(f"{source} was not measured here yet: isobatch profile {source}")
+    profile = load_decoder_profile(path)
+    if differ(profile.weights, weights_of(source)):
+        raise UserError(f"{path} is of other weights than those in {source}: isobatch profile {source}")
+    return profile
+
+
+def _stats_at(source: str) -> Any:
+    """The `/stats` of the server at an address, or those in a file."""
+    from cluster.commands.status import ask
+
+    if source.startswith(("http://", "https://")):
+        return ask(f"{source.rstrip('/')}/stats", None)
+    try:
+        return json.loads(read_text(Path(source)))
+    except ValueError as error:
+        raise UserError(f"--observed {source}: these are no /stats of a decoder: {error!r}") from None
+
+
+def _devices(fleet_text: str | None, profile: "DecoderProfile") -> "tuple[Device, ...]":
+    """The fleet that the user names, or one device of the kind that was measured."""
+    from profiles.devices import fleet
+
+    if fleet_text:
+        return fleet(fleet_text)
+    measured = next((table for table in profile.tables if not table.estimated), None)
+    if measured is None:
+        raise UserError("nothing was measured, so say which devices there are: --devices KIND=COUNT")
+    return fleet(f"{measured.kind}=1")
+
+
+def _plan_classifier(options: ClassifierPlanOptions) -> None:
+    from rich.console import Console
+
+    from cluster.commands import check_writable, plan_report
     from cluster.commands.plan_result import plan_result, settled_result
     from optimizer.pipelines.batch_gain import batch_gains
     from profiles.files import load
 
-    numbers = {"--slo-ms": slo_ms, "--rate": rate, "--budget": budget, "--max-batch": max_batch, "--seconds": seconds}
-    numbers |= {"--polish": polish, "--alpha": alpha, "--ttft-ms": ttft_ms, "--tpot-ms": tpot_ms}
-    for option, value in numbers.items():
-        above_0(option, value)
-    of_decoders = {"--ttft-ms": ttft_ms, "--tpot-ms": tpot_ms, "--exits": exits, "--kv-megabytes": kv_megabytes}
-    of_decoders |= {"--observed": observed}
-    if model:
-        for_classifiers = {
-            "--slo-ms": (slo_ms, None),
-            "--per-dollar": (per_dollar, False),
-            "--budget": (budget, None),
-            "--alpha": (alpha, None),
-            "--slack": (slack, 0.2),
-            "--backend": (backend, ""),
-            "--dtype": (dtype, ""),
-            "--no-later": (no_later, False),
-            "--margin": (margin, 0.0),
-            "--max-batch": (max_batch, 64),
-            "--cut": (cut, None),
-            "--max-splits": (max_splits, None),
-            "--one-machine": (one_machine, False),
-            "--one-pipeline": (one_pipeline, False),
-            "--gap": (gap, 0.0),
-            "--seconds": (seconds, None),
-            "--polish": (polish, None),
-            "--believed": (believed, False),
-            "--evaluate": (evaluate, None),
-            "--surprises": (surprises, False),
-            "--shortfalls": (shortfalls, False),
-            "--picture": (picture, None),
-        }
-        goal = goal_of(rate, min_cost, in_time, ttft_ms, tpot_ms, exits, kv_megabytes, bool(observed))
-        DecoderPlanning(model, profile, devices, goal, observed, out, as_json, for_classifiers, min_cost).run()
-        return
-    profile, devices = _given(profile, devices, of_decoders)
+    if options.profile is None or options.devices is None:
+        raise UserError("--profile and --devices are needed: only a decoder's directory can do without")
+    out, picture = options.out, options.picture
     picture = (out or Path("plan.json")).with_suffix(".png") if picture is None else picture
-    for written in filter(None, (out, picture if picture.name else None)):
-        check_writable(written)
-    who_leaves, facts_of = _question(profile, devices, one_machine, margin, evaluate, backend, dtype)
-    objective = _objective(slo_ms, rate, min_cost, per_dollar, budget, slack, max_batch, _cuts(cut, max_splits))
-    slow_or_given = bool(evaluate or max_splits or seconds or one_pipeline)
-    play = _player(polish, in_time, not one_pipeline, believed, slow_or_given)
-    within, apart = _in_time(objective, facts_of(who_leaves.survival), no_later), not one_pipeline
-    result = partial(
-        plan_result, objective=within, alpha=alpha, gap=gap, apart=apart, file=evaluate, max_splits=max_splits
+    for path in filter(None, (out, picture if picture.name else None)):
+        check_writable(path)
+    profile = load(options.profile)
+    exits, problem_for = _problems(options, profile, options.devices)
+    objective, simulate = _objective(options), _simulation(options)
+    within = _no_later(objective, problem_for(exits.survival)) if options.no_later else objective
+    result_for = partial(
+        plan_result,
+        objective=within,
+        alpha=options.alpha,
+        gap=options.gap,
+        apart=not options.one_pipeline,
+        file=options.evaluate,
+        max_splits=options.max_splits,
     )
     with Console(stderr=True).status("planning"):
-        found = settled_result(who_leaves, facts_of, result, partial(_effort, seconds, who_leaves), play)
-        gains = tuple(batch_gains(found.facts, within))
-        found = replace(found, unplayed=_unplayed(found, bool(play), believed), batch_gains=gains)
+        result = settled_result(exits, problem_for, result_for, partial(_effort, options.seconds, exits), simulate)
+        unplayed = _reason_not_simulated(result, bool(simulate), options.believed)
+        result = replace(result, unplayed=unplayed, batch_gains=tuple(batch_gains(result.facts, within)))
     if out:
-        known = load(profile)
-        named = replace(found.plan, model=known.model, weights=known.weights, slo_s=objective.slo_s)
+        named = replace(result.plan, model=profile.model, weights=profile.weights, slo_s=objective.slo_s)
         out.write_text(named.to_json() + "\n")
     if picture.name:
         from cluster.commands.plan_picture import draw
 
-        draw(found, picture)
-    if as_json:
-        print(json.dumps(found.as_json(), indent=2))
+        draw(result, picture)
+    if options.as_json:
+        print(json.dumps(result.as_json(), indent=2))
         return
     console = Console()
-    for table in plan_report.tables(found, objective, surprises, shortfalls):
+    for table in plan_report.tables(result, objective, options.surprises, options.shortfalls):
         console.print(table)
     files = [f"written to {out}"] if out else []
     files += [f"the picture is {picture}"] if picture.name else []
@@ -196,118 +338,108 @@ def plan(
         console.print("; ".join(files), highlight=False, soft_wrap=True)
 
 
-def _given(profile: Path | None, devices: str | None, of_decoders: Mapping[str, object]) -> tuple[Path, str]:
-    """What a plan for a network that classifies needs."""
-    if told := next((option for option, value in of_decoders.items() if value is not None), None):
-        raise UserError(f"{told} is for decoders: name the directory of one")
-    if profile is None or devices is None:
-        raise UserError("--profile and --devices are needed: only a decoder's directory can do without")
-    return profile, devices
-
-
-def _question(
-    profile: Path, devices: str, one_machine: bool, margin: float, scored: Path | None, backend: str, dtype: str
+def _problems(
+    options: ClassifierPlanOptions, profile: "Profile", devices: str
 ) -> "tuple[ExitProfile, Callable[[tuple[float, ...]], Problem]]":
-    """Who leaves where, and the facts for a survival."""
+    """The share of inputs that leave at each ramp, and the function from the survival to the planning problem."""
     from optimizer import problem, read_plan
     from optimizer.sensitivity import surprised
     from profiles.devices import fleet, links_between
-    from profiles.files import load
 
-    kinds, made = fleet(devices), read_plan(scored) if scored else None
-    if made:
-        backend, dtype = backend or made.backend, dtype or made.dtype
-    known = load(profile).on(backend, dtype)
+    kinds, scored = fleet(devices), read_plan(options.evaluate) if options.evaluate else None
+    backend = options.backend or (scored.backend if scored else "")
+    dtype = options.dtype or (scored.dtype if scored else "")
+    measured = profile.on(backend, dtype)
     for device in kinds:
-        known.check_has(device.kind, backend, dtype)
-    if not 0 <= margin <= 1:
-        raise UserError(f"--margin {margin} must be between 0 and 1: the share of leavers that may stay")
-    length = made.length if made else known.length
-    links = links_between(kinds, one_machine=one_machine)
+        measured.check_has(device.kind, backend, dtype)
+    if not 0 <= options.margin <= 1:
+        raise UserError(f"--margin {options.margin} must be between 0 and 1: the share of leavers that may stay")
+    length = scored.length if scored else measured.length
+    links = links_between(kinds, one_machine=options.one_machine)
 
-    def facts(survival: tuple[float, ...]) -> "Problem":
-        worse = surprised(survival, margin) if known.exits and margin else None
-        return problem(known, kinds, links, survival, worse, length)
+    def problem_for(survival: tuple[float, ...]) -> "Problem":
+        worse = surprised(survival, options.margin) if measured.exits and options.margin else None
+        return problem(measured, kinds, links, survival, worse, length)
 
-    return known.exits_of(length), facts
+    return measured.exits_of(length), problem_for
 
 
-def _objective(
-    slo_ms: float | None, rate: float | None, min_cost: bool, per_dollar: bool, budget: float | None, slack: float,
-    max_batch: int, cuts: tuple[int, ...] | None,
-) -> "Objective":  # fmt: skip
+def _objective(options: ClassifierPlanOptions) -> "Objective":
     from optimizer import Objective
 
-    if min_cost and per_dollar:
+    if options.min_cost and options.per_dollar:
         raise UserError("--min-cost and --per-dollar are two goals: choose one")
-    if min_cost and rate is None:
+    if options.min_cost and options.rate is None:
         raise UserError("--min-cost needs --rate: the least cost of how many inputs per second?")
     try:
         return Objective(
-            goal="cost" if min_cost else "goodput-per-dollar" if per_dollar else "goodput",
-            slo_s=None if slo_ms is None else slo_ms / 1e3,
-            slack=slack,
-            goodput_per_s=rate or 0.0,
-            cost_per_hour=budget,
-            max_batch=max_batch,
-            cuts=cuts,
+            goal="cost" if options.min_cost else "goodput-per-dollar" if options.per_dollar else "goodput",
+            slo_s=None if options.slo_ms is None else options.slo_ms / 1e3,
+            slack=options.slack,
+            goodput_per_s=options.rate or 0.0,
+            cost_per_hour=options.budget,
+            max_batch=options.max_batch,
+            cuts=_cuts(options.cut, options.max_splits),
         )
     except ValueError as error:
         raise UserError(str(error)) from None
 
 
-def _in_time(objective: "Objective", facts: "Problem", no_later: bool) -> "Objective":
+def _no_later(objective: "Objective", problem: "Problem") -> "Objective":
     from optimizer.pipelines import baselines
 
-    return baselines.no_later(facts, objective) if no_later else objective
+    return baselines.no_later(problem, objective)
 
 
-def _effort(seconds: float | None, who_leaves: "ExitProfile") -> "Effort":
-    """Of one search; where who leaves depends on the plan, there are several."""
+def _effort(seconds: float | None, exits: "ExitProfile") -> "Effort":
+    """The effort of one search; where the exits depend on the plan, there are several searches."""
     from optimizer.effort import EFFORT
     from optimizer.tuning import TURNS
 
-    searches = TURNS if who_leaves.sure else 1
+    searches = TURNS if exits.sure else 1
     return EFFORT if seconds is None else replace(EFFORT, out_of_time=_after(seconds / searches))
 
 
-def _player(polish: float | None, in_time: float, apart: bool, believed: bool, slow_or_given: bool) -> "Play | None":
-    """What plays the plan and others. Nothing is played where that would take long, or would not tell what was asked.
+def _simulation(options: ClassifierPlanOptions) -> "Play | None":
+    """The function that simulates the plan and similar ones; None where no plan is simulated.
 
-    `slow_or_given`: a plan is given, or finding one is slow or has its time, so that it is played only where that is
-    asked for.
+    Without --polish no plan is simulated if it comes from a file, or if its search is slow or limited in time.
     """
     from cluster.simulator.choice import CARE, PATIENT, is_playable, played
 
+    in_time, polish = options.in_time, options.polish
     if not 0 < in_time < 1:
         raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of inputs that are answered in time")
-    if polish and believed:
-        raise UserError("--polish plays plans, --believed plays none: choose one")
+    if polish and options.believed:
+        raise UserError("--polish simulates plans, --believed simulates none: choose one")
+    slow_or_given = options.evaluate or options.max_splits or options.seconds or options.one_pipeline
+    if not polish and (options.believed or slow_or_given):
+        return None
 
-    def play(plan: "Plan", facts: "Problem", objective: "Objective", find: "Find") -> "SimulatedChoice | None":
+    def simulate(plan: "Plan", problem: "Problem", objective: "Objective", find: "Find") -> "SimulatedChoice | None":
         """The time of `--polish` begins when there is a plan."""
         if polish:
             care = replace(PATIENT, in_time=in_time, out_of_time=_after(polish))
         else:
             care = replace(CARE, in_time=in_time)
-            if not is_playable(plan, facts, objective, care):
+            if not is_playable(plan, problem, objective, care):
                 return None
-        return played(plan, facts, objective, find, care, apart)
+        return played(plan, problem, objective, find, care, not options.one_pipeline)
 
-    return play if polish or not (believed or slow_or_given) else None
+    return simulate
 
 
-def _unplayed(found: "PlanResult", may_be_played: bool, believed: bool) -> str:
-    """Why nothing was played, in words; empty where it was."""
+def _reason_not_simulated(result: "PlanResult", may_be_simulated: bool, believed: bool) -> str:
+    """Why the plan was not simulated; empty where it was."""
     from cluster.simulator.choice import unplayable
 
-    if found.played:
+    if result.played:
         return ""
-    if may_be_played:
-        return unplayable(found.plan, found.facts, found.objective)
+    if may_be_simulated:
+        return unplayable(result.plan, result.facts, result.objective)
     if believed:
         return "--believed"
-    return "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS plays"
+    return "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS simulates"
 
 
 def _after(seconds: float) -> Callable[[], bool]:

@@ -1,8 +1,8 @@
-"""`isobatch prepare`: a Hugging Face classifier becomes an early-exit one."""
+"""`isobatch prepare`: a network of Hugging Face, a classifier or a decoder, becomes an early-exit one."""
 
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ from cluster.commands.reading import (
     LabelColumn,
     Labels,
     PairColumn,
+    ReadingOptions,
     TextColumn,
     columns_of,
     label_names,
@@ -24,8 +25,54 @@ from profiles.errors import UserError
 
 if TYPE_CHECKING:
     from deployments.exits import Policy
+    from deployments.prepare.data import Columns
+    from deployments.prepare.decoder import DecoderReport
 
 Kind = Literal["light", "pooler"]
+MAX_TOKENS = 64  # written after each prompt, unless --max-tokens is given
+
+
+@dataclass(frozen=True)
+class _CommonOptions:
+    model: str
+    data: Path
+    out: Path
+    max_accuracy_loss: str
+    max_rows: int
+    dtype: Dtype
+    force: bool
+
+
+@dataclass(frozen=True)
+class ClassifierPrepareOptions(_CommonOptions, ReadingOptions):
+    """The options for a network that classifies."""
+
+    ramp: Kind
+    policy: str
+    confidence: float
+    metric: Metric
+    labels: str | None
+    device: str
+    seed: int
+
+    @property
+    def policy_path(self) -> str:
+        return self.policy if ":" in self.policy else f"deployments.exits:{self.policy}"
+
+
+@dataclass(frozen=True)
+class DecoderPrepareOptions(_CommonOptions):
+    """The options for a decoder, a network that writes texts token by token."""
+
+    text_column: str | None
+    columns: str | None
+    delimiter: str | None
+    encoding: str
+    max_tokens: int | None
+
+    @property
+    def data_columns(self) -> "Columns":
+        return columns_of(self.text_column, None, None, None, self.columns, self.delimiter, self.encoding)
 
 
 def prepare(
@@ -36,11 +83,11 @@ def prepare(
         Kind, typer.Option(help="light (one linear layer) or pooler (DeeBERT's: dense, tanh, linear).")
     ] = "light",
     policy: Annotated[
-        str, typer.Option(help="Who leaves: a name in deployments.exits or module:function.")
+        str, typer.Option(help="When an input leaves: a name in deployments.exits or module:function.")
     ] = "entropy",
     max_accuracy_loss: Annotated[str, typer.Option(help="What other inputs may lose against the full network.")] = "1%",
     confidence: Annotated[
-        float, typer.Option(min=0.5, max=0.9999, help="How sure it must be that they lose no more.")
+        float, typer.Option(min=0.5, max=0.9999, help="The probability with which they lose no more.")
     ] = 0.95,
     metric: Annotated[Metric, typer.Option(help=f"What may be lost: {METRICS}.")] = "accuracy",
     text_column: TextColumn = None,
@@ -51,36 +98,54 @@ def prepare(
     delimiter: Delimiter = None,
     encoding: Encoding = "utf-8",
     labels: Labels = None,
-    max_rows: Annotated[int, typer.Option(min=50, help="Use a uniform sample of at most so many rows.")] = 20_000,
+    max_rows: Annotated[int, typer.Option(min=50, help="Use a uniform sample of at most this many rows.")] = 20_000,
     device: Annotated[str, typer.Option(help="Where features are computed: auto, cpu, cuda:0.")] = "auto",
     dtype: Annotated[
         Dtype, typer.Option(help="The precision that will be served: ramps and thresholds are made for it.")
     ] = "float32",
     seed: Annotated[int, typer.Option(help="For the sample, its parts and the training.")] = 0,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Of a decoder: so many are written after each text; 64 if not given.")
+        int | None,
+        typer.Option(min=1, help=f"For a decoder: tokens to write after each text; {MAX_TOKENS} if not given."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False,
 ) -> None:
-    """Give a classifier early exits, without touching its weights.
+    """Give a network early exits, without touching its weights.
 
     What is promised of other inputs is tested on a third of the rows, which nothing is made from: thresholds are
-    loosened step by step until the test fails. Too few rows promise nothing, and then nobody leaves early.
+    loosened step by step until the test fails. With too few rows nothing is promised, and no input leaves early.
 
-    Of a network that labels words, data are CoNLL files (a word and its label a line) or lists of words and labels.
+    For a network that labels words, data are CoNLL files (a word and its label a line) or lists of words and labels.
 
-    A decoder's texts are prompts that it writes on from, or that its encoder reads (T5). Its ramp is its own head, read
-    where that brings most, and --max-accuracy-loss is the share of tokens that may be others than the full network's.
+    For a decoder, data are prompts, which it continues or which its encoder reads (T5). Its ramp is its own head, read
+    after the block that brings most; --max-accuracy-loss is the share of tokens that may differ from the full
+    network's.
 
     Example: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --max-accuracy-loss 1%[/]
 
     For a network that is served in halves: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --dtype
     bfloat16[/]
     """
+    values: dict[str, Any] = dict(locals())
+    from cluster.commands import options_for
+    from deployments.decoding.checkpoint import is_decoder
+    from deployments.models import checkpoint
+    from deployments.prepare import pipeline
+
+    loss = share(max_accuracy_loss)
+    pipeline.check_free(out, force)
+    source = checkpoint.locate(model)
+    if is_decoder(source):
+        refusal = "is for classifiers: a decoder's ramp is its own head, read early"
+        _prepare_decoder(options_for(DecoderPrepareOptions, prepare, values, refusal), source, loss)
+    else:
+        refusal = "is for decoders: this network writes nothing"
+        _prepare_classifier(options_for(ClassifierPrepareOptions, prepare, values, refusal), source, loss)
+
+
+def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: float) -> None:
     from rich.console import Console
 
-    from cluster.commands.prepare_decoder import DecoderCommand
-    from deployments.decoding.checkpoint import is_decoder
     from deployments.models import checkpoint
     from deployments.models.ramps import policy_at
     from deployments.prepare import pipeline
@@ -91,41 +156,17 @@ def prepare(
     from deployments.prepare.sample import draw
     from deployments.progress import show
 
-    path = policy if ":" in policy else f"deployments.exits:{policy}"
-    policy_at(path)
-    options = PrepareOptions(path, ramp, dtype, share(max_accuracy_loss), confidence, metric, seed)
-    pipeline.check_free(out, force)
-    source = checkpoint.locate(model)
-    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
-    if is_decoder(source):
-        for_classifiers = {
-            "--ramp": (ramp, "light"),
-            "--policy": (policy, "entropy"),
-            "--confidence": (confidence, 0.95),
-            "--metric": (metric, "accuracy"),
-            "--labels": (labels, None),
-            "--label-column": (label_column, None),
-            "--image-column": (image_column, None),
-            "--text-pair-column": (text_pair_column, None),
-            "--device": (device, "auto"),
-            "--seed": (seed, 0),
-        }
-        loss = share(max_accuracy_loss)
-        command = DecoderCommand(source, data, out, wanted, loss, max_tokens, max_rows, dtype, for_classifiers, force)
-        command.run(Console(markup=False), model)
-        return
-    if max_tokens is not None:
-        raise UserError("--max-tokens is for decoders: this network writes nothing")
+    data, out, metric, policy = options.data, options.out, options.metric, policy_at(options.policy_path)
     checkpoint.check(source)
     task = checkpoint.task_at(source)
     if task.by_token:
-        _check_for_words(metric, policy_at(path))
-    channels, names = checkpoint.channels_of(source), label_names(checkpoint.label_names(source), labels)
+        _check_for_words(metric, policy)
+    channels, names = checkpoint.channels_of(source), label_names(checkpoint.label_names(source), options.labels)
     console = Console(markup=False)
-    pairs = not task.by_token
-    console.print(taken(data, wanted, channels=channels, pairs=pairs), highlight=False, soft_wrap=True)
-    found = rows(data, wanted, channels=channels, pairs=pairs)
-    sample = draw(show(found, f"reading {data.name}"), data, names, max_rows, seed, task)
+    columns, pairs = options.data_columns, not task.by_token
+    console.print(taken(data, columns, channels=channels, pairs=pairs), highlight=False, soft_wrap=True)
+    inputs = show(rows(data, columns, channels=channels, pairs=pairs), f"reading {data.name}")
+    sample = draw(inputs, data, names, options.max_rows, options.seed, task)
     if sample.labels is None:
         if metric not in ("accuracy", "agreement"):
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
@@ -133,28 +174,99 @@ def prepare(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "
             "and agreement with it is promised",
         )
-        options = replace(options, metric="agreement")
-    notes: dict[str, str | int | float] = {"checkpoint": Path(model).name, "data": data.name, "rows": len(sample)}
-    rules = pipeline.prepare(source, sample, out, options, notes, device, force)
+        metric = "agreement"
+    preparation = PrepareOptions(
+        options.policy_path, options.ramp, options.dtype, loss, options.confidence, metric, options.seed
+    )
+    notes: dict[str, str | int | float] = {
+        "checkpoint": Path(options.model).name,
+        "data": data.name,
+        "rows": len(sample),
+    }
+    rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force)
     console.print(exit_table(rules, len(checkpoint.label_names(source))))
     if rules.promise:
         console.print(promised(rules.promise), highlight=False)
     if sample.labels is not None:
         console.print(class_table(rules.classes, names.names, task.answered, rules.entities))
-    told = [
+    warned = [
         advice(rules),
         outdone(rules),
         *warnings(rules.classes, names.names, sample.labels is not None, task.answered),
     ]
     if rules.promise and rules.promise.counted:
-        told.append(unseen(rules.classes, names.names))
-    for said in filter(None, told):
-        console.print(said, style="yellow", highlight=False)
+        warned.append(unseen(rules.classes, names.names))
+    for sentence in filter(None, warned):
+        console.print(sentence, style="yellow", highlight=False)
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
 
 
+def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) -> None:
+    """Write the checkpoint with the rules of its ramp."""
+    from rich.console import Console
+
+    from deployments.decoding.checkpoint import check_decoder
+    from deployments.folders import whole
+    from deployments.models.checkpoint import copy
+    from deployments.prepare.data import rows, taken
+    from deployments.prepare.pipeline import check_free
+    from deployments.prepare.sample import sampled
+    from profiles.promise import RULES
+
+    if options.dtype == "int8":
+        raise UserError("--dtype int8 is for classifiers: a decoder is served in float32, float16 or bfloat16")
+    check_decoder(source)
+    console, data, columns = Console(markup=False), options.data, options.data_columns
+    console.print(taken(data, columns, pairs=False), highlight=False, soft_wrap=True)
+    values = (row.value for row in rows(data, columns, pairs=False))
+    prompts = sampled((value if isinstance(value, str) else " ".join(value) for value in values), options.max_rows)
+    report = ramp_report(source, prompts, options.max_tokens or MAX_TOKENS, options.dtype, loss)
+    notes = {"checkpoint": Path(options.model).name, "data": data.name}
+    rules = report.rules.model_copy(update={"dtype": options.dtype, "notes": notes})
+    check_free(options.out, options.force)  # once more: another command may have written it meanwhile
+    with whole(options.out) as draft:
+        copy(source, draft)
+        (draft / RULES).write_text(rules.model_dump_json(indent=2) + "\n")
+    console.print(_ramp_sentences(report), highlight=False, soft_wrap=True)
+    console.print(f"written to {options.out}: a Hugging Face checkpoint with a ramp; isobatch serve {options.out}")
+
+
+def ramp_report(source: Path, prompts: list[str], max_tokens: int, dtype: str, loss: float) -> "DecoderReport":
+    """The best ramp of a decoder, chosen with texts that the full network writes after these prompts."""
+    from deployments.decoding.anatomy import shape_of
+    from deployments.decoding.loading import load_decoder, load_tokenizer, stop_tokens
+    from deployments.prepare.decoder import DecoderOptions, ramps_for
+    from deployments.progress import busy
+
+    model, tokenizer = load_decoder(source, dtype=dtype), load_tokenizer(source)
+    tokens = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    shape = shape_of(model.config)
+    context = shape.context(None)
+    fitting = [each for each in tokens if 0 < len(each) <= context and max_tokens <= shape.room(len(each), context)]
+    with busy(f"writing on from {len(fitting)} prompts"):
+        return ramps_for(model, fitting, stop_tokens(source), DecoderOptions(loss, max_tokens))
+
+
+def _ramp_sentences(report: "DecoderReport") -> str:
+    """What a decoder's ramp costs and brings, and what `exits: project` would, which is used only on demand."""
+    (ramp,), project = report.rules.ramps, report.rules.project
+    assert project, "This is a bug: projection was not measured."
+    leaving, agreement, same = 1 - (ramp.survival or 0), report.rules.agreement or 0, report.rules.same_texts or 0
+    return (
+        f"a ramp after block {ramp.block} (from 0) of {report.num_blocks}: {leaving:.0%} of the tokens leave there, "
+        f"where the head's probability is at least {ramp.threshold:.3f}. Of {report.tokens} tokens after prompts that "
+        f"did not choose it, {agreement:.2%} are the full network's; {same:.1%} of the texts are, to the last token. "
+        f"Once prompts are read, full batches write {report.rhythm.gain:.2f} times as fast as without exits on this "
+        "device, by arithmetic. Not chosen is 'exits: project' (a token that leaves makes KV of the skipped blocks "
+        f"from the state in which it left): {project.same_texts:.1%} of the texts are the full network's, "
+        f"{project.same_tokens:.1%} of the tokens before the first other one, {1 - project.survival:.0%} of the tokens "
+        f"leave, and by arithmetic it is at most {project.gain:.2f} times as fast as without exits. If you accept "
+        "that, write it under args: of a Serve file"
+    )
+
+
 def _check_for_words(metric: Metric, policy: "Policy") -> None:
-    """Refuse what cannot be promised, or decided, where words are answered."""
+    """Raise UserError about a metric or a policy that does not work for single words."""
     from deployments.models.ramps import check_forgets
 
     if metric not in ("accuracy", "agreement"):

@@ -1,5 +1,6 @@
 """`isobatch profile`: how long a network's blocks take on this machine, and where its inputs leave."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,25 +14,56 @@ from cluster.commands.reading import (
     ImageColumn,
     LabelColumn,
     PairColumn,
+    ReadingOptions,
     TextColumn,
-    columns_of,
 )
 from deployments.named import known_backend
 from profiles.errors import UserError
 
-LENGTHS = [32, 128]  # that are measured where nothing says how long texts are
+LENGTHS = [32, 128]  # tokens: measured where neither --data nor --lengths says how long texts are
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from cluster.profiling.checkpoint import SampleInputs
+    from deployments.decoding.anatomy import DecoderAnatomy
+    from deployments.decoding.checkpoint import DecoderRules
     from deployments.models.interface import ServedModel
     from deployments.prepare.data import Columns
+    from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload
     from profiles.exits import ExitProfile
     from profiles.files import Profile
     from profiles.latency import LatencyTable
     from profiles.lengths import Lengths
     from profiles.measure import CountedExits
+
+
+@dataclass(frozen=True)
+class _CommonOptions:
+    model: str
+    out: Path
+    device: str
+    dtype: str
+    budget: float
+    threads: int
+    kind: str | None
+    devices: str
+
+
+@dataclass(frozen=True)
+class ClassifierProfileOptions(_CommonOptions, ReadingOptions):
+    """The options for a network that classifies."""
+
+    backend: str
+    data: Path | None
+    max_rows: int
+    lengths: str | None
+    largest: int
+
+
+@dataclass(frozen=True)
+class DecoderProfileOptions(_CommonOptions):
+    """The options for a decoder, a network that writes texts token by token."""
 
 
 def profile(
@@ -54,7 +86,9 @@ def profile(
     columns: Header = None,
     delimiter: Delimiter = None,
     encoding: Encoding = "utf-8",
-    max_rows: Annotated[int, typer.Option(min=1, help="Count exits over a sample of at most so many of them.")] = 2000,
+    max_rows: Annotated[
+        int, typer.Option(min=1, help="Count exits over a sample of at most this many of them.")
+    ] = 2000,
     budget: Annotated[
         float, typer.Option(min=0.1, help="Seconds of timing; the first sizes are measured whatever they cost.")
     ] = 60.0,
@@ -71,15 +105,29 @@ def profile(
 ) -> None:
     """Measure blocks, ramps and launches at batch sizes from 1 upwards. Ctrl-C keeps what is measured.
 
-    Of a decoder, launches of its engine are timed, and what each part of one costs is fitted to them.
+    For a decoder, launches of its engine are timed, and the cost of each part of a launch is fitted to them.
 
     Example: [bold]isobatch profile my-bert-ee --data reviews.csv --budget 60[/]
     """
+    values: dict[str, Any] = dict(locals())
+    from cluster.commands import check_writable, options_for
+    from deployments.decoding.checkpoint import is_decoder
+    from deployments.models import checkpoint
+
+    known_backend(backend)
+    check_writable(out)
+    source = checkpoint.locate(model)
+    if is_decoder(source):
+        refusal = "is for classifiers: a decoder's workload is the one that isobatch prepare has measured"
+        _profile_decoder(options_for(DecoderProfileOptions, profile, values, refusal), source)
+    else:
+        _profile_classifier(options_for(ClassifierProfileOptions, profile, values, "is for decoders"), source)
+
+
+def _profile_classifier(options: ClassifierProfileOptions, source: Path) -> None:
     import torch
     from rich.console import Console
 
-    from cluster.commands import check_writable
-    from cluster.commands.profile_decoder import DecoderProfiling
     from cluster.profiling.checkpoint import (
         in_batches,
         kind_of,
@@ -90,76 +138,156 @@ def profile(
         uncatalogued,
         with_sure,
     )
-    from deployments.decoding.checkpoint import is_decoder
     from deployments.folders import weights_of
-    from deployments.models import checkpoint, load_served
+    from deployments.models import load_served
     from deployments.models.backends import INT8, make_ready, on_backend, weights_dtype
-    from profiles.files import Profile
-    from profiles.files import load as load_profile
+    from profiles.files import Profile, load
     from profiles.measure import count_exits, device_name
     from profiles.model import edges_of
     from profiles.picture import draw
 
-    known_backend(backend)
-    tokens, others = _lengths(lengths) if lengths else [], _kinds(devices)
-    check_writable(out)
-    located = checkpoint.locate(model)
-    if is_decoder(located):
-        for_classifiers = {
-            "--backend": (backend, "torch"),
-            "--data": (data, None),
-            "--lengths": (lengths, None),
-            "--largest": (largest, 64),
-            "--max-rows": (max_rows, 2000),
-        }
-        where = _device(device)
-        DecoderProfiling(located, out, where, dtype, budget, threads, kind, others, for_classifiers).run(
-            Console(soft_wrap=True, markup=False), model
-        )
-        return
-    torch.set_num_threads(threads)
+    model, data, out, dtype = options.model, options.data, options.out, options.dtype
+    tokens, kinds = _lengths(options.lengths) if options.lengths else [], _kinds(options.devices)
+    torch.set_num_threads(options.threads)
     console = Console(soft_wrap=True, markup=False)
-    known = load_profile(out) if out.exists() else None
-    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
-    recorded = _recorded(console, model, data, wanted, max_rows) if data else []
-    exact = load_served(model, device=device, dtype=weights_dtype(dtype))
-    weights = weights_of(checkpoint.locate(model))
-    if known:
-        known.check_same(Path(model).name, exact.num_blocks, weights)
-    where = str(exact.device)
-    called = device_name(where)
-    here = kind or kind_of(called)
-    if warning := uncatalogued(here):
+    before = load(out) if out.exists() else None
+    recorded = _recorded(console, source, data, options.data_columns, options.max_rows) if data else []
+    exact = load_served(model, device=options.device, dtype=weights_dtype(dtype))
+    weights = weights_of(source)
+    if before:
+        before.check_same(Path(model).name, exact.num_blocks, weights)
+    device = str(exact.device)
+    called = device_name(device)
+    kind = options.kind or kind_of(called)
+    if warning := uncatalogued(kind):
         console.print(warning, highlight=False)
-    exits, told = (None, ()) if known and known.exits else _prepared_exits(exact)
-    network = on_backend(exact, model, backend, int8=dtype == INT8)
+    exits, exit_notes = (None, ()) if before and before.exits else _prepared_exits(exact)
+    network = on_backend(exact, model, options.backend, int8=dtype == INT8)
     make_ready(network, model, timed_stretches(network))
-    found = _lengths_of(network, recorded)
-    inputs = _inputs(network, model, tokens, found)
-    derived = _derived(network, model, [each for each in others if each != here], inputs)
-    source = source_of(called, network.backend, dtype, threads)
-    measured = timed(network, inputs, here, source, where, budget, largest, dtype)
+    lengths = _lengths_of(network, recorded)
+    inputs = _inputs(network, source, tokens, lengths)
+    derived = _derived(network, source, [each for each in kinds if each != kind], inputs)
+    origin = source_of(called, network.backend, dtype, options.threads)
+    measured = timed(network, inputs, kind, origin, device, options.budget, options.largest, dtype)
     interrupted = any(each.interrupted for each in measured)
     by_tokens = None
     if data and not interrupted:
         counted = count_exits(network, in_batches(network, recorded))
         exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
-        told = (f"exits: {_counted(counted, recorded)} of {data.name}", *_told(found, data))
-    exits, by_tokens = (
-        each and with_sure(each, checkpoint.locate(model), exact.ramps.rules) for each in (exits, by_tokens)
-    )
-    notes = (*(str(each) for each in measured), *told)
+        exit_notes = (f"exits: {_counted(counted, recorded)} of {data.name}", *_lengths_note(lengths, data))
+    exits, by_tokens = (each and with_sure(each, source, exact.ramps.rules) for each in (exits, by_tokens))
+    notes = (*(str(each) for each in measured), *exit_notes)
     tables = (*(each.table for each in measured), *derived)
-    new = Profile(Path(model).name, tables, exits, notes, weights, found, by_tokens, edges_of(network))
+    new = Profile(Path(model).name, tables, exits, notes, weights, lengths, by_tokens, edges_of(network))
     _add(new, out)
     draw(new, picture_path(out))
-    _tell(console, new, out)
+    _report(console, new, out)
     if interrupted:
         raise typer.Exit(130)
 
 
+def _profile_decoder(options: DecoderProfileOptions, source: Path) -> None:
+    """Write `out`, and keep the same profile where `isobatch plan` looks for it."""
+    from rich.console import Console
+
+    from cluster.profiling.decoding_datasheets import estimated_table
+    from deployments.decoding.anatomy import anatomy_of
+    from deployments.decoding.checkpoint import check_decoder, rules_of
+    from deployments.decoding.config import cached_profile
+    from deployments.decoding.loading import load_decoder
+    from deployments.folders import alone, weights_of
+    from deployments.models.backends import warn_of_ramps
+    from deployments.named import built_in
+    from profiles.decoding import DecoderProfile, load_decoder_profile, save_decoder_profile
+
+    console, kinds = Console(soft_wrap=True, markup=False), _kinds(options.devices)
+    check_decoder(source)
+    weights, paths = weights_of(source), (options.out, cached_profile(source))
+    name = source.name if built_in(options.model) else Path(options.model).name
+    device = _device(options.device)
+    model = load_decoder(source, device, options.dtype)
+    anatomy = anatomy_of(model)
+    shape = anatomy.shape
+    for path in paths:  # before anything is timed
+        if path.exists():
+            load_decoder_profile(path).check_same(name, shape.num_blocks, weights)
+    rules = rules_of(source, shape.num_blocks)
+    if rules.ramps:
+        warn_of_ramps(source, rules.dtype, options.dtype)
+    workload = workload_of(rules, source)
+    measured = _measured_table(console, model, anatomy, workload, device, options)
+    tables = (measured, *(estimated_table(model.config, kind) for kind in kinds))
+    notes = tuple(f"{table.kind}: {table.source}" for table in tables)
+    has_encoder = shape.start is not None
+    new = DecoderProfile(name, shape.num_blocks, shape.reads, tables, workload, has_encoder, notes, weights)
+    for path in paths:
+        with alone(path):  # another profile may have ended meanwhile
+            before = load_decoder_profile(path) if path.exists() else None
+            save_decoder_profile(before.joined_by(new) if before else new, path)
+    console.print(_decoder_summary(new), highlight=False)
+    console.print(f"written to {options.out}, and kept for isobatch plan {options.model}")
+
+
+def _measured_table(
+    console: "Console", model: Any, anatomy: "DecoderAnatomy", workload: "DecodingWorkload", device: str,
+    options: DecoderProfileOptions,
+) -> "DecodingTable":  # fmt: skip
+    """The prices of launches, fitted to launches that are timed on this device."""
+    import torch
+
+    from cluster.profiling.checkpoint import kind_of, source_of, uncatalogued
+    from cluster.profiling.decoding import measured, weights_bytes
+    from deployments.decoding.loading import kv_bytes
+    from profiles.decoding import DecodingTable
+    from profiles.measure import device_name
+
+    torch.set_num_threads(options.threads)
+    called = device_name(device)
+    kind = options.kind or kind_of(called)
+    if warning := uncatalogued(kind):
+        console.print(warning, highlight=False)
+    with console.status("timing launches"):
+        prices = measured(model, workload, options.budget)
+    return DecodingTable(
+        kind,
+        prices.price_s,
+        f"{source_of(called, 'torch', options.dtype, options.threads)}; {prices}",
+        kv_bytes(anatomy),
+        weights_bytes(model),
+        options.dtype,
+        error=prices.error,
+        bias=prices.bias,
+        residents=prices.sequences,
+        projects=True,
+    )
+
+
+def workload_of(rules: "DecoderRules", source: Path) -> "DecodingWorkload":
+    """The lengths of texts, and the tokens that leave at each ramp, as `isobatch prepare` measured them."""
+    from profiles.decoding import DecodingWorkload
+
+    if rules.lengths is None:
+        raise UserError(
+            f"{source} does not say how long prompts and texts are: isobatch prepare {source} --data prompts.csv"
+        )
+    survival = tuple((ramp.block, ramp.survival) for ramp in rules.all_ramps if ramp.survival is not None)
+    agreement = min((ramp.exit_agreement for ramp in rules.ramps if ramp.exit_agreement is not None), default=1.0)
+    projected = ((rules.ramps[0].block, rules.project.survival),) if rules.project and rules.ramps else ()
+    try:
+        return DecodingWorkload(survival, rules.lengths.prompts, rules.lengths.outputs, agreement, projected)
+    except ValueError as error:
+        raise UserError(f"{source}: the lengths in exits.json: {error}") from None
+
+
+def _decoder_summary(profile: "DecoderProfile") -> str:
+    workload = profile.workload
+    ramps = ", ".join(f"{share:.0%} after block {block}" for block, share in workload.survival) or "no ramps"
+    lengths = f"on average {workload.prompt:.0f} tokens of a prompt, and {workload.output:.0f} that are written"
+    return "\n".join([*profile.notes, f"tokens that go on: {ramps}", lengths])
+
+
 def _add(new: "Profile", out: Path) -> None:
-    """Add it to what the file holds by now, as another profile may have ended meanwhile."""
+    """Add a profile to a file, to which another command may have added one meanwhile."""
     from deployments.folders import alone
     from profiles.files import load, save
 
@@ -167,20 +295,20 @@ def _add(new: "Profile", out: Path) -> None:
         save(load(out).joined_by(new) if out.exists() else new, out)
 
 
-def _device(told: str) -> str:
-    """Where a decoder computes, as its configuration names it."""
+def _device(device: str) -> str:
+    """The device of a decoder, as its configuration names it."""
     import torch
 
-    return ("cuda" if torch.cuda.is_available() else "cpu") if told == "auto" else told
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
-def _tell(console: "Console", new: "Profile", out: Path) -> None:
+def _report(console: "Console", new: "Profile", out: Path) -> None:
     from cluster.profiling.checkpoint import picture_path, report
     from profiles.picture import name
 
     console.print(report(new))
-    if told := [f"{name(each)} ({each.backend} {each.dtype}, {each.origin})" for each in new.tables if each.derived]:
-        console.print(f"not measured: {'; '.join(told)}", highlight=False)
+    if derived := [f"{name(each)} ({each.backend} {each.dtype}, {each.origin})" for each in new.tables if each.derived]:
+        console.print(f"not measured: {'; '.join(derived)}", highlight=False)
     for note in new.notes:
         console.print(note, highlight=False)
     console.print(f"written to {out}; the picture is {picture_path(out)}")
@@ -224,36 +352,35 @@ def _counted(counted: "CountedExits", recorded: list[Any]) -> str:
     return f"WARNING: interrupted: counted over {counted.inputs} of {len(recorded)} inputs"
 
 
-def _told(lengths: "Lengths | None", data: Path) -> tuple[str, ...]:
+def _lengths_note(lengths: "Lengths | None", data: Path) -> tuple[str, ...]:
     if lengths is None:
         return ()
     shortest, longest = lengths.tokens[0], lengths.tokens[-1]
     return (f"lengths: {lengths.mean} tokens on average in {data.name}, {shortest} to {longest}: plans count tokens",)
 
 
-def _inputs(network: "ServedModel", model: str, lengths: list[int], found: "Lengths | None") -> "list[SampleInputs]":
-    """Texts of each of these lengths; where none are asked for, as long as those that were recorded."""
+def _inputs(
+    network: "ServedModel", source: Path, tokens: list[int], recorded: "Lengths | None"
+) -> "list[SampleInputs]":
+    """Images; or texts of each of these lengths, or where none is given, as long as the recorded ones."""
     from cluster.profiling.checkpoint import images, texts, texts_like
     from deployments.models import checkpoint
 
-    folder = checkpoint.locate(model)
-    if not checkpoint.reads_images(folder):
-        return [texts_like(network, found)] if found and not lengths else list(texts(network, lengths or LENGTHS))
-    side, channels = checkpoint.image_size(folder)
+    if not checkpoint.reads_images(source):
+        return [texts_like(network, recorded)] if recorded and not tokens else list(texts(network, tokens or LENGTHS))
+    side, channels = checkpoint.image_size(source)
     return [images(network, side, channels)]
 
 
 def _derived(
-    network: "ServedModel", model: str, kinds: list[str], inputs: "list[SampleInputs]"
+    network: "ServedModel", source: Path, kinds: list[str], inputs: "list[SampleInputs]"
 ) -> "list[LatencyTable]":
-    """Tables that nobody measured, at the lengths that are measured here."""
+    """Tables of kinds of devices that are not measured, at the lengths that are measured on this device."""
     from cluster.profiling.datasheets import checkpoint_tables
     from deployments.models import checkpoint
 
-    folder = checkpoint.locate(model)
-    side = checkpoint.image_size(folder)[0] if checkpoint.reads_images(folder) else 0
-    lengths = [each.length for each in inputs]
-    return checkpoint_tables(folder, kinds, lengths, side, network.ramp_blocks)
+    side = checkpoint.image_size(source)[0] if checkpoint.reads_images(source) else 0
+    return checkpoint_tables(source, kinds, [each.length for each in inputs], side, network.ramp_blocks)
 
 
 def _prepared_exits(network: "ServedModel") -> "tuple[ExitProfile | None, tuple[str, ...]]":
@@ -266,17 +393,16 @@ def _prepared_exits(network: "ServedModel") -> "tuple[ExitProfile | None, tuple[
     exits = exits_from_rules(rules, network.num_blocks)
     if exits:
         return exits, ("exits: as 'isobatch prepare' measured them; --data counts them over your own inputs",)
-    return None, ("exits: WARNING: not known, so a plan takes it that nobody leaves early; give --data",)
+    return None, ("exits: WARNING: not known, so a plan assumes that no input leaves early; give --data",)
 
 
-def _recorded(console: "Console", model: str, data: Path, columns: "Columns", max_rows: int) -> list[Any]:
-    """A sample of a file's inputs, read before anything is timed, so that a wrong one is found at once."""
+def _recorded(console: "Console", source: Path, data: Path, columns: "Columns", max_rows: int) -> list[Any]:
+    """A sample of a file's inputs, read before anything is timed, so that a wrong file is refused at once."""
     from deployments.models import checkpoint
     from deployments.prepare.data import rows, taken
     from deployments.prepare.sample import sampled
 
-    located = checkpoint.locate(model)
-    channels, pairs = checkpoint.channels_of(located), not checkpoint.task_at(located).by_token
+    channels, pairs = checkpoint.channels_of(source), not checkpoint.task_at(source).by_token
     console.print(taken(data, columns, channels=channels, pairs=pairs), highlight=False)
     values = sampled((row.value for row in rows(data, columns, channels=channels, pairs=pairs)), max_rows)
     if not values:

@@ -1,5 +1,6 @@
 """The options by which several commands read a file of inputs."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,6 +27,24 @@ Encoding = Annotated[str, typer.Option(help="Of a file of text, such as cp1252."
 Labels = Annotated[
     str | None, typer.Option(help="What the file's labels are to the head, if it has other names: neg=0,pos=1")
 ]
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """The values of these options, as a part of a command's options."""
+
+    text_column: str | None
+    text_pair_column: str | None
+    image_column: str | None
+    label_column: str | None
+    columns: str | None
+    delimiter: str | None
+    encoding: str
+
+    @property
+    def data_columns(self) -> "Columns":
+        columns = (self.text_column, self.text_pair_column, self.image_column, self.label_column, self.columns)
+        return columns_of(*columns, self.delimiter, self.encoding)
 
 
 def columns_of(

@@ -53,7 +53,7 @@ class DecodingChoice:
     plan: Plan
     run: DecodingRun
     ceiling_per_s: float
-    looked_at: int  # ways
+    num_ways: int  # ways to decode that were compared by arithmetic
 
 
 @dataclass(frozen=True)

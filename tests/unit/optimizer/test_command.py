@@ -120,7 +120,7 @@ def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
     ("options", "why"),
     [
         (("--believed",), "--believed"),
-        (("--seconds", "1"), "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS plays"),
+        (("--seconds", "1"), "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS simulates"),
         (("--rate", "10"), "only the most goodput within an SLO is, with no other wish"),
         (("--slo-ms", "9000"), "inputs come within the SLO, so that it would take long (--polish SECONDS does it)"),
     ],
@@ -158,7 +158,7 @@ def test_a_plan_that_leaves_no_slack_is_played_and_not_refused(profile: Path, sm
     ("options", "said"),
     [
         (["--in-time", "1"], "--in-time 1.0 must be between 0 and 1"),
-        (["--polish", "3"], "--polish plays plans, --believed plays none"),
+        (["--polish", "3"], "--polish simulates plans, --believed simulates none"),
         (["--alpha", "0"], "--alpha 0 must be above 0"),
         (["--out", "nowhere/plan.json"], "cannot write nowhere/plan.json: No such file or directory"),
         (["--picture", "nowhere/plan.png"], "cannot write nowhere/plan.png: No such file or directory"),

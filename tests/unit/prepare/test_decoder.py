@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.commands.prepare_decoder import DecoderCommand
 from cluster.load.prompts import prompts_in
 from cluster.serving.serve_file import serve_file
 from deployments.decoding.anatomy import shape_of
@@ -151,7 +150,7 @@ def test_what_appears_meanwhile_is_not_replaced_unasked(tmp_path: Path, monkeypa
         out.mkdir()
         return SimpleNamespace(rules=DecoderRules())
 
-    monkeypatch.setattr(DecoderCommand, "_report", while_another_writes)
+    monkeypatch.setattr("cluster.commands.prepare.ramp_report", while_another_writes)
     done = CliRunner().invoke(app, ["prepare", "llm-demo", "--data", str(data), "--out", str(out)])
     assert str(done.exception) == f"{out}: exists already; --force replaces it"
     assert not any(out.iterdir())
