@@ -75,7 +75,6 @@ def _link(told: str) -> str:
 
 LinkName = Annotated[str, AfterValidator(_link)]
 WebOrigin = Annotated[str, AfterValidator(_origin)]
-ALLOWED_ORIGINS = "Web pages of other servers that may ask from a browser, as in https://shop.example; none: no others."
 Ports = Annotated[str, AfterValidator(_port_range)]
 ImportPath = Annotated[str, AfterValidator(well_formed)]
 LogFormat = Literal["text", "json"]
@@ -83,8 +82,8 @@ DeviceName = Annotated[str, AfterValidator(_known_device)]
 DeclaredDevices = Annotated[dict[str, int] | str, AfterValidator(_counted)]
 
 
-class AppConfig(BaseModel):
-    """One early-exit network behind HTTP. Every field has a default: with none given, the built-in demo is served."""
+class ServedConfig(BaseModel):
+    """The fields that every served network has: classifiers and decoders."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -92,14 +91,45 @@ class AppConfig(BaseModel):
         None, description="Directory of a checkpoint made by `isobatch prepare`; none: the demo model."
     )
     name: str | None = Field(
-        None, pattern=r"^[\w.-]+$", description="What the model is called in answers and paths; none: as its directory."
+        None,
+        pattern=r"^[\w.-]+$",
+        description="What the model is called in requests and answers; none: as its directory.",
     )
-    loader: ImportPath = Field(LOADER, description="Function (directory, device=, dtype=) that returns a SplitModel.")
     plan: str | None = Field(
         None,
         description="File of `isobatch plan`: its splits run on replicas of their own; none, and no devices: all "
         "in one process.",
     )
+    replan: bool = Field(
+        False,
+        description="Whether a controller may replace the plan of `plan:`; if not, only while its devices are gone. "
+        "A plan that is in no file may always be replaced.",
+    )
+    profile: str | None = Field(None, description="File of `isobatch profile`: what the plan was made from.")
+    device: DeviceName = Field("cpu", description="Where the network computes: cpu or cuda.")
+    cpus_per_replica: float = Field(
+        1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for (those of virtual devices ask for none)."
+    )
+    api_key_variable: str | None = Field(
+        None, description="Environment variable with the key that requests must show; none: no key is needed."
+    )
+    allowed_origins: tuple[WebOrigin, ...] = Field(
+        (),
+        description="Web pages of other servers that may ask from a browser, as in https://shop.example; none: no "
+        "others.",
+    )
+    grpc_port: int | None = Field(
+        None, ge=1, le=65535, description="Port of the Open Inference Protocol over gRPC; none: only HTTP."
+    )
+    grpc_host: str = Field("127.0.0.1", description="Address that gRPC listens on, on the node of each front replica.")
+    drain_s: float = Field(30.0, gt=0, description="How long a stop waits for the requests that were admitted.")
+    log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
+
+
+class AppConfig(ServedConfig):
+    """One early-exit network behind HTTP. Every field has a default: with none given, the built-in demo is served."""
+
+    loader: ImportPath = Field(LOADER, description="Function (directory, device=, dtype=) that returns a SplitModel.")
     devices: DeclaredDevices | None = Field(
         None,
         description="What plans may use, as KIND: COUNT, or auto: what Ray's nodes have. Without a plan's file, the "
@@ -110,26 +140,17 @@ class AppConfig(BaseModel):
         description="Gbit/s from one kind of device to another, as KIND>KIND: 0.1, where it is not what the catalogue "
         "says: plans avoid what is slow.",
     )
-    replan: bool = Field(
-        False,
-        description="Whether a controller may replace the plan of a file; if not, only while its devices are gone. "
-        "Plans made at the start may be replaced.",
-    )
     rate_per_s: float | None = Field(
         None,
         gt=0,
         description="Inputs per second that a plan made at the start must sustain; none: all it can do.",
     )
-    profile: str | None = Field(None, description="File of `isobatch profile`: what the plan was made from.")
     backend: Annotated[str, AfterValidator(_known_backend_or_virtual)] = Field(
         "torch",
         description="What computes: torch, onnx, or an object of your own by its import path. auto: the fastest here, "
         "measured at the first start. graphs, onnx-graphs: torch or ONNX Runtime, replayed as CUDA graphs. virtual: "
         "devices take the profile's time instead of computing (a rehearsal). Not told: what the plan of a file was "
         "made for.",
-    )
-    cpus_per_replica: float = Field(
-        1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for (those of virtual devices ask for none)."
     )
     front_replicas: int = Field(
         1,
@@ -143,7 +164,6 @@ class AppConfig(BaseModel):
         description="An answer's deadline, unless the request says otherwise (X-Deadline-Ms); not told: what the "
         "plan of a file was made for.",
     )
-    device: DeviceName = Field("cpu", description="Where the network computes: cpu or cuda.")
     dtype: Literal["float32", "float16", "bfloat16", "int8"] = Field(
         "float32",
         description="Precision of the network; int8: of its dense layers, on CPUs, by ONNX Runtime. Not told: what the "
@@ -203,21 +223,11 @@ class AppConfig(BaseModel):
         lt=1,
         description="The share of answers that should be the full network's; none: what `isobatch prepare` found.",
     )
-    api_key_variable: str | None = Field(
-        None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
-    )
-    allowed_origins: tuple[WebOrigin, ...] = Field((), description=ALLOWED_ORIGINS)
-    grpc_port: int | None = Field(
-        None, ge=1, le=65535, description="Port of the Open Inference Protocol over gRPC; none: only HTTP."
-    )
-    grpc_host: str = Field("127.0.0.1", description="Address that gRPC listens on, on the node of each front replica.")
     ports: Ports | None = Field(
         None,
         description="Ports on which fronts and replicas listen for each other on each node, as in 24000-24099; none: "
         "any that are free.",
     )
-    drain_s: float = Field(30.0, gt=0, description="How long a stop waits for the requests that were admitted.")
-    log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
 
     @model_validator(mode="before")
     @classmethod

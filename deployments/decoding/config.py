@@ -5,9 +5,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from deployments.config import ALLOWED_ORIGINS, DeviceName, LogFormat, WebOrigin
+from deployments.config import ServedConfig
 from deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
 from deployments.decoding.sequences import Splits
 from deployments.folders import cache_directory, content_of
@@ -22,15 +22,10 @@ PENDING, UNTOLD = 64, 16
 LED = "exits", "cuts", "max_residents", "deep_share", "prompt_rows"  # what a running replica can be led to
 
 
-class DecoderConfig(BaseModel):
+class DecoderConfig(ServedConfig):
     """One decoder behind OpenAI's HTTP interface. Every field but the model has a default."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     model: str = Field(description="Directory of a network that decodes, with an exits.json where it has ramps.")
-    name: str | None = Field(
-        None, pattern=r"^[\w.-]+$", description="What clients call the model; none: as its directory."
-    )
     exits: Literal["recompute", "project", "verified", "off"] = Field(
         "recompute",
         description="recompute: a token is what the first ramp says that is sure. project: the same, and it makes keys "
@@ -39,15 +34,10 @@ class DecoderConfig(BaseModel):
         "through the whole network.",
     )
     replicas: int = Field(1, ge=1, description="Replicas that hold the network, each with KV memory of its own.")
-    cpus_per_replica: float = Field(1.0, ge=0, description="CPUs that a replica on the CPU asks Ray for.")
-    device: DeviceName = Field("cpu", description="Where the network computes: cpu or cuda.")
     dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")
     plan: str | None = Field(
         None,
         description="File of `isobatch plan`: it says exits, cuts, replicas, precision, memory and all limits.",
-    )
-    replan: bool = Field(
-        False, description="A controller beside it may replace the plan of `plan:`; without a plan it always may."
     )
     profile: str | None = Field(
         None,
@@ -90,16 +80,6 @@ class DecoderConfig(BaseModel):
     max_tokens: int = Field(1024, ge=1, description="Tokens that one request may have written (400 beyond).")
     max_prompts: int = Field(32, ge=1, description="Prompts in one request (400 beyond).")
     max_body_bytes: int = Field(2**20, ge=1, description="Size that the body of one request may have (413 beyond).")
-    api_key_variable: str | None = Field(
-        None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
-    )
-    grpc_port: int | None = Field(
-        None, ge=1, le=65535, description="Port of the Open Inference Protocol over gRPC; none: only HTTP."
-    )
-    grpc_host: str = Field("127.0.0.1", description="Address that gRPC listens on, on the node of the front.")
-    allowed_origins: tuple[WebOrigin, ...] = Field((), description=ALLOWED_ORIGINS)
-    drain_s: float = Field(30.0, gt=0, description="How long a stop waits for what was let in.")
-    log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
 
     def planned(self) -> "dict[str, DecoderConfig]":
         """The same with all that its plan says, for the replicas on each kind of device; without a plan, for "": on
