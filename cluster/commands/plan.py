@@ -203,7 +203,7 @@ def _plan_decoder(options: DecoderPlanOptions) -> None:
 
     from cluster.commands import check_writable
     from cluster.decoding import report
-    from cluster.decoding.choice import chosen
+    from cluster.decoding.choice import choose_plan
     from deployments.named import built_in
     from profiles.decoding import as_observed
 
@@ -218,7 +218,7 @@ def _plan_decoder(options: DecoderPlanOptions) -> None:
         goal = replace(goal, texts_per_s=goal.texts_per_s or (texts.texts_per_s if options.min_cost else 0.0))
         lines.append(f"for what was observed: {report.observed_sentence(texts, profile)}")
     with Console(stderr=True).status("planning"):
-        choice = chosen(profile, _devices(options.devices, profile), goal)
+        choice = choose_plan(profile, _devices(options.devices, profile), goal)
     if out:
         out.write_text(choice.plan.to_json() + "\n")
         lines.append(f"written to {out}; isobatch serve {options.model} --plan {out}")

@@ -15,7 +15,7 @@ from profiles.errors import UserError
 if TYPE_CHECKING:
     from cluster.controller.config import ControllerConfig
     from cluster.controller.record import Event
-    from cluster.decoding.simulation import AskedText
+    from cluster.decoding.simulation import TextArrival
     from cluster.serving.serve_file import ServeFile
     from cluster.simulator.command import Workload
 
@@ -174,7 +174,7 @@ def _simulate_decoder(
 
     from cluster.commands.plan import profile_for
     from cluster.decoding.report import run_sentence
-    from cluster.decoding.simulation import asked_texts, play
+    from cluster.decoding.simulation import simulate_texts, text_arrivals
     from cluster.load.prompts import summed, table
     from deployments.config import checked
     from deployments.decoding.config import DecoderConfig
@@ -188,19 +188,19 @@ def _simulate_decoder(
         raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
     source, plan = Path(config.model), read_plan(Path(config.plan))
     profile = profile_for(source, Path(config.profile) if config.profile else None).under(exits_of(plan))
-    texts = asked_texts(profile.workload, load.times_s(), load.seed)
+    texts = text_arrivals(profile.workload, load.times_s(), load.seed)
     if not texts:
         raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")
     if options.prompts:
         texts = _with_prompts_of(options.prompts, texts, source)
     with Console(stderr=True).status("simulating"):
-        run = play(plan, profile, texts, load.seed, config)
+        run = simulate_texts(plan, profile, texts, load.seed, config)
     console = Console(soft_wrap=True)
     console.print(table(summed(run.texts, 1e3 * run.ttft_s), 1e3 * run.ttft_s))
     console.print(run_sentence(run), highlight=False)
 
 
-def _with_prompts_of(file: Path, texts: Sequence[AskedText], source: Path) -> list[AskedText]:
+def _with_prompts_of(file: Path, texts: Sequence[TextArrival], source: Path) -> list[TextArrival]:
     """The same texts, whose prompts have the lengths of those in a file, in turn."""
     from cluster.load.prompts import prompts_in
     from deployments.decoding.loading import load_tokenizer

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from cluster.controller.corrections import Corrections
-from cluster.decoding.choice import hoped, sustains
+from cluster.decoding.choice import plan_on_all, sustains
 from deployments.decoding.config import OFF, DecoderConfig
 from deployments.decoding.scheduler import DEEP_SHARE
 from deployments.front.observed import Observed
@@ -104,7 +104,7 @@ class DecoderPlanningProblem:
             held = stay[pipeline.placements[0].kind]
             return replace(terms_of(pipeline), kv_megabytes=held.kv_megabytes, max_context=held.max_context)
 
-        return on_terms(hoped(facts.profile, self.fleet, facts.goal), as_it_is)
+        return on_terms(plan_on_all(facts.profile, self.fleet, facts.goal), as_it_is)
 
     def carrying(self, *_: object) -> None:
         """None is sought that is quicker: where more goodput is not needed, more of it must be gained."""

@@ -143,7 +143,7 @@ def decoders_loop(
     pinned: Plan | None,
 ) -> ControlLoop:  # fmt: skip
     """The same for a decoder."""
-    profile = load_decoder_profile(app_config.known)
+    profile = load_decoder_profile(app_config.profile_path)
     return _loop_for(decoder_question(app_config, profile, running), config, application, running, memory, pinned)
 
 

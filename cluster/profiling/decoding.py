@@ -1,4 +1,4 @@
-"""What a decoder's launches cost on this device: the real engine runs, and prices are fitted to its launches."""
+"""Measures a decoder on this device: runs the real engine, and fits the price of each part of a launch to its times."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,26 +18,27 @@ from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine, Runner
 from deployments.decoding.loading import engine_of
 from deployments.decoding.scheduler import DecodingLaunch
-from deployments.decoding.sequences import Opinion, Splits, Wanted
+from deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
 from deployments.decoding.virtual import size_of
 from profiles.decoding import PARTS, PROJECT, DecodingWorkload, LaunchSize
 from profiles.errors import UserError
 
 Floats = NDArray[np.float64]
 RESIDENTS = (1, 8, 32, 128)
-DEPTHS = (0.25, 0.5, 0.75, 1.0)  # of the first part; 1: no cut
-TURNS = (*product(RESIDENTS, DEPTHS, ("recompute",)), *product(RESIDENTS, DEPTHS[:-1], (PROJECT,)))
-LEAVE = 0.5  # of the tokens, at a cut
-HELD_OUT = 4  # of so many launches one tests the prices
-WARM = 5  # launches that count for nothing
-LEAST = 200  # launches
-LAST = 50  # of one setting, when the time is over
-FAR = 3.0  # times the median error: such a launch was disturbed, and prices are fitted again without it
+DEPTHS = (0.25, 0.5, 0.75, 1.0)  # shares of the blocks in the first part; 1: no cut
+SETTINGS = (*product(RESIDENTS, DEPTHS, ("recompute",)), *product(RESIDENTS, DEPTHS[:-1], (PROJECT,)))
+LEAVING_SHARE = 0.5  # of the tokens, at a cut
+TEST_EVERY = 4  # one launch of this number tests the prices, which are fitted to the others
+WARM_UP = 5  # launches of an engine that are not timed
+LEAST_LAUNCHES = 200  # that are timed, however long it takes
+LAST_LAUNCHES = 50  # of the setting that runs when the time is over
+# Launches whose errors exceed this multiple of the median error were disturbed: prices are fitted again without them.
+OUTLIER = 3.0
 
 
 @dataclass(frozen=True)
 class TimedLaunch:
-    """What a launch was made of, and how long the replica was at it."""
+    """The size of a launch, and its time."""
 
     size: LaunchSize
     seconds: float
@@ -45,8 +46,11 @@ class TimedLaunch:
 
 @dataclass(frozen=True)
 class FittedPrices:
-    """Prices, and how far they are from launches that they were not fitted to: half are nearer than `error`. `bias` is
-    by how much all of these together took more or less than their prices say. No launch had more `sequences`."""
+    """Prices, and their errors for launches that they were not fitted to.
+
+    `error`: the median of the relative errors; `bias`: the relative error of the total time. `sequences`: of the
+    largest launch.
+    """
 
     price_s: LaunchSize
     launches: int
@@ -66,26 +70,26 @@ def measured(
     workload: DecodingWorkload,
     seconds: float,
     clock: Callable[[], float] | None = None,
-    least: int = LEAST,
+    least: int = LEAST_LAUNCHES,
 ) -> FittedPrices:
-    """Time launches for about so long, and so many at least, of texts like those of the workload."""
+    """Time launches of texts like those of the workload, for about `seconds`, and `least` launches at least."""
     weights = anatomy_of(model).weights
     clock = clock or _clock_for(weights.device)
-    found: list[TimedLaunch] = []
+    launches: list[TimedLaunch] = []
     until_s = clock() + seconds
-    # Settings again and again, so that what disturbs the machine for a while disturbs all of them.
-    for number, (residents, depth, exits) in enumerate(cycle(TURNS)):
-        if clock() > until_s and len(found) >= least:
+    # All settings take turns, so that other load on the machine disturbs all of them alike.
+    for number, (residents, depth, exits) in enumerate(cycle(SETTINGS)):
+        if clock() > until_s and len(launches) >= least:
             break
-        if not found and number == len(TURNS):
+        if not launches and number == len(SETTINGS):
             raise UserError("texts are too short to time their launches: prepare with longer ones (--max-tokens)")
         texts = _texts(model, workload, residents, number)
-        found += _launches(model, texts, residents, depth, exits, clock, until_s, number)
-    return fitted(found)
+        launches += _launches(model, texts, residents, depth, exits, clock, until_s, number)
+    return fitted(launches)
 
 
 def _clock_for(device: torch.device) -> Callable[[], float]:
-    """Processor time, which no other program lengthens, where one thread computes; several count it several times."""
+    """Processor time if one thread computes, as other programs do not lengthen it; else wall-clock time."""
     if device.type != "cpu":
         return partial(_synchronized, device)
     return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -96,43 +100,45 @@ def _synchronized(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _texts(model: Any, workload: DecodingWorkload, count: int, seed: int) -> list[Wanted]:
-    shape, luck = anatomy_of(model).shape, Random(seed)
+def _texts(model: Any, workload: DecodingWorkload, count: int, seed: int) -> list[TextRequest]:
+    shape, random = anatomy_of(model).shape, Random(seed)
     context = shape.context(None)
-    found = []
+    requests = []
     for _ in range(count + count // 2):  # some begin while others go on
-        place = luck.randrange(len(workload.prompts))
+        place = random.randrange(len(workload.prompts))
         prompt = min(workload.prompts[place], context - 1)
         output = min(workload.outputs[place], shape.room(prompt, context))
-        found.append(shape.wanted([luck.randrange(shape.vocabulary) for _ in range(prompt)], output))
-    return found
+        requests.append(shape.request([random.randrange(shape.vocabulary) for _ in range(prompt)], output))
+    return requests
 
 
 @dataclass
-class _Drawn:
-    """The real network, at whose ramps as many leave as is told, and what its launches are made of."""
+class _RandomExits:
+    """The real network, at whose ramps random tokens leave. It records the sizes of launches."""
 
     network: Runner
     splits: Splits
-    luck: Random
+    random: Random
     sizes: list[LaunchSize] = field(default_factory=list)
 
-    def run(self, launch: DecodingLaunch) -> list[list[Opinion]]:
+    def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]:
         self.sizes.append(size_of(launch, self.splits))
-        said = self.network.run(launch)
-        return [[replace(one, sure=self.luck.random() < LEAVE) for one in each] for each in said]
+        return [
+            [replace(prediction, sure=self.random.random() < LEAVING_SHARE) for prediction in predictions]
+            for predictions in self.network.run(launch)
+        ]
 
     def drop(self, name: int) -> None:
         self.network.drop(name)
 
-    def follow(self, splits: Splits) -> None:
+    def recut(self, splits: Splits) -> None:
         self.splits = splits
-        self.network.follow(splits)
+        self.network.recut(splits)
 
 
 def _launches(
     model: Any,
-    texts: Sequence[Wanted],
+    texts: Sequence[TextRequest],
     residents: int,
     depth: float,
     exits: str,
@@ -140,11 +146,11 @@ def _launches(
     until_s: float,
     seed: int,
 ) -> Iterator[TimedLaunch]:
-    """Have these texts written, cut at a share of the depth; all texts come at once."""
+    """The launches by which an engine writes these texts, with the network cut at a share of its depth."""
     num_blocks = anatomy_of(model).shape.num_blocks
     cut = max(1, round(depth * num_blocks))
     cuts = () if cut >= num_blocks else (cut,)
-    engine, drawn = _engine(model, residents, cuts, exits, seed)
+    engine, network = _engine(model, residents, cuts, exits, seed)
     for text in texts:
         engine.open(text)
     for number in range(10**9):
@@ -152,34 +158,34 @@ def _launches(
         if engine.step() is None:
             return
         took_s = clock() - begun_s
-        if number >= WARM:
-            yield TimedLaunch(drawn.sizes[-1], took_s)
-        if begun_s > until_s and number > LAST:
+        if number >= WARM_UP:
+            yield TimedLaunch(network.sizes[-1], took_s)
+        if begun_s > until_s and number > LAST_LAUNCHES:
             return
 
 
-def _engine(model: Any, residents: int, cuts: tuple[int, ...], exits: str, seed: int) -> tuple[Engine, _Drawn]:
+def _engine(model: Any, residents: int, cuts: tuple[int, ...], exits: str, seed: int) -> tuple[Engine, _RandomExits]:
     rules = DecoderRules(ramps=tuple(DecoderRamp(block=cut - 1, threshold=0.5) for cut in cuts))
-    told = {"exits": exits, "max_residents": residents, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}
-    engine = engine_of(model, rules, DecoderConfig.model_validate({"model": "", **told}))
-    drawn = _Drawn(engine.network, engine.scheduler.splits, Random(seed))
-    return Engine(engine.scheduler, drawn, time.perf_counter), drawn
+    limits = {"max_residents": residents, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}  # no text waits
+    engine = engine_of(model, rules, DecoderConfig.model_validate({"model": "", "exits": exits, **limits}))
+    network = _RandomExits(engine.network, engine.scheduler.splits, Random(seed))
+    return Engine(engine.scheduler, network, time.perf_counter), network
 
 
-def fitted(found: Sequence[TimedLaunch]) -> FittedPrices:
-    """Prices, none below 0, whose relative errors are least; launches that are far off are left out the second time."""
-    sizes = np.array([[getattr(each.size, name) for name in PARTS] for each in found])
-    seconds = np.array([each.seconds for each in found])
-    kept = (np.arange(len(found)) % HELD_OUT) > 0
-    prices = _prices(sizes[kept], seconds[kept])
-    off = np.abs(sizes @ prices / seconds - 1)
-    near = off <= FAR * np.median(off[kept])
-    prices = _prices(sizes[kept & near], seconds[kept & near])
-    told = sizes[~kept] @ prices
-    error = float(np.median(np.abs(told / seconds[~kept] - 1)))
-    bias = float(seconds[~kept].sum() / told.sum() - 1)
+def fitted(launches: Sequence[TimedLaunch]) -> FittedPrices:
+    """The prices, none below 0, with the least relative errors. Outliers are left out in a second fit."""
+    sizes = np.array([[getattr(each.size, name) for name in PARTS] for each in launches])
+    seconds = np.array([each.seconds for each in launches])
+    training = (np.arange(len(launches)) % TEST_EVERY) > 0
+    prices = _prices(sizes[training], seconds[training])
+    errors = np.abs(sizes @ prices / seconds - 1)
+    used = training & (errors <= OUTLIER * np.median(errors[training]))
+    prices = _prices(sizes[used], seconds[used])
+    predicted_s, measured_s = sizes[~training] @ prices, seconds[~training]
+    error = float(np.median(np.abs(predicted_s / measured_s - 1)))
+    bias = float(measured_s.sum() / predicted_s.sum() - 1)
     price_s = LaunchSize(*(float(f"{price:.4g}") for price in prices))
-    return FittedPrices(price_s, int(kept.sum()), error, bias, int(max(each.size.pieces for each in found)))
+    return FittedPrices(price_s, int(training.sum()), error, bias, int(max(each.size.pieces for each in launches)))
 
 
 def _prices(sizes: Floats, seconds: Floats) -> Floats:
@@ -193,4 +199,5 @@ def _prices(sizes: Floats, seconds: Floats) -> Floats:
 
 
 def weights_bytes(model: Any) -> int:
-    return sum(each.nbytes for each in {part.data_ptr(): part for part in model.parameters()}.values())
+    """The bytes of all weights; weights that several modules share count once."""
+    return sum(weights.nbytes for weights in {each.data_ptr(): each for each in model.parameters()}.values())

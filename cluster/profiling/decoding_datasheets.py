@@ -1,8 +1,8 @@
-"""What a decoder's launches cost on devices that are not here: a roofline from datasheets and the network's config.
+"""Estimates the prices of a decoder's launches on other devices: a roofline from datasheets and the network's config.
 
-A launch reads the weights of each block once, and the KV of who is in it; it multiplies every row with the weights. The
-longer of the two hides the other. Kernels and launches cost what profiles/datasheet.py takes them to. Nothing of this
-was measured: the table says that it is estimated.
+A launch reads the weights of each block once, and the KV of its sequences, and it multiplies every row with the
+weights. The longer of the two times hides the other. The costs of kernels and launches are those of
+profiles/datasheet.py. Nothing is measured, so the table is marked as estimated.
 """
 
 from typing import Any
@@ -12,7 +12,8 @@ from profiles.datasheet import BYTES, COMPUTE_SHARE, KERNEL_S, LAUNCH_S, MEMORY_
 from profiles.decoding import DecodingTable, LaunchSize
 from profiles.devices import known_kind
 
-KERNELS, PROJECTING = 10, 4  # of one block; of one that only makes keys and values
+KERNELS = 10  # of one block
+PROJECTION_KERNELS = 4  # of one block that only makes keys and values
 
 
 def estimated_table(config: Any, kind: str, dtype: str = "") -> DecodingTable:
@@ -37,7 +38,7 @@ def estimated_table(config: Any, kind: str, dtype: str = "") -> DecodingTable:
         sources=(encoder + crossed) * wide / stream + layers * KERNELS * KERNEL_S,
         source_rows=2 * (encoder + crossed) / peak,
         source_seen=4 * attended * layers / peak,
-        projections=PROJECTING * KERNEL_S,
+        projections=PROJECTION_KERNELS * KERNEL_S,
         projected=4 * shape.kv_width * width / peak,
     )
     tied = getattr(config, "tie_word_embeddings", False)
@@ -55,7 +56,7 @@ def estimated_table(config: Any, kind: str, dtype: str = "") -> DecodingTable:
 
 
 def _block(config: Any) -> tuple[int, int, int]:
-    """Weights that a row meets in one block of the decoder, how wide all its heads are, and its own width."""
+    """The weights of one block of the decoder that a row is multiplied with, the width of all heads, and of a row."""
     if config.is_encoder_decoder:
         heads = config.num_heads * config.d_kv
         return 6 * config.d_model * heads + _t5_inner(config), heads, config.d_model
@@ -66,7 +67,8 @@ def _block(config: Any) -> tuple[int, int, int]:
 
 
 def _encoder(config: Any) -> tuple[int, int, int]:
-    """Weights that a position of the source meets: the encoder's, and those that make its KV for the decoder."""
+    """The weights that a position of the source is multiplied with: the encoder's, and those that make its KV for the
+    decoder; and the number of the encoder's layers."""
     if not config.is_encoder_decoder:
         return 0, 0, 0
     heads = config.num_heads * config.d_kv

@@ -130,7 +130,7 @@ def _alone(config: AppConfig) -> dict[str, float]:
 
 def _decoding(config: DecoderConfig) -> dict[str, float]:
     """What all replicas of a decoder ask for, on devices of all kinds."""
-    asked = [(each.replicas, asked_for(each.replica_options(kind))) for kind, each in config.planned().items()]
+    asked = [(each.replicas, asked_for(each.replica_options(kind))) for kind, each in config.per_kind().items()]
     names = {name for _, each in asked for name in each}
     return {name: sum(replicas * each.get(name, 0.0) for replicas, each in asked) for name in names}
 

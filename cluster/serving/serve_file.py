@@ -300,7 +300,7 @@ def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     given |= _as_read(config, given)
     if not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
-    for planned in config.planned().values():
+    for planned in config.per_kind().values():
         check_decoder(Path(config.model), planned.cuts, planned.exits == PROJECT)
     if config.profile:
         load_decoder_profile(Path(config.profile))

@@ -1,4 +1,4 @@
-"""What differs between networks that decode: where their parts are, and whether an encoder reads the prompt."""
+"""What differs between families of decoders: the modules of their blocks, and whether an encoder reads the prompt."""
 
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
@@ -9,18 +9,19 @@ from torch import Tensor, nn
 
 from deployments.decoding.paged import PagedKv, PagedView, Projection, replace_attention
 from deployments.decoding.scheduler import Piece
-from deployments.decoding.sequences import GREEDY, Sampling, Wanted
+from deployments.decoding.sequences import GREEDY, Sampling, TextRequest
 
-ENCODER_READS = 512  # tokens, where a T5's config.json does not say: all of them were trained on no more
+# Tokens that an encoder reads if config.json does not say it: T5 models were trained on no more.
+ENCODER_READS = 512
 
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What a network's config says of its decoder.
+    """The sizes of a decoder, by the network's config.
 
-    `kv_width`: how many numbers the keys of one position have in one block; values have as many. `reads`: the most
-    tokens of a text. `start`: the token that every text begins with, where an encoder reads the prompt; None where
-    prompts are written on from. Then there is no limit in the network itself, and a user may set another one.
+    `kv_width`: the numbers in the keys of one position in one block; values have as many. `reads`: the most tokens of a
+    text. `start`: the token that every text begins with if an encoder reads the prompt; None if the text continues the
+    prompt. A network with an encoder has no limit of its own, so a user may set a higher one.
     """
 
     num_blocks: int
@@ -36,16 +37,16 @@ class DecoderShape:
         return min(self.reads, most or self.reads)
 
     def room(self, prompt: int, context: int) -> int:
-        """How many tokens may be written after a prompt of so many."""
+        """The number of tokens that may be written after a prompt."""
         return context - (prompt if self.start is None else 1)
 
-    def wanted(
+    def request(
         self, prompt: Listed[int], max_tokens: int, stop: frozenset[int] = frozenset(), sampling: Sampling = GREEDY
-    ) -> Wanted:
-        """What is to be written after a prompt."""
+    ) -> TextRequest:
+        """The request for a text after a prompt."""
         if self.start is None:
-            return Wanted(tuple(prompt), max_tokens, stop, sampling)
-        return Wanted((self.start,), max_tokens, stop, sampling, source=tuple(prompt))
+            return TextRequest(tuple(prompt), max_tokens, stop, sampling)
+        return TextRequest((self.start,), max_tokens, stop, sampling, source=tuple(prompt))
 
 
 def shape_of(config: Any) -> DecoderShape:
@@ -67,17 +68,17 @@ def shape_of(config: Any) -> DecoderShape:
 
 
 class DecoderAnatomy(Protocol):
-    """The parts of one network, which are the model's own modules. States are rows x width.
+    """The modules of one network. States are rows x width.
 
-    `blocks` are the decoder's. `queries_per_key`: query heads that read the same keys.
+    `blocks`: those of the decoder. `queries_per_key`: query heads that read the same keys.
     """
 
     shape: DecoderShape
     blocks: Listed[nn.Module]
-    weights: Tensor  # some of them: KV is of their type, and lies beside them
+    weights: Tensor  # of the head: KV has their type and device
     queries_per_key: int
 
-    def read(self, parts: Listed[Piece], kv: PagedKv) -> None:
+    def read(self, pieces: Listed[Piece], kv: PagedKv) -> None:
         """Make the KV of these sequences' sources."""
 
     def embed(self, tokens: Tensor) -> Tensor: ...
@@ -86,17 +87,17 @@ class DecoderAnatomy(Protocol):
         """The states after these blocks."""
 
     def project(self, blocks: range, states: Tensor, projection: Projection) -> None:
-        """Make the KV of these blocks of states in which tokens left before them."""
+        """Make the KV of these blocks from the states in which tokens left before them."""
 
     def head(self, states: Tensor) -> Tensor:
         """The logits of the next token, after the final norm."""
 
-    def whole(self, wanted: Wanted, tokens: Listed[int]) -> None:
-        """Run one text through all blocks, as the model itself does it: whoever hooks the blocks sees states."""
+    def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
+        """Run one text through all blocks as the model itself does, for hooks that read the states after blocks."""
 
 
 class LlamaAnatomy:
-    """A causal language model shaped like Llama: prompts are written on from, and positions turn queries and keys."""
+    """A causal language model like Llama: it continues prompts, and rotates queries and keys by their positions."""
 
     def __init__(self, model: Any) -> None:
         replace_attention(model)
@@ -104,8 +105,8 @@ class LlamaAnatomy:
         self.shape, self.blocks = shape_of(model.config), model.model.layers
         self.queries_per_key: int = model.config.num_attention_heads // model.config.num_key_value_heads
 
-    def read(self, parts: Listed[Piece], kv: PagedKv) -> None:
-        """It has no encoder: there are no sources."""
+    def read(self, pieces: Listed[Piece], kv: PagedKv) -> None:
+        """There is nothing to read: the network has no encoder."""
 
     def embed(self, tokens: Tensor) -> Tensor:
         states: Tensor = self._body.embed_tokens(tokens)
@@ -113,9 +114,9 @@ class LlamaAnatomy:
 
     def through(self, blocks: range, states: Tensor, view: PagedView) -> Tensor:
         states = states.unsqueeze(0)
-        turned = self._body.rotary_emb(states, position_ids=view.positions)
+        rotations = self._body.rotary_emb(states, position_ids=view.positions)
         for block in blocks:
-            states = self.blocks[block](states, attention_mask=view, position_embeddings=turned)
+            states = self.blocks[block](states, attention_mask=view, position_embeddings=rotations)
         return states[0]
 
     def project(self, blocks: range, states: Tensor, projection: Projection) -> None:
@@ -126,22 +127,22 @@ class LlamaAnatomy:
             key = attention.k_proj(normed).view(len(states), -1, attention.head_dim)
             if hasattr(attention, "k_norm"):
                 key = attention.k_norm(key)
-            turned = key * cosine + _half_turned(key) * sine
-            projection.write(block, turned.flatten(1), attention.v_proj(normed))
+            rotated = key * cosine + _half_rotated(key) * sine
+            projection.write(block, rotated.flatten(1), attention.v_proj(normed))
 
     def head(self, states: Tensor) -> Tensor:
         logits: Tensor = self._lm_head(self._body.norm(states))
         return logits
 
-    def whole(self, wanted: Wanted, tokens: Listed[int]) -> None:
+    def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
         self._body(torch.tensor([tokens], device=self.weights.device))
 
 
 class T5Anatomy:
-    """An encoder that reads the prompt, and a decoder whose blocks look at what it says.
+    """An encoder that reads the prompt, and a decoder whose blocks attend to the encoder's states.
 
-    T5's layers want a mask and a position bias for texts of one length, so attention is put together here, of their own
-    norms and projections. How far back a position lies is a number that attention adds, by a table in block 0.
+    T5's layers take a mask and a position bias for texts of one length, so this class computes attention from the
+    layers' norms and projections. Attention adds a bias by the distance between positions, from a table in block 0.
     """
 
     queries_per_key = 1
@@ -153,15 +154,17 @@ class T5Anatomy:
         self.shape, self.blocks, self._width = shape_of(config), model.decoder.block, config.d_kv
         scales = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings) and config.model_type == "t5"
         self._scale = config.d_model**-0.5 if scales else 1.0
-        self._by_distance = _by_distance(self.blocks[0].layer[0].SelfAttention, config.relative_attention_max_distance)
+        self._by_distance = _bias_by_distance(
+            self.blocks[0].layer[0].SelfAttention, config.relative_attention_max_distance
+        )
 
-    def read(self, parts: Listed[Piece], kv: PagedKv) -> None:
-        sources = [torch.tensor(part.sequence.wanted.source) for part in parts]
+    def read(self, pieces: Listed[Piece], kv: PagedKv) -> None:
+        sources = [torch.tensor(piece.sequence.request.source) for piece in pieces]
         padded = nn.utils.rnn.pad_sequence(sources, batch_first=True, padding_value=0).to(kv.device)
         lengths = torch.tensor([len(source) for source in sources], device=kv.device)
         real = torch.arange(padded.shape[1], device=kv.device) < lengths.unsqueeze(1)
         states = self._encoder(input_ids=padded, attention_mask=real.long()).last_hidden_state[real]
-        for block, places in enumerate(kv.source_places(parts)):
+        for block, places in enumerate(kv.source_places(pieces)):
             attention = self.blocks[block].layer[1].EncDecAttention
             kv.keys.index_copy_(0, places, attention.k(states))
             kv.values.index_copy_(0, places, attention.v(states))
@@ -175,7 +178,7 @@ class T5Anatomy:
         for block in blocks:
             own, across, feed = self.blocks[block].layer
             attention, normed = own.SelfAttention, own.layer_norm(states)
-            query, key, value = (self._heads(part(normed)) for part in (attention.q, attention.k, attention.v))
+            query, key, value = (self._heads(layer(normed)) for layer in (attention.q, attention.k, attention.v))
             states = states + attention.o(view.attend(block, query, key, value, 1.0))
             attention = across.EncDecAttention
             query = self._heads(attention.q(across.layer_norm(states)))
@@ -196,25 +199,25 @@ class T5Anatomy:
         logits: Tensor = self._lm_head(self._decoder.final_layer_norm(states) * self._scale)
         return logits
 
-    def whole(self, wanted: Wanted, tokens: Listed[int]) -> None:
-        source, written = (torch.tensor([told], device=self.weights.device) for told in (wanted.source, tokens))
-        seen = self._encoder(input_ids=source).last_hidden_state
-        self._decoder(input_ids=written, encoder_hidden_states=seen, use_cache=False)
+    def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
+        source, written = (torch.tensor([row], device=self.weights.device) for row in (request.source, tokens))
+        encoded = self._encoder(input_ids=source).last_hidden_state
+        self._decoder(input_ids=written, encoder_hidden_states=encoded, use_cache=False)
 
 
-def _half_turned(key: Tensor) -> Tensor:
-    """As all models that are shaped like Llama turn keys by their position."""
-    one, other = key.chunk(2, dim=-1)
-    return torch.cat((-other, one), dim=-1)
+def _half_rotated(key: Tensor) -> Tensor:
+    """The second half of each key, negated, before the first half: a part of Llama's rotation by position."""
+    first, second = key.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
 
 
-def _by_distance(attention: Any, most: int) -> Tensor:
-    """What T5's attention adds for a position that lies so far back, heads x distances; beyond the last, as there."""
+def _bias_by_distance(attention: Any, most: int) -> Tensor:
+    """The bias of T5's attention, heads x distances; all larger distances have the bias of the last one."""
     with torch.no_grad():
         bias: Tensor = attention.compute_bias(most + 1, most + 1)
     return bias[0, :, -1].flip(-1)
 
 
 def anatomy_of(model: Any) -> DecoderAnatomy:
-    """The parts of a model as Hugging Face loads it."""
+    """The modules of a model that Hugging Face has loaded."""
     return T5Anatomy(model) if model.config.is_encoder_decoder else LlamaAnatomy(model)

@@ -1,6 +1,6 @@
-"""OpenAI's HTTP interface: completions, chats, and the model; whole, or as server-sent events.
+"""OpenAI's HTTP interface: completions and chats, whole or as server-sent events, and the model.
 
-An extension says after which block each token was known: `exit_blocks`, in every choice.
+One field is an extension: every choice has `exit_blocks`, the block after which each token was known.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from deployments.decoding.replies import (
     CHAT_SHAPE,
     COMPLETION_SHAPE,
     TextReply,
-    after,
     choice_of,
-    pieces_of,
-    problem,
-    wholes_of,
+    error_body,
+    stream_events,
+    whole_texts,
+    with_first,
 )
 from deployments.decoding.requests import ChatRequest, CompletionRequest, request_of
-from deployments.decoding.schemas import CHAT, COMPLETION, DecoderStats, ModelAbout, ModelList, told
+from deployments.decoding.schemas import CHAT, COMPLETION, DecoderStats, ModelAbout, ModelList, route_options
 from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import body_of, json_in
 from deployments.front.headers import NO_KEY, OPEN_PATHS, is_shown, page_refusal, path_below
@@ -38,16 +38,13 @@ from deployments.tracing import PARENT, Span, Tracing, current
 
 Stats = Callable[[], Awaitable[dict[str, Any]]]
 Result = TypeVar("Result")
-GONE = 499  # nobody reads it
+CLIENT_CLOSED_REQUEST = 499  # the status in logs; the client has gone
 _OPEN = OPEN_PATHS | EXPLAINING | {"/"}
 _KINDS = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
 
 
 class _Api(DocumentedApi):
-    """Asks for the key where there is one, and refuses the pages of others where there is none.
-
-    A request that is traced has a span until the last of its answer is sent.
-    """
+    """Checks the key, or without a key the origin of web pages, and gives traced requests a span."""
 
     tracing: Tracing | None = None
 
@@ -64,19 +61,19 @@ class _Api(DocumentedApi):
             headers = dict(scope["headers"])
             if self.tracing.takes(headers):
                 with self.tracing.request(kind, headers) as span:
-                    return await super()._inside(scope, receive, _telling(span, send))
+                    return await super()._inside(scope, receive, _with_traceparent(span, send))
         return await super()._inside(scope, receive, send)
 
 
-def _telling(span: Span, send: Send) -> Send:
-    """Tells the client of the span that its request has."""
+def _with_traceparent(span: Span, send: Send) -> Send:
+    """A `send` that adds the span of the request to the headers of its answer."""
 
-    async def tell(message: Message) -> None:
+    async def send_with_header(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message["headers"], (PARENT.encode(), span.traceparent.encode())]}
         await send(message)
 
-    return tell
+    return send_with_header
 
 
 def create_decoder_api(
@@ -86,7 +83,7 @@ def create_decoder_api(
     tracing: Tracing | None = None,
     beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
 ) -> FastAPI:
-    """The application that answers for a decoder. `beside` is served as long as it is."""
+    """The HTTP application of a decoder. `beside` runs as long as it does."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -107,67 +104,66 @@ def create_decoder_api(
     api.add_api_route("/", _begin, methods=["GET"], include_in_schema=False)
     api.add_api_route("/v1/completions", writers.completion, methods=["POST"], **COMPLETION)
     api.add_api_route("/v1/chat/completions", writers.chat, methods=["POST"], **CHAT)
-    for path, say, described in (
-        ("/v1/models", about.models, told(ModelList, 401, 500)),
-        ("/v1/models/{name}", about.model, told(ModelAbout, 401, 404, 500)),
-        ("/healthz", about.healthz, told(Alive)),
-        ("/readyz", about.readyz, told(Ready, 500)),
-        ("/stats", about.stats, told(DecoderStats, 401, 500)),
+    for path, answer, options in (
+        ("/v1/models", about.models, route_options(ModelList, 401, 500)),
+        ("/v1/models/{name}", about.model, route_options(ModelAbout, 401, 404, 500)),
+        ("/healthz", about.healthz, route_options(Alive)),
+        ("/readyz", about.readyz, route_options(Ready, 500)),
+        ("/stats", about.stats, route_options(DecoderStats, 401, 500)),
     ):
-        api.add_api_route(path, say, methods=["GET"], **described)
+        api.add_api_route(path, answer, methods=["GET"], **options)
     return api
 
 
 async def _begin(request: Request) -> Response:
-    """Whoever opens the address in a browser is shown what can be asked."""
+    """Redirect a browser to the page that explains the interface."""
     return RedirectResponse(request.scope.get("root_path", "") + DOCS)
 
 
 class _Writers:
-    """Answers requests for texts, and counts what became of them."""
+    """Answers requests for texts, and counts them by their outcome."""
 
     def __init__(self, front: DecoderFront) -> None:
         self._front = front
 
     async def completion(self, request: Request) -> Response:
-        """Go on with a text, or with several."""
+        """Continue a text, or several texts."""
         front, begun_s = self._front, self._front.meter.clock()
-        asked = request_of(CompletionRequest, await self._body(request))
-        front.check_model(asked.model)
-        prompts = asked.prompts
+        body = request_of(CompletionRequest, await self._body(request))
+        front.check_model(body.model)
+        prompts = body.prompts
         if not 0 < len(prompts) <= front.config.max_prompts:
             raise RefusedError(400, f"prompt has {len(prompts)} texts: 1 to {front.config.max_prompts} are allowed")
-        tokens = [front.texts.prompt(one) if isinstance(one, str) else one for one in prompts]
-        wanted = [front.wanted(one, asked.max_tokens, asked.sampling) for one in tokens]
-        return await self._answer(request, TextReply(COMPLETION_SHAPE, front.name, wanted, asked.stops, begun_s), asked)
+        tokens = [front.texts.prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        texts = [front.request(prompt, body.max_tokens, body.sampling) for prompt in tokens]
+        return await self._answer(request, TextReply(COMPLETION_SHAPE, front.name, texts, body.stops, begun_s), body)
 
     async def chat(self, request: Request) -> Response:
         """Answer the last message of a conversation."""
         front, begun_s = self._front, self._front.meter.clock()
-        asked = request_of(ChatRequest, await self._body(request))
-        front.check_model(asked.model)
-        prompt = front.texts.chat([{"role": each.role, "content": each.text} for each in asked.messages])
-        most = asked.max_completion_tokens or asked.max_tokens
-        wanted = [front.wanted(prompt, most, asked.sampling)]
-        return await self._answer(request, TextReply(CHAT_SHAPE, front.name, wanted, asked.stops, begun_s), asked)
+        body = request_of(ChatRequest, await self._body(request))
+        front.check_model(body.model)
+        prompt = front.texts.chat([{"role": message.role, "content": message.text} for message in body.messages])
+        texts = [front.request(prompt, body.max_completion_tokens or body.max_tokens, body.sampling)]
+        return await self._answer(request, TextReply(CHAT_SHAPE, front.name, texts, body.stops, begun_s), body)
 
     async def _body(self, request: Request) -> object:
         headers = dict(request.headers.raw)
         return json_in(await body_of(headers, request.receive, self._front.config.max_body_bytes))
 
-    async def _answer(self, request: Request, reply: TextReply, asked: CompletionRequest | ChatRequest) -> Response:
-        if asked.stream:
-            pieces = pieces_of(self._front, reply, asked.counted)
-            first = await anext(pieces)  # a refusal comes before the status is sent
-            return StreamingResponse(after(first, pieces), media_type="text/event-stream")
-        if (whole := await _unless_gone(request, wholes_of(self._front, reply))) is None:
+    async def _answer(self, request: Request, reply: TextReply, body: CompletionRequest | ChatRequest) -> Response:
+        if body.stream:
+            events = stream_events(self._front, reply, body.wants_usage)
+            first = await anext(events)  # a refusal comes before the status is sent
+            return StreamingResponse(with_first(first, events), media_type="text/event-stream")
+        if (texts := await _unless_gone(request, whole_texts(self._front, reply))) is None:
             self._front.meter.ended("cancelled")
-            return Response(status_code=GONE)
-        reply.written = sum(len(depths) for _, depths, _ in whole)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        reply.written = sum(len(depths) for _, depths, _ in texts)
         self._front.meter.answered(reply.begun_s)
         choices = [
             choice_of(index, reply.shape.text(text), depths, finish)
-            for index, (text, depths, finish) in enumerate(whole)
+            for index, (text, depths, finish) in enumerate(texts)
         ]
         return JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
 
@@ -184,14 +180,14 @@ class _Writers:
 
 
 class _About:
-    """Says what is served, and how it goes."""
+    """Answers questions about the model and about the state of the server."""
 
     def __init__(self, front: DecoderFront, stats: Stats) -> None:
         self._front, self._stats = front, stats
         self._model = {"id": front.name, "object": "model", "created": int(time.time()), "owned_by": "isobatch"}
 
     async def models(self) -> dict[str, Any]:
-        """The model that is served."""
+        """The served model."""
         return {"object": "list", "data": [self._model]}
 
     async def model(self, name: str) -> dict[str, Any]:
@@ -209,21 +205,21 @@ class _About:
         return {"status": "ready", "model": self._front.name}
 
     async def stats(self) -> Response:
-        """What was done since the start, and what is going on."""
+        """The counts since the start, and the present state."""
         about = {"schema_version": 1, "model": self._front.name, "requests": self._front.meter.requests}
         return in_json({**about, **await self._stats(), "workload": self._front.meter.workload()})
 
 
 def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    asked = f"{request.method} {shown(request.url.path)}"
-    told = f"{asked}: {error.detail}; POST /v1/completions and /v1/chat/completions answer, /docs explains"
-    return _error(RefusedError(error.status_code, told))
+    sentence = f"{request.method} {shown(request.url.path)}: {error.detail}"
+    hint = "POST /v1/completions and /v1/chat/completions answer, /docs explains"
+    return _error(RefusedError(error.status_code, f"{sentence}; {hint}"))
 
 
-async def _unless_gone(request: Request, asked: Coroutine[Any, Any, Result]) -> Result | None:
-    """What was asked for; it is cancelled when the client goes away."""
-    work, leaving = asyncio.create_task(asked), asyncio.create_task(_left(request))
+async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Result]) -> Result | None:
+    """The result of `answer`; None if the client disconnects before, which cancels the work."""
+    work, leaving = asyncio.create_task(answer), asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
         return work.result() if work.done() else None
@@ -232,7 +228,7 @@ async def _unless_gone(request: Request, asked: Coroutine[Any, Any, Result]) -> 
         work.cancel()
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -241,4 +237,4 @@ def _error(refused: RefusedError) -> Response:
     headers = {"Retry-After": str(ceil(refused.retry_after_s))} if refused.retry_after_s else {}
     if refused.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(problem(refused), refused.status, headers)
+    return JSONResponse(error_body(refused), refused.status, headers)

@@ -19,13 +19,13 @@ from deployments.decoding.api import create_decoder_api
 from deployments.decoding.checkpoint import rules_of
 from deployments.decoding.config import FRONT, DecoderConfig
 from deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
-from deployments.decoding.leading import DecoderLead, origin_of
+from deployments.decoding.leading import PlanSwitch, origin_of
 from deployments.decoding.loading import decoder_shape, load_tokenizer, stop_tokens
 from deployments.decoding.metrics import ClientMeter
 from deployments.decoding.replica import DECODER, DecoderReplica, ReplicaState
 from deployments.decoding.rpc import serving
-from deployments.decoding.scheduler import Full, Written
-from deployments.decoding.sequences import Wanted
+from deployments.decoding.scheduler import NewTokens, ReplicaFull
+from deployments.decoding.sequences import TextRequest
 from deployments.decoding.texts import TextTokens
 from deployments.deployer.steps import Moved, Undone
 from deployments.front import shortcut
@@ -44,7 +44,7 @@ from optimizer.plan import Plan, read_plan
 
 
 class DecoderIngress:
-    """The front as Serve runs it."""
+    """The front in Serve."""
 
     def __init__(
         self, config: DecoderConfig, first: Plan | None, origin: str, kinds: Sequence[str], *replicas: Any
@@ -61,23 +61,23 @@ class DecoderIngress:
         meter = ClientMeter(series, time.perf_counter, config.ttft_ms / 1e3, config.tpot_ms / 1e3)
         texts = TextTokens(load_tokenizer(folder), self._shape.context(config.max_context))
         rules = rules_of(folder, self._shape.num_blocks)
-        self._lead = DecoderLead(config, first, origin, rules, self._shape.num_blocks, self._versions)
+        self._lead = PlanSwitch(config, first, origin, rules, self._shape.num_blocks, self._versions)
         name, stop = config.name or folder.name, stop_tokens(folder)
-        self._front = DecoderFront(config, name, self._shape, texts, stop, self._ask, meter)
+        self._front = DecoderFront(config, name, self._shape, texts, stop, self._write_tokens, meter)
 
-    def _ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
+    def _write_tokens(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
         span, shares = current(), self._lead.shares
-        writing, parts = zip(*((each.writing, shares.get(each.kind, 1.0)) for each in self._groups), strict=True)
-        in_turn = (self._groups[place] for place in emptiest_first(writing, parts))
-        return written_by_any(in_turn, wanted, span.traceparent if span else "")
+        texts = [group.writing for group in self._groups]
+        order = emptiest_first(texts, [shares.get(group.kind, 1.0) for group in self._groups])
+        return written_by_any((self._groups[place] for place in order), request, span.traceparent if span else "")
 
-    # Calls of the controller, as those of a deployer
+    # Called by the controller, with the names of a deployer's methods
 
     async def config(self) -> DecoderConfig:
         return self._lead.config
 
     async def pinned(self) -> Plan | None:
-        """The user's own plan, where no controller may replace it."""
+        """The plan of the user's file, if no controller may replace it."""
         return None if self._lead.config.replan else self._first
 
     async def plan(self) -> Plan:
@@ -97,7 +97,7 @@ class DecoderIngress:
         return [state.version for state in await self._states()]
 
     async def _stats(self) -> dict[str, Any]:
-        """The sum over all replicas that answer; while there is none, of the first that does."""
+        """The sum over all replicas that answer; if none does, the state of the first one that comes."""
         states = await self._states() or [await self._groups[0].replicas.state.remote()]
         return summed(states, self._shape.num_blocks, self._lead.ramps)
 
@@ -106,7 +106,7 @@ class DecoderIngress:
 
     @asynccontextmanager
     async def _beside(self) -> AsyncIterator[None]:
-        """Serve gRPC, have HAProxy refuse what is too much; at the end, say that the plan need not be remembered."""
+        """Serve gRPC, and let HAProxy refuse requests beyond the limit; at the end, forget the plan."""
         if socket := haproxy_socket():
             ProxyLimit(socket, self._front.meter.burden, lambda: servers_at(socket, shortcut.port)).start()
         async with serving(self._front, self._key, self._stats, self._tracing):
@@ -115,17 +115,17 @@ class DecoderIngress:
 
 
 def build(config: DecoderConfig) -> Application:
-    """What `import_path: deployments.decoding.app:build` in a Serve file makes of its `args:`."""
-    first, pipelines = read_plan(Path(config.plan)) if config.plan else None, config.planned()
+    """The application of a Serve file with `import_path: deployments.decoding.app:build`, by its `args:`."""
+    first, pipelines = read_plan(Path(config.plan)) if config.plan else None, config.per_kind()
     leading, origin = next(iter(pipelines.values())), origin_of(pipelines.values())
-    kinds = list(pipelines) if len(pipelines) > 1 else [""]  # one kind is whatever there is
+    kinds = list(pipelines) if len(pipelines) > 1 else [""]  # a single kind of device need not be named
     decoders = [
         _decoders(each, kind).bind(each, origin, kind) for kind, each in zip(kinds, pipelines.values(), strict=True)
     ]
     front = serve.deployment(
         name=FRONT,
-        max_surge_percent=100,  # a front asks for no device: a new one always has room beside the old one
-        max_ongoing_requests=sum(each.most_asked for each in pipelines.values()),
+        max_surge_percent=100,  # a front needs no device, so a new one always has room beside the old one
+        max_ongoing_requests=sum(each.max_requests for each in pipelines.values()),
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=1.0,
         graceful_shutdown_timeout_s=config.drain_s,
@@ -136,11 +136,12 @@ def build(config: DecoderConfig) -> Application:
 
 
 def _decoders(config: DecoderConfig, kind: str) -> Any:
-    """The deployment of the replicas of one pipeline; `kind`: of its devices, where there are several."""
+    """The deployment of the replicas of one pipeline; `kind`: of its devices, if there are several kinds."""
     return serve.deployment(
         name=f"{DECODER}-{kind}" if kind else DECODER,
         num_replicas=config.replicas,
-        max_ongoing_requests=4 * (config.max_residents + config.max_waiting),  # its own queue refuses with a reason
+        max_ongoing_requests=4
+        * (config.max_residents + config.max_waiting),  # more than a replica admits, which refuses with a reason
         ray_actor_options=_options(config, kind),
         health_check_period_s=1.0,
         graceful_shutdown_timeout_s=config.drain_s,
@@ -150,7 +151,7 @@ def _decoders(config: DecoderConfig, kind: str) -> Any:
 
 
 def _options(config: DecoderConfig, kind: str) -> dict[str, Any]:
-    """What a replica asks Ray for."""
+    """The resources of a replica."""
     if not kind:
         return config.replica_options()
     return config.replica_options(kind, labelled()) | {"resources": declared(kind, nodes())}

@@ -1,4 +1,4 @@
-"""What a decoder's directory says before anything is loaded: its config.json, and the rules of its ramps."""
+"""The files of a decoder that are read before it is loaded: config.json, and exits.json with the rules of its ramps."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ from profiles.errors import UserError, first_wrong, read_text
 from profiles.promise import RULES
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "t5", "mt5")
-WRITES = ("ForCausalLM", "ForConditionalGeneration")  # how classes end whose networks write token by token
+DECODER_CLASSES = ("ForCausalLM", "ForConditionalGeneration")  # the ends of the names of decoders' classes
 
 
 class DecoderRamp(BaseModel):
-    """One ramp as it stands in exits.json."""
+    """One ramp in exits.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,7 +27,7 @@ class DecoderRamp(BaseModel):
 
 
 class TextLengths(BaseModel):
-    """Tokens of the prompts that were measured with, and of what the full network wrote after each."""
+    """Tokens of the prompts that were used for measuring, and of the full network's text after each."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,7 +36,7 @@ class TextLengths(BaseModel):
 
 
 class ProjectedTexts(BaseModel):
-    """What `exits: project` makes of texts, written freely, with the ramps that are used."""
+    """The effect of `exits: project` on texts, with the ramps in use."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,21 +48,24 @@ class ProjectedTexts(BaseModel):
 
 
 class DecoderRules(BaseModel):
-    """exits.json of a decoder: where the ramps stand, how they are used, and what was measured."""
+    """exits.json of a decoder: the places of its ramps, how they are used, and what was measured."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: Literal[1] = 1
     kind: Literal["decoder"] = "decoder"
     dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="The ramps are for this precision.")
-    policy: str = Field("deployments.exits:confidence", description="Who leaves: an independent policy's import path.")
+    policy: str = Field(
+        "deployments.exits:confidence",
+        description="The import path of the policy that decides which tokens leave. It must have no memory.",
+    )
     ramps: tuple[DecoderRamp, ...] = ()
     others: tuple[DecoderRamp, ...] = Field((), description="Ramps that a plan may use in place of these.")
     lengths: TextLengths | None = None
     deep_share: float | None = Field(None, gt=0, le=1, description="Share of the residents that deep splits wait for.")
     agreement: float | None = Field(None, ge=0, le=1, description="Measured: tokens that are the full network's.")
     same_texts: float | None = Field(None, ge=0, le=1, description="Measured: texts that are, to the last token.")
-    project: ProjectedTexts | None = Field(None, description="The same with `exits: project`, and how it does.")
+    project: ProjectedTexts | None = Field(None, description="The same with `exits: project`.")
     notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="Where all this came from.")
 
     @field_validator("ramps")
@@ -75,27 +78,27 @@ class DecoderRules(BaseModel):
 
     @property
     def all_ramps(self) -> tuple[DecoderRamp, ...]:
-        """Those that are used, and those that a plan may use."""
+        """The ramps in use, and those that a plan may use instead."""
         return tuple(sorted((*self.ramps, *self.others), key=lambda ramp: ramp.block))
 
     def check_projectable(self, cuts: Sequence[int] | None) -> None:
-        """Raise UserError unless it is known what `exits: project` loses where the network is to be cut."""
+        """Raise UserError unless the loss of `exits: project` was measured with these cuts."""
         measured = [ramp.block + 1 for ramp in self.ramps]
         if self.project is None:
             raise UserError("exits = 'project': exits.json does not say what that loses: isobatch prepare measures it")
         if cuts is not None and sorted(cuts) != measured:
             raise UserError(f"exits = 'project': what it loses is known with the cuts {measured} alone, not {[*cuts]}")
 
-    def cuts(self, told: Sequence[int] | None) -> Sequence[int]:
-        """The blocks before which the network is cut: those that the user tells, or behind the ramps that are used."""
-        return [ramp.block + 1 for ramp in self.ramps] if told is None else told
+    def cuts(self, given: Sequence[int] | None) -> Sequence[int]:
+        """The blocks before which the network is cut: the given ones, or those behind the ramps in use."""
+        return [ramp.block + 1 for ramp in self.ramps] if given is None else given
 
     def at(self, cuts: Sequence[int]) -> "DecoderRules":
-        """The same with the ramps that stand before these blocks; raise UserError if there is none."""
+        """The same rules with the ramps before these blocks in use; raise UserError if one has no ramp."""
         known = {ramp.block + 1: ramp for ramp in self.all_ramps}
         if missing := sorted(set(cuts) - known.keys()):
-            there = ", ".join(map(str, known)) or "no block"
-            raise UserError(f"no ramp is known before block {missing[0]}: exits.json has some before {there}")
+            blocks = ", ".join(map(str, known)) or "no block"
+            raise UserError(f"no ramp is known before block {missing[0]}: exits.json has some before {blocks}")
         return self.model_copy(update={"ramps": tuple(known[cut] for cut in sorted(set(cuts)))})
 
 
@@ -108,13 +111,13 @@ def read_decoder_rules(path: Path) -> DecoderRules:
 
 
 def is_decoder(folder: Path) -> bool:
-    """Whether a directory holds a network that writes token by token."""
-    return any(str(name).endswith(WRITES) for name in told_in(folder).get("architectures") or ())
+    """Whether a directory holds a network that writes texts token by token."""
+    return any(str(name).endswith(DECODER_CLASSES) for name in told_in(folder).get("architectures") or ())
 
 
 def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool = False) -> None:
-    """Raise UserError about a model that cannot be decoded here, or not with these cuts, or whose KV is to be projected
-    though nobody knows what that loses, before anything starts."""
+    """Raise UserError about a model that cannot be served, or not with these cuts, or not with projection, before
+    anything starts."""
     config = told_in(folder)
     if (kind := config.get("model_type")) not in FAMILIES:
         raise UserError(f"{folder}: model_type is {kind}: of decoders, {', '.join(FAMILIES)} are served")
@@ -130,7 +133,7 @@ def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool
 
 
 def rules_of(folder: Path, num_blocks: int) -> DecoderRules:
-    """The rules beside a checkpoint; without the file there are no ramps."""
+    """The rules in the directory of a checkpoint; without the file there are no ramps."""
     path = folder / RULES
     rules = read_decoder_rules(path) if path.exists() else DecoderRules()
     for ramp in rules.all_ramps:

@@ -1,7 +1,7 @@
-"""Which token comes next, given its logits: the most probable one, or one that is drawn.
+"""Chooses the next token from its logits: the most probable one, or a random one.
 
-A draw depends on the seed and on the token's place alone. So a sequence that begins again writes the same, and a ramp
-and the full network draw with the same luck: they choose the same token wherever their probabilities are alike.
+A random number depends only on the seed and on the token's position. So a restarted sequence writes the same tokens,
+and a ramp and the full network use the same number: they choose the same token where their probabilities are similar.
 """
 
 from collections.abc import Sequence as Listed
@@ -13,34 +13,35 @@ from torch import Tensor
 
 from deployments.decoding.sequences import Sampling
 
-COLDEST = 1e-6  # logits divided by a temperature far below could be no numbers any more
+# Logits that are divided by a much lower temperature would overflow.
+COLDEST = 1e-6
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The token at this place of a sequence."""
+    """How the token at one position of a sequence is chosen."""
 
     sampling: Sampling
     place: int
 
     @property
-    def luck(self) -> float:
-        """A number from 0 to 1.
+    def random(self) -> float:
+        """A random number from 0 to 1.
 
-        >>> Draw(Sampling(seed=7), 3).luck == Draw(Sampling(1.0, seed=7), 3).luck
+        >>> Draw(Sampling(seed=7), 3).random == Draw(Sampling(1.0, seed=7), 3).random
         True
         """
-        drawn = blake2b(f"{self.sampling.seed} {self.place}".encode(), digest_size=6).digest()
-        return int.from_bytes(drawn) / 2**48
+        digest = blake2b(f"{self.sampling.seed} {self.place}".encode(), digest_size=6).digest()
+        return int.from_bytes(digest) / 2**48
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Decisions are made in float32, whatever the network runs in."""
+    """Logits in float32 at least: tokens are chosen in this precision, whatever the network runs in."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def choose(logits: Tensor, draws: Listed[Draw]) -> Tensor:
-    """The token of each row."""
+    """The token of each row of logits."""
     tokens = logits.argmax(dim=1)
     rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if rows:
@@ -49,16 +50,18 @@ def choose(logits: Tensor, draws: Listed[Draw]) -> Tensor:
 
 
 def _drawn(logits: Tensor, draws: Listed[Draw]) -> Tensor:
-    """The most probable tokens that together have `top_p` share the luck, in the order of their probabilities."""
-    temperature, top_p, luck = (
-        logits.new_tensor(told).unsqueeze(1)
-        for told in zip(*((one.sampling.temperature, one.sampling.top_p, one.luck) for one in draws), strict=True)
+    """Tokens chosen at random among the most probable ones that have the probability `top_p` together."""
+    temperature, top_p, random = (
+        logits.new_tensor(column).unsqueeze(1)
+        for column in zip(
+            *((each.sampling.temperature, each.sampling.top_p, each.random) for each in draws), strict=True
+        )
     )
     ordered, tokens = (logits / temperature.clamp(min=COLDEST)).softmax(dim=1).sort(dim=1, descending=True, stable=True)
     others = ordered.cumsum(dim=1) - ordered >= top_p
-    others[:, 0] = False  # even where `top_p` is so small that it is rounded to 0
+    others[:, 0] = False  # the most probable token stays even if `top_p` is rounded to 0
     ordered[others] = 0.0
     summed = ordered.cumsum(dim=1)
-    place = (summed <= luck * summed[:, -1:]).sum(dim=1, keepdim=True)
-    last = (ordered > 0).sum(dim=1, keepdim=True) - 1  # for luck that is rounded to 1
+    place = (summed <= random * summed[:, -1:]).sum(dim=1, keepdim=True)
+    last = (ordered > 0).sum(dim=1, keepdim=True) - 1  # where the random number is rounded to 1
     return tokens.gather(1, place.minimum(last).clamp(min=0)).squeeze(1)

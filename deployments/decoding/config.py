@@ -1,4 +1,4 @@
-"""What a user may write under `args:` of a decoder's Serve application."""
+"""The fields of `args:` of a decoder's Serve application."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,39 +15,42 @@ from deployments.resources import gpu_options
 from optimizer.plan import DecodingTerms, Placement, Plan, Split, read_plan
 from profiles.errors import UserError
 
-FRONT = "front"  # the deployment of the front, which leads the replicas to another plan
+FRONT = "front"  # the deployment of the front, which switches the replicas to another plan
 OFF = "off"
-# What is pending when a text ends never runs deep: so many hold most texts whose tokens all leave early.
-PENDING, UNTOLD = 64, 16
-LED = "exits", "cuts", "max_residents", "deep_share", "prompt_rows"  # what a running replica can be led to
+# The default of `max_pending`. Positions that are pending when a text ends never run deep: this is more than most texts
+# have whose tokens all leave early.
+MAX_PENDING = 64
+# The same with `exits: verified`, where clients wait for pending tokens.
+MAX_PENDING_VERIFIED = 16
+SWITCHABLE = ("exits", "cuts", "max_residents", "deep_share", "prompt_rows")  # fields that a running replica can change
 
 
 class DecoderConfig(ServedConfig):
     """One decoder behind OpenAI's HTTP interface. Every field but the model has a default."""
 
-    model: str = Field(description="Directory of a network that decodes, with an exits.json where it has ramps.")
+    model: str = Field(description="Directory of a decoder, with an exits.json if it has ramps.")
     exits: Literal["recompute", "project", "verified", "off"] = Field(
         "recompute",
-        description="recompute: a token is what the first ramp says that is sure. project: the same, and it makes keys "
-        "and values of the blocks that it skips by projection, which changes what follows; isobatch prepare tells how "
-        "often. verified: what exits say is a draft, told once the full network says the same. off: every token runs "
-        "through the whole network.",
+        description="recompute: a token is the one of the first ramp that is sure. project: the same, and keys and "
+        "values of the skipped blocks are projected from the state in which it left, which changes later tokens; "
+        "isobatch prepare measures how often. verified: a ramp's token is a draft, sent once the full network "
+        "predicts the same token. off: every token runs through the whole network.",
     )
     replicas: int = Field(1, ge=1, description="Replicas that hold the network, each with KV memory of its own.")
     dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")
     plan: str | None = Field(
         None,
-        description="File of `isobatch plan`: it says exits, cuts, replicas, precision, memory and all limits.",
+        description="File of `isobatch plan`, with exits, cuts, replicas, precision, memory and all limits.",
     )
     profile: str | None = Field(
         None,
-        description="File of `isobatch profile` that a simulation and a controller play by; none: what is kept of the "
-        "checkpoint.",
+        description="File of `isobatch profile` for simulations and the controller; none: the one that isobatch "
+        "profile has kept of the checkpoint.",
     )
     cuts: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None,
-        description="Blocks before which the network is cut, each behind a ramp whose threshold exits.json has; none: "
-        "behind the ramps that it says are used.",
+        description="Blocks before which the network is cut, each behind a ramp with a threshold in exits.json; none: "
+        "behind the ramps that exits.json uses.",
     )
     max_residents: int = Field(32, ge=1, description="Sequences that a replica decodes at once.")
     max_waiting: int = Field(256, ge=1, description="Sequences that may wait for a place at a replica (429 beyond).")
@@ -57,19 +60,21 @@ class DecoderConfig(ServedConfig):
         None,
         gt=0,
         le=1,
-        description="Share of the residents that a deep split waits for, while others can go on; none: what exits.json "
-        f"says, or {DEEP_SHARE}.",
+        description="Share of the residents that a deep split waits for, while others can go on; none: the share in "
+        f"exits.json, or {DEEP_SHARE}.",
     )
     max_pending: int | None = Field(
         None,
         ge=1,
-        description="Tokens that a sequence may write before deeper splits have seen them; none: "
-        f"{PENDING}, or {UNTOLD} with exits: verified, where they are told only then.",
+        description="Tokens that a sequence may write before deeper splits process them; none: "
+        f"{MAX_PENDING}, or {MAX_PENDING_VERIFIED} with exits: verified, which sends them only then.",
     )
     prompt_rows: int = Field(256, ge=1, description="Tokens of prompts that run in one launch.")
-    ttft_ms: float = Field(1000.0, gt=0, description="Time to the first token: who cannot have it is refused (429).")
+    ttft_ms: float = Field(
+        1000.0, gt=0, description="Time to the first token: a text that would wait longer is refused (429)."
+    )
     tpot_ms: float = Field(
-        200.0, gt=0, description="Time from one token to the next: nobody is let in while it is longer than this."
+        200.0, gt=0, description="Time from one token to the next: no text is admitted while it is longer than this."
     )
     max_context: int | None = Field(
         None,
@@ -81,35 +86,34 @@ class DecoderConfig(ServedConfig):
     max_prompts: int = Field(32, ge=1, description="Prompts in one request (400 beyond).")
     max_body_bytes: int = Field(2**20, ge=1, description="Size that the body of one request may have (413 beyond).")
 
-    def planned(self) -> "dict[str, DecoderConfig]":
-        """The same with all that its plan says, for the replicas on each kind of device; without a plan, for "": on
-        whatever there is."""
+    def per_kind(self) -> "dict[str, DecoderConfig]":
+        """The configurations by the plan, by kind of device; without a plan, this one as "", for any device."""
         return {"": self} if self.plan is None else self.by_kind(read_plan(Path(self.plan)))
 
     def by_kind(self, plan: Plan) -> "dict[str, DecoderConfig]":
-        """The same by this plan, for the replicas on each kind of device. Any of them may be sent the longest text."""
-        found = {each.placements[0].kind: self.following(each) for each in plan.pipelines}
-        if len(found) < len(plan.pipelines):
+        """The configurations by a plan, by kind of device. All have the same limit for the longest text."""
+        configs = {each.placements[0].kind: self.with_plan(each) for each in plan.pipelines}
+        if len(configs) < len(plan.pipelines):
             raise UserError(
                 f"plan = {self.plan!r}: two pipelines are on one kind of device: decoders have one for each"
             )
-        most = min((each.max_context for each in found.values() if each.max_context), default=None)
-        return {kind: each.model_copy(update={"max_context": most}) for kind, each in found.items()}
+        shortest = min((each.max_context for each in configs.values() if each.max_context), default=None)
+        return {kind: each.model_copy(update={"max_context": shortest}) for kind, each in configs.items()}
 
-    def following(self, plan: Plan) -> "DecoderConfig":
-        """The same by this plan, which says all that it may say."""
-        told = _said_by(plan, f"plan = {self.plan!r}")
-        if twice := sorted(self.model_fields_set & told.keys() - {"plan"}):
+    def with_plan(self, plan: Plan) -> "DecoderConfig":
+        """This configuration with the fields of a plan, none of which may be set by the user too."""
+        fields = _fields_of(plan, f"plan = {self.plan!r}")
+        if twice := sorted(self.model_fields_set & fields.keys() - {"plan"}):
             raise UserError(f"{twice[0]} cannot be set beside a plan, which says it")
-        return self.model_copy(update=told)
+        return self.model_copy(update=fields)
 
-    def led_by(self, plan: Plan) -> "DecoderConfig":
-        """The same where a running decoder is led to this plan: what takes a new start stays as it is."""
-        told = _said_by(plan, "the plan")
-        return self.model_copy(update={name: told[name] for name in LED})
+    def switched_to(self, plan: Plan) -> "DecoderConfig":
+        """This configuration with those fields of a plan that a running decoder can change."""
+        fields = _fields_of(plan, "the plan")
+        return self.model_copy(update={name: fields[name] for name in SWITCHABLE})
 
-    def standing(self, cut: Splits, limits: DecodingLimits, kind: str) -> Plan:
-        """The plan that this amounts to, where replicas of this kind are cut and limited so."""
+    def as_plan(self, cut: Splits, limits: DecodingLimits, kind: str) -> Plan:
+        """The plan that is equivalent to this configuration, with these splits and limits, on this kind of device."""
         deep = max(1, round(limits.deep_share * limits.max_residents))
         splits = tuple(
             Split(start, stop, deep if start else limits.max_residents, (stop - 1,) if stop < cut.num_blocks else ())
@@ -127,35 +131,34 @@ class DecoderConfig(ServedConfig):
         return Plan((placement,), backend="torch", dtype=self.dtype, decoding=terms)
 
     @property
-    def known(self) -> Path:
-        """Where the profile is that plans for it are made by."""
+    def profile_path(self) -> Path:
+        """The file of the profile that plans are made from."""
         return Path(self.profile) if self.profile else cached_profile(Path(self.model))
 
     def splits(self, cuts: Sequence[int], num_blocks: int) -> Splits:
-        """How the network is cut at these blocks, unless every token is to run through all of it."""
+        """The splits of a network that is cut before these blocks; there are no cuts if exits are off."""
         ends = () if self.exits == OFF else tuple(cuts)
         verified = self.exits == "verified"
-        pending = self.max_pending or (UNTOLD if verified else PENDING)
+        pending = self.max_pending or (MAX_PENDING_VERIFIED if verified else MAX_PENDING)
         return Splits((*ends, num_blocks), verified, pending, self.exits == "project")
 
     def pages(self, kv_bytes: int) -> int:
-        """How many pages there are, where one position has so many bytes in a block."""
+        """The number of pages, if the KV of one position in one block has this many bytes."""
         return self.kv_megabytes * 2**20 // (kv_bytes * self.page_tokens)
 
     @property
-    def most_asked(self) -> int:
-        """Requests at once, beyond what all replicas refuse with a reason."""
+    def max_requests(self) -> int:
+        """The most requests at once. It is more than replicas admit, as they refuse with a reason."""
         return 4 * self.replicas * (self.max_residents + self.max_waiting)
 
     def replica_options(self, kind: str = "", labelled: bool = False) -> dict[str, Any]:
-        """What a replica asks Ray for, in the words of `ray_actor_options`. `kind`: the one that it must be on, where
-        there are several."""
+        """The resources of a replica, as `ray_actor_options`. `kind`: of its device, if there are several kinds."""
         on_gpu = self.device.startswith("cuda") and kind != "cpu"
         options: dict[str, Any] = {"num_cpus": 1 if on_gpu else self.cpus_per_replica, "num_gpus": int(on_gpu)}
         return options | gpu_options(kind, labelled) if on_gpu and kind else options
 
     def limits(self, deep_share: float | None = None) -> DecodingLimits:
-        """The limits of a replica. `deep_share` is what the checkpoint itself says."""
+        """The limits of a replica. `deep_share`: the one of the checkpoint."""
         return DecodingLimits(
             max_residents=self.max_residents,
             page_tokens=self.page_tokens,
@@ -168,16 +171,16 @@ class DecoderConfig(ServedConfig):
 
 
 def pipeline_on(plan: Plan, kind: str) -> Plan:
-    """What replicas on this kind of device are to follow."""
+    """The pipeline of a plan for replicas on this kind of device."""
     return next((each for each in plan.pipelines if each.placements[0].kind == kind), plan.pipelines[0])
 
 
-def _said_by(plan: Plan, called: str) -> dict[str, Any]:
-    """The fields that a plan says."""
+def _fields_of(plan: Plan, label: str) -> dict[str, Any]:
+    """The fields that a plan has the values of; `label` names the plan in errors."""
     terms, placement = plan.decoding, plan.placements[0]
     if terms is None:
-        raise UserError(f"{called}: it is for a network that classifies: plan this one's decoding")
-    told = {
+        raise UserError(f"{label}: it is for a network that classifies: plan this one's decoding")
+    fields = {
         "plan": None,
         "exits": terms.exits,
         "cuts": tuple(split.start for split in plan.splits[1:]),
@@ -190,12 +193,12 @@ def _said_by(plan: Plan, called: str) -> dict[str, Any]:
         "tpot_ms": terms.tpot_s * 1e3,
         "max_context": terms.max_context,
     }
-    # Memory and promise are those of this precision.
-    return {**told, "dtype": plan.dtype} if plan.dtype else told
+    # The memory and the promise of a plan are those of its precision.
+    return {**fields, "dtype": plan.dtype} if plan.dtype else fields
 
 
 def cached_profile(source: Path) -> Path:
-    """Where the profile of a checkpoint is kept."""
+    """The file in which `isobatch profile` keeps the profile of a checkpoint."""
     folder = cache_directory() / "decoder-profiles"
     folder.mkdir(exist_ok=True)
     return folder / f"{content_of(source)}.json"

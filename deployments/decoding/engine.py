@@ -1,72 +1,73 @@
-"""The loop of a decoding replica: one launch after the other, on the scheduler's word."""
+"""Runs the launches that the scheduler chooses, one after the other."""
 
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, Full, Scheduler, Written
-from deployments.decoding.sequences import Opinion, Splits, Wanted
+from deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, NewTokens, ReplicaFull, Scheduler
+from deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
 
 
 class Runner(Protocol):
-    """What runs launches."""
+    """A network that runs launches."""
 
-    def run(self, launch: DecodingLaunch) -> list[list[Opinion]]: ...
+    def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]: ...
 
     def drop(self, name: int) -> None: ...
 
-    def follow(self, splits: Splits) -> None: ...
+    def recut(self, splits: Splits) -> None: ...
 
 
 class Engine:
-    """Sequences come in, tokens come out. It is used from one thread."""
+    """Takes sequences and returns their tokens. It is used from one thread."""
 
     def __init__(self, scheduler: Scheduler, network: Runner, clock: Callable[[], float]) -> None:
         self.scheduler, self.network, self._clock = scheduler, network, clock
 
-    def open(self, wanted: Wanted) -> int | Full:
-        """The name of a new sequence, unless it cannot be let in soon."""
-        return self.scheduler.full() or self.scheduler.add(wanted, self._clock())
+    def open(self, request: TextRequest) -> int | ReplicaFull:
+        """Add a sequence and return its name, or refuse it."""
+        return self.scheduler.refusal() or self.scheduler.add(request, self._clock())
 
     def cancel(self, name: int) -> None:
         self.scheduler.cancel(name, self._clock())
         self._forget()
 
-    def follow(self, splits: Splits, limits: DecodingLimits) -> None:
-        """Go on in another way: no token changes, unless ramps elsewhere say others."""
-        self.scheduler.follow(splits, limits)
+    def recut(self, splits: Splits, limits: DecodingLimits) -> None:
+        """Go on with other splits and limits. Tokens stay the same, unless other ramps predict other tokens."""
+        self.scheduler.recut(splits, limits)
         self._forget()
-        self.network.follow(splits)
+        self.network.recut(splits)
 
-    def step(self) -> list[Written] | None:
-        """Run one launch; None where there is nothing to do."""
+    def step(self) -> list[NewTokens] | None:
+        """Run one launch and return the new tokens; None if there is nothing to do."""
         begun_s = self._clock()
         launch = self.scheduler.next(begun_s)
         self._forget()
         if launch is None:
             return None
-        opinions = self.network.run(launch)
+        predictions = self.network.run(launch)
         ended_s = self._clock()
-        written = self.scheduler.done(launch, opinions, ended_s, ended_s - begun_s)
+        written = self.scheduler.done(launch, predictions, ended_s, ended_s - begun_s)
         self._forget()
         return written
 
-    def write_all(self, wanted: Iterable[Wanted]) -> list[list[int]]:
-        """What sequences write that all come at once."""
-        return [tokens for tokens, _ in self.write_with_depths(wanted)]
+    def write_all(self, requests: Iterable[TextRequest]) -> list[list[int]]:
+        """Write all these sequences, and return the tokens of each."""
+        return [tokens for tokens, _ in self.write_with_depths(requests)]
 
-    def write_with_depths(self, wanted: Iterable[Wanted]) -> list[tuple[list[int], list[int]]]:
-        """The same, each beside the block after which its tokens were known."""
+    def write_with_depths(self, requests: Iterable[TextRequest]) -> list[tuple[list[int], list[int]]]:
+        """The same, with the block after which each token was known."""
         written: dict[int, tuple[list[int], list[int]]] = {}
-        for each in wanted:
-            name = self.open(each)
-            assert not isinstance(name, Full), "This is a bug: whoever asks so gives limits that let all wait."
+        for request in requests:
+            name = self.open(request)
+            assert not isinstance(name, ReplicaFull), "This is a bug: the limits do not let all of these wait."
             written[name] = [], []
         while (news := self.step()) is not None:
-            for one in news:
-                written[one.name][0].extend(one.tokens)
-                written[one.name][1].extend(one.depths)
+            for new_tokens in news:
+                tokens, depths = written[new_tokens.name]
+                tokens.extend(new_tokens.tokens)
+                depths.extend(new_tokens.depths)
         return list(written.values())
 
     def _forget(self) -> None:
-        for name in self.scheduler.dropped():
+        for name in self.scheduler.take_dropped():
             self.network.drop(name)

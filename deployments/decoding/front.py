@@ -1,7 +1,7 @@
-"""The front of a decoder: it turns texts into tokens and back, and passes on what replicas write.
+"""The front of a decoder: it converts texts to tokens and back, and has replicas write them.
 
-A stream does not end with its replica: another one goes on after the tokens that were written. It writes what the
-first would have written, since a token depends on those before it and on nothing else.
+A stream does not end with its replica: another replica continues after the tokens that were written. It writes the same
+tokens as the first one would, since a token depends only on the tokens before it.
 """
 
 import asyncio
@@ -16,23 +16,23 @@ from deployments.decoding.anatomy import DecoderShape
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.metrics import ClientMeter
 from deployments.decoding.replica import ReplicaState
-from deployments.decoding.scheduler import Full, Written
-from deployments.decoding.sequences import Finish, Sampling, Wanted
+from deployments.decoding.scheduler import NewTokens, ReplicaFull
+from deployments.decoding.sequences import Finish, Sampling, TextRequest
 from deployments.decoding.texts import TextTokens
 from deployments.front.answers import RefusedError, shown
 
 log = logging.getLogger(__name__)
-ATTEMPTS = 4  # replicas that a sequence may outlive, and one more
-AGAIN_S = 0.5  # the wait before another replica is asked
-PATIENCE_S = 30.0  # how long a text that has lost its replica waits for a place at another
-FULL_FOR_S = 0.05  # so long after one was full none is asked
+ATTEMPTS = 4  # replicas that are tried for a sequence, one after the other
+RETRY_AFTER_S = 0.5  # the wait before another replica is tried
+MAX_WAIT_S = 30.0  # the time for which a text that has lost its replica waits for a place at another one
+FULL_FOR_S = 0.05  # the time for which no replica is asked after one was full
 
-Ask = Callable[[Wanted], AsyncGenerator[Written | Full, None]]
+WriteTokens = Callable[[TextRequest], AsyncGenerator[NewTokens | ReplicaFull, None]]
 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """What was written since the last of these, as text, and the depth of each token."""
+    """The text that is new since the last piece, and the depth of each of its tokens."""
 
     text: str
     depths: tuple[int, ...]
@@ -40,7 +40,7 @@ class TextPiece:
 
 
 class DecoderFront:
-    """Answers for one decoder, whatever the protocol. `ask` has a sequence written by any replica."""
+    """Writes texts with one decoder, for any protocol. `write_tokens` has any replica write a sequence."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class DecoderFront:
         shape: DecoderShape,
         texts: TextTokens,
         stop: frozenset[int],
-        ask: Ask,
+        write_tokens: WriteTokens,
         meter: ClientMeter,
     ) -> None:
         self.config, self.name, self.texts, self.meter = config, name, texts, meter
-        self._shape, self._stop, self._ask = shape, stop, ask
+        self._shape, self._stop, self._write_tokens = shape, stop, write_tokens
 
-    def wanted(self, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling) -> Wanted:
-        """What is to be written, once its lengths are checked."""
+    def request(self, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling) -> TextRequest:
+        """The request for a text, with checked lengths."""
         vocabulary = self._shape.vocabulary
         if not prompt:
             raise RefusedError(400, "the prompt is empty: give at least one token")
@@ -67,69 +67,72 @@ class DecoderFront:
             max_tokens = min(self.config.max_tokens, max(1, room))
         if max_tokens > self.config.max_tokens:
             raise RefusedError(400, f"max_tokens = {max_tokens}: {self.config.max_tokens} are allowed")
-        wanted = self._shape.wanted(prompt, max_tokens, self._stop, sampling)
-        self._check_lengths(wanted, room)
-        return wanted
+        request = self._shape.request(prompt, max_tokens, self._stop, sampling)
+        self._check_lengths(request, room)
+        return request
 
-    def _check_lengths(self, wanted: Wanted, room: int) -> None:
-        context, told = self.texts.context, f"the prompt has {wanted.given} tokens"
-        if len(wanted.source) > context:
-            raise RefusedError(400, f"{told}: the model's encoder reads {context}")
-        if wanted.source and wanted.max_tokens > room:
-            raise RefusedError(400, f"max_tokens = {wanted.max_tokens}: the model writes {room} at most")
-        if wanted.max_tokens > room:
-            raise RefusedError(400, f"{told} and max_tokens is {wanted.max_tokens}: the model reads {context}")
+    def _check_lengths(self, request: TextRequest, room: int) -> None:
+        context, sentence = self.texts.context, f"the prompt has {request.given} tokens"
+        if len(request.source) > context:
+            raise RefusedError(400, f"{sentence}: the model's encoder reads {context}")
+        if request.source and request.max_tokens > room:
+            raise RefusedError(400, f"max_tokens = {request.max_tokens}: the model writes {room} at most")
+        if request.max_tokens > room:
+            raise RefusedError(400, f"{sentence} and max_tokens is {request.max_tokens}: the model reads {context}")
 
-    async def write(self, wanted: Wanted, stops: Sequence[str], share: float = 1.0) -> AsyncGenerator[TextPiece, None]:
-        """The text of a sequence, as it is written; it is this share of a request."""
-        speech, meter = self.texts.speech(stops), self.meter.sequence(wanted.given, share)
+    async def write(
+        self, request: TextRequest, stops: Sequence[str], share: float = 1.0
+    ) -> AsyncGenerator[TextPiece, None]:
+        """The pieces of a text, as they are written. `share`: of this text in its HTTP request."""
+        text, meter = self.texts.growing_text(stops), self.meter.sequence(request.given, share)
         try:
-            async with aclosing(self._written(wanted)) as groups:
+            async with aclosing(self._by_replicas(request)) as groups:
                 async for group in groups:
                     meter.wrote(group.depths)
                     ended = group.finish is not None
-                    said = [token for token in group.tokens if token not in self._stop]
-                    text = speech.hear(said, ended)
-                    if speech.stopped or ended:
+                    new = text.add([token for token in group.tokens if token not in self._stop], ended)
+                    if text.stopped or ended:
                         meter.finished()
-                    if speech.stopped:
-                        yield TextPiece(text, group.depths, Finish.STOP)
+                    if text.stopped:
+                        yield TextPiece(new, group.depths, Finish.STOP)
                         return
-                    yield TextPiece(text, group.depths, group.finish)
+                    yield TextPiece(new, group.depths, group.finish)
         except RefusedError:
             meter.refused()
             raise
         finally:
             meter.ended()
 
-    async def _written(self, wanted: Wanted) -> AsyncGenerator[Written, None]:
-        """What is written, by one replica after the other if need be."""
-        left = wanted
+    async def _by_replicas(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:
+        """The tokens of a sequence, from another replica if one fails."""
+        left = request
         for attempt in range(ATTEMPTS):
             try:
-                async with aclosing(self._where_room_is(left, begun=left is not wanted)) as groups:
+                async with aclosing(self._by_any_replica(left, begun=left is not request)) as groups:
                     async for group in groups:
                         yield group
                         if group.finish:
                             return
-                        left = _after(left, group)
+                        left = _continued(left, group)
             except RefusedError:
                 raise
             except Exception as error:
                 if attempt + 1 == ATTEMPTS:
                     raise
                 log.warning("a replica failed (%s); another one goes on", type(error).__name__)
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_AFTER_S)
 
-    async def _where_room_is(self, wanted: Wanted, begun: bool) -> AsyncGenerator[Written, None]:
-        """What a replica writes that has room. If all are full, a text is refused; one that is begun waits for a place,
-        since its client has read a part of it."""
-        until_s = self.meter.clock() + (PATIENCE_S if begun else 0.0)
+    async def _by_any_replica(self, request: TextRequest, begun: bool) -> AsyncGenerator[NewTokens, None]:
+        """The tokens of a sequence from a replica that has a place for it.
+
+        If all replicas are full, a new text is refused. A text that has begun waits, as its client has read a part.
+        """
+        until_s = self.meter.clock() + (MAX_WAIT_S if begun else 0.0)
         while True:
-            full: Full | None = None
-            async with aclosing(self._ask(wanted)) as groups:
+            full: ReplicaFull | None = None
+            async with aclosing(self._write_tokens(request)) as groups:
                 async for group in groups:
-                    if isinstance(group, Full):  # says so before anything is written
+                    if isinstance(group, ReplicaFull):  # comes before any token
                         full = group
                     else:
                         yield group
@@ -137,46 +140,46 @@ class DecoderFront:
                 return
             if self.meter.clock() >= until_s:
                 raise RefusedError(429, "too many sequences wait; try again later", full.retry_after_s)
-            await asyncio.sleep(min(full.retry_after_s, AGAIN_S))
+            await asyncio.sleep(min(full.retry_after_s, RETRY_AFTER_S))
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
             raise RefusedError(404, f"model = {shown(name)}: this server has {self.name}")
 
 
-def _after(wanted: Wanted, group: Written) -> Wanted:
-    """What is wanted once these tokens are written."""
+def _continued(request: TextRequest, group: NewTokens) -> TextRequest:
+    """The request for the rest of a text after these tokens."""
     return replace(
-        wanted,
-        prompt=wanted.prompt + group.tokens,
-        max_tokens=wanted.max_tokens - len(group.tokens),
-        replayed=wanted.replayed + group.depths,
+        request,
+        prompt=request.prompt + group.tokens,
+        max_tokens=request.max_tokens - len(group.tokens),
+        replayed=request.replayed + group.depths,
     )
 
 
 @dataclass
 class ReplicaGroup:
-    """Replicas on one kind of device, by Serve's handle to them, and how many texts they are writing for this front."""
+    """The replicas on one kind of device, as Serve's handle, and the number of texts that they write for this front."""
 
     kind: str
     replicas: Any
     writing: int = 0
-    _full: Full | None = None  # what the last that was full has said
+    _full: ReplicaFull | None = None  # the latest refusal
     _full_until_s: float = 0.0
 
-    async def write(self, wanted: Wanted, trace: str) -> AsyncGenerator[Written | Full, None]:
-        """What one of them writes; it is told when nobody listens any more.
+    async def write(self, request: TextRequest, trace: str) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+        """The tokens of a sequence from one of the replicas, which stops when this generator is closed.
 
-        For a moment after one was full none is asked: that would cost this process as much as passing on many tokens.
+        For `FULL_FOR_S` after a refusal no replica is asked: it would cost this process as much as many tokens do.
         """
         if self._full and time.monotonic() < self._full_until_s:
             yield self._full
             return
         self.writing += 1
-        groups = self.replicas.options(stream=True).write.remote(wanted, trace)
+        groups = self.replicas.options(stream=True).write.remote(request, trace)
         try:
             async for group in groups:
-                if isinstance(group, Full):
+                if isinstance(group, ReplicaFull):
                     self._full, self._full_until_s = group, time.monotonic() + FULL_FOR_S
                 yield group
         except (asyncio.CancelledError, GeneratorExit):
@@ -187,30 +190,30 @@ class ReplicaGroup:
 
 
 async def written_by_any(
-    groups: Iterable[ReplicaGroup], wanted: Wanted, trace: str
-) -> AsyncGenerator[Written | Full, None]:
-    """What the first of these groups writes that is not full; if all are, what the one says that has room soonest."""
-    full = list[Full]()
-    for asked, group in enumerate(groups, 1):
-        async with aclosing(group.write(wanted, trace)) as pieces:
+    groups: Iterable[ReplicaGroup], request: TextRequest, trace: str
+) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+    """The tokens of a sequence from the first group that is not full; or the refusal with the shortest wait."""
+    full = list[ReplicaFull]()
+    for place, group in enumerate(groups, 1):
+        async with aclosing(group.write(request, trace)) as pieces:
             async for piece in pieces:
-                if isinstance(piece, Full):  # says so before anything is written
+                if isinstance(piece, ReplicaFull):  # comes before any token
                     full.append(piece)
                 else:
                     yield piece
-        if len(full) < asked:
+        if len(full) < place:
             return
     yield min(full, key=lambda each: each.retry_after_s)
 
 
 def summed(states: Sequence[ReplicaState], num_blocks: int, ramps: Sequence[int] = ()) -> dict[str, Any]:
-    """The state of all replicas together, with the names that `isobatch serve` shows. `ramps`: blocks with one."""
+    """The state of all replicas together, with the names of `/stats`. `ramps`: the blocks that have one."""
     depths = {block: sum(state.depths.get(block, 0) for state in states) for block in range(num_blocks)}
     starts = sorted({start for state in states for start in state.launches})
     fills = []
     for start in starts:
-        ran = [state.launches[start] for state in states if start in state.launches]
-        count, sequences, room = map(sum, zip(*ran, strict=True))
+        launches = [state.launches[start] for state in states if start in state.launches]
+        count, sequences, room = map(sum, zip(*launches, strict=True))
         fills.append((count, sequences / room))
     return {
         "replicas": len(states),

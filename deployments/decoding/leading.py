@@ -1,8 +1,8 @@
-"""Leads a running decoder to another plan: it is written down, and every replica follows what it finds there.
+"""Switches a running decoder to another plan: the plan is written to Ray's store, and every replica reads it there.
 
-So nobody needs to know who is alive: a replica that starts later, or another front, goes on with the plan that runs.
-Only what a running replica can change is led: where it cuts, how many are resident, when its deep part runs, and how
-prompts are read. Memory, precision and the number of replicas are those of the start.
+So the front need not know which replicas are alive: a replica that starts later, or another front, reads the same plan.
+Only what a running replica can change is switched: the cuts, the residents, the share that the deep part waits for, and
+the rows of prompts. Memory, precision and the number of replicas are those of the start.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from time import monotonic
 from deployments import ray_facts
 from deployments.decoding.checkpoint import DecoderRules
 from deployments.decoding.config import FRONT, DecoderConfig
-from deployments.decoding.loading import way_of
+from deployments.decoding.loading import splits_and_limits
 from deployments.deployer.steps import Moved, Undone
 from deployments.ray_facts import Remembered, remembered
 from optimizer.decoding_plans import shares_of
@@ -22,26 +22,26 @@ from optimizer.plan import Plan
 from profiles.decoding import PROJECT, load_decoder_profile
 from profiles.errors import UserError
 
-FOLLOW_WITHIN_S = 5.0
-LOOK_EVERY_S = 0.1
+FOLLOW_WITHIN_S = 5.0  # the time for which a switch waits for all replicas
+LOOK_EVERY_S = 0.1  # between two looks at the plans of the replicas
 
 
-def led_to(origin: str) -> Remembered | None:
-    """The plan that this application was led to since the user's own files said this."""
+def switched_plan(origin: str) -> Remembered | None:
+    """The plan that this application was switched to, if its configurations are still the same."""
     memory = remembered(ray_facts.application_name())
     return memory if memory and memory.origin == origin else None
 
 
 def origin_of(configs: Iterable[DecoderConfig]) -> str:
-    """A mark of what the user's own files say of all replicas."""
+    """A hash of the configurations of all replicas."""
     return sha256("".join(each.model_dump_json() for each in configs).encode()).hexdigest()
 
 
-class DecoderLead:
-    """What the controller asks of a decoder. `first` is the user's plan, if there is one, and `config` that of the
-    first of its pipelines. `origin`: the mark of what his files say.
+class PlanSwitch:
+    """The plan of a decoder, which a controller may replace.
 
-    `versions` tells which plan each replica follows, of those that answer.
+    `first` is the plan of the user's file, if there is one, and `config` the configuration of its first pipeline.
+    `origin`: the hash of all configurations. `versions` returns the version of the plan on each replica that answers.
     """
 
     def __init__(
@@ -56,46 +56,46 @@ class DecoderLead:
         self.config, self._origin = config, origin
         self._rules, self._num_blocks, self._versions = rules, num_blocks, versions
         self._application = ray_facts.application_name()
-        self._memory = led_to(origin)
-        self._told = Plan.from_json(self._memory.plan) if self._memory else first
+        self._memory = switched_plan(origin)
+        self._plan = Plan.from_json(self._memory.plan) if self._memory else first
         self._moving = asyncio.Lock()
 
     @property
     def ramps(self) -> list[int]:
-        """The blocks after which tokens may be known early, on some replicas at least."""
-        if self._told:
-            return sorted({ramp for each in self._told.pipelines for ramp in each.ramps})
-        splits, _ = way_of(self.config, self._rules, self._num_blocks)
+        """The blocks after which tokens may be known early, on at least one replica."""
+        if self._plan:
+            return sorted({ramp for each in self._plan.pipelines for ramp in each.ramps})
+        splits, _ = splits_and_limits(self.config, self._rules, self._num_blocks)
         return [end - 1 for end in splits.ends[:-1]]
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """How much of all texts those on each kind of device are to have, where a plan says it."""
-        if self._told is None:
+        """The share of all texts for each kind of device, if a plan says it."""
+        if self._plan is None:
             return {}
-        kinds = (each.placements[0].kind for each in self._told.pipelines)
-        return dict(zip(kinds, shares_of(self._told), strict=True))
+        kinds = (each.placements[0].kind for each in self._plan.pipelines)
+        return dict(zip(kinds, shares_of(self._plan), strict=True))
 
     def plan(self) -> Plan:
-        """The plan that runs; without one of the user's, that which his configuration amounts to."""
-        return self._told or self._standing()
+        """The plan that runs; without a plan in a file, one that the configuration is equivalent to."""
+        return self._plan or self._plan_of_config()
 
     async def apply(self, plan: Plan) -> Moved | Undone:
-        """Returns when all replicas follow it that answer in time; the others follow as soon as they can."""
+        """Switch to a plan. Returns when all replicas run it, or after `FOLLOW_WITHIN_S`; late ones still follow."""
         async with self._moving:
             begun_s = monotonic()
-            if why := self._refusal(plan):
-                return Undone(why)
+            if reason := self._refusal(plan):
+                return Undone(reason)
             version = self._memory.version + 1 if self._memory else 1
             self._memory = Remembered("", self._origin, version, plan.to_json())
-            self._told = plan
+            self._plan = plan
             await asyncio.to_thread(self._memory.keep, self._application)
             while set(await self._versions()) - {version} and monotonic() < begun_s + FOLLOW_WITHIN_S:
                 await asyncio.sleep(LOOK_EVERY_S)
             return Moved(monotonic() - begun_s)
 
     def end(self) -> None:
-        """Forget the plan if the application goes for good."""
+        """Forget the plan if the application is deleted."""
         with suppress(Exception):
             if ray_facts.is_gone(self._application, FRONT):
                 ray_facts.forget(self._application)
@@ -103,16 +103,16 @@ class DecoderLead:
     def _refusal(self, plan: Plan) -> str | None:
         try:
             for each in plan.pipelines:
-                led = self.config.led_by(each)
-                if led.exits == PROJECT:
-                    self._rules.check_projectable(led.cuts)
-                way_of(led, self._rules, self._num_blocks)
-            has, wants = self.plan().devices(), plan.devices()
+                config = self.config.switched_to(each)
+                if config.exits == PROJECT:
+                    self._rules.check_projectable(config.cuts)
+                splits_and_limits(config, self._rules, self._num_blocks)
+            devices, needed = self.plan().devices(), plan.devices()
         except UserError as error:
             return str(error)
-        return None if has == wants else f"a running decoder has {has}, and this plan is for {wants}"
+        return None if devices == needed else f"a running decoder has {devices}, and this plan is for {needed}"
 
-    def _standing(self) -> Plan:
-        known = load_decoder_profile(self.config.known)
-        measured = next((table for table in known.tables if not table.estimated), known.tables[0])
-        return self.config.standing(*way_of(self.config, self._rules, self._num_blocks), measured.kind)
+    def _plan_of_config(self) -> Plan:
+        tables = load_decoder_profile(self.config.profile_path).tables
+        measured = next((table for table in tables if not table.estimated), tables[0])
+        return self.config.as_plan(*splits_and_limits(self.config, self._rules, self._num_blocks), measured.kind)

@@ -1,4 +1,4 @@
-"""From the directory of a network that decodes to an engine that decodes with it, and to its tokenizer."""
+"""Loads a decoder, its tokenizer and its stop tokens from a directory, and builds the engine."""
 
 import time
 from collections.abc import Callable
@@ -11,9 +11,8 @@ from deployments.decoding.anatomy import DecoderAnatomy, DecoderShape, anatomy_o
 from deployments.decoding.checkpoint import DecoderRules
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine
-from deployments.decoding.network import CutDecoder
+from deployments.decoding.network import CutDecoder, DecoderRamps
 from deployments.decoding.pages import PagePool, pages_for
-from deployments.decoding.ramps import DecoderRamps
 from deployments.decoding.scheduler import DecodingLimits, Scheduler
 from deployments.decoding.sequences import Splits
 from profiles.errors import UserError
@@ -37,12 +36,12 @@ def load_tokenizer(folder: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, ImportError) as error:  # some want a package of their own
+    except (OSError, ValueError, ImportError) as error:  # some tokenizers need another package
         raise UserError(f"{folder}: its tokenizer cannot be read: {str(error).strip().splitlines()[0]}") from error
 
 
 def load_decoder(folder: Path, device: str = "cpu", dtype: str = "float32") -> Any:
-    """The model as Hugging Face has it, ready to run."""
+    """The model of Hugging Face, ready to run."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     kind = AutoModelForSeq2SeqLM if _config(folder).is_encoder_decoder else AutoModelForCausalLM
@@ -56,16 +55,16 @@ def load_decoder(folder: Path, device: str = "cpu", dtype: str = "float32") -> A
 def engine_of(
     model: Any, rules: DecoderRules, config: DecoderConfig, clock: Callable[[], float] = time.perf_counter
 ) -> Engine:
-    """An engine that is cut at the ramps, with as many pages as the memory for KV holds."""
+    """An engine whose network is cut at the ramps, with as many pages as the memory for KV holds."""
     anatomy = anatomy_of(model)
     num_blocks = anatomy.shape.num_blocks
-    splits, limits = way_of(config, rules, num_blocks)
+    splits, limits = splits_and_limits(config, rules, num_blocks)
     position_bytes = kv_bytes(anatomy)
     page_bytes, pages = position_bytes * config.page_tokens, config.pages(position_bytes)
     context = anatomy.shape.context(config.max_context)
     needed = num_blocks * pages_for(context, config.page_tokens)
     if anatomy.shape.start is not None:
-        needed *= 2  # the KV of what the encoder reads
+        needed *= 2  # the KV of the source, too
     if needed > pages:
         raise UserError(
             f"kv_megabytes = {config.kv_megabytes}: one text of {context} tokens needs "
@@ -75,8 +74,8 @@ def engine_of(
     return Engine(Scheduler(splits, limits, PagePool(pages)), network, clock)
 
 
-def way_of(config: DecoderConfig, rules: DecoderRules, num_blocks: int) -> tuple[Splits, DecodingLimits]:
-    """Where a replica cuts the network, and by which limits it decodes."""
+def splits_and_limits(config: DecoderConfig, rules: DecoderRules, num_blocks: int) -> tuple[Splits, DecodingLimits]:
+    """The splits of a replica's network, and the limits of its scheduler."""
     rules = rules if config.cuts is None else rules.at(config.cuts)
     splits = config.splits(rules.cuts(config.cuts), num_blocks)
     share = rules.project.deep_share if splits.project and rules.project else rules.deep_share
@@ -84,16 +83,16 @@ def way_of(config: DecoderConfig, rules: DecoderRules, num_blocks: int) -> tuple
 
 
 def kv_bytes(anatomy: DecoderAnatomy) -> int:
-    """Of the keys and values of one position in one block."""
+    """The bytes of the keys and values of one position in one block."""
     return 2 * anatomy.shape.kv_width * anatomy.weights.dtype.itemsize
 
 
 def stop_tokens(folder: Path) -> frozenset[int]:
-    """The tokens that end a text, as the checkpoint says."""
+    """The tokens that end a text, by the checkpoint."""
     from transformers import GenerationConfig
 
     try:
-        told = GenerationConfig.from_pretrained(folder).eos_token_id
+        tokens = GenerationConfig.from_pretrained(folder).eos_token_id
     except OSError:  # an older checkpoint has no file for it
-        told = _config(folder).eos_token_id
-    return frozenset([told] if isinstance(told, int) else told or ())
+        tokens = _config(folder).eos_token_id
+    return frozenset([tokens] if isinstance(tokens, int) else tokens or ())

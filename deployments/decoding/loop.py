@@ -1,4 +1,4 @@
-"""The engine on a thread of its own, and streams of what it writes."""
+"""Runs the engine on a thread of its own, and streams the tokens that it writes."""
 
 import asyncio
 import logging
@@ -9,15 +9,15 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from deployments.decoding.engine import Engine
-from deployments.decoding.scheduler import Full, Written
-from deployments.decoding.sequences import Finish, Wanted
+from deployments.decoding.scheduler import NewTokens, ReplicaFull
+from deployments.decoding.sequences import Finish, TextRequest
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
 class TokenStream:
-    """What a sequence has written and nobody has read yet, of one launch or several: the reader takes all at once."""
+    """The tokens of a sequence that are not read yet, from one launch or several: the reader takes all at once."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -25,9 +25,9 @@ class TokenStream:
         self._finish: Finish | None = None
         self._failed: Exception | None = None
         self._news = asyncio.Event()
-        self.name = 0  # until it is opened
+        self.name = 0  # of the sequence; 0 until it is opened
 
-    def put(self, written: Written) -> None:
+    def put(self, written: NewTokens) -> None:
         self._tokens.extend(written.tokens)
         self._depths.extend(written.depths)
         self._finish = written.finish
@@ -37,18 +37,18 @@ class TokenStream:
         self._failed = error
         self._news.set()
 
-    async def get(self) -> Written:
+    async def get(self) -> NewTokens:
         await self._news.wait()
         self._news.clear()
         if self._failed:
             raise self._failed
-        group = Written(self.name, tuple(self._tokens), tuple(self._depths), self._finish)
+        group = NewTokens(self.name, tuple(self._tokens), tuple(self._depths), self._finish)
         self._tokens, self._depths = [], []
         return group
 
 
-class FullError(Exception):
-    """There is no place now; there may be one in so many seconds."""
+class ReplicaFullError(Exception):
+    """The replica has no place for a sequence; it may have one after `retry_after_s`."""
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__(retry_after_s)
@@ -56,13 +56,13 @@ class FullError(Exception):
 
 
 class EngineLoop:
-    """Runs an engine until `end`. Streams belong to one event loop; the engine belongs to the thread."""
+    """Runs an engine until `end`. The engine is used on its thread only, each stream in one event loop only."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._streams: dict[int, tuple[TokenStream, asyncio.AbstractEventLoop]] = {}
-        self._failed = ""  # how decoding has failed
+        self._failed = ""  # the error with which decoding has ended; empty while it runs
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
         self._thread.start()
 
@@ -73,10 +73,10 @@ class EngineLoop:
     def end(self) -> None:
         self._orders.put(None)
 
-    async def write(self, wanted: Wanted) -> AsyncGenerator[Written, None]:
-        """What a sequence writes, in groups. Whoever stops listening cancels it."""
+    async def write(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:
+        """The tokens of a sequence, in groups. The sequence is cancelled when this generator is closed."""
         stream, loop = TokenStream(), asyncio.get_running_loop()
-        self._orders.put(lambda: self._open(wanted, stream, loop))
+        self._orders.put(lambda: self._open(request, stream, loop))
         try:
             while True:
                 group = await stream.get()
@@ -87,28 +87,28 @@ class EngineLoop:
             self._orders.put(lambda: self._close(stream))
 
     async def call(self, work: Callable[[Engine], Result]) -> Result:
-        """What `work` returns or raises, on the engine's thread. Decoding goes on, whatever it raises."""
+        """Run `work` on the engine's thread, and return its result. Decoding goes on if it raises an error."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
 
         def order() -> None:
             try:
-                told = partial(done.set_result, work(self._working()))
+                finish = partial(done.set_result, work(self._working_engine()))
             except Exception as error:
-                told = partial(done.set_exception, error)
-            _tell(loop, partial(_settle, done, told))
+                finish = partial(done.set_exception, error)
+            _call_soon(loop, partial(_unless_done, done, finish))
 
         self._orders.put(order)
         return await done
 
-    def _open(self, wanted: Wanted, stream: TokenStream, loop: asyncio.AbstractEventLoop) -> None:
+    def _open(self, request: TextRequest, stream: TokenStream, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            opened = self._working().open(wanted)
-        except Exception as error:  # this text's alone: those of others go on
-            _tell(loop, partial(stream.fail, error))
+            opened = self._working_engine().open(request)
+        except Exception as error:  # an error of this text alone: others go on
+            _call_soon(loop, partial(stream.fail, error))
             return
-        if isinstance(opened, Full):
-            _tell(loop, partial(stream.fail, FullError(opened.retry_after_s)))
+        if isinstance(opened, ReplicaFull):
+            _call_soon(loop, partial(stream.fail, ReplicaFullError(opened.retry_after_s)))
             return
         stream.name = opened
         self._streams[opened] = stream, loop
@@ -118,27 +118,27 @@ class EngineLoop:
             del self._streams[stream.name]
             self._engine.cancel(stream.name)
 
-    def _working(self) -> Engine:
+    def _working_engine(self) -> Engine:
         if self._failed:
             raise RuntimeError(self._failed)
         return self._engine
 
     def _run(self) -> None:
-        """Decode until the end. Once decoding has failed, whoever asks for anything is told so."""
+        """Decode until the end. After a failure, every order is answered with its error."""
         try:
-            while self._obey():
+            while self._carry_out_orders():
                 self._step()
         except Exception as error:
             log.exception("decoding failed")
             self._failed = f"decoding failed: {error}"
             for stream, loop in self._streams.values():
-                _tell(loop, partial(stream.fail, RuntimeError(self._failed)))
+                _call_soon(loop, partial(stream.fail, RuntimeError(self._failed)))
             self._streams.clear()
-            while self._obey():
+            while self._carry_out_orders():
                 pass
 
-    def _obey(self) -> bool:
-        """Carry out all orders; with nothing to decode, wait for one. Returns whether to go on."""
+    def _carry_out_orders(self) -> bool:
+        """Carry out all orders; if there is nothing to decode, wait for one. Return False at the end."""
         block = not self._streams
         while True:
             try:
@@ -155,14 +155,14 @@ class EngineLoop:
             stream, loop = self._streams[written.name]
             if written.finish:
                 del self._streams[written.name]
-            _tell(loop, partial(stream.put, written))
+            _call_soon(loop, partial(stream.put, written))
 
 
-def _settle(future: "asyncio.Future[Result]", told: Callable[[], None]) -> None:
-    if not future.done():  # nobody may wait any more
-        told()
+def _unless_done(future: "asyncio.Future[Result]", finish: Callable[[], None]) -> None:
+    if not future.done():  # its caller may have been cancelled
+        finish()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[], object]) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
     if not loop.is_closed():
-        loop.call_soon_threadsafe(what)
+        loop.call_soon_threadsafe(callback)

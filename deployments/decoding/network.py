@@ -1,127 +1,165 @@
-"""A network of Hugging Face that decodes, cut into splits, whose keys and values (KV) lie in pages.
+"""A decoder of Hugging Face that is cut into splits, with its keys and values (KV) in pages.
 
-All parts are the model's own modules. What is ours is where KV lies, and who runs when.
+All layers are the model's own modules. This package decides where KV lies and which sequences run when.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby, islice
 
 import torch
 from torch import Tensor
 
 from deployments.decoding.anatomy import DecoderAnatomy
+from deployments.decoding.checkpoint import DecoderRules
 from deployments.decoding.choosing import Draw, at_least_float32, choose
 from deployments.decoding.paged import PagedKv
-from deployments.decoding.ramps import DecoderRamps
 from deployments.decoding.scheduler import DecodingLaunch, Piece
-from deployments.decoding.sequences import Opinion, Splits
+from deployments.decoding.sequences import Splits, TokenPrediction
+from deployments.exits import Policy, memory_width
+from deployments.models.ramps import policy_at
+from profiles.errors import UserError
+
+
+@dataclass(frozen=True)
+class DecoderRamps:
+    """The ramps of one network: its own head, read early. `head` computes logits from states, with its norm."""
+
+    rules: DecoderRules
+    head: Callable[[Tensor], Tensor]
+    policy: Policy = field(init=False)
+    _thresholds: Mapping[int, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "policy", independent(self.rules.policy))
+        object.__setattr__(self, "_thresholds", {ramp.block: ramp.threshold for ramp in self.rules.all_ramps})
+
+    def predict(self, block: int, states: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of the next token after a block, and for each row whether its token leaves there (1 or 0)."""
+        logits = at_least_float32(self.head(states))
+        leaves = self.policy(logits, self._thresholds[block], logits.new_empty(len(logits), 0)).leaves
+        return logits, leaves.to(torch.long)
+
+
+def independent(path: str) -> Policy:
+    """A policy without memory of earlier ramps, as the next token of a sequence is another input."""
+    policy = policy_at(path)
+    if memory_width(policy, num_labels=2):
+        raise UserError(f"policy {path!r} remembers earlier ramps: tokens need one that does not, such as confidence")
+    return policy
 
 
 class CutDecoder:
-    """Runs launches. Of each sequence it keeps the states of positions that are pending before a deeper split."""
+    """Runs launches, and keeps the states of positions that are pending before a deeper split."""
 
     def __init__(
         self, anatomy: DecoderAnatomy, ramps: DecoderRamps, splits: Splits, pages: int, page_tokens: int
     ) -> None:
         self._anatomy, self._ramps, self._splits = anatomy, ramps, splits
         self._kv = PagedKv(anatomy.shape.kv_width, anatomy.queries_per_key, anatomy.weights, pages, page_tokens)
-        self._pending: dict[tuple[int, int], list[Tensor]] = {}  # by sequence, and the split that they stand before
+        self._pending: dict[
+            tuple[int, int], list[Tensor]
+        ] = {}  # by sequence, and the split that they are pending before
 
     @torch.inference_mode()
-    def run(self, launch: DecodingLaunch) -> list[list[Opinion]]:
-        """What a ramp or the head says of each part's asked rows."""
+    def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]:
+        """The predictions of a ramp or the head for each piece."""
         split, blocks = launch.split, self._splits.blocks(launch.split)
         self._read_sources(launch)
-        states = self._entering(launch) if split == 0 else self._taken(launch)
-        rows = self._through(launch, blocks, states)
+        states = self._embedded(launch) if split == 0 else self._pending_states(launch)
+        rows = self._run_blocks(launch, blocks, states)
         if split < self._splits.last:
             self._keep(launch, rows)
-        return self._said(launch, rows)
+        return self._predictions(launch, rows)
 
-    def _through(self, launch: DecodingLaunch, blocks: range, states: Tensor) -> Tensor:
-        """The states after these blocks; those of rows that only leave their KV stay as they are."""
+    def _run_blocks(self, launch: DecodingLaunch, blocks: range, states: Tensor) -> Tensor:
+        """The states after these blocks; states of projected rows stay as they are."""
         if not launch.projects:
             return self._anatomy.through(blocks, states, self._kv.view(launch, blocks))
-        leaves = torch.zeros(len(states), dtype=torch.bool)
-        leaves[[begin + row for begin, part in _begins(launch) for row in part.projected]] = True
-        left, stay = (each.nonzero()[:, 0].to(states.device) for each in (leaves, ~leaves))
+        projected = torch.zeros(len(states), dtype=torch.bool)
+        projected[[first + row for first, piece in _with_first_row(launch) for row in piece.projected]] = True
+        left, stay = (rows.nonzero()[:, 0].to(states.device) for rows in (projected, ~projected))
         self._anatomy.project(blocks, states[left], self._kv.projection(launch, blocks))
         if not len(stay):
             return states
-        through = self._anatomy.through(blocks, states[stay], self._kv.view(launch, blocks))
-        return states.index_copy(0, stay, through)
+        run = self._anatomy.through(blocks, states[stay], self._kv.view(launch, blocks))
+        return states.index_copy(0, stay, run)
 
     def drop(self, name: int) -> None:
         """Forget a sequence."""
         for split in range(1, len(self._splits.ends)):
             self._pending.pop((name, split), None)
 
-    def follow(self, splits: Splits) -> None:
-        """Be cut in another way: nothing is pending, as all sequences begin again."""
+    def recut(self, splits: Splits) -> None:
+        """Cut elsewhere. No states are pending, as all sequences restart."""
         self._splits = splits
 
     def _read_sources(self, launch: DecodingLaunch) -> None:
-        """Have the encoder read the sources of who begins, those of like length side by side."""
-        beginning = [part for part in launch.pieces if part.sequence.unread(launch.split)]
-        for _, parts in groupby(sorted(beginning, key=_source_size), key=_source_size):
-            self._anatomy.read(list(parts), self._kv)
+        """Have the encoder read the sources of new sequences, those of similar length together."""
+        new = [piece for piece in launch.pieces if piece.sequence.unread(launch.split)]
+        for _, pieces in groupby(sorted(new, key=_source_size), key=_source_size):
+            self._anatomy.read(list(pieces), self._kv)
 
-    def _entering(self, launch: DecodingLaunch) -> Tensor:
+    def _embedded(self, launch: DecodingLaunch) -> Tensor:
         tokens = [
-            token for part in launch.pieces for token in part.sequence.tokens[part.start : part.start + part.rows]
+            token for piece in launch.pieces for token in piece.sequence.tokens[piece.start : piece.start + piece.rows]
         ]
         return self._anatomy.embed(torch.tensor(tokens, device=self._kv.device))
 
     def _keep(self, launch: DecodingLaunch, rows: Tensor) -> None:
-        for part, states in zip(launch.pieces, torch.split(rows, [part.rows for part in launch.pieces]), strict=True):
-            self._pending.setdefault((part.sequence.name, launch.split + 1), []).append(states)
+        for piece, states in zip(
+            launch.pieces, torch.split(rows, [piece.rows for piece in launch.pieces]), strict=True
+        ):
+            self._pending.setdefault((piece.sequence.name, launch.split + 1), []).append(states)
 
-    def _taken(self, launch: DecodingLaunch) -> Tensor:
-        """The pending states of the launch, which are pending no more."""
-        found = []
-        for part in launch.pieces:
-            place = part.sequence.name, launch.split
-            kept = self._pending.pop(place)
-            states = kept[0] if len(kept) == 1 else torch.cat(kept)
-            if part.rows < len(states):
-                self._pending[place] = [states[part.rows :]]
-            found.append(states[: part.rows])
-        return torch.cat(found)
+    def _pending_states(self, launch: DecodingLaunch) -> Tensor:
+        """Take the pending states of a launch's rows."""
+        taken = []
+        for piece in launch.pieces:
+            key = piece.sequence.name, launch.split
+            chunks = self._pending.pop(key)
+            states = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+            if piece.rows < len(states):
+                self._pending[key] = [states[piece.rows :]]
+            taken.append(states[: piece.rows])
+        return torch.cat(taken)
 
-    def _said(self, launch: DecodingLaunch, rows: Tensor) -> list[list[Opinion]]:
-        ends = list(accumulate(part.rows for part in launch.pieces))
+    def _predictions(self, launch: DecodingLaunch, rows: Tensor) -> list[list[TokenPrediction]]:
+        ends = list(accumulate(piece.rows for piece in launch.pieces))
         places = [
-            place for part, end in zip(launch.pieces, ends, strict=True) for place in range(end - part.asked, end)
+            place
+            for piece, end in zip(launch.pieces, ends, strict=True)
+            for place in range(end - piece.num_predictions, end)
         ]
         if not places:
             return [[] for _ in launch.pieces]
-        looked_at = rows if len(places) == len(rows) else rows[torch.tensor(places, device=rows.device)]
-        logits, sure = self._look(launch.split, looked_at)
-        found = torch.stack((choose(logits, _draws(launch)), sure)).tolist()  # the one copy to the host
-        opinions = (Opinion(token, bool(is_sure)) for token, is_sure in zip(*found, strict=True))
-        return [list(islice(opinions, part.asked)) for part in launch.pieces]
+        states = rows if len(places) == len(rows) else rows[torch.tensor(places, device=rows.device)]
+        logits, sure = self._predict(launch.split, states)
+        on_host = torch.stack((choose(logits, _draws(launch)), sure)).tolist()  # one copy from the device
+        predictions = (TokenPrediction(token, bool(is_sure)) for token, is_sure in zip(*on_host, strict=True))
+        return [list(islice(predictions, piece.num_predictions)) for piece in launch.pieces]
 
-    def _look(self, split: int, states: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits of the next token, and who is sure of it (as 0 or 1): after the last split, everybody."""
+    def _predict(self, split: int, states: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of the next token, and whether it is sure (1 or 0): after the last split, always."""
         if split < self._splits.last:
-            return self._ramps.look(self._splits.ends[split] - 1, states)
+            return self._ramps.predict(self._splits.ends[split] - 1, states)
         logits = at_least_float32(self._anatomy.head(states))
         return logits, torch.ones(len(logits), dtype=torch.long, device=logits.device)
 
 
-def _begins(launch: DecodingLaunch) -> Iterator[tuple[int, Piece]]:
-    """The parts of a launch, each with the number of its first row."""
-    return zip(accumulate((part.rows for part in launch.pieces), initial=0), launch.pieces, strict=False)
+def _with_first_row(launch: DecodingLaunch) -> Iterator[tuple[int, Piece]]:
+    """The pieces of a launch, each with the index of its first row."""
+    return zip(accumulate((piece.rows for piece in launch.pieces), initial=0), launch.pieces, strict=False)
 
 
-def _source_size(part: Piece) -> int:
-    return part.size[-1]
+def _source_size(piece: Piece) -> int:
+    return piece.size[-1]
 
 
 def _draws(launch: DecodingLaunch) -> list[Draw]:
-    """What each asked row's token is drawn with: it depends on the seed and on the token's place, and on no launch."""
+    """The draw of each predicted token, which depends on the seed and on the token's position, not on the launch."""
     return [
-        Draw(part.sequence.wanted.sampling, position + 1)
-        for part in launch.pieces
-        for position in range(part.start + part.rows - part.asked, part.start + part.rows)
+        Draw(piece.sequence.request.sampling, position + 1)
+        for piece in launch.pieces
+        for position in range(piece.start + piece.rows - piece.num_predictions, piece.start + piece.rows)
     ]

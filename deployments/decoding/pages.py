@@ -1,4 +1,4 @@
-"""Pages of a replica's memory for keys and values (KV): which are free, and which a sequence has.
+"""Pages of a replica's memory for keys and values (KV): the free ones, and those of each sequence.
 
 A page holds the KV of one block for a few neighbouring positions. Blocks have pages of their own, so that deep blocks
 may lag behind, and a cut may move without a page being copied.
@@ -21,16 +21,16 @@ class PagePool:
     def free(self) -> int:
         return len(self._free)
 
-    def take(self, wanted: int) -> list[int] | None:
-        """So many pages, or None where there are not so many.
+    def take(self, count: int) -> list[int] | None:
+        """Take this number of pages; return None if fewer are free.
 
         >>> pool = PagePool(3)
         >>> pool.take(2), pool.take(2)
         ([1, 2], None)
         """
-        if wanted > len(self._free):
+        if count > len(self._free):
             return None
-        first = len(self._free) - wanted
+        first = len(self._free) - count
         taken = self._free[first:]
         del self._free[first:]
         return taken
@@ -40,7 +40,7 @@ class PagePool:
 
 
 class PageTable:
-    """The pages of one sequence: for each block one after the other, as positions need them."""
+    """The pages of one sequence: for each block a row of pages, in the order of positions."""
 
     def __init__(self, num_blocks: int, positions: int, page_tokens: int) -> None:
         self._page_tokens = page_tokens
@@ -48,12 +48,12 @@ class PageTable:
         self.pages: NDArray[np.int64] = np.zeros((num_blocks, pages_for(positions, page_tokens)), np.int64)
 
     def missing(self, blocks: range, positions: int) -> int:
-        """How many pages these blocks need beyond what they have, to hold so many positions."""
+        """How many more pages these blocks need to hold this number of positions."""
         needed, held = pages_for(positions, self._page_tokens), self._held[blocks.start : blocks.stop]
         return 0 if min(held) >= needed else sum(max(0, needed - each) for each in held)
 
     def grow(self, blocks: range, positions: int, pages: list[int]) -> None:
-        """Take as many pages as are missing."""
+        """Take the missing pages."""
         needed, taken = pages_for(positions, self._page_tokens), iter(pages)
         for block in blocks:
             for place in range(self._held[block], needed):
@@ -61,7 +61,7 @@ class PageTable:
             self._held[block] = max(self._held[block], needed)
 
     def clear(self) -> list[int]:
-        """All pages, which the sequence has no more."""
+        """Return all pages and forget them."""
         held = [int(page) for block, count in enumerate(self._held) for page in self.pages[block, :count]]
         self._held = [0] * len(self._held)
         return held

@@ -1,4 +1,4 @@
-"""A decoding replica as Serve runs it: the network, its KV memory, and the loop, in one process."""
+"""The replica of a decoder in Serve: the network, its KV memory, and the decoding loop, in one process."""
 
 import asyncio
 import gc
@@ -17,11 +17,11 @@ from deployments.decoding.anatomy import shape_of
 from deployments.decoding.checkpoint import rules_of
 from deployments.decoding.config import DecoderConfig, pipeline_on
 from deployments.decoding.engine import Engine
-from deployments.decoding.leading import led_to
-from deployments.decoding.loading import engine_of, load_decoder, way_of
-from deployments.decoding.loop import EngineLoop, FullError
-from deployments.decoding.scheduler import Full, Written
-from deployments.decoding.sequences import Wanted
+from deployments.decoding.leading import switched_plan
+from deployments.decoding.loading import engine_of, load_decoder, splits_and_limits
+from deployments.decoding.loop import EngineLoop, ReplicaFullError
+from deployments.decoding.scheduler import NewTokens, ReplicaFull
+from deployments.decoding.sequences import TextRequest
 from deployments.logs import join_serves_log
 from deployments.metrics import DECODER_REPLICA, MetricSeries
 from deployments.models.backends import warn_of_ramps
@@ -29,14 +29,14 @@ from deployments.ray_facts import Remembered
 from deployments.tracing import Tracing, part_of, tracing_here
 from optimizer.plan import Plan
 
-log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
-DECODER = "decoder"  # the deployment
-TELL_EVERY_S = 1.0  # Ray tells a gauge only where it was set since the last time
+log = logging.getLogger("ray.serve")  # the log of Serve's own lines about a replica
+DECODER = "decoder"  # the name of the deployment, and the `group` of its metrics
+EXPORT_EVERY_S = 1.0  # Ray exports a gauge only if it was set since the last export
 
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """What a replica has done until now, and what is on it."""
+    """The counts of a replica since its start, and its sequences now."""
 
     residents: int
     waiting: int
@@ -45,14 +45,16 @@ class ReplicaState:
     preempted: int
     tokens_per_s: float
     depths: dict[int, int]  # tokens by the block after which they were known
-    launches: dict[int, tuple[int, int, int]]  # by a split's first block: how many, sequences in them, room for so many
-    version: int = 0  # of the plan that it follows
+    launches: dict[
+        int, tuple[int, int, int]
+    ]  # for each split, by its first block: launches, sequences in them, room for sequences
+    version: int = 0  # of the plan that runs
 
 
 class DecoderReplica:
-    """Decodes what fronts ask for. Tokens come in groups: as many as were written while the front was busy.
+    """Writes texts for fronts. Tokens come in groups: those that were written while the front was busy.
 
-    `origin`: the mark of what the user's files say of all replicas; `kind`: of the device that this one is on.
+    `origin`: the hash of the configurations of all replicas; `kind`: of the device of this replica.
     """
 
     def __init__(self, config: DecoderConfig, origin: str, kind: str = "") -> None:
@@ -66,33 +68,33 @@ class DecoderReplica:
         if self._rules.ramps and config.exits != "off":
             warn_of_ramps(folder, self._rules.dtype, config.dtype)
         engine = engine_of(model, self._rules, config)
-        self._version = 0  # of the plan that is followed
+        self._version = 0  # of the plan that runs
         self._depths: Counter[int] = Counter()
         self._loop = EngineLoop(engine)
         self._tracing = tracing_here(time.perf_counter)
-        self._telling = asyncio.get_running_loop().create_task(self._tell())
-        # Serve awaits this before it ends a replica. It is set on the instance, so that Python does not call it too.
+        self._exporting = asyncio.get_running_loop().create_task(self._export_metrics())
+        # Serve awaits this before it ends a replica. Set on the instance, Python itself does not call it.
         self.__del__ = self.close
-        gc.freeze()  # the network stays for good, so the garbage collector need not look through it
+        gc.freeze()  # the network stays until the end, so the garbage collector need not visit it
 
-    async def write(self, wanted: Wanted, trace: str = "") -> AsyncGenerator[Written | Full, None]:
-        """What a sequence writes; or, alone, that there is no place for it. `trace`: what its spans belong to."""
+    async def write(self, request: TextRequest, trace: str = "") -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+        """The tokens of a sequence, or one refusal. `trace`: the traceparent of its spans."""
         try:
-            async with aclosing(traced(self._loop.write(wanted), wanted, self._tracing, trace)) as groups:
+            async with aclosing(traced(self._loop.write(request), request, self._tracing, trace)) as groups:
                 async for group in groups:
                     self._depths.update(group.depths)
                     yield group
-        except FullError as full:
-            yield Full(full.retry_after_s)
+        except ReplicaFullError as full:
+            yield ReplicaFull(full.retry_after_s)
 
     async def close(self) -> None:
-        """Tell what is left to be told."""
-        self._telling.cancel()
+        """End the export of metrics and of spans."""
+        self._exporting.cancel()
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
 
-    async def _tell(self) -> None:
-        """Tell Prometheus, and see which plan is to run, until cancelled; works only inside a replica of Serve, which
+    async def _export_metrics(self) -> None:
+        """Export metrics and follow the written plan, until cancelled. Works only inside a replica of Serve, whose name
         Ray adds to each series."""
         from ray.serve import metrics
 
@@ -100,29 +102,29 @@ class DecoderReplica:
         while True:
             try:
                 await self._catch_up()
-            except Exception:  # the store of Ray may be away for a moment: what runs goes on
-                log.exception("which plan is to run cannot be told")
-            tell(series, await self.state())
-            await asyncio.sleep(TELL_EVERY_S)
+            except Exception:  # Ray's store may be away for a moment: the present plan runs on
+                log.exception("the plan to run cannot be read")
+            export(series, await self.state())
+            await asyncio.sleep(EXPORT_EVERY_S)
 
     async def _catch_up(self) -> None:
-        """Follow the plan that is written down, whoever wrote it: so a replica that starts later does, too."""
-        written = await asyncio.to_thread(led_to, self._origin)
-        if written and written.version != self._version:
-            await self._loop.call(partial(self._follow, written))
+        """Switch to the plan that is written in Ray's store, as a replica that starts later does, too."""
+        stored = await asyncio.to_thread(switched_plan, self._origin)
+        if stored and stored.version != self._version:
+            await self._loop.call(partial(self._switch_to, stored))
 
-    def _follow(self, written: Remembered, engine: Engine) -> None:
-        config = self._config.led_by(pipeline_on(Plan.from_json(written.plan), self._kind))
-        engine.follow(*way_of(config, self._rules, engine.scheduler.splits.num_blocks))
-        self._version = written.version
+    def _switch_to(self, stored: Remembered, engine: Engine) -> None:
+        config = self._config.switched_to(pipeline_on(Plan.from_json(stored.plan), self._kind))
+        engine.recut(*splits_and_limits(config, self._rules, engine.scheduler.splits.num_blocks))
+        self._version = stored.version
 
     async def state(self) -> ReplicaState:
         return await self._loop.call(self._state)
 
     def check_health(self) -> None:
-        """Serve starts another replica where this raises."""
+        """Serve replaces the replica if this raises an error."""
         if not self._loop.alive:
-            raise RuntimeError("the loop has ended")
+            raise RuntimeError("decoding has ended")
 
     def _state(self, engine: Engine) -> ReplicaState:
         scheduler = engine.scheduler
@@ -140,11 +142,11 @@ class DecoderReplica:
 
 
 async def traced(
-    groups: AsyncGenerator[Written, None], wanted: Wanted, tracing: Tracing | None, trace: str
-) -> AsyncGenerator[Written, None]:
-    """What a sequence writes, in two spans if its request is traced: up to the first token, and from there on."""
+    groups: AsyncGenerator[NewTokens, None], request: TextRequest, tracing: Tracing | None, trace: str
+) -> AsyncGenerator[NewTokens, None]:
+    """The tokens of a sequence, in two spans if its request is traced: to the first token, and after it."""
     async with aclosing(groups):
-        with part_of(tracing, trace, "first token", {"prompt_tokens": wanted.given}):
+        with part_of(tracing, trace, "first token", {"prompt_tokens": request.given}):
             group = await anext(groups)
         yield group
         if not group.finish:
@@ -153,8 +155,8 @@ async def traced(
                     yield group
 
 
-def tell(series: MetricSeries, state: ReplicaState) -> None:
-    """What a replica has done, and what is on it. A launch has room for as many residents as there may be then."""
+def export(series: MetricSeries, state: ReplicaState) -> None:
+    """Export the state of a replica. A launch has room for as many sequences as may be resident."""
     for block, tokens in state.depths.items():
         series.total("isobatch_exits", tokens, block=str(block))
     for start, (count, sequences, room) in state.launches.items():

@@ -1,4 +1,4 @@
-"""The shape of answers in OpenAI's interface: whole, or as the events of a stream."""
+"""Answers in OpenAI's format: whole ones, and the events of a stream."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ import msgspec
 
 from deployments.decoding.front import DecoderFront, TextPiece
 from deployments.decoding.metrics import RequestEnd
-from deployments.decoding.sequences import Finish, Wanted
+from deployments.decoding.sequences import Finish, TextRequest
 from deployments.front.answers import RefusedError
 
 WholeText = tuple[str, list[int], Finish | None]  # beside the depth of each token
@@ -22,15 +22,15 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 @dataclass(frozen=True)
 class ReplyShape:
-    """What distinguishes an answer to a completion from one to a chat."""
+    """The differences between the answers to completions and to chats."""
 
     kind: str
     id: str
     whole: str
     piece: str
-    text: Callable[[str], dict[str, Any]]  # of a whole answer
-    delta: Callable[[str], dict[str, Any]]  # of a piece
-    opening: dict[str, Any] | None = None  # what the first piece of each choice says before any text
+    text: Callable[[str], dict[str, Any]]  # the fields of a whole text
+    delta: Callable[[str], dict[str, Any]]  # the fields of a piece of a text
+    opening: dict[str, Any] | None = None  # the fields of the first piece of each choice, before any text
 
 
 COMPLETION_SHAPE = ReplyShape(
@@ -58,7 +58,7 @@ class TextReply:
 
     shape: ReplyShape
     model: str
-    wanted: list[Wanted]
+    requests: list[TextRequest]
     stops: Sequence[str]
     begun_s: float
     id: str = field(init=False)
@@ -75,40 +75,41 @@ class TextReply:
 
     @property
     def share(self) -> float:
-        """What each choice is of the request."""
-        return 1 / len(self.wanted)
+        """The share of each choice in the request."""
+        return 1 / len(self.requests)
 
     def usage(self) -> dict[str, int]:
-        read = sum(each.given for each in self.wanted)
+        read = sum(each.given for each in self.requests)
         return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
 
 
-async def whole_of(front: DecoderFront, wanted: Wanted, stops: Sequence[str], share: float = 1.0) -> WholeText:
+async def whole_text(front: DecoderFront, request: TextRequest, stops: Sequence[str], share: float = 1.0) -> WholeText:
     text, finish = "", None
     depths: list[int] = []
-    async with aclosing(front.write(wanted, stops, share)) as written:
+    async with aclosing(front.write(request, stops, share)) as written:
         async for words in written:
             text, finish = text + words.text, words.finish
             depths += words.depths
     return text, depths, finish
 
 
-async def wholes_of(front: DecoderFront, reply: TextReply) -> list[WholeText]:
-    """The texts of all choices. Where one is refused or fails, nobody goes on with the others."""
+async def whole_texts(front: DecoderFront, reply: TextReply) -> list[WholeText]:
+    """The texts of all choices. If one is refused or fails, the others are cancelled."""
     try:
         async with asyncio.TaskGroup() as writing:
-            tasks = [writing.create_task(whole_of(front, wanted, reply.stops, reply.share)) for wanted in reply.wanted]
+            texts = (whole_text(front, request, reply.stops, reply.share) for request in reply.requests)
+            tasks = [writing.create_task(text) for text in texts]
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
-async def pieces_of(front: DecoderFront, reply: TextReply, usage: bool) -> AsyncGenerator[bytes, None]:
-    """The events of a stream; those of several prompts come as they are written."""
-    outcome: RequestEnd | None = "cancelled"  # None: whoever answers in place of the stream counts it
+async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> AsyncGenerator[bytes, None]:
+    """The events of a stream; pieces of several texts come in the order in which they are written."""
+    outcome: RequestEnd | None = "cancelled"  # None: counted by the handler that answers instead
     opening = reply.shape.opening
     try:
-        async with aclosing(_together(front, reply)) as written:
+        async with aclosing(_pieces(front, reply)) as written:
             opened: set[int] = set()
             async for index, words in written:
                 if opening and index not in opened:
@@ -125,7 +126,7 @@ async def pieces_of(front: DecoderFront, reply: TextReply, usage: bool) -> Async
         outcome = "refused" if reply.written else None
         if not reply.written:
             raise
-        yield _event(problem(refused))
+        yield _event(error_body(refused))
     except Exception:
         outcome = "failed" if reply.written else None
         raise
@@ -136,20 +137,20 @@ async def pieces_of(front: DecoderFront, reply: TextReply, usage: bool) -> Async
             front.meter.ended(outcome)
 
 
-async def _together(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple[int, TextPiece], None]:
-    """What all choices write, with the number of the choice."""
+async def _pieces(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple[int, TextPiece], None]:
+    """The pieces of all choices, each with the number of its choice."""
     news: asyncio.Queue[tuple[int, TextPiece | BaseException | None]] = asyncio.Queue()
 
-    async def write(index: int, wanted: Wanted) -> None:
+    async def write(index: int, request: TextRequest) -> None:
         try:
-            async with aclosing(front.write(wanted, reply.stops, reply.share)) as written:
+            async with aclosing(front.write(request, reply.stops, reply.share)) as written:
                 async for words in written:
                     news.put_nowait((index, words))
         except Exception as error:
             news.put_nowait((index, error))
         news.put_nowait((index, None))
 
-    tasks = [asyncio.create_task(write(index, wanted)) for index, wanted in enumerate(reply.wanted)]
+    tasks = [asyncio.create_task(write(index, request)) for index, request in enumerate(reply.requests)]
     try:
         left = len(tasks)
         while left:
@@ -165,22 +166,22 @@ async def _together(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tup
             task.cancel()
 
 
-async def after(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def with_first(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(pieces):
         yield first
         async for piece in pieces:
             yield piece
 
 
-def choice_of(index: int, said: Mapping[str, Any], depths: Sequence[int], finish: Finish | None) -> dict[str, Any]:
+def choice_of(index: int, fields: Mapping[str, Any], depths: Sequence[int], finish: Finish | None) -> dict[str, Any]:
     reason = finish.value if finish else None
-    return {"index": index, **said, "logprobs": None, "finish_reason": reason, "exit_blocks": list(depths)}
+    return {"index": index, **fields, "logprobs": None, "finish_reason": reason, "exit_blocks": list(depths)}
 
 
 def _event(body: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-def problem(refused: RefusedError) -> dict[str, Any]:
+def error_body(refused: RefusedError) -> dict[str, Any]:
     kind = _TYPES.get(refused.status, "invalid_request_error")
     return {"error": {"message": refused.sentence, "type": kind, "param": None, "code": None}}

@@ -1,4 +1,4 @@
-"""OpenAI's requests, as far as they are served: a field that is not is refused by name, in one sentence."""
+"""The fields of OpenAI's requests that are served. Other fields are refused by name, in one sentence."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -11,32 +11,34 @@ from profiles.errors import first_wrong
 
 TokenNumber = Annotated[int, Field(ge=0)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
-_NEUTRAL = "what clients may send although it asks for nothing"
-_HAVE_A_DEFAULT = "temperature", "top_p", "stream", "include_usage", "include_obfuscation"  # other than null
+_NEUTRAL = "Accepted only with a value that changes nothing."
+_WITH_DEFAULTS = ("temperature", "top_p", "stream", "include_usage", "include_obfuscation")  # null stands for these
 
 
-class _Asked(BaseModel):
-    """Fields that have a default may be null, as with OpenAI: some clients send what nobody has set."""
+class _RequestFields(BaseModel):
+    """Fields with a default may be null, as with OpenAI: some clients send null for fields that are not set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    @field_validator(*_HAVE_A_DEFAULT, mode="before", check_fields=False)
+    @field_validator(*_WITH_DEFAULTS, mode="before", check_fields=False)
     @classmethod
     def _default_for_null(cls, value: object, info: ValidationInfo) -> object:
         return cls.model_fields[str(info.field_name)].default if value is None else value
 
 
-class StreamOptions(_Asked):
+class StreamOptions(_RequestFields):
     include_usage: bool = Field(False, description="Whether the counts of tokens come as the last piece.")
     include_obfuscation: bool = Field(False, description="Ignored: pieces are as long as they are.")
 
 
-class _Generation(_Asked):
-    """What completions and chats have in common."""
+class _Generation(_RequestFields):
+    """The fields that completions and chats share."""
 
-    model: str | None = Field(None, description="The name of the model; none: the one that is served.")
+    model: str | None = Field(None, description="The name of the model; none: the served one.")
     temperature: float = Field(0.0, ge=0, le=2, description="0: the most probable token, each time.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Only the most probable tokens that have this much together.")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Only the most probable tokens that have this probability together."
+    )
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="The same seed, the same text; none: 0.")
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = Field(None, description="Where the text ends.")
     stream: bool = Field(False, description="Whether the text comes piece by piece, as server-sent events.")
@@ -56,7 +58,7 @@ class _Generation(_Asked):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
-    def counted(self) -> bool:
+    def wants_usage(self) -> bool:
         """Whether a stream ends with the counts of tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -110,7 +112,7 @@ AnyRequest = TypeVar("AnyRequest", bound=_Generation)
 
 
 def request_of(kind: type[AnyRequest], body: object) -> AnyRequest:
-    """The request, or one sentence about the first value that is wrong."""
+    """The request; raises a `RefusedError` about the first value that is wrong."""
     if not isinstance(body, dict):
         raise RefusedError(400, f"the body must be a JSON object, got {shown(body)}")
     try:
@@ -123,7 +125,7 @@ def _sentence(kind: type[BaseModel], error: ValidationError, body: Mapping[str, 
     wrong = first_wrong(error)
     field = str(wrong.place).split(".")[0]
     if wrong.kind == "extra_forbidden":
-        return f"{wrong.place} is not served here; there are: {', '.join(kind.model_fields)}"
+        return f"{wrong.place} is not served; there are: {', '.join(kind.model_fields)}"
     if wrong.kind == "missing":
         return f"{wrong.place} is missing"
     return f"{field} = {shown(body.get(field))}: {wrong.reason}"

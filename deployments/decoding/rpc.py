@@ -1,8 +1,7 @@
-"""Texts over gRPC, by the Open Inference Protocol: ModelInfer gives a whole text, ModelStreamInfer what comes.
+"""Texts over gRPC, by the Open Inference Protocol: ModelInfer returns a whole text, ModelStreamInfer its pieces.
 
-A request has one text, `text_input`. What else OpenAI's interface knows of a completion stands in the request's
-parameters, by the same names, or as JSON in the tensor `sampling_parameters`, as Triton's own servers of texts have it.
-So what is allowed, and what is said of the rest, is as over HTTP.
+A request has one text, `text_input`. The other fields of an OpenAI completion are parameters of the same names, or JSON
+in the tensor `sampling_parameters`, as in Triton's own servers of texts. So fields are checked as over HTTP.
 """
 
 import asyncio
@@ -18,12 +17,12 @@ import grpc
 import numpy as np
 
 from deployments.decoding.front import DecoderFront, TextPiece
-from deployments.decoding.replies import whole_of
+from deployments.decoding.replies import whole_text
 from deployments.decoding.requests import CompletionRequest, request_of
-from deployments.decoding.sequences import Wanted
+from deployments.decoding.sequences import TextRequest
 from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import LONGEST_NAME, MOST_NAMED
-from deployments.front.open_inference.calls import OF_CALLS, OF_CONNECTIONS, Handlers, as_headers, decoded, told_to
+from deployments.front.open_inference.calls import OF_CONNECTIONS, address_of, as_headers, decoded, server_of, unary
 from deployments.front.open_inference.messages import message
 from deployments.front.open_inference.protocol import VERSION
 from deployments.front.open_inference.requests import BYTES
@@ -31,7 +30,7 @@ from deployments.front.open_inference.tensors import check_outputs, described, f
 from deployments.tracing import Tracing
 
 log = logging.getLogger(__name__)
-AT_ONCE = 64  # requests of one stream
+MAX_STREAM_REQUESTS = 64  # requests of one stream that are answered at the same time
 MOST_FIELDS = 8 * MOST_NAMED  # of one request
 _INPUTS = {"text_input": BYTES, "sampling_parameters": BYTES, "stream": "BOOL"}
 _OUTPUTS = {"text_output": BYTES, "exit_block": "INT64", "finish_reason": BYTES}
@@ -44,16 +43,13 @@ Fields = dict[str, Any]
 async def serving(
     front: DecoderFront, key: bytes | None, stats: Callable[[], Awaitable[Any]], tracing: Tracing | None = None
 ) -> AsyncIterator[None]:
-    """Serve until the block ends, and what was let in then is written. Nothing is served where no port was given."""
+    """Serve until the `with` block ends, then finish the admitted texts. Without a port, do nothing."""
     config = front.config
     if config.grpc_port is None:
         yield
         return
-    options = [("grpc.max_receive_message_length", config.max_body_bytes), *OF_CALLS, *OF_CONNECTIONS]
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=config.most_asked)
-    server.add_generic_rpc_handlers((Handlers(key, _TextCalls(front, stats, tracing).methods()),))
-    host = f"[{config.grpc_host}]" if ":" in config.grpc_host else config.grpc_host
-    server.add_insecure_port(f"{host}:{config.grpc_port}")
+    address, methods = address_of(config.grpc_host, config.grpc_port), _TextCalls(front, stats, tracing).methods()
+    server = server_of(key, methods, address, config.max_body_bytes, config.max_requests, OF_CONNECTIONS)
     await server.start()
     try:
         yield
@@ -62,11 +58,11 @@ async def serving(
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """One request: what is to be written, and how it is told."""
+class _InferRequest:
+    """One request: the text to write, and the outputs of its responses."""
 
     id: str
-    wanted: Wanted
+    text: TextRequest
     stops: Sequence[str]
     stream: bool
     outputs: Sequence[str]
@@ -90,18 +86,9 @@ class _TextCalls:
             "ModelConfig": self._configuration,
             "ModelInfer": self._whole,
         }
-        found = {name: self._unary(name, answer) for name, answer in answers.items()}
-        streamed = message("ModelStreamInferResponse").SerializeToString
-        return found | {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._streamed, None, streamed)}
-
-    def _unary(self, name: str, answer: Callable[[Any, Any], Awaitable[Fields]]) -> grpc.RpcMethodHandler:
-        response = message(f"{name}Response")
-
-        async def handle(sent: bytes, context: Any) -> Any:
-            async with told_to(context, name):
-                return response(**await answer(sent, context))
-
-        return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
+        serialize = message("ModelStreamInferResponse").SerializeToString
+        methods = {name: unary(name, answer) for name, answer in answers.items()}
+        return methods | {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._streamed, None, serialize)}
 
     async def _live(self, _: bytes, __: Any) -> Fields:
         return {"live": True}
@@ -112,7 +99,7 @@ class _TextCalls:
         return {"ready": True}
 
     async def _model_ready(self, sent: bytes, context: Any) -> Fields:
-        """As Triton says it: what is not there is not ready."""
+        """As with Triton, a model that does not exist is not ready."""
         try:
             self._check("ModelReady", sent)
         except RefusedError:
@@ -124,22 +111,22 @@ class _TextCalls:
 
     async def _metadata(self, sent: bytes, _: Any) -> Fields:
         self._check("ModelMetadata", sent)
-        tensors = [
+        inputs, outputs = (
             [
                 {"name": name, "datatype": kind, "shape": [-1 if name == "exit_block" else 1]}
-                for name, kind in each.items()
+                for name, kind in kinds.items()
             ]
-            for each in (_INPUTS, _OUTPUTS)
-        ]
-        about = {"name": self._front.name, "versions": [VERSION], "platform": "isobatch"}
-        return about | {"inputs": tensors[0], "outputs": tensors[1]}
+            for kinds in (_INPUTS, _OUTPUTS)
+        )
+        model = {"name": self._front.name, "versions": [VERSION], "platform": "isobatch"}
+        return model | {"inputs": inputs, "outputs": outputs}
 
     async def _configuration(self, sent: bytes, _: Any) -> Fields:
-        """As much of Triton's as its tools ask for: a request may have several responses."""
+        """The part of Triton's configuration that its tools need: a request may have several responses."""
         self._check("ModelConfig", sent)
-        inputs, outputs = ([{"name": name} for name in each] for each in (_INPUTS, _OUTPUTS))
-        about = {"name": self._front.name, "platform": "isobatch", "input": inputs, "output": outputs}
-        return {"config": about | {"model_transaction_policy": {"decoupled": True}}}
+        inputs, outputs = ([{"name": name} for name in names] for names in (_INPUTS, _OUTPUTS))
+        model = {"name": self._front.name, "platform": "isobatch", "input": inputs, "output": outputs}
+        return {"config": model | {"model_transaction_policy": {"decoupled": True}}}
 
     def _check(self, name: str, sent: bytes) -> None:
         request = decoded(f"{name}Request", sent, MOST_FIELDS)
@@ -152,63 +139,62 @@ class _TextCalls:
 
     async def _whole(self, sent: bytes, context: Any) -> Fields:
         with self._counted(context) as begun_s:
-            asked = self._asked(sent)
-            if asked.stream:
+            infer = self._read(decoded("ModelInferRequest", sent, MOST_FIELDS), stream=False)
+            if infer.stream:
                 raise RefusedError(400, "stream = true: ModelStreamInfer gives a text piece by piece")
-            text, depths, finish = await whole_of(self._front, asked.wanted, asked.stops)
+            text, depths, finish = await whole_text(self._front, infer.text, infer.stops)
             self._front.meter.answered(begun_s)
-            return self._fields(asked, TextPiece(text, tuple(depths), finish))
+            return self._fields(infer, TextPiece(text, tuple(depths), finish))
 
     async def _streamed(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        """Requests of one stream are answered at the same time. A refusal is a response, and the stream goes on."""
+        """Answer requests of one stream at the same time. After a refusal the stream goes on."""
         response = message("ModelStreamInferResponse")
-        news: asyncio.Queue[Fields | None] = asyncio.Queue()
-        places = asyncio.Semaphore(AT_ONCE)
+        responses: asyncio.Queue[Fields | None] = asyncio.Queue()
+        places = asyncio.Semaphore(MAX_STREAM_REQUESTS)
 
-        async def one(sent: bytes) -> None:
+        async def write(sent: bytes) -> None:
             try:
-                await self._write(sent, context, news)
+                await self._write(sent, context, responses)
             finally:
                 places.release()
 
-        async def begin() -> None:
-            async with asyncio.TaskGroup() as all_of_them:
+        async def write_all() -> None:
+            async with asyncio.TaskGroup() as tasks:
                 async for sent in requests:
                     await places.acquire()
-                    all_of_them.create_task(one(sent))
-            await news.put(None)
+                    tasks.create_task(write(sent))
+            await responses.put(None)
 
-        writing = asyncio.create_task(begin())
+        writing = asyncio.create_task(write_all())
         try:
-            while fields := await news.get():
+            while fields := await responses.get():
                 yield response(**fields)
-        finally:  # the client may have gone: nobody waits for the rest
+        finally:  # the client may have disconnected
             writing.cancel()
 
-    async def _write(self, sent: bytes, context: Any, news: "asyncio.Queue[Fields | None]") -> None:
-        """Have one text written, and tell it: piece by piece, or as one."""
-        told = ""
+    async def _write(self, sent: bytes, context: Any, responses: "asyncio.Queue[Fields | None]") -> None:
+        """Answer one request of a stream, with the pieces of its text or with the whole text."""
+        request_id = ""
         try:
             with self._counted(context) as begun_s:
                 request = decoded("ModelInferRequest", sent, MOST_FIELDS)
-                told = request.id[:LONGEST_NAME]
-                asked = self._read(request, stream=True)
+                request_id = request.id[:LONGEST_NAME]
+                infer = self._read(request, stream=True)
                 text, depths = "", tuple[int, ...]()
-                async with aclosing(self._front.write(asked.wanted, asked.stops)) as pieces:
+                async with aclosing(self._front.write(infer.text, infer.stops)) as pieces:
                     async for piece in pieces:
                         text, depths = text + piece.text, depths + piece.depths
-                        if asked.stream or piece.finish:
-                            await news.put(
-                                {"infer_response": self._fields(asked, TextPiece(text, depths, piece.finish))}
-                            )
+                        if infer.stream or piece.finish:
+                            fields = self._fields(infer, TextPiece(text, depths, piece.finish))
+                            await responses.put({"infer_response": fields})
                             text, depths = "", ()
                 self._front.meter.answered(begun_s)
         except RefusedError as refused:
-            await news.put({"error_message": refused.sentence, "infer_response": {"id": told}})
+            await responses.put({"error_message": refused.sentence, "infer_response": {"id": request_id}})
 
     @contextmanager
     def _counted(self, context: Any) -> Iterator[float]:
-        """Count how the request inside ends, unless it is answered; every failure comes out as a `RefusedError`."""
+        """Count the outcome of a request, unless it is answered; every failure becomes a `RefusedError`."""
         meter = self._front.meter
         headers = as_headers(dict(context.invocation_metadata() or ()))
         traced = self._tracing and self._tracing.takes(headers)
@@ -226,28 +212,27 @@ class _TextCalls:
             log.exception("a text could not be written")
             raise RefusedError(500, f"this server failed: {type(error).__name__}; its log says where") from error
 
-    def _asked(self, sent: bytes) -> _Asked:
-        return self._read(decoded("ModelInferRequest", sent, MOST_FIELDS), stream=False)
-
-    def _read(self, request: Any, stream: bool) -> _Asked:
-        """What a request asks for; `stream`: whether it comes in pieces, if the request does not say."""
+    def _read(self, request: Any, stream: bool) -> _InferRequest:
+        """The text that a request asks for; `stream`: whether it comes in pieces, if the request does not say it."""
         self._check_model(request.model_name, request.model_version)
         if len(request.id) > LONGEST_NAME or len(request.outputs) > MOST_NAMED:
             raise RefusedError(400, f"an id has {LONGEST_NAME} characters at most, and a request {MOST_NAMED} outputs")
-        tensors = _tensors(request)
-        body = tensors | {each.key: _value(each.value) for each in request.parameters if not _is_tritons(each.key)}
+        # Triton's clients send parameters about empty responses, which this server never sends.
+        parameters = [parameter for parameter in request.parameters if not parameter.key.startswith("triton_")]
+        body = _tensors(request) | {parameter.key: _value(parameter.value) for parameter in parameters}
         if "prompt" not in body:
             raise RefusedError(400, "the tensor text_input is missing")
-        asked = request_of(CompletionRequest, {"stream": stream} | body)
-        if not isinstance(asked.prompt, str):
+        completion = request_of(CompletionRequest, {"stream": stream} | body)
+        if not isinstance(completion.prompt, str):
             raise RefusedError(400, "prompt is given as text_input")
-        outputs = [each.name for each in request.outputs] or list(_OUTPUTS)
+        outputs = [output.name for output in request.outputs] or list(_OUTPUTS)
         check_outputs(outputs, _OUTPUTS)
-        wanted = self._front.wanted(self._front.texts.prompt(asked.prompt), asked.max_tokens, asked.sampling)
-        return _Asked(request.id, wanted, asked.stops, asked.stream, outputs)
+        prompt = self._front.texts.prompt(completion.prompt)
+        text = self._front.request(prompt, completion.max_tokens, completion.sampling)
+        return _InferRequest(request.id, text, completion.stops, completion.stream, outputs)
 
-    def _fields(self, asked: _Asked, piece: TextPiece) -> Fields:
-        """A response: what was written since the last one."""
+    def _fields(self, infer: _InferRequest, piece: TextPiece) -> Fields:
+        """A response with the text that is new since the last one."""
         values: dict[str, Any] = {
             "text_output": [piece.text],
             "exit_block": np.array(piece.depths, np.int64),
@@ -256,26 +241,21 @@ class _TextCalls:
         return {
             "model_name": self._front.name,
             "model_version": VERSION,
-            "id": asked.id,
+            "id": infer.id,
             "parameters": [{"key": _FINAL, "value": {"bool_param": piece.finish is not None}}],
-            "outputs": [described(name, values[name]) for name in asked.outputs],
-            "raw_output_contents": [to_bytes(values[name]) for name in asked.outputs],
+            "outputs": [described(name, values[name]) for name in infer.outputs],
+            "raw_output_contents": [to_bytes(values[name]) for name in infer.outputs],
         }
 
 
-def _is_tritons(name: str) -> bool:
-    """What Triton's clients say of empty responses, which do not come here."""
-    return name.startswith("triton_")
-
-
 def _value(parameter: Any) -> Any:
-    """Whichever field is set; none differs from the 0 that it may stand for."""
+    """The field that is set; if all are empty, 0, which stands for the empty value of any of them."""
     kinds = ("int64", "double", "string", "uint64", "bool")
     return next((value for kind in kinds if (value := getattr(parameter, f"{kind}_param"))), 0)
 
 
 def _tensors(request: Any) -> Fields:
-    """What the tensors say, as fields of a completion."""
+    """The values of the tensors, as fields of a completion."""
     raw = list(request.raw_input_contents)
     if raw and len(raw) != len(request.inputs):
         raise RefusedError(400, f"raw_input_contents has {len(raw)} tensors, and inputs {len(request.inputs)}")
@@ -284,32 +264,33 @@ def _tensors(request: Any) -> Fields:
         if (kind := _INPUTS.get(tensor.name)) is None:
             raise RefusedError(400, f"there is no input {shown(tensor.name)}; there are: {', '.join(_INPUTS)}")
         if tensor.datatype != kind or list(tensor.shape) not in ([1], [1, 1]):
-            told = f"{shown(tensor.datatype)} of shape {shown(list(tensor.shape))}"
-            raise RefusedError(400, f"tensor {tensor.name} is {kind} of shape [1], got {told}")
-        value = _one(tensor, kind, raw[place] if raw else None)
-        body |= {"prompt": value} if tensor.name == "text_input" else _further(tensor.name, value)
+            got = f"{shown(tensor.datatype)} of shape {shown(list(tensor.shape))}"
+            raise RefusedError(400, f"tensor {tensor.name} is {kind} of shape [1], got {got}")
+        value = _single_value(tensor, kind, raw[place] if raw else None)
+        if tensor.name == "sampling_parameters":
+            body |= _json_object(value)
+        else:
+            body["prompt" if tensor.name == "text_input" else "stream"] = value
     return body
 
 
-def _one(tensor: Any, kind: str, raw: bytes | None) -> Any:
+def _single_value(tensor: Any, kind: str, raw: bytes | None) -> Any:
     """The one value of a tensor."""
     try:
         if raw is None:
             (value,) = tensor.contents.bytes_contents if kind == BYTES else tensor.contents.bool_contents
             return value.decode() if kind == BYTES else value
-        (found,) = from_bytes(raw, kind, 1)
-        return found if kind == BYTES else bool(found)
+        (value,) = from_bytes(raw, kind, 1)
+        return value if kind == BYTES else bool(value)
     except (ValueError, struct.error) as error:
         raise RefusedError(400, f"tensor {tensor.name} does not hold one {kind}: {error}") from error
 
 
-def _further(name: str, value: Any) -> Mapping[str, Any]:
-    if name == "stream":
-        return {"stream": value}
+def _json_object(text: str) -> Mapping[str, Any]:
     try:
-        told = json.loads(value)
+        parameters = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, f"sampling_parameters is not JSON: {error}") from error
-    if not isinstance(told, dict):
-        raise RefusedError(400, f"sampling_parameters must be a JSON object, got {shown(told)}")
-    return told
+    if not isinstance(parameters, dict):
+        raise RefusedError(400, f"sampling_parameters must be a JSON object, got {shown(parameters)}")
+    return parameters

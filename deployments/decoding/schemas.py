@@ -1,4 +1,4 @@
-"""What OpenAPI says of the decoder's interface. Names are OpenAI's, but for `exit_blocks` and what `/stats` tells."""
+"""The decoder's interface in OpenAPI. Names are OpenAI's, except for `exit_blocks` and those of `/stats`."""
 
 from typing import Any, Literal
 
@@ -101,21 +101,21 @@ class DecoderSplit(Schema):
 
 
 class DecoderWorkload(Schema):
-    """What clients have asked for. `isobatch plan --observed` plans for it."""
+    """The texts that clients have asked for; `isobatch plan --observed` plans for them."""
 
-    texts: int = Field(description="That were asked for since the start, those that were refused among them.")
+    texts: int = Field(description="Texts that were asked for since the start, refused ones included.")
     seconds: float = Field(description="Since the start.")
-    prompts: list[int] = Field(description="Tokens of the latest texts that were written whole: of their prompts,")
-    outputs: list[int] = Field(description="and of what was written.")
+    prompts: list[int] = Field(description="Tokens of the prompts of the latest texts that were written to their end.")
+    outputs: list[int] = Field(description="Tokens that were written of these texts.")
 
 
 class DecoderStats(Schema):
-    """What was done since the start, and what is going on."""
+    """The counts since the start, and the present state."""
 
     schema_version: Literal[1]
     model: str
     requests: DecoderRequests
-    replicas: int = Field(description="Those that answered; all that follows is the sum over them.")
+    replicas: int = Field(description="The replicas that answered; all that follows is the sum over them.")
     ramps: list[int] = Field(description="Blocks after which tokens may be known.")
     exits: dict[str, int] = Field(description="Tokens by the block after which they were known.")
     residents: int
@@ -127,20 +127,20 @@ class DecoderStats(Schema):
     workload: DecoderWorkload
 
 
-def told(model: type[BaseModel], *statuses: int) -> dict[str, Any]:
-    """What a route is given: this answer, or one of these problems."""
+def route_options(model: type[BaseModel], *statuses: int) -> dict[str, Any]:
+    """The options of a route: its answer, and the problems that it may answer with."""
     problems = {status: {"model": DecoderError, "description": _PROBLEMS[status]} for status in statuses}
     return {"response_model": None, "responses": {200: {"model": model, "description": "OK"}, **problems}}
 
 
 def _writing(request: type[BaseModel], answer: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    described = told(answer, *_PROBLEMS)
-    described["responses"][200]["content"] = {
+    options = route_options(answer, *_PROBLEMS)
+    options["responses"][200]["content"] = {
         "text/event-stream": {"schema": {"type": "string", "description": "With `stream`: events, as OpenAI's."}}
     }
     content = {"schema": schema_of(request), "examples": examples(a_text=example, a_stream={**example, "stream": True})}
     body = {"required": True, "content": {"application/json": content}}
-    return {**described, "openapi_extra": {"requestBody": body}}
+    return {**options, "openapi_extra": {"requestBody": body}}
 
 
 COMPLETION = _writing(CompletionRequest, Completion, {"prompt": prompt_of(47, 85), "max_tokens": 24})

@@ -1,32 +1,35 @@
-"""A network that computes nothing: launches take the time that a table says, and tokens leave as often as is known."""
+"""A network that computes nothing, for simulations: a table says how long launches take and how many tokens leave."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from random import Random
 
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine
 from deployments.decoding.pages import PagePool
 from deployments.decoding.scheduler import DecodingLaunch, Piece, Scheduler, by_size
-from deployments.decoding.sequences import Opinion, Splits
+from deployments.decoding.sequences import Splits, TokenPrediction
 from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
-TOKEN, OTHER = 1, 2  # what is written, and what the full network says where it does not agree
-_SAID = Opinion(TOKEN, sure=False), Opinion(TOKEN)
+TOKEN = 1  # that is written
+OTHER_TOKEN = 2  # that the full network predicts where it disagrees with a draft
+_UNSURE = TokenPrediction(TOKEN, sure=False)
+_SURE = TokenPrediction(TOKEN)
 
 
 def size_of(launch: DecodingLaunch, splits: Splits) -> LaunchSize:
-    """What a launch is made of, as its time is told from it."""
+    """The size of a launch, which its time is computed from."""
     blocks, bands, read, seen = len(splits.blocks(launch.split)), 0, 0, 0
-    for _, alike in groupby((part for part in launch.pieces if part.running), key=by_size):
-        parts = list(alike)
-        rows, context = max(part.running for part in parts), max(part.start + part.rows for part in parts)
-        context += max(len(part.sequence.wanted.source) for part in parts)
+    for _, group in groupby((piece for piece in launch.pieces if piece.running), key=by_size):
+        pieces = list(group)
+        rows, context = max(piece.running for piece in pieces), max(piece.start + piece.rows for piece in pieces)
+        context += max(len(piece.sequence.request.source) for piece in pieces)
         bands += 1
-        read += len(parts) * context
-        seen += len(parts) * rows * context
-    asked = sum(part.asked for part in launch.pieces)
+        read += len(pieces) * context
+        seen += len(pieces) * rows * context
+    asked = sum(piece.num_predictions for piece in launch.pieces)
     sources, source_rows, source_seen = _read_by_encoder(launch)
     return LaunchSize(
         launches=1,
@@ -42,56 +45,56 @@ def size_of(launch: DecodingLaunch, splits: Splits) -> LaunchSize:
         source_rows=source_rows,
         source_seen=source_seen,
         projections=blocks * launch.projects,
-        projected=blocks * (sum(part.rows for part in launch.pieces) - launch.running),
+        projected=blocks * (sum(piece.rows for piece in launch.pieces) - launch.running),
     )
 
 
 def _read_by_encoder(launch: DecodingLaunch) -> tuple[int, int, int]:
-    """Groups, positions, and what these see, of sources that are read in this launch."""
-    beginning = sorted(
-        (part.size[-1], unread) for part in launch.pieces if (unread := part.sequence.unread(launch.split))
+    """The groups of sources that are read in a launch, their positions, and the positions that these attend to."""
+    sources = sorted(
+        (piece.size[-1], unread) for piece in launch.pieces if (unread := piece.sequence.unread(launch.split))
     )
-    groups = [[length for _, length in alike] for _, alike in groupby(beginning, key=lambda each: each[0])]
+    groups = [[length for _, length in group] for _, group in groupby(sources, key=itemgetter(0))]
     padded = [(len(group), max(group)) for group in groups]
-    return len(groups), sum(n * most for n, most in padded), sum(n * most**2 for n, most in padded)
+    return len(groups), sum(n * longest for n, longest in padded), sum(n * longest**2 for n, longest in padded)
 
 
 @dataclass
 class VirtualDecoder:
-    """Runs launches on paper. `wait` lets time pass; `luck` says who is sure."""
+    """Simulates launches: `wait` lets their time pass, and `random` says which tokens leave."""
 
     table: DecodingTable
     workload: DecodingWorkload
     splits: Splits
     wait: Callable[[float], None]
-    luck: Random
+    random: Random
 
-    def run(self, launch: DecodingLaunch) -> list[list[Opinion]]:
+    def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]:
         self.wait(self.table.seconds(size_of(launch, self.splits)))
         if launch.split == self.splits.last:
-            return [self._checked(part) for part in launch.pieces]
-        leaves, draw = 1.0 - self._goes_on(launch.split), self.luck.random
-        return [[_SAID[draw() < leaves]] * part.asked for part in launch.pieces]
+            return [self._checked(piece) for piece in launch.pieces]
+        leaves, draw = 1.0 - self._survival(launch.split), self.random.random
+        return [[_SURE if draw() < leaves else _UNSURE] * piece.num_predictions for piece in launch.pieces]
 
     def drop(self, name: int) -> None:
-        """Nothing is kept of a sequence."""
+        """There is nothing to forget."""
 
-    def follow(self, splits: Splits) -> None:
+    def recut(self, splits: Splits) -> None:
         self.splits = splits
 
-    def _goes_on(self, split: int) -> float:
-        """The share of tokens that go on after a split, of those that came there."""
+    def _survival(self, split: int) -> float:
+        """The share of the tokens in a split that go on after it."""
         before = self.workload.after(self.splits.ends[split - 1] - 1) if split else 1.0
         return self.workload.after(self.splits.ends[split] - 1) / before if before else 0.0
 
-    def _checked(self, part: Piece) -> list[Opinion]:
-        """What the full network says: of drafts mostly the same."""
-        tokens = [TOKEN if self.luck.random() < self.workload.agreement else OTHER for _ in range(part.asked)]
-        return [Opinion(token) for token in tokens]
+    def _checked(self, piece: Piece) -> list[TokenPrediction]:
+        """The full network's predictions, most of which agree with drafts."""
+        agrees = (self.random.random() < self.workload.agreement for _ in range(piece.num_predictions))
+        return [TokenPrediction(TOKEN if agree else OTHER_TOKEN) for agree in agrees]
 
 
 class VirtualClock:
-    """Time that passes when it is told to."""
+    """A clock that a simulation sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -104,11 +107,11 @@ class VirtualClock:
 
 
 def virtual_engine(
-    profile: DecoderProfile, kind: str, config: DecoderConfig, luck: Random, clock: VirtualClock
+    profile: DecoderProfile, kind: str, config: DecoderConfig, random: Random, clock: VirtualClock
 ) -> Engine:
-    """A replica's engine as its configuration says, whose launches take the time of the table."""
+    """The engine of a replica with this configuration, whose launches are simulated."""
     table, workload = profile.table(kind), profile.workload
     cuts = tuple(block + 1 for block, _ in workload.survival) if config.cuts is None else config.cuts
     splits = config.splits(cuts, profile.num_blocks)
     scheduler = Scheduler(splits, config.limits(), PagePool(config.pages(table.kv_bytes)))
-    return Engine(scheduler, VirtualDecoder(table, workload, splits, clock.wait, luck), clock)
+    return Engine(scheduler, VirtualDecoder(table, workload, splits, clock.wait, random), clock)

@@ -23,7 +23,7 @@ from deployments.decoding.choosing import at_least_float32
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine
 from deployments.decoding.loading import engine_of
-from deployments.decoding.sequences import Wanted
+from deployments.decoding.sequences import TextRequest
 from profiles.errors import UserError
 
 Floats = NDArray[np.float64]
@@ -69,10 +69,10 @@ def ramps_for(
     if len(prompts) < LEAST_PROMPTS:
         raise UserError(f"{len(prompts)} prompts: at least {LEAST_PROMPTS} are needed")
     shape = shape_of(model.config)
-    wanted = [shape.wanted(prompt, options.max_tokens, stop) for prompt in prompts]
-    full = texts(model, DecoderRules(), wanted)
-    cut = round(options.calibrate * len(wanted))
-    seen = readings(model, wanted[:cut], full[:cut])
+    requests = [shape.request(prompt, options.max_tokens, stop) for prompt in prompts]
+    full = texts(model, DecoderRules(), requests)
+    cut = round(options.calibrate * len(requests))
+    seen = readings(model, requests[:cut], full[:cut])
     thresholds = [
         threshold(seen.sure[block], seen.agrees[block], options.allowed_loss) for block in range(len(seen.sure))
     ]
@@ -80,22 +80,22 @@ def ramps_for(
     depth = len(thresholds) + 1
     fixed = fixed_share(model, prompts[0])
     place, found = best_cut([((block + 1) / depth, p) for block, p in enumerate(survival)], fixed, fill=1.0)
-    unseen = readings(model, wanted[cut:], full[cut:])
+    unseen = readings(model, requests[cut:], full[cut:])
     ramp = _measured(place, thresholds[place], unseen)
     others = [_measured(block, each, unseen) for block, each in enumerate(thresholds) if block != place]
     lengths = TextLengths(prompts=_tokens(prompts), outputs=_tokens(full))
     rules = DecoderRules(ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=round(found.share, 3))
-    exits = texts(model, rules, wanted[cut:])
+    exits = texts(model, rules, requests[cut:])
     same = float(np.mean([written == other for written, other in zip(exits, full[cut:], strict=True)]))
     leaves = unseen.sure[place] >= ramp.threshold
     agreement = float((unseen.agrees[place] | ~leaves).mean())
-    project = projected(model, rules, wanted[cut:], full[cut:], fixed)
+    project = projected(model, rules, requests[cut:], full[cut:], fixed)
     rules = rules.model_copy(update={"agreement": agreement, "same_texts": same, "project": project})
     return DecoderReport(rules, found, depth, len(leaves))
 
 
 def projected(
-    model: Any, rules: DecoderRules, wanted: Sequence[Wanted], full: Sequence[Sequence[int]], fixed: float
+    model: Any, rules: DecoderRules, requests: Sequence[TextRequest], full: Sequence[Sequence[int]], fixed: float
 ) -> ProjectedTexts:
     """What becomes of texts whose KV is projected: only writing them freely shows it, as each token changes the next.
 
@@ -103,7 +103,7 @@ def projected(
     """
     (ramp,) = rules.ramps
     num_blocks = shape_of(model.config).num_blocks
-    found = _engine(model, rules, exits="project").write_with_depths(wanted)
+    found = _engine(model, rules, exits="project").write_with_depths(requests)
     depths = [depth for _, each in found for depth in each]
     survival = sum(depth > ramp.block for depth in depths) / len(depths)
     fill = _projection_share(anatomy_of(model), ramp.block + 1)
@@ -163,9 +163,9 @@ def _measured(block: int, value: float, seen: Readings) -> DecoderRamp:
     )
 
 
-def texts(model: Any, rules: DecoderRules, wanted: Sequence[Wanted]) -> list[list[int]]:
+def texts(model: Any, rules: DecoderRules, requests: Sequence[TextRequest]) -> list[list[int]]:
     """What is written, in full batches."""
-    return _engine(model, rules).write_all(wanted)
+    return _engine(model, rules).write_all(requests)
 
 
 def _engine(model: Any, rules: DecoderRules, exits: str = "recompute") -> Engine:
@@ -175,11 +175,11 @@ def _engine(model: Any, rules: DecoderRules, exits: str = "recompute") -> Engine
 
 
 @torch.inference_mode()
-def readings(model: Any, wanted: Sequence[Wanted], written: Sequence[Sequence[int]]) -> Readings:
+def readings(model: Any, requests: Sequence[TextRequest], written: Sequence[Sequence[int]]) -> Readings:
     """What the head says early wherever the full network has written a token."""
     sure, agrees = [], []
     anatomy = anatomy_of(model)
-    for asked, tokens in zip(wanted, written, strict=True):
+    for asked, tokens in zip(requests, written, strict=True):
         states = _states(anatomy, asked, tokens)
         said = [at_least_float32(anatomy.head(each[len(asked.prompt) - 1 :])) for each in states]
         full = torch.tensor(tokens, device=states[0].device)
@@ -188,7 +188,7 @@ def readings(model: Any, wanted: Sequence[Wanted], written: Sequence[Sequence[in
     return Readings(np.concatenate(sure, axis=1), np.concatenate(agrees, axis=1))
 
 
-def _states(anatomy: DecoderAnatomy, asked: Wanted, tokens: Sequence[int]) -> list[torch.Tensor]:
+def _states(anatomy: DecoderAnatomy, asked: TextRequest, tokens: Sequence[int]) -> list[torch.Tensor]:
     """The states after every block but the last."""
     with states_after(anatomy.blocks[:-1]) as found:
         anatomy.whole(asked, [*asked.prompt, *tokens[:-1]])
@@ -223,7 +223,7 @@ def _launch_s(model: Any, prompt: Sequence[int], count: int, clock: Callable[[],
     shape, engine = shape_of(model.config), _engine(model, DecoderRules())
     moments_s = [clock()]
     for tokens in (1, MEASURED + 1):  # the first also reads the prompts
-        engine.write_all([shape.wanted(prompt, tokens)] * count)
+        engine.write_all([shape.request(prompt, tokens)] * count)
         moments_s.append(clock())
     first_s, all_s = (later - earlier for earlier, later in pairwise(moments_s))
     return max(0.0, all_s - first_s) / MEASURED

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.decoding.choice import chosen, played, saturated
+from cluster.decoding.choice import choose_plan, saturated, trial_at
 from cluster.profiling.decoding_datasheets import estimated_table
 from optimizer.decoding import RHYTHMS, DecodingFacts, DecodingGoal, DecodingWay, expected
 from optimizer.decoding_plans import plan_of, tokens_per_s
@@ -87,12 +87,12 @@ def promises(setting: DecoderSetting) -> dict[str, float]:
     cut = setting.profile.workload.survival[0][0] + 1
     tpot_s = SLOWER * expected(facts, _way(cut, 2)).tpot_s
     goal = replace(WIDE, ttft_s=TTFT_S, tpot_s=tpot_s, kv_megabytes=_room(setting), texts=TEXTS)
-    found = chosen(setting.profile, [facts.device], goal)
+    found = choose_plan(setting.profile, [facts.device], goal)
     promise = found.plan.promise
     assert promise, "This is a bug: what is chosen makes a promise."
     whole = replace(goal, kept=0.0)  # no run is given up
     runs = [
-        played(found.plan, setting.profile, promise.goodput_per_s, whole, 10 + seed, times=3).run
+        trial_at(found.plan, setting.profile, promise.goodput_per_s, whole, 10 + seed, times=3).run
         for seed in range(OTHERS)
     ]
     return {

@@ -19,7 +19,7 @@ from rich.console import Console
 from deployments.decoding.checkpoint import DecoderRules, rules_of
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.loading import decoder_shape, engine_of, load_decoder, load_tokenizer, stop_tokens
-from deployments.decoding.sequences import Wanted
+from deployments.decoding.sequences import TextRequest
 from deployments.demo import llm_demo_directory
 from deployments.demo.sums import answer_to, prompt_of, sums
 from deployments.folders import cache_directory, whole
@@ -41,7 +41,7 @@ class WrittenWay:
     """What a way of decoding writes for these prompts."""
 
     name: str
-    write: Callable[[Sequence[Wanted]], Texts]
+    write: Callable[[Sequence[TextRequest]], Texts]
     share: float = 1.0  # of the prompts, where it is slow
 
 
@@ -64,13 +64,13 @@ def measured(folder: Path, rounds: int, texts: int, others: list[WrittenWay]) ->
     """Figures of one network, beside other ways to have the same written."""
     words, rules = load_tokenizer(folder), rules_of(folder, num_blocks=1_000)
     shape, stop, pairs = decoder_shape(folder), stop_tokens(folder), sums(held_out=True)[:texts]
-    wanted = [shape.wanted(words(prompt_of(*pair))["input_ids"], MAX_TOKENS, stop) for pair in pairs]
+    requests = [shape.request(words(prompt_of(*pair))["input_ids"], MAX_TOKENS, stop) for pair in pairs]
     ways = [*_ways(folder, rules), *others]
-    written = {way.name: way.write(_some(wanted, way)) for way in ways}  # warms up, too
+    written = {way.name: way.write(_some(requests, way)) for way in ways}  # warms up, too
     speeds: dict[str, list[float]] = {way.name: [] for way in ways}
     for number in range(rounds):
         for way in ways:
-            speeds[way.name].append(_tokens_per_s(way, _some(wanted, way)))
+            speeds[way.name].append(_tokens_per_s(way, _some(requests, way)))
         console.print(number, {name: round(found[-1]) for name, found in speeds.items()})
     right = [[*words(answer_to(*pair))["input_ids"], words.eos_token_id] for pair in pairs]
     return _figures(speeds, written, right, rules)
@@ -87,7 +87,7 @@ def t5_directory() -> Path:
 
 
 def _ways(folder: Path, rules: DecoderRules) -> list[WrittenWay]:
-    def ours(**told: Any) -> Callable[[Sequence[Wanted]], Texts]:
+    def ours(**told: Any) -> Callable[[Sequence[TextRequest]], Texts]:
         return _ours(folder, rules, **told)
 
     return [
@@ -100,7 +100,7 @@ def _ways(folder: Path, rules: DecoderRules) -> list[WrittenWay]:
     ]
 
 
-def _ours(folder: Path, rules: DecoderRules, **told: Any) -> Callable[[Sequence[Wanted]], Texts]:
+def _ours(folder: Path, rules: DecoderRules, **told: Any) -> Callable[[Sequence[TextRequest]], Texts]:
     """An engine as a replica has it, without its thread."""
     base = {"model": "", "max_residents": RESIDENTS, "max_waiting": 10**6, "ttft_ms": 1e12, "tpot_ms": 1e12}
     base["kv_megabytes"] = KV_MEGABYTES
@@ -108,7 +108,7 @@ def _ours(folder: Path, rules: DecoderRules, **told: Any) -> Callable[[Sequence[
     return engine_of(load_decoder(folder), rules, config).write_all
 
 
-def _generate_batch() -> Callable[[Sequence[Wanted]], Texts]:
+def _generate_batch() -> Callable[[Sequence[TextRequest]], Texts]:
     """The continuous batching of transformers, with as many sequences at once."""
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -119,8 +119,8 @@ def _generate_batch() -> Callable[[Sequence[Wanted]], Texts]:
         page_size=16, num_blocks=512, max_batch_tokens=256, max_requests_per_batch=RESIDENTS
     )
 
-    def write(wanted: Sequence[Wanted]) -> Texts:
-        prompts = [list(each.prompt) for each in wanted]
+    def write(requests: Sequence[TextRequest]) -> Texts:
+        prompts = [list(each.prompt) for each in requests]
         found = model.generate_batch(
             prompts, generation_config=told, continuous_batching_config=batching, progress_bar=False
         )
@@ -130,13 +130,13 @@ def _generate_batch() -> Callable[[Sequence[Wanted]], Texts]:
     return write
 
 
-def _some(wanted: Sequence[Wanted], way: WrittenWay) -> Sequence[Wanted]:
-    return wanted[: round(way.share * len(wanted))]
+def _some(requests: Sequence[TextRequest], way: WrittenWay) -> Sequence[TextRequest]:
+    return requests[: round(way.share * len(requests))]
 
 
-def _tokens_per_s(way: WrittenWay, wanted: Sequence[Wanted]) -> float:
+def _tokens_per_s(way: WrittenWay, requests: Sequence[TextRequest]) -> float:
     begun_s = time.process_time()
-    written = way.write(wanted)
+    written = way.write(requests)
     return sum(map(len, written)) / (time.process_time() - begun_s)
 
 

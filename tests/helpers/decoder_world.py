@@ -12,8 +12,8 @@ from deployments.decoding.front import DecoderFront, summed
 from deployments.decoding.loop import EngineLoop
 from deployments.decoding.metrics import ClientMeter
 from deployments.decoding.replica import ReplicaState
-from deployments.decoding.scheduler import Full, Written
-from deployments.decoding.sequences import Wanted
+from deployments.decoding.scheduler import ReplicaFull, NewTokens
+from deployments.decoding.sequences import TextRequest
 from deployments.decoding.texts import TextTokens
 from deployments.metrics import DECODER_FRONT, MetricSeries
 from deployments.prepare.llm_demo import tokenizer
@@ -25,10 +25,10 @@ CONFIG = DecoderConfig(model="/models/tiny", max_tokens=40, max_prompts=3, max_b
 RAMPS = {0: 0.3, 2: 0.3}
 
 
-def single(group: Written) -> Iterator[Written]:
+def single(group: NewTokens) -> Iterator[NewTokens]:
     last = len(group.tokens) - 1
     for at, (token, depth) in enumerate(zip(group.tokens, group.depths, strict=True)):
-        yield Written(group.name, (token,), (depth,), group.finish if at == last else None)
+        yield NewTokens(group.name, (token,), (depth,), group.finish if at == last else None)
 
 
 class World:
@@ -44,12 +44,12 @@ class World:
         meter = ClientMeter(MetricSeries(DECODER_FRONT, self.metrics), lambda: self.now_s, 1.0, 0.2)
         self.front = DecoderFront(CONFIG, "tiny", shape_of(model.config), self.texts, frozenset([0]), self.ask, meter)
 
-    async def ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
+    async def ask(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
         self.asked += 1
         if self.full:
-            yield Full(2.5)
+            yield ReplicaFull(2.5)
             return
-        async for group in self.loop.write(wanted):
+        async for group in self.loop.write(request):
             for part in single(group) if self.singly else (group,):
                 yield part
             if self.failing:
@@ -64,6 +64,6 @@ class World:
 
     def plain(self, prompt: str, max_tokens: int) -> tuple[str, list[int], int]:
         """Text, depths and tokens of the plain decoder."""
-        asked = shape_of(self.model.config).wanted(self.texts.prompt(prompt), max_tokens, frozenset([0]))
+        asked = shape_of(self.model.config).request(self.texts.prompt(prompt), max_tokens, frozenset([0]))
         tokens, depths = plainly(self.model, asked, RAMPS)
         return tokenizer().decode(tokens, skip_special_tokens=True), depths, len(tokens)

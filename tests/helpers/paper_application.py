@@ -10,10 +10,10 @@ from cluster.controller.core import Controller
 from cluster.controller.decoding import DecoderPlanningProblem
 from cluster.controller.loop import ControlLoop
 from cluster.controller.record import Events
-from cluster.decoding.simulation import AskedText, PaperReplica
+from cluster.decoding.simulation import SimulatedReplica, TextArrival
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.metrics import ClientMeter, SequenceMeter
-from deployments.decoding.scheduler import Written
+from deployments.decoding.scheduler import NewTokens
 from deployments.front.observed import Observed, since
 from deployments.metrics import DECODER_FRONT, MetricSeries
 from optimizer.plan import Plan
@@ -21,19 +21,19 @@ from profiles.windows import History
 from tests.helpers.noted_metrics import NotedMetrics
 
 
-class _Metered(PaperReplica):
+class _Metered(SimulatedReplica):
     """A replica whose tokens are counted as a front counts them."""
 
     def meter_by(self, meter: ClientMeter) -> None:
         self.meter, self.meters = meter, dict[int, SequenceMeter]()
 
-    def ask(self, place: int, text: AskedText) -> None:
+    def add(self, place: int, text: TextArrival) -> None:
         sequence = self.meters[place] = self.meter.sequence(text.prompt)
-        super().ask(place, text)
+        super().add(place, text)
         if place in self.written:
             sequence.refused()
 
-    def note(self, news: Iterable[Written]) -> None:
+    def note(self, news: Iterable[NewTokens]) -> None:
         written = list(news)
         for one in written:
             meter = self.meters[self.names[one.name].place]
@@ -49,7 +49,7 @@ class PaperApplication:
     def __init__(self, question: DecoderPlanningProblem, plan: Plan, per_s: float, seed: int = 0) -> None:
         self.question, self.running, self.per_s, self.rolled = question, plan, per_s, list[Plan]()
         self._luck, self._asked, self._due_s, self._before = Random(seed), 0, 0.0, None
-        self._config = DecoderConfig(model="").following(plan)
+        self._config = DecoderConfig(model="").with_plan(plan)
         self._replica = _Metered(question.profile, plan.placements[0].kind, self._config, Random(seed))
         terms = question.goal
         self._meter = ClientMeter(
@@ -72,7 +72,7 @@ class PaperApplication:
         while self._due_s < until_s:
             self._replica.run_until(self._due_s)
             place = self._luck.randrange(len(workload.prompts))
-            self._replica.ask(self._asked, AskedText(self._due_s, workload.prompts[place], workload.outputs[place]))
+            self._replica.add(self._asked, TextArrival(self._due_s, workload.prompts[place], workload.outputs[place]))
             self._asked += 1
             self._due_s += self._luck.expovariate(self.per_s)
         self._replica.run_until(until_s)
@@ -90,8 +90,8 @@ class PaperApplication:
         return self.running
 
     async def roll_out(self, plan: Plan) -> None:
-        config, scheduler = self._config.led_by(plan), self._replica.engine.scheduler
-        self._replica.engine.follow(config.splits(config.cuts or (), scheduler.splits.num_blocks), config.limits())
+        config, scheduler = self._config.switched_to(plan), self._replica.engine.scheduler
+        self._replica.engine.recut(config.splits(config.cuts or (), scheduler.splits.num_blocks), config.limits())
         self.running = plan
         self.rolled.append(plan)
 

@@ -12,9 +12,9 @@ from deployments.decoding.choosing import Draw, at_least_float32, choose
 from deployments.decoding.engine import Engine
 from deployments.decoding.network import CutDecoder
 from deployments.decoding.pages import PagePool
-from deployments.decoding.ramps import DecoderRamps
+from deployments.decoding.network import DecoderRamps
 from deployments.decoding.scheduler import DecodingLimits, Scheduler
-from deployments.decoding.sequences import Splits, Wanted
+from deployments.decoding.sequences import Splits, TextRequest
 
 Thresholds = dict[int, float]
 VOCABULARY = 23
@@ -88,7 +88,7 @@ def ramps_of(model: Any, thresholds: dict[int, float]) -> DecoderRamps:
 
 @torch.inference_mode()
 def plainly(
-    model: Any, wanted: Wanted, thresholds: Thresholds | Callable[[int], Thresholds], project: bool = False
+    model: Any, request: TextRequest, thresholds: Thresholds | Callable[[int], Thresholds], project: bool = False
 ) -> tuple[list[int], list[int]]:
     """Tokens and depths of one sequence: the whole network on the whole prefix for every token, and no cache.
 
@@ -97,11 +97,11 @@ def plainly(
     """
     tokens: list[int] = []
     depths: list[int] = []
-    read = model.encoder(torch.tensor([wanted.source])) if wanted.source else None
-    while len(tokens) < wanted.max_tokens and not (tokens and tokens[-1] in wanted.stop):
-        left = {len(wanted.prompt) + place - 1: depth for place, depth in enumerate(depths) if place} if project else {}
-        states, last = _seen(model, read, torch.tensor([[*wanted.prompt, *tokens]]), left)
-        draw = [Draw(wanted.sampling, len(wanted.prompt) + len(tokens))]
+    read = model.encoder(torch.tensor([request.source])) if request.source else None
+    while len(tokens) < request.max_tokens and not (tokens and tokens[-1] in request.stop):
+        left = {len(request.prompt) + place - 1: depth for place, depth in enumerate(depths) if place} if project else {}
+        states, last = _seen(model, read, torch.tensor([[*request.prompt, *tokens]]), left)
+        draw = [Draw(request.sampling, len(request.prompt) + len(tokens))]
         for block, threshold in sorted((thresholds(len(tokens)) if callable(thresholds) else thresholds).items()):
             logits = at_least_float32(_head(model, states[block]))
             if logits.softmax(dim=1).max() >= threshold:
@@ -175,7 +175,7 @@ def engine(
     return Engine(scheduler, network, Clock())
 
 
-def written_by(running: Engine, asked: Sequence[Wanted]) -> dict[int, tuple[list[int], list[int]]]:
+def written_by(running: Engine, asked: Sequence[TextRequest]) -> dict[int, tuple[list[int], list[int]]]:
     """Tokens and depths of sequences that all come at once, by their place."""
     names = [running.open(each) for each in asked]
     found: dict[Any, tuple[list[int], list[int]]] = {name: ([], []) for name in names}

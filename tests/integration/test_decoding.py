@@ -161,10 +161,10 @@ def test_openais_client_understands_refusals(client: Any) -> None:
 def test_a_planned_t5_writes_what_its_engine_writes(decoder: str, t5_folder: Path) -> None:
     folder, asked = t5_folder, {"prompt": PROMPTS[0], "max_tokens": 12}
     model, words = load_decoder(folder), load_tokenizer(folder)
-    (config,) = DecoderConfig(model=str(folder), plan=str(folder / "plan.json")).planned().values()
+    (config,) = DecoderConfig(model=str(folder), plan=str(folder / "plan.json")).per_kind().values()
     engine = engine_of(model, rules_of(folder, num_blocks=3), config)
-    wanted = decoder_shape(folder).wanted(words(PROMPTS[0])["input_ids"], 12, stop_tokens(folder))
-    (written,) = engine.write_all([wanted])
+    request = decoder_shape(folder).request(words(PROMPTS[0])["input_ids"], 12, stop_tokens(folder))
+    (written,) = engine.write_all([request])
     status, reply = ask(decoder, "POST", "/t5/v1/completions", asked)[:2]
     assert status == 200
     (choice,) = reply["choices"]

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -59,6 +59,37 @@ def check_port(host: str, port: int) -> None:
     except OSError as error:
         reason = f"port {port} of {host} cannot be used ({error.strerror})"
         raise UserError(f"grpc_port: {reason}: stop what listens there, or choose another") from error
+
+
+def server_of(
+    key: bytes | None, methods: Mapping[str, Any], address: str, max_body_bytes: int, max_calls: int,
+    options: list[tuple[str, int]],
+) -> Any:  # fmt: skip
+    """A server of these methods at an address, with further options; it is not started yet."""
+    options = [("grpc.max_receive_message_length", max_body_bytes), *OF_CALLS, *options]
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_calls)
+    server.add_generic_rpc_handlers((Handlers(key, methods),))
+    server.add_insecure_port(address)
+    return server
+
+
+def address_of(host: str, port: int | None) -> str:
+    """
+    >>> address_of("::1", 8001), address_of("127.0.0.1", 8001)
+    ('[::1]:8001', '127.0.0.1:8001')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def unary(name: str, answer: Callable[[bytes, Any], Awaitable[dict[str, Any]]]) -> grpc.RpcMethodHandler:
+    """A method that returns one response: `answer` gets the request's bytes and context, and returns the fields."""
+    response = message(f"{name}Response")
+
+    async def handle(sent: bytes, context: Any) -> Any:
+        async with told_to(context, name):
+            return response(**await answer(sent, context))
+
+    return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
 
 
 class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types

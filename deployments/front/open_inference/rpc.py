@@ -21,13 +21,14 @@ from deployments.front.bodies import LONGEST_NAME, MOST_NAMED
 from deployments.front.grpc_proxy import GrpcProxy
 from deployments.front.headers import CLIENT, DEADLINE_HEADER, STARTED, TIMEOUT, deadline_s, timeout_s_by, waited_s_by
 from deployments.front.open_inference.calls import (
-    OF_CALLS,
     OF_CONNECTIONS,
-    Handlers,
+    address_of,
     as_headers,
     decoded,
     first,
+    server_of,
     told_to,
+    unary,
 )
 from deployments.front.open_inference.messages import message
 from deployments.front.open_inference.methods import METHODS, Answering, Call, content
@@ -78,16 +79,13 @@ def _proxy(service: Service) -> GrpcProxy | None:
 
 def _server(service: Service, proxy: GrpcProxy | None) -> Any:
     config = service.config
-    options = [("grpc.max_receive_message_length", config.max_body_bytes), *OF_CALLS]
-    options += _BEHIND_PROXY if proxy else OF_CONNECTIONS
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * config.most_inside + grpc_proxy.STREAMS)
     methods = {name: _unary(service, name, answer) for name, answer in METHODS.items()}
     places = Places((lambda: proxy.places) if proxy else (lambda: MOST), config.slo_ms / 1e3, time.monotonic)
     methods |= {"ModelInfer": _inferred(service), "ModelStreamInfer": _streamed(service, places)}
-    server.add_generic_rpc_handlers((Handlers(service.key, methods),))
-    host = f"[{config.grpc_host}]" if ":" in config.grpc_host else config.grpc_host
-    server.add_insecure_port(f"unix:{proxy.socket}" if proxy else f"{host}:{config.grpc_port}")
-    return server
+    address = f"unix:{proxy.socket}" if proxy else address_of(config.grpc_host, config.grpc_port)
+    max_calls = 2 * config.most_inside + grpc_proxy.STREAMS
+    options = _BEHIND_PROXY if proxy else OF_CONNECTIONS
+    return server_of(service.key, methods, address, config.max_body_bytes, max_calls, options)
 
 
 def _call(context: Any) -> Call:
@@ -106,14 +104,11 @@ def _client(context: Any) -> str:
 
 
 def _unary(service: Service, name: str, answer: Answering) -> grpc.RpcMethodHandler:
-    response, most_fields = message(f"{name}Response"), _most_fields(service)
-
-    async def handle(sent: bytes, context: Any) -> Any:
-        async with told_to(context, name):
-            request = decoded(f"{name}Request", sent, most_fields)
-            return response(**await answer(service, request, _call(context)))
-
-    return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
+    most_fields = _most_fields(service)
+    return unary(
+        name,
+        lambda sent, context: answer(service, decoded(f"{name}Request", sent, most_fields), _call(context)),
+    )
 
 
 def _inferred(service: Service) -> grpc.RpcMethodHandler:

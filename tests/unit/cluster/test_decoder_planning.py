@@ -62,7 +62,7 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     rehearsal = ("simulate", "--config", tmp_path / "serve.yaml", "--plan", plan, "--rate", 20, "--hours", 0.002)
     assert "tokens per second" in call(*rehearsal, "--prompts", prompts)
     (served,) = serve_file(DEMO, {"plan": str(plan)})["applications"]
-    (config,) = DecoderConfig.model_validate(served["args"]).planned().values()
+    (config,) = DecoderConfig.model_validate(served["args"]).per_kind().values()
     split = read_plan(plan).splits[0]
     assert (config.cuts, config.max_residents, config.tpot_ms) == ((2,), split.batch_size, 20.0)
     assert "no text comes in so short a time" in call(*rehearsal[:-1], 1e-9)
@@ -110,9 +110,9 @@ def test_a_plan_is_served_in_the_precision_that_it_was_made_for() -> None:
     profile = paper_decoder()
     half = replace(profile, tables=(replace(profile.tables[0], dtype="float16"),))
     plan = plan_of(DecodingWay(2, 2, 4, 64), DecodingFacts(half, CPU), DecodingGoal(), 1)
-    assert DecoderConfig(model="").following(plan).dtype == "float16"
+    assert DecoderConfig(model="").with_plan(plan).dtype == "float16"
     with pytest.raises(UserError, match="dtype cannot be set beside a plan"):
-        DecoderConfig(model="", dtype="float32").following(plan)
+        DecoderConfig(model="", dtype="float32").with_plan(plan)
 
 
 def test_a_profile_of_another_network_is_refused_before_anything_is_timed(

@@ -99,7 +99,7 @@ def test_what_a_running_replica_cannot_change_stays() -> None:
     terms = terms_of(asked.best(asked.prior.survival, Corrections(), {}))
     assert (terms.kv_megabytes, terms.max_context) == (1, 96)
     config = DecoderConfig(model="", kv_megabytes=7, max_residents=3, replicas=2, ttft_ms=5.0)
-    led = config.led_by(plan)
+    led = config.switched_to(plan)
     assert (led.kv_megabytes, led.replicas, led.ttft_ms) == (7, 2, 5.0)
     assert (led.max_residents, led.cuts, led.exits) == (4, (2,), "recompute")
 
@@ -108,8 +108,8 @@ def test_what_a_running_replica_cannot_change_stays() -> None:
 def test_a_configuration_is_led_by_the_plan_that_it_amounts_to(exits: str) -> None:
     config = DecoderConfig.model_validate({"model": "", "exits": exits, "deep_share": 0.25, "max_residents": 8})
     cut, limits = config.splits((3,), 8), config.limits()
-    plan = config.standing(cut, limits, "cpu")
-    led = config.led_by(plan)
+    plan = config.as_plan(cut, limits, "cpu")
+    led = config.switched_to(plan)
     assert (led.splits(led.cuts or (), 8), led.limits().deep_share) == (cut, 0.25 if exits != "off" else 1.0)
     assert replace(led.limits(), deep_share=0.25) == limits
     assert isinstance(cut, Splits)

@@ -10,10 +10,10 @@ import pytest
 
 from deployments.decoding import front
 from deployments.decoding.engine import Engine
-from deployments.decoding.loop import FullError
-from deployments.decoding.replies import COMPLETION_SHAPE, TextReply, wholes_of
-from deployments.decoding.scheduler import Full, Written
-from deployments.decoding.sequences import GREEDY, Finish, Wanted
+from deployments.decoding.loop import ReplicaFullError
+from deployments.decoding.replies import COMPLETION_SHAPE, TextReply, whole_texts
+from deployments.decoding.scheduler import ReplicaFull, NewTokens
+from deployments.decoding.sequences import GREEDY, Finish, TextRequest
 from deployments.front.answers import RefusedError
 from deployments.prepare.llm_demo import characters, tokenizer
 from profiles.errors import UserError
@@ -91,7 +91,7 @@ def test_a_chat_streams_its_role_its_text_and_if_asked_its_usage(world: World) -
         (b"{", 400, "not JSON"),
         ([], 400, "must be a JSON object"),
         ({}, 400, "prompt is missing"),
-        ({"prompt": "1+1=", "max_token": 4}, 400, "max_token is not served here; there are: model,"),
+        ({"prompt": "1+1=", "max_token": 4}, 400, "max_token is not served; there are: model,"),
         ({"prompt": "1+1=", "n": 2}, 400, "n = 2: Input should be 1"),
         ({"prompt": "1+1=", "temperature": -1}, 400, "temperature = -1: "),
         ({"prompt": "1+1=", "top_p": 0}, 400, "top_p = 0: "),
@@ -173,37 +173,37 @@ class LostReplica:
 
     def __init__(self, world: World, times: int, full_for_s: float = 0.0) -> None:
         self._world, self._times, self._full_for_s = world, times, full_for_s
-        self.asked: list[Wanted] = []
-        world.front._ask = self.ask
+        self.asked: list[TextRequest] = []
+        world.front._write_tokens = self.ask
 
-    async def ask(self, wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
-        self.asked.append(wanted)
+    async def ask(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+        self.asked.append(request)
         if len(self.asked) == 1:
-            yield Written(1, (5,), (3,))
+            yield NewTokens(1, (5,), (3,))
             raise ConnectionError
         if len(self.asked) < 2 + self._times:
             self._world.now_s += self._full_for_s
-            yield Full(0.01)
+            yield ReplicaFull(0.01)
         else:
-            yield Written(1, (6, 7), (3, 3), Finish.LENGTH)
+            yield NewTokens(1, (6, 7), (3, 3), Finish.LENGTH)
 
     async def text(self) -> str:
-        wanted = self._world.front.wanted((1, 2), 3, GREEDY)
-        return "".join([piece.text async for piece in self._world.front.write(wanted, ())])
+        request = self._world.front.request((1, 2), 3, GREEDY)
+        return "".join([piece.text async for piece in self._world.front.write(request, ())])
 
 
 def test_a_text_that_is_begun_waits_where_the_other_replica_is_full(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front, "AGAIN_S", 0.01)
+    monkeypatch.setattr(front, "RETRY_AFTER_S", 0.01)
     lost = LostReplica(world, times=front.ATTEMPTS + 1)
     assert asyncio.run(lost.text()) == tokenizer().decode([5, 6, 7])
     assert lost.asked[-1].prompt == (1, 2, 5)
 
 
 def test_a_text_that_is_begun_does_not_wait_for_ever(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "AGAIN_S", 0.01)
-    lost = LostReplica(world, times=100, full_for_s=front.PATIENCE_S / 3)
+    monkeypatch.setattr(front, "RETRY_AFTER_S", 0.01)
+    lost = LostReplica(world, times=100, full_for_s=front.MAX_WAIT_S / 3)
     with pytest.raises(RefusedError, match="too many"):
         asyncio.run(lost.text())
     assert len(lost.asked) == 1 + 3
@@ -220,23 +220,23 @@ def test_who_is_not_let_in_is_told_when_to_come_again(world: World, stream: bool
 def test_nobody_goes_on_with_the_other_texts_of_a_request_where_one_is_refused(world: World) -> None:
     cancelled = []
 
-    async def ask(wanted: Wanted) -> AsyncGenerator[Written | Full, None]:
-        if wanted.max_tokens == 1:
-            yield Full(1.0)
+    async def ask(request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+        if request.max_tokens == 1:
+            yield ReplicaFull(1.0)
             return
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            cancelled.append(wanted.max_tokens)
+            cancelled.append(request.max_tokens)
             raise
 
     async def answer() -> None:
-        wanted = [world.front.wanted((1, 2), most, GREEDY) for most in (3, 1, 2)]
+        requests = [world.front.request((1, 2), most, GREEDY) for most in (3, 1, 2)]
         with pytest.raises(RefusedError, match="too many"):
-            await wholes_of(world.front, TextReply(COMPLETION_SHAPE, "tiny", wanted, (), begun_s=0.0))
+            await whole_texts(world.front, TextReply(COMPLETION_SHAPE, "tiny", requests, (), begun_s=0.0))
         assert sorted(cancelled) == [2, 3]
 
-    world.front._ask = ask
+    world.front._write_tokens = ask
     asyncio.run(answer())
 
 
@@ -279,7 +279,7 @@ def test_the_interface_is_described_and_its_examples_are_answered(world: World) 
 
 def test_whoever_stops_listening_frees_pages_at_once(world: World) -> None:
     async def leave() -> None:
-        async for _ in world.loop.write(Wanted((1, 2, 3), 40)):
+        async for _ in world.loop.write(TextRequest((1, 2, 3), 40)):
             break
 
     asyncio.run(leave())
@@ -291,10 +291,10 @@ def test_a_loop_without_a_place_says_so(world: World) -> None:
     world.engine.scheduler.limits = world.engine.scheduler.limits.__class__(max_waiting=0)
 
     async def ask() -> None:
-        async for _ in world.loop.write(Wanted((1,), 1)):
+        async for _ in world.loop.write(TextRequest((1,), 1)):
             pass
 
-    with pytest.raises(FullError):
+    with pytest.raises(ReplicaFullError):
         asyncio.run(ask())
 
 
@@ -306,8 +306,8 @@ def test_what_cannot_be_done_fails_for_who_asked_and_decoding_goes_on(world: Wor
         with pytest.raises(UserError, match="no ramp"):
             await asyncio.wait_for(world.loop.call(follow_nothing), 60)
         with pytest.raises(AssertionError, match="never fits"):
-            await asyncio.wait_for(anext(world.loop.write(Wanted((1,), 10**6))), 60)
-        assert [group.finish async for group in world.loop.write(Wanted((1,), 1))][-1]
+            await asyncio.wait_for(anext(world.loop.write(TextRequest((1,), 10**6))), 60)
+        assert [group.finish async for group in world.loop.write(TextRequest((1,), 1))][-1]
 
     asyncio.run(ask())
     assert world.loop.alive
@@ -320,7 +320,7 @@ def test_when_decoding_fails_every_stream_does(world: World) -> None:
     world.engine.network.run = fail  # type: ignore[method-assign]
 
     async def ask() -> None:
-        async for _ in world.loop.write(Wanted((1,), 1)):
+        async for _ in world.loop.write(TextRequest((1,), 1)):
             pass
 
     with pytest.raises(RuntimeError, match="decoding failed: no room"):

@@ -16,7 +16,7 @@ class ToldDraw(Draw):
     told: float = 0.0
 
     @property
-    def luck(self) -> float:
+    def random(self) -> float:
         return self.told
 
 

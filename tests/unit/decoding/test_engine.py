@@ -10,18 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deployments.decoding.scheduler import DecodingLimits
-from deployments.decoding.sequences import Sampling, Splits, Wanted
+from deployments.decoding.sequences import Sampling, Splits, TextRequest
 from tests.helpers.tiny_decoders import BLOCKS, VOCABULARY, decoder, engine, plainly, t5, written_by
 
 PATIENT = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-def with_encoder(wanted: Wanted) -> Wanted:
+def with_encoder(request: TextRequest) -> TextRequest:
     """The same of a T5, whose encoder reads the prompt."""
-    return replace(wanted, prompt=(0,), source=wanted.prompt)
+    return replace(request, prompt=(0,), source=request.prompt)
 
 
-def enough(asked: list[Wanted], within: DecodingLimits) -> int:
+def enough(asked: list[TextRequest], within: DecodingLimits) -> int:
     """Pages for any one of these."""
 
     def pages(positions: int) -> int:
@@ -30,11 +30,11 @@ def enough(asked: list[Wanted], within: DecodingLimits) -> int:
     return max(pages(len(one.prompt) + one.max_tokens) + pages(len(one.source)) for one in asked)
 
 
-def generated(model: Any, wanted: Wanted) -> list[int]:
+def generated(model: Any, request: TextRequest) -> list[int]:
     """What transformers' `generate` writes."""
-    source, stop = torch.tensor([wanted.source]), sorted(wanted.stop) or None
+    source, stop = torch.tensor([request.source]), sorted(request.stop) or None
     told = {
-        "max_new_tokens": wanted.max_tokens,
+        "max_new_tokens": request.max_tokens,
         "eos_token_id": stop,
         "pad_token_id": 0,
         "do_sample": False,
@@ -50,7 +50,7 @@ samplings = st.one_of(
     st.builds(Sampling, st.sampled_from([0.5, 1.0]), st.sampled_from([0.3, 1.0]), st.integers(0, 3)),
 )
 requests = st.builds(
-    Wanted, prompts, st.integers(1, 6), st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2), samplings
+    TextRequest, prompts, st.integers(1, 6), st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2), samplings
 )
 thresholds = st.dictionaries(st.integers(0, 2), st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.1]), max_size=3)
 limits = st.builds(
@@ -72,7 +72,7 @@ either = asked_of_llamas | asked_of_t5s
 @settings(max_examples=25, **PATIENT)
 @given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200))
 def test_recompute_writes_what_plain_decoding_with_exits_writes(
-    told: tuple[Any, list[Wanted]], ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int
+    told: tuple[Any, list[TextRequest]], ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int
 ) -> None:
     """Whoever shares launches, however prompts are cut, and however often pages run out."""
     model, asked = told
@@ -86,7 +86,7 @@ def test_recompute_writes_what_plain_decoding_with_exits_writes(
 @settings(max_examples=25, **PATIENT)
 @given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200))
 def test_verified_writes_what_the_full_network_writes(
-    told: tuple[Any, list[Wanted]], ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int
+    told: tuple[Any, list[TextRequest]], ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int
 ) -> None:
     model, asked = told
     pages = enough(asked, within) + scarce
@@ -102,7 +102,7 @@ def test_verified_writes_what_the_full_network_writes(
 @settings(max_examples=25, **PATIENT)
 @given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200), st.integers(0, 5))
 def test_project_writes_what_plain_decoding_with_projected_kv_writes(
-    told: tuple[Any, list[Wanted]],
+    told: tuple[Any, list[TextRequest]],
     ramps: dict[int, float],
     within: DecodingLimits,
     pending: int,
@@ -131,7 +131,7 @@ changes = st.lists(st.tuples(st.integers(1, 6), st.frozensets(st.integers(0, 2))
 @settings(max_examples=25, **PATIENT)
 @given(either, thresholds, limits, changes, st.booleans(), st.integers(0, 200))
 def test_an_engine_that_is_led_elsewhere_while_it_writes_loses_and_changes_no_token(
-    told: tuple[Any, list[Wanted]],
+    told: tuple[Any, list[TextRequest]],
     ramps: dict[int, float],
     within: DecodingLimits,
     moves: list[tuple[int, frozenset[int], DecodingLimits]],
@@ -151,7 +151,7 @@ def test_an_engine_that_is_led_elsewhere_while_it_writes_loses_and_changes_no_to
         if left and number % left[0][0] == 0:
             _, kept, limits_now = left.pop(0)
             now = {block: ramps[block] for block in kept & ramps.keys()}
-            running.follow(Splits((*(block + 1 for block in sorted(now)), BLOCKS), verified, 4), limits_now)
+            running.recut(Splits((*(block + 1 for block in sorted(now)), BLOCKS), verified, 4), limits_now)
         if (written := running.step()) is None:
             break
         for each in written:
@@ -165,18 +165,18 @@ def test_an_engine_that_is_led_elsewhere_while_it_writes_loses_and_changes_no_to
     assert not running.network._pending  # type: ignore[attr-defined]
 
 
-def _continued(wanted: Wanted, tokens: list[int], depths: list[int], lost: int) -> Wanted | None:
+def _continued(request: TextRequest, tokens: list[int], depths: list[int], lost: int) -> TextRequest | None:
     """What another replica is asked once so many tokens are written; None where these were all."""
     if lost >= len(tokens):
         return None
-    more = replace(wanted, prompt=(*wanted.prompt, *tokens[:lost]), max_tokens=wanted.max_tokens - lost)
+    more = replace(request, prompt=(*request.prompt, *tokens[:lost]), max_tokens=request.max_tokens - lost)
     return replace(more, replayed=tuple(depths[:lost]))
 
 
 @settings(max_examples=8, **PATIENT)
 @given(t5s, st.lists(requests.map(with_encoder), min_size=1, max_size=6), thresholds, limits)
 def test_a_t5_without_exits_or_verified_writes_what_generate_writes(
-    model: Any, asked: list[Wanted], ramps: dict[int, float], within: DecodingLimits
+    model: Any, asked: list[TextRequest], ramps: dict[int, float], within: DecodingLimits
 ) -> None:
     greedy = [replace(one, sampling=Sampling()) for one in asked]
     told = [generated(model, one) for one in greedy]
@@ -188,7 +188,7 @@ def test_a_t5_without_exits_or_verified_writes_what_generate_writes(
 def test_an_encoder_reads_each_source_once_unless_its_sequence_begins_again() -> None:
     """As many as a launch has room for, and a longer one alone."""
     model, reads = t5(), []
-    asked = [with_encoder(Wanted((1, 2, 3) * length, 6)) for length in (1, 1, 1, 5, 1)]
+    asked = [with_encoder(TextRequest((1, 2, 3) * length, 6)) for length in (1, 1, 1, 5, 1)]
     plain = {place: plainly(model, one, {0: 0.3}) for place, one in enumerate(asked)}
     hook = model.encoder.register_forward_hook(lambda _, __, out: reads.append(len(out[0])))
     try:
@@ -202,7 +202,7 @@ def test_an_encoder_reads_each_source_once_unless_its_sequence_begins_again() ->
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
 def test_families_that_are_shaped_like_llama(family: str) -> None:
     model, ramps = decoder(family), {0: 0.3, 2: 0.3}
-    asked = [Wanted((1, 2, 3), 6), Wanted((4,), 6), Wanted(tuple(range(20)), 6)]
+    asked = [TextRequest((1, 2, 3), 6), TextRequest((4,), 6), TextRequest(tuple(range(20)), 6)]
     for project in (False, True):
         found = written_by(engine(model, ramps, project=project), asked)
         assert found == {place: plainly(model, one, ramps, project) for place, one in enumerate(asked)}

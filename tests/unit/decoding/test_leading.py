@@ -13,9 +13,9 @@ from deployments.decoding import front, leading
 from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, ProjectedTexts
 from deployments.decoding.config import DecoderConfig, pipeline_on
 from deployments.decoding.front import FULL_FOR_S, ReplicaGroup, written_by_any
-from deployments.decoding.leading import DecoderLead
-from deployments.decoding.scheduler import Full, Written
-from deployments.decoding.sequences import Finish, Wanted
+from deployments.decoding.leading import PlanSwitch
+from deployments.decoding.scheduler import ReplicaFull, NewTokens
+from deployments.decoding.sequences import Finish, TextRequest
 from deployments.deployer.steps import Moved, Undone
 from deployments.ray_facts import Remembered
 from optimizer.plan import DecodingTerms, Placement, Plan, Split
@@ -33,12 +33,12 @@ def pipeline(kind: str, cut: int, tokens_per_s: float, exits: str = "recompute",
     return Plan((Placement(kind, replicas, splits, local=cut < 8),), decoding=terms)
 
 
-WANTED = Wanted((1,), 1)
+WANTED = TextRequest((1,), 1)
 BOTH = replace(pipeline("cpu", 2, 300.0), beside=(pipeline("t4", 8, 100.0, "off", replicas=2),))
 
 
 @pytest.fixture
-def lead(monkeypatch: pytest.MonkeyPatch) -> DecoderLead:
+def lead(monkeypatch: pytest.MonkeyPatch) -> PlanSwitch:
     monkeypatch.setattr(ray_facts, "application_name", lambda: "texts")
     monkeypatch.setattr(leading, "remembered", lambda application: None)
     monkeypatch.setattr(Remembered, "keep", lambda memory, application: None)
@@ -47,7 +47,7 @@ def lead(monkeypatch: pytest.MonkeyPatch) -> DecoderLead:
     async def versions() -> Sequence[int]:
         return [1]
 
-    return DecoderLead(config, BOTH, "told", RULES, 8, versions)
+    return PlanSwitch(config, BOTH, "told", RULES, 8, versions)
 
 
 def test_replicas_of_each_kind_have_a_configuration_of_their_own() -> None:
@@ -65,10 +65,10 @@ def test_replicas_of_each_kind_have_a_configuration_of_their_own() -> None:
 
 def test_a_plan_without_a_file_is_for_whatever_there_is(tmp_path: Path) -> None:
     config = DecoderConfig(model="", max_residents=3)
-    assert config.planned() == {"": config}
+    assert config.per_kind() == {"": config}
     (tmp_path / "plan.json").write_text(BOTH.to_json())
     told = DecoderConfig(model="", plan=str(tmp_path / "plan.json"))
-    assert list(told.planned()) == ["cpu", "t4"]
+    assert list(told.per_kind()) == ["cpu", "t4"]
     with pytest.raises(UserError, match="two pipelines are on one kind of device"):
         told.by_kind(replace(BOTH, beside=(pipeline("cpu", 4, 1.0),)))
 
@@ -78,7 +78,7 @@ def test_each_replica_follows_the_pipeline_of_its_kind() -> None:
     assert pipeline_on(BOTH, "") == BOTH.pipelines[0], "there is one kind, whatever it is called"
 
 
-def test_texts_are_shared_as_the_plan_that_runs_says(lead: DecoderLead) -> None:
+def test_texts_are_shared_as_the_plan_that_runs_says(lead: PlanSwitch) -> None:
     assert (lead.ramps, lead.shares) == ([1], {"cpu": 300.0, "t4": 100.0})
     other = replace(pipeline("cpu", 4, 100.0), beside=(pipeline("t4", 2, 200.0, replicas=2),))
     assert isinstance(asyncio.run(lead.apply(other)), Moved)
@@ -96,7 +96,7 @@ def test_texts_are_shared_as_the_plan_that_runs_says(lead: DecoderLead) -> None:
         ),
     ],
 )
-def test_what_cannot_be_followed_is_one_sentence(lead: DecoderLead, plan: Plan, why: str) -> None:
+def test_what_cannot_be_followed_is_one_sentence(lead: PlanSwitch, plan: Plan, why: str) -> None:
     undone = asyncio.run(lead.apply(plan))
     assert isinstance(undone, Undone)
     with pytest.raises(ValueError, match=why):
@@ -107,45 +107,45 @@ def test_what_cannot_be_followed_is_one_sentence(lead: DecoderLead, plan: Plan, 
 class Replicas:
     """Stands for Serve's handle to replicas of one kind: they say this, each time."""
 
-    def __init__(self, *said: Written | Full) -> None:
+    def __init__(self, *said: NewTokens | ReplicaFull) -> None:
         self.asked, self.write, self.said = 0, self, said
 
     def options(self, stream: bool) -> "Replicas":
         return self
 
-    async def remote(self, wanted: Wanted, trace: str) -> AsyncGenerator[Written | Full, None]:
+    async def remote(self, request: TextRequest, trace: str) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
         self.asked += 1
         for each in self.said:
             yield each
 
 
-def told(pieces: AsyncGenerator[Written | Full, None]) -> list[Written | Full]:
-    async def all_of_them() -> list[Written | Full]:
+def told(pieces: AsyncGenerator[NewTokens | ReplicaFull, None]) -> list[NewTokens | ReplicaFull]:
+    async def all_of_them() -> list[NewTokens | ReplicaFull]:
         return [each async for each in pieces]
 
     return asyncio.run(all_of_them())
 
 
 def test_replicas_that_have_just_been_full_are_not_asked_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    replicas = Replicas(Full(2.0))
+    replicas = Replicas(ReplicaFull(2.0))
     group, now_s = ReplicaGroup("cpu", replicas), 1.0
     monkeypatch.setattr(front, "time", SimpleNamespace(monotonic=lambda: now_s))
     for _ in range(3):
-        assert told(group.write(WANTED, "")) == [Full(2.0)]
+        assert told(group.write(WANTED, "")) == [ReplicaFull(2.0)]
     assert (replicas.asked, group.writing) == (1, 0)
     now_s += FULL_FOR_S
-    assert told(group.write(WANTED, "")) == [Full(2.0)]
+    assert told(group.write(WANTED, "")) == [ReplicaFull(2.0)]
     assert replicas.asked == 2
 
 
 def test_where_one_kind_has_no_place_another_writes() -> None:
-    words = Written(0, (5,), (0,)), Written(0, (6,), (0,), Finish.STOP)
-    full, writing, unasked = Replicas(Full(2.0)), Replicas(*words), Replicas(*words)
+    words = NewTokens(0, (5,), (0,)), NewTokens(0, (6,), (0,), Finish.STOP)
+    full, writing, unasked = Replicas(ReplicaFull(2.0)), Replicas(*words), Replicas(*words)
     groups = [ReplicaGroup("", each) for each in (full, writing, unasked)]
     assert told(written_by_any(groups, WANTED, "")) == list(words)
     assert [each.asked for each in (full, writing, unasked)] == [1, 1, 0]
 
 
 def test_where_no_kind_has_a_place_the_client_is_told_when_the_first_will() -> None:
-    groups = [ReplicaGroup("", Replicas(Full(wait_s))) for wait_s in (3.0, 1.0, 2.0)]
-    assert told(written_by_any(groups, WANTED, "")) == [Full(1.0)]
+    groups = [ReplicaGroup("", Replicas(ReplicaFull(wait_s))) for wait_s in (3.0, 1.0, 2.0)]
+    assert told(written_by_any(groups, WANTED, "")) == [ReplicaFull(1.0)]

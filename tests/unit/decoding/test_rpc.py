@@ -105,7 +105,7 @@ WRONG = (
     ({"model_version": "2"}, "tiny has no version '2': this is 1"),
     ({"parameters": {"max_tokens": 41}}, "max_tokens = 41: 40 are allowed"),
     ({"parameters": {"max_tokens": -1}}, "max_tokens = -1:"),
-    ({"parameters": {"best": 1}}, "best is not served here; there are:"),
+    ({"parameters": {"best": 1}}, "best is not served; there are:"),
     ({"inputs": [text("1+1="), text('{"temperature": 3.5}', "sampling_parameters")]}, "temperature = 3.5:"),
     ({"inputs": [text("", "prompt")]}, "there is no input 'prompt'; there are: text_input"),
     ({"inputs": [text("{}", "sampling_parameters")]}, "the tensor text_input is missing"),

@@ -10,8 +10,8 @@ from deployments.decoding.engine import Engine
 from deployments.decoding.front import summed
 from deployments.decoding.pages import PagePool
 from deployments.decoding.replica import ReplicaState
-from deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, Full, Scheduler
-from deployments.decoding.sequences import Finish, Opinion, Splits, Wanted
+from deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, ReplicaFull, Scheduler
+from deployments.decoding.sequences import Finish, TokenPrediction, Splits, TextRequest
 from tests.helpers.tiny_decoders import Clock
 
 PATIENT = DecodingLimits(max_residents=4, page_tokens=4, deep_share=0.5, ttft_s=1e9, tpot_s=1e9)
@@ -26,17 +26,17 @@ class Told:
         self._sure = sure
         self.dropped: list[int] = []
 
-    def run(self, launch: DecodingLaunch) -> list[list[Opinion]]:
+    def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]:
         self.launches.append(launch)
         return [
-            [Opinion(7, launch.split > 0 or self._sure(part.sequence.name)) for _ in range(part.asked)]
+            [TokenPrediction(7, launch.split > 0 or self._sure(part.sequence.name)) for _ in range(part.num_predictions)]
             for part in launch.pieces
         ]
 
     def drop(self, name: int) -> None:
         self.dropped.append(name)
 
-    def follow(self, splits: Splits) -> None:
+    def recut(self, splits: Splits) -> None:
         """It says the same wherever it is cut."""
 
 
@@ -57,7 +57,7 @@ def test_the_deep_split_runs_once_its_share_of_the_residents_waits() -> None:
     network = Told(sure=lambda name: name in (1, 2))
     running = engine(network)
     for _ in range(4):
-        running.open(Wanted((1,), 3))
+        running.open(TextRequest((1,), 3))
     for _ in range(2):
         running.step()
     assert [(launch.split, len(launch.pieces)) for launch in network.launches] == [(0, 4), (1, 2)]
@@ -67,14 +67,14 @@ def test_other_limits_hold_at_once_and_nobody_begins_again() -> None:
     network = Told(sure=lambda name: name > 1)
     running = engine(network, replace(PATIENT, deep_share=1.0))
     for _ in range(4):
-        running.open(Wanted((1,), 3))
+        running.open(TextRequest((1,), 3))
     running.step()
-    running.follow(TWO, replace(PATIENT, max_residents=1, deep_share=0.25, page_tokens=99))
+    running.recut(TWO, replace(PATIENT, max_residents=1, deep_share=0.25, page_tokens=99))
     running.step()
     assert [(launch.split, len(launch.pieces)) for launch in network.launches] == [(0, 4), (1, 1)]
     assert network.dropped == []
     assert running.scheduler.limits.page_tokens == PATIENT.page_tokens, "pages are those of the start"
-    running.open(Wanted((1,), 3))
+    running.open(TextRequest((1,), 3))
     assert len(run_out(running)) == 5
     assert max(len(launch.pieces) for launch in network.launches[2:]) == 4, "the fifth waits until all others are gone"
 
@@ -83,10 +83,10 @@ def test_a_launch_has_the_room_that_there_was_when_it_ran() -> None:
     network = Told(sure=lambda _: True)
     running = engine(network, replace(PATIENT, max_residents=32))
     for _ in range(16):
-        running.open(Wanted((1,), 4))
+        running.open(TextRequest((1,), 4))
     running.step()
     running.step()
-    running.follow(TWO, replace(PATIENT, max_residents=16))
+    running.recut(TWO, replace(PATIENT, max_residents=16))
     running.step()
     launched = running.scheduler.launched
     assert launched == {0: (3, 3 * 16, 32 + 32 + 16)}
@@ -98,9 +98,9 @@ def test_another_cut_has_residents_begin_again_in_the_order_in_which_they_came()
     network = Told(sure=lambda name: True)
     running = engine(network, replace(PATIENT, max_residents=2))
     for _ in range(4):
-        running.open(Wanted((1,), 3))
+        running.open(TextRequest((1,), 3))
     running.step()
-    running.follow(Splits((4, 6)), PATIENT)
+    running.recut(Splits((4, 6)), PATIENT)
     assert sorted(network.dropped) == [1, 2]
     assert [one.name for one in running.scheduler.waiting] == [1, 2, 3, 4]
     assert running.scheduler.preempted == 0, "pages were not short"
@@ -115,7 +115,7 @@ def test_who_is_ready_goes_on_while_too_few_wait() -> None:
     network = Told(sure=lambda name: name != 1)
     running = engine(network)
     for _ in range(4):
-        running.open(Wanted((1,), 5))
+        running.open(TextRequest((1,), 5))
     for _ in range(3):
         running.step()
     assert [(launch.split, len(launch.pieces)) for launch in network.launches] == [(0, 4), (0, 3), (0, 3)]
@@ -124,7 +124,7 @@ def test_who_is_ready_goes_on_while_too_few_wait() -> None:
 def test_the_deep_split_runs_when_nobody_else_can_go_on() -> None:
     network = Told(sure=lambda _: False)
     running = engine(network, DecodingLimits(max_residents=4, deep_share=1.0, ttft_s=1e9, tpot_s=1e9))
-    running.open(Wanted((1,), 2))
+    running.open(TextRequest((1,), 2))
     assert run_out(running) == {1: 2}
     assert [launch.split for launch in network.launches] == [0, 1, 0, 1]
 
@@ -135,7 +135,7 @@ def test_a_token_that_would_be_late_hurries_the_deep_split_but_one_that_is_late_
         running = engine(network, DecodingLimits(max_residents=8, deep_share=0.9, ttft_s=ttft_s, tpot_s=1e9))
         running.scheduler.pace.launched(1, 0.010)
         for _ in range(8):
-            running.open(Wanted((1,), 50))
+            running.open(TextRequest((1,), 50))
         for _ in range(12):
             running.step()
         return [launch.split for launch in network.launches]
@@ -147,29 +147,29 @@ def test_a_token_that_would_be_late_hurries_the_deep_split_but_one_that_is_late_
 
 def test_what_does_not_fit_into_the_memory_alone_never_does() -> None:
     running = engine(Told(lambda _: True), pages=12)
-    running.open(Wanted((1,) * 4, 4))
+    running.open(TextRequest((1,) * 4, 4))
     with pytest.raises(AssertionError, match="never fits"):
-        running.open(Wanted((1,) * 4, 5))
+        running.open(TextRequest((1,) * 4, 5))
 
 
 def test_what_an_encoder_reads_takes_pages_too() -> None:
     running = engine(Told(lambda _: False), pages=6 * 5)
     for _ in range(3):
-        running.open(Wanted((0,), 3, source=(1,) * 9))
+        running.open(TextRequest((0,), 3, source=(1,) * 9))
     running.step()
     assert len(running.scheduler.residents) == 1  # three pages in each block, one to write on, and one to go on
     assert running.scheduler.pool.free == 6 * 5 - (6 * 3 + 2)
     assert run_out(running) == {1: 3, 2: 3, 3: 3}
     assert running.scheduler.pool.free == 6 * 5
     with pytest.raises(AssertionError, match="never fits"):
-        running.open(Wanted((0,), 3, source=(1,) * 17))
+        running.open(TextRequest((0,), 3, source=(1,) * 17))
 
 
 def test_a_sequence_waits_for_pages_rather_than_put_another_out() -> None:
     network = Told(lambda _: False)
     running = engine(network, pages=6 * 5)
     for _ in range(3):
-        running.open(Wanted((1,) * 5, 3))
+        running.open(TextRequest((1,) * 5, 3))
     running.step()
     assert len(running.scheduler.residents) == 1  # needs two pages in each block, and one to go on
     assert run_out(running) == {1: 3, 2: 3, 3: 3}
@@ -180,7 +180,7 @@ def test_who_came_last_is_put_out_when_pages_run_short_and_loses_nothing() -> No
     network = Told(lambda name: name % 2 == 0)
     running = engine(network, pages=6 * 8)
     for _ in range(4):
-        running.open(Wanted((1, 2), 20))
+        running.open(TextRequest((1, 2), 20))
     assert run_out(running) == dict.fromkeys(range(1, 5), 20)
     assert running.scheduler.preempted > 0
     assert running.scheduler.pool.free == 6 * 8
@@ -194,8 +194,8 @@ def test_no_page_leaks_whatever_is_cancelled(verified: bool) -> None:
     inside: set[int] = set()
     for _ in range(6_000):
         if draw.random() < 0.4:
-            name = running.open(Wanted((1,) * draw.randint(1, 9), draw.randint(1, 9)))
-            assert not isinstance(name, Full)
+            name = running.open(TextRequest((1,) * draw.randint(1, 9), draw.randint(1, 9)))
+            assert not isinstance(name, ReplicaFull)
             inside.add(name)
         if inside and draw.random() < 0.2:
             gone = draw.choice(sorted(inside))
@@ -215,21 +215,21 @@ def test_it_is_full_when_one_more_would_wait_longer_than_promised() -> None:
     limits = DecodingLimits(max_residents=2, max_waiting=3, ttft_s=1.0, tpot_s=1e9)
     running = engine(Told(lambda _: True), limits)
     for _ in range(3):
-        assert not isinstance(running.open(Wanted((1,), 1)), Full)
-    assert isinstance(running.open(Wanted((1,), 1)), Full)  # three wait, as nothing has run yet
+        assert not isinstance(running.open(TextRequest((1,), 1)), ReplicaFull)
+    assert isinstance(running.open(TextRequest((1,), 1)), ReplicaFull)  # three wait, as nothing has run yet
     run_out(running)
     running.scheduler.pace.residence_s = 4.0
     for _ in range(2):
-        running.open(Wanted((1,), 9))
-    refused = running.open(Wanted((1,), 9))
-    assert isinstance(refused, Full)
+        running.open(TextRequest((1,), 9))
+    refused = running.open(TextRequest((1,), 9))
+    assert isinstance(refused, ReplicaFull)
     assert refused.retry_after_s == pytest.approx(2.0)  # half a residence: there are two places
 
 
 def test_texts_that_the_front_ends_tell_how_long_texts_stay() -> None:
     running = engine(Told(lambda _: True), replace(PATIENT, max_residents=1))
     for _ in range(3):
-        running.open(Wanted((1,), 9))
+        running.open(TextRequest((1,), 9))
     running.step()
     running.cancel(2)  # it waits, and has stayed nowhere
     assert running.scheduler.pace.residence_s == 0.0
@@ -243,19 +243,19 @@ def test_texts_that_the_front_ends_tell_how_long_texts_stay() -> None:
 
 def test_it_is_full_where_pages_and_not_places_make_others_wait() -> None:
     running = engine(Told(lambda _: True), DecodingLimits(max_residents=32, page_tokens=4), pages=6 * 4)
-    running.scheduler.pace.left(10.0)
+    running.scheduler.pace.sequence_ended(10.0)
     for _ in range(3):
-        assert not isinstance(running.open(Wanted((1,), 3)), Full), "nobody has had to wait yet"
+        assert not isinstance(running.open(TextRequest((1,), 3)), ReplicaFull), "nobody has had to wait yet"
     running.scheduler.next(0.0)
     assert (len(running.scheduler.residents), len(running.scheduler.waiting)) == (2, 1)
-    assert running.scheduler.full() == Full(10.0), "both have to end: one for who waits, one for who comes"
+    assert running.scheduler.refusal() == ReplicaFull(10.0), "both have to end: one for who waits, one for who comes"
 
 
 def test_nobody_comes_in_while_tokens_come_too_slowly() -> None:
     running = engine(Told(lambda _: True), DecodingLimits(max_residents=8, ttft_s=1e9, tpot_s=0.1))
-    running.scheduler.pace.wrote(tokens=35, took_s=1.0)
+    running.scheduler.pace.tokens_written(tokens=35, took_s=1.0)
     for _ in range(8):
-        running.open(Wanted((1,), 9))
+        running.open(TextRequest((1,), 9))
     running.scheduler.next(0.0)
     assert len(running.scheduler.residents) == 4  # at this speed three have ten tokens a second each, and four do not
 
@@ -264,8 +264,8 @@ def test_a_long_prompt_runs_in_pieces_beside_those_who_decode() -> None:
     network = Told(lambda _: True)
     limits = DecodingLimits(max_residents=4, prompt_rows=8, deep_share=0.5, ttft_s=1e9, tpot_s=1e9)
     running = engine(network, limits, splits=Splits((6,), max_pending=2))
-    running.open(Wanted((1,), 5))
-    running.open(Wanted((1,) * 20, 1))
+    running.open(TextRequest((1,), 5))
+    running.open(TextRequest((1,) * 20, 1))
     run_out(running)
     assert [sorted(part.rows for part in launch.pieces) for launch in network.launches] == [
         [1, 8], [1, 8], [1, 4], [1], [1],
@@ -274,6 +274,6 @@ def test_a_long_prompt_runs_in_pieces_beside_those_who_decode() -> None:
 
 def test_a_stop_token_ends_a_sequence() -> None:
     running = engine(Told(lambda _: True))
-    running.open(Wanted((1,), 5, stop=frozenset([7])))
+    running.open(TextRequest((1,), 5, stop=frozenset([7])))
     (written,) = running.step() or ()
     assert (written.tokens, written.finish) == ((7,), Finish.STOP)

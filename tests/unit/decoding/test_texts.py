@@ -34,10 +34,10 @@ class Runs(Bytes):
 
 
 def heard(text: str, cuts: list[int], stops: list[str], tokenizer: Bytes | None = None) -> tuple[str, bool]:
-    speech, tokens = TextTokens(tokenizer or Bytes(), 100).speech(stops), list(text.encode())
+    speech, tokens = TextTokens(tokenizer or Bytes(), 100).growing_text(stops), list(text.encode())
     edges = sorted({0, len(tokens), *(cut % (len(tokens) + 1) for cut in cuts)})
-    said = "".join(speech.hear(tokens[start:stop]) for start, stop in pairwise(edges))
-    return said + speech.hear([], last=True), speech.stopped
+    said = "".join(speech.add(tokens[start:stop]) for start, stop in pairwise(edges))
+    return said + speech.add([], last=True), speech.stopped
 
 
 @pytest.mark.parametrize("tokenizer", [Bytes(), Runs()])
@@ -47,10 +47,10 @@ def test_groups_do_not_matter(tokenizer: Bytes, text: str, cuts: list[int]) -> N
 
 
 def test_a_long_text_of_long_characters_is_heard_as_it_comes() -> None:
-    speech = TextTokens(Runs(), 100).speech([])
+    speech = TextTokens(Runs(), 100).growing_text([])
     for said in "a€😀ä" * 20:
         *first, last = said.encode()
-        assert [speech.hear([byte]) for byte in (*first, last)] == [""] * len(first) + [said]
+        assert [speech.add([byte]) for byte in (*first, last)] == [""] * len(first) + [said]
         assert len(speech._tokens) < 12, "few tokens are decoded again with each"
 
 

@@ -6,16 +6,16 @@ from random import Random
 import pytest
 
 from deployments.decoding.config import DecoderConfig
-from deployments.decoding.sequences import Wanted
-from deployments.decoding.virtual import OTHER, TOKEN, VirtualClock, virtual_engine
+from deployments.decoding.sequences import TextRequest
+from deployments.decoding.virtual import OTHER_TOKEN, TOKEN, VirtualClock, virtual_engine
 from profiles.decoding import LaunchSize
 from tests.helpers.paper_decoders import paper_decoder
 
 PATIENT = {"model": "", "max_waiting": 10**6, "ttft_ms": 1e12, "tpot_ms": 1e12}
-TEXTS = [Wanted((TOKEN,) * prompt, output) for prompt, output in ((5, 9), (40, 3), (1, 30), (300, 2))]
+TEXTS = [TextRequest((TOKEN,) * prompt, output) for prompt, output in ((5, 9), (40, 3), (1, 30), (300, 2))]
 
 
-def seconds(price_s: LaunchSize, texts: list[Wanted], **told: object) -> float:
+def seconds(price_s: LaunchSize, texts: list[TextRequest], **told: object) -> float:
     """How long a replica is at these texts."""
     clock = VirtualClock()
     profile = paper_decoder(price_s, has_encoder=bool(texts[0].source))
@@ -35,14 +35,14 @@ def test_the_head_is_asked_once_for_each_token_where_nobody_leaves() -> None:
 
 
 def test_a_lone_text_reads_what_it_has_seen() -> None:
-    (text,) = lone = [Wanted((TOKEN,) * 5, 4)]
+    (text,) = lone = [TextRequest((TOKEN,) * 5, 4)]
     assert seconds(LaunchSize(read=1.0), lone, exits="off") == 8 * (5 + 6 + 7 + 8)
     assert seconds(LaunchSize(seen=1.0), lone, exits="off") == 8 * (5 * 5 + 6 + 7 + 8)
     assert seconds(LaunchSize(launches=1.0, blocks=0.01), lone, exits="off") == pytest.approx(text.max_tokens * 1.08)
 
 
 def test_an_encoder_reads_each_source_once() -> None:
-    texts = [Wanted((TOKEN,), 5, source=(TOKEN,) * 7), Wanted((TOKEN,), 3, source=(TOKEN,) * 9)]
+    texts = [TextRequest((TOKEN,), 5, source=(TOKEN,) * 7), TextRequest((TOKEN,), 3, source=(TOKEN,) * 9)]
     assert seconds(LaunchSize(source_rows=1.0), texts, max_residents=1) == 16
     assert seconds(LaunchSize(sources=1.0), texts) == 1
 
@@ -56,7 +56,7 @@ def test_projected_rows_are_all_that_leave_and_do_not_end_a_text() -> None:
         clock = VirtualClock()
         priced = replace(profile, tables=(replace(profile.tables[0], price_s=LaunchSize(**{part: 1.0})),))
         engine = virtual_engine(priced, "cpu", config, Random(0), clock)
-        ((_, depths),) = engine.write_with_depths([Wanted((TOKEN,) * 5, 40)])
+        ((_, depths),) = engine.write_with_depths([TextRequest((TOKEN,) * 5, 40)])
         found[part] = clock.now_s
     deep = [place for place, depth in enumerate(depths) if depth == 7]  # a token is known at the position before it
     assert found["rows"] == 4 * (5 + 39) + 4 * (5 - (0 not in deep) + sum(place > 0 for place in deep))
@@ -72,7 +72,7 @@ def test_texts_that_come_while_one_is_written_are_written_beside_it() -> None:
     next_s = 0.0
     while left or engine.scheduler.residents:
         while left and next_s <= clock.now_s:
-            engine.open(Wanted((TOKEN,) * 5, 20))
+            engine.open(TextRequest((TOKEN,) * 5, 20))
             left, next_s = left - 1, next_s + luck.expovariate(5.0)
         if engine.step() is None:
             clock.now_s = next_s
@@ -87,7 +87,7 @@ def test_as_many_tokens_leave_as_the_profile_says() -> None:
     engine = virtual_engine(profile, "cpu", config, Random(0), VirtualClock())
     depths: list[int] = []
     for _ in range(100):
-        engine.open(Wanted((TOKEN,), 40))
+        engine.open(TextRequest((TOKEN,), 40))
     while (news := engine.step()) is not None:
         depths += [depth for one in news for depth in one.depths]
     assert len(depths) == 4000
@@ -99,9 +99,9 @@ def test_drafts_are_put_right_where_the_full_network_does_not_agree() -> None:
     config = DecoderConfig.model_validate(PATIENT | {"exits": "verified"})
     profile = paper_decoder()
     agreed = virtual_engine(profile, "cpu", config, Random(0), VirtualClock())
-    assert set(agreed.write_all([Wanted((TOKEN,), 50)])[0]) == {TOKEN}
+    assert set(agreed.write_all([TextRequest((TOKEN,), 50)])[0]) == {TOKEN}
     object.__setattr__(profile.workload, "agreement", 0.5)
     doubted = virtual_engine(profile, "cpu", config, Random(0), VirtualClock())
-    (written,) = doubted.write_all([Wanted((TOKEN,), 50)])
+    (written,) = doubted.write_all([TextRequest((TOKEN,), 50)])
     assert len(written) == 50
-    assert set(written) == {TOKEN, OTHER}
+    assert set(written) == {TOKEN, OTHER_TOKEN}

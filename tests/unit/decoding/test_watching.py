@@ -14,9 +14,9 @@ from deployments.decoding.api import create_decoder_api
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import DecoderFront
 from deployments.decoding.metrics import ClientMeter
-from deployments.decoding.replica import ReplicaState, tell, traced
-from deployments.decoding.scheduler import Full, Written
-from deployments.decoding.sequences import Finish, Wanted
+from deployments.decoding.replica import ReplicaState, export, traced
+from deployments.decoding.scheduler import ReplicaFull, NewTokens
+from deployments.decoding.sequences import Finish, TextRequest
 from deployments.decoding.texts import TextTokens
 from deployments.front.proxy import Burden
 from deployments.metrics import DECODER_FRONT, DECODER_REPLICA, MetricSeries
@@ -48,16 +48,16 @@ class Scene:
         api = create_decoder_api(front, None, self.stats, self.tracing)
         self.client = TestClient(api, raise_server_exceptions=False)
 
-    async def ask(self, _: Wanted) -> AsyncGenerator[Written | Full, None]:
+    async def ask(self, _: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
         span = current()
         self.traces.append(span.traceparent if span else "")
         if self.full:
-            yield Full(1.0)
+            yield ReplicaFull(1.0)
             return
         for place, (wait_s, tokens) in enumerate(_SCENE):
             self.now_s += wait_s
             last = place + 1 == len(_SCENE)
-            yield Written(1, tokens, (3,) * len(tokens), Finish.LENGTH if last else None)
+            yield NewTokens(1, tokens, (3,) * len(tokens), Finish.LENGTH if last else None)
 
     async def stats(self) -> dict[str, Any]:
         return {}
@@ -157,15 +157,15 @@ def test_others_have_none_and_refusals_are_marked(scene: Scene) -> None:
 
 
 def test_a_replica_divides_a_sequence_at_its_first_token(scene: Scene) -> None:
-    async def groups(*written: Written) -> AsyncGenerator[Written, None]:
+    async def groups(*written: NewTokens) -> AsyncGenerator[NewTokens, None]:
         for each in written:
             yield each
 
-    async def all_of(*written: Written) -> list[Written]:
+    async def all_of(*written: NewTokens) -> list[NewTokens]:
         trace = TRACED["traceparent"]
-        return [each async for each in traced(groups(*written), Wanted((1, 2), 4), scene.tracing, trace)]
+        return [each async for each in traced(groups(*written), TextRequest((1, 2), 4), scene.tracing, trace)]
 
-    first, last = Written(1, (5,), (3,)), Written(1, (6,), (3,), Finish.LENGTH)
+    first, last = NewTokens(1, (5,), (3,)), NewTokens(1, (6,), (3,), Finish.LENGTH)
     assert asyncio.run(all_of(first, last)) == [first, last]
     assert [span.name for span in scene.spans()] == ["first token", "further tokens"]
     assert dict(scene.spans()[0].attributes) == {"isobatch.prompt_tokens": 2}
@@ -177,8 +177,8 @@ def test_a_replica_divides_a_sequence_at_its_first_token(scene: Scene) -> None:
 def test_a_replica_tells_what_it_has_done_and_what_is_on_it() -> None:
     noted = NotedMetrics()
     series = MetricSeries(DECODER_REPLICA, noted)
-    tell(series, ReplicaState(3, 1, 10, 40, 0, 0.0, {1: 5}, {0: (4, 12, 32)}))
-    tell(series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16, 48), 2: (1, 2, 8)}))
+    export(series, ReplicaState(3, 1, 10, 40, 0, 0.0, {1: 5}, {0: (4, 12, 32)}))
+    export(series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16, 48), 2: (1, 2, 8)}))
     told = {name: dict(found) for name, found in noted.told.items()}
     assert told["isobatch_exits"] == {("1",): 7, ("5",): 2}
     assert told["isobatch_launches"] == {("decoder", "0"): 6, ("decoder", "2"): 1}

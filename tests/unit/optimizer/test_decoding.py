@@ -125,7 +125,7 @@ def test_a_context_that_is_cut_has_room_in_whole_pages(megabytes: int, has_encod
         DecodingGoal(kv_megabytes=megabytes),
         1,
     )
-    config = DecoderConfig(model="").following(plan)
+    config = DecoderConfig(model="").with_plan(plan)
     assert config.max_context
     needed = 8 * pages_for(config.max_context, config.page_tokens) * (1 + has_encoder)
     assert needed <= config.pages(table.kv_bytes)

@@ -21,7 +21,7 @@ from deployments.decoding.arithmetic import rhythm
 from deployments.decoding.checkpoint import DecoderRules, check_decoder, is_decoder, rules_of
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.loading import decoder_shape, engine_of, load_decoder
-from deployments.decoding.sequences import Wanted
+from deployments.decoding.sequences import TextRequest
 from deployments.prepare import t5_sums
 from deployments.prepare.decoder import DecoderOptions, fixed_share, ramps_for, readings, texts, threshold
 from deployments.prepare.llm_demo import PROMPTS, SumsRecipe, save, train
@@ -74,13 +74,13 @@ def test_the_arithmetic_agrees_with_launches_that_are_counted_one_by_one() -> No
 @pytest.mark.parametrize("kind", [decoder, t5])
 def test_readings_are_what_plain_decoding_sees(kind: Callable[[], Any]) -> None:
     model = kind()
-    wanted = [shape_of(model.config).wanted(prompt, tokens) for prompt, tokens in (((1, 2, 3), 6), ((4,), 3))]
-    full = [plainly(model, each, {})[0] for each in wanted]
-    seen = readings(model, wanted, full)
+    requests = [shape_of(model.config).request(prompt, tokens) for prompt, tokens in (((1, 2, 3), 6), ((4,), 3))]
+    full = [plainly(model, each, {})[0] for each in requests]
+    seen = readings(model, requests, full)
     assert seen.sure.shape == (3, 9)
     for block in range(3):
         leaves = seen.sure[block] >= 0.3
-        depths = [depth for each in wanted for depth in plainly(model, each, {block: 0.3})[1]]
+        depths = [depth for each in requests for depth in plainly(model, each, {block: 0.3})[1]]
         first = int(np.argmax(leaves)) if leaves.any() else len(leaves)
         assert [depth == block for depth in depths[: first + 1]] == leaves[: first + 1].tolist()
 
@@ -90,14 +90,14 @@ def test_ramps_keep_to_the_loss_on_the_prompts_that_they_come_from() -> None:
     prompts = [(number % 23, number % 7, number % 11) for number in range(40)]
     report = ramps_for(model, prompts, frozenset(), DecoderOptions(allowed_loss=0.05, max_tokens=6))
     (ramp,) = report.rules.ramps
-    wanted = [Wanted(prompt, 6) for prompt in prompts[:20]]
-    seen = readings(model, wanted, texts(model, report.rules.__class__(), wanted))
+    requests = [TextRequest(prompt, 6) for prompt in prompts[:20]]
+    seen = readings(model, requests, texts(model, report.rules.__class__(), requests))
     lost = (seen.sure[ramp.block] >= ramp.threshold) & ~seen.agrees[ramp.block]
     assert lost.mean() <= 0.05
     assert 0 <= (report.rules.same_texts or 0) <= 1
     assert report.rules.project
     thresholds = {ramp.block: ramp.threshold}
-    unseen = [Wanted(prompt, 6) for prompt in prompts[20:]]
+    unseen = [TextRequest(prompt, 6) for prompt in prompts[20:]]
     freely = [plainly(model, each, thresholds, project=True) for each in unseen]
     same = [tokens == plainly(model, each, {})[0] for each, (tokens, _) in zip(unseen, freely, strict=True)]
     assert report.rules.project.same_texts == np.mean(same)
@@ -131,7 +131,7 @@ def test_a_t5_that_says_sums_gets_a_ramp(tmp_path: Path) -> None:
     assert content["applications"][0]["import_path"] == "deployments.decoding.app:build"
     config = DecoderConfig(model=str(out), kv_megabytes=8)
     running = engine_of(load_decoder(out), rules_of(out, 3), config)
-    (written,) = running.write_all([decoder_shape(out).wanted((3, 4), 5)])
+    (written,) = running.write_all([decoder_shape(out).request((3, 4), 5)])
     assert len(written) == 5
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.decoding.choice import BUSY, chosen, played, saturated
-from cluster.decoding.simulation import AskedText, play
+from cluster.decoding.choice import BUSY, choose_plan, saturated, trial_at
+from cluster.decoding.simulation import TextArrival, simulate_texts
 from deployments.decoding.config import DecoderConfig
 from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, expected, ways
 from optimizer.decoding_plans import plan_of, shares_of, tokens_per_s
@@ -19,8 +19,8 @@ WIDE = DecodingGoal(ttft_s=1e6, tpot_s=1e6)
 GOAL = DecodingGoal(ttft_s=0.5, tpot_s=0.01, kv_megabytes=2, texts=60)
 
 
-def at_once(count: int, prompt: int, output: int) -> list[AskedText]:
-    return [AskedText(0.0, prompt, output)] * count
+def at_once(count: int, prompt: int, output: int) -> list[TextArrival]:
+    return [TextArrival(0.0, prompt, output)] * count
 
 
 @pytest.mark.parametrize("price_s", [WEIGHTS_BIND, BOTH, LaunchSize(blocks=1e-5, rows=1e-4)])
@@ -28,17 +28,17 @@ def at_once(count: int, prompt: int, output: int) -> list[AskedText]:
 def test_a_replica_that_is_never_idle_writes_what_arithmetic_expects(price_s: LaunchSize, way: DecodingWay) -> None:
     facts = DecodingFacts(paper_decoder(price_s, ((1, 0.3), (3, 0.2)), prompt=2, output=32), CPU)
     config = DecoderConfig(model="", max_waiting=10**6)
-    run = play(plan_of(way, facts, WIDE, 1), facts.profile, at_once(3 * way.residents, 2, 40), config=config)
+    run = simulate_texts(plan_of(way, facts, WIDE, 1), facts.profile, at_once(3 * way.residents, 2, 40), config=config)
     assert run.tokens_per_s == pytest.approx(expected(facts, way).tokens_per_s, rel=0.15)
 
 
 def test_a_promise_is_kept_for_other_texts() -> None:
     profile = paper_decoder(survival=((1, 0.3), (3, 0.2)), prompt=4, output=8)
-    found = chosen(profile, [CPU], GOAL)
+    found = choose_plan(profile, [CPU], GOAL)
     assert found.plan.promise
     assert found.plan.decoding
     whole = replace(GOAL, kept=0.0, texts=200)  # no run is given up
-    run = played(found.plan, profile, 0.97 * found.plan.promise.goodput_per_s, whole, seed=7)
+    run = trial_at(found.plan, profile, 0.97 * found.plan.promise.goodput_per_s, whole, seed=7)
     # Of 200 texts or more, 1 % may be late; chance adds 3 standard deviations.
     assert min(run.run.ttft_kept, run.run.tpot_kept) >= 0.99 - 3 * (0.01 / 200) ** 0.5
     assert run.run.tokens_per_s >= 0.9 * found.plan.decoding.tokens_per_s
@@ -48,13 +48,13 @@ def test_a_promise_is_kept_for_other_texts() -> None:
 def test_no_way_that_is_played_keeps_much_more_than_the_one_that_is_chosen() -> None:
     profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=8)
     facts, goal = DecodingFacts(profile, CPU), GOAL
-    found = chosen(profile, [CPU], goal)
+    found = choose_plan(profile, [CPU], goal)
     assert found.plan.promise
     more = 1.1 * found.plan.promise.goodput_per_s
     able = [way for way in ways(facts, goal) if way.prompt_rows == 64 and expected(facts, way).tokens_per_s / 10 > more]
     for plan in (plan_of(way, facts, goal, 1) for way in able):
         # A short run lets an overload pass: nobody keeps more than a replica writes that is never idle.
-        keeps = played(plan, profile, more, goal, seed=3).keeps(goal)
+        keeps = trial_at(plan, profile, more, goal, seed=3).keeps(goal)
         assert not (keeps and BUSY * saturated(plan, profile, 60) >= more)
 
 
@@ -65,8 +65,8 @@ def test_a_run_is_given_up_once_it_cannot_keep_the_limits() -> None:
     plan = plan_of(DecodingWay(2, 2, 8, 64), DecodingFacts(profile, CPU), goal, 1)
     most = saturated(plan, profile, 60)
     for rate in (0.6 * most, 0.95 * most, 1.5 * most):
-        trial = played(plan, profile, rate, goal)
-        whole = played(plan, profile, rate, replace(goal, kept=0.0))
+        trial = trial_at(plan, profile, rate, goal)
+        whole = trial_at(plan, profile, rate, replace(goal, kept=0.0))
         assert trial.keeps(goal) == whole.keeps(goal)
         assert trial == whole or trial.run.given_up
     assert trial.run.given_up
@@ -87,8 +87,8 @@ LOOSE = replace(GOAL, tpot_s=0.05)
 def test_all_kinds_of_devices_write_side_by_side() -> None:
     """Each cut and filled in its own way, and each with its share of the texts: together they keep their sum."""
     profile = two_kinds()
-    found = chosen(profile, [CPU, SLOW], LOOSE)
-    alone = [chosen(profile, [each], LOOSE).plan for each in (CPU, SLOW)]
+    found = choose_plan(profile, [CPU, SLOW], LOOSE)
+    alone = [choose_plan(profile, [each], LOOSE).plan for each in (CPU, SLOW)]
     assert found.plan.devices() == {"cpu": 1, "t4": 2}
     assert [each.placements[0].kind for each in found.plan.pipelines] == ["cpu", "t4"]
     assert found.plan.promise
@@ -103,23 +103,23 @@ def test_all_kinds_of_devices_write_side_by_side() -> None:
 
 def test_the_cheapest_devices_of_several_kinds_sustain_a_rate() -> None:
     profile = two_kinds()
-    kept = {each.kind: chosen(profile, [replace(each, count=1)], LOOSE).plan.promise for each in (CPU, SLOW)}
+    kept = {each.kind: choose_plan(profile, [replace(each, count=1)], LOOSE).plan.promise for each in (CPU, SLOW)}
     fast, slow = (promise.goodput_per_s for promise in kept.values() if promise)
     for rate, devices in ((0.8 * slow, {"t4": 1}), (fast + 0.5 * slow, {"cpu": 1, "t4": 1})):
-        found = chosen(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=rate))
+        found = choose_plan(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=rate))
         assert found.plan.devices() == devices
         assert found.plan.promise
         assert found.plan.promise.goodput_per_s == rate
     with pytest.raises(UserError, match="1 cpu, 2 t4 sustain about"):
-        chosen(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=2 * (fast + 2 * slow)))
+        choose_plan(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=2 * (fast + 2 * slow)))
 
 
 def test_a_rate_is_sustained_at_the_least_cost() -> None:
     profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=8)
-    one = chosen(profile, [CPU], GOAL).plan.promise
+    one = choose_plan(profile, [CPU], GOAL).plan.promise
     assert one
     goal = replace(GOAL, texts_per_s=1.5 * one.goodput_per_s)
-    found = chosen(profile, fleet("cpu=5@0.5"), goal)
+    found = choose_plan(profile, fleet("cpu=5@0.5"), goal)
     assert found.plan.placements[0].replicas == 2
     assert found.plan.promise
     assert found.plan.promise.cost_per_hour == 1.0
@@ -140,23 +140,23 @@ def test_a_rate_is_sustained_at_the_least_cost() -> None:
 )
 def test_what_binds_is_named(goal: DecodingGoal, said: str) -> None:
     with pytest.raises(UserError, match="there are no devices to plan for"):
-        chosen(paper_decoder(), fleet("cpu=0"), goal)
+        choose_plan(paper_decoder(), fleet("cpu=0"), goal)
     with pytest.raises(UserError) as told:
-        chosen(paper_decoder(), [CPU], goal)
+        choose_plan(paper_decoder(), [CPU], goal)
     assert said in str(told.value)
 
 
 def test_what_a_front_would_refuse_is_refused() -> None:
     facts = DecodingFacts(paper_decoder(), CPU)
-    texts = [AskedText(0.0, 8, 8), AskedText(0.1, 250, 30)]
-    run = play(plan_of(DecodingWay(8, 1, 4, 64), facts, WIDE, 1), facts.profile, texts)
+    texts = [TextArrival(0.0, 8, 8), TextArrival(0.1, 250, 30)]
+    run = simulate_texts(plan_of(DecodingWay(8, 1, 4, 64), facts, WIDE, 1), facts.profile, texts)
     assert [text.status for text in run.texts] == [200, 400]
 
 
 def test_every_replica_writes_and_the_same_seed_writes_the_same() -> None:
     facts = DecodingFacts(paper_decoder(), CPU)
-    texts = [AskedText(float(at), 8, 16) for at in np.linspace(0, 0.1, 60)]
-    one, two = (play(plan_of(DecodingWay(2, 2, 4, 64), facts, WIDE, n), facts.profile, texts) for n in (1, 3))
+    texts = [TextArrival(float(at), 8, 16) for at in np.linspace(0, 0.1, 60)]
+    one, two = (simulate_texts(plan_of(DecodingWay(2, 2, 4, 64), facts, WIDE, n), facts.profile, texts) for n in (1, 3))
     assert sum(text.tokens for text in two.texts) == 60 * 16
     assert two.tokens_per_s > 1.5 * one.tokens_per_s
-    assert two == play(plan_of(DecodingWay(2, 2, 4, 64), facts, WIDE, 3), facts.profile, texts)
+    assert two == simulate_texts(plan_of(DecodingWay(2, 2, 4, 64), facts, WIDE, 3), facts.profile, texts)
