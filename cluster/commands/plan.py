@@ -247,8 +247,8 @@ def _decoding_goal(options: DecoderPlanOptions) -> "DecodingGoal":
 
 def profile_for(source: Path, file: Path | None) -> "DecoderProfile":
     """The profile in a file, or the one that `isobatch profile` has kept of a decoder's checkpoint."""
-    from deployments.decoding.checkpoint import is_decoder
     from deployments.decoding.config import cached_profile
+    from deployments.decoding.ramp_rules import is_decoder
     from deployments.folders import weights_of
     from profiles.decoding import load_decoder_profile
     from profiles.files import differ

@@ -128,7 +128,7 @@ def prepare(
     """
     values: dict[str, Any] = dict(locals())
     from cluster.commands import options_for
-    from deployments.decoding.checkpoint import is_decoder
+    from deployments.decoding.ramp_rules import is_decoder
     from deployments.models import checkpoint
     from deployments.prepare import pipeline
 
@@ -205,7 +205,7 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
     """Write the checkpoint with the rules of its ramp."""
     from rich.console import Console
 
-    from deployments.decoding.checkpoint import check_decoder
+    from deployments.decoding.ramp_rules import check_decoder
     from deployments.folders import whole
     from deployments.models.checkpoint import copy
     from deployments.prepare.data import rows, taken
@@ -234,7 +234,7 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
 def ramp_report(source: Path, prompts: list[str], max_tokens: int, dtype: str, loss: float) -> "DecoderReport":
     """The best ramp of a decoder, chosen with texts that the full network writes after these prompts."""
     from deployments.decoding.anatomy import shape_of
-    from deployments.decoding.loading import load_decoder, load_tokenizer, stop_tokens
+    from deployments.decoding.engine_setup import load_decoder, load_tokenizer, stop_tokens
     from deployments.prepare.decoder import DecoderOptions, ramps_for
     from deployments.progress import busy
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from cluster.profiling.checkpoint import SampleInputs
     from deployments.decoding.anatomy import DecoderAnatomy
-    from deployments.decoding.checkpoint import DecoderRules
+    from deployments.decoding.ramp_rules import DecoderRules
     from deployments.models.interface import ServedModel
     from deployments.prepare.data import Columns
     from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload
@@ -111,7 +111,7 @@ def profile(
     """
     values: dict[str, Any] = dict(locals())
     from cluster.commands import check_writable, options_for
-    from deployments.decoding.checkpoint import is_decoder
+    from deployments.decoding.ramp_rules import is_decoder
     from deployments.models import checkpoint
 
     known_backend(backend)
@@ -190,11 +190,11 @@ def _profile_decoder(options: DecoderProfileOptions, source: Path) -> None:
     """Write `out`, and keep the same profile where `isobatch plan` looks for it."""
     from rich.console import Console
 
-    from cluster.profiling.decoding_datasheets import estimated_table
+    from cluster.profiling.launch_estimates import estimated_table
     from deployments.decoding.anatomy import anatomy_of
-    from deployments.decoding.checkpoint import check_decoder, rules_of
     from deployments.decoding.config import cached_profile
-    from deployments.decoding.loading import load_decoder
+    from deployments.decoding.engine_setup import load_decoder
+    from deployments.decoding.ramp_rules import check_decoder, rules_of
     from deployments.folders import alone, weights_of
     from deployments.models.backends import warn_of_ramps
     from deployments.named import built_in
@@ -236,8 +236,8 @@ def _measured_table(
     import torch
 
     from cluster.profiling.checkpoint import kind_of, source_of, uncatalogued
-    from cluster.profiling.decoding import measured, weights_bytes
-    from deployments.decoding.loading import kv_bytes
+    from cluster.profiling.launch_prices import measured, weights_bytes
+    from deployments.decoding.engine_setup import kv_bytes
     from profiles.decoding import DecodingTable
     from profiles.measure import device_name
 

@@ -203,7 +203,7 @@ def _simulate_decoder(
 def _with_prompts_of(file: Path, texts: Sequence[TextArrival], source: Path) -> list[TextArrival]:
     """The same texts, whose prompts have the lengths of those in a file, in turn."""
     from cluster.load.prompts import prompts_in
-    from deployments.decoding.loading import load_tokenizer
+    from deployments.decoding.engine_setup import load_tokenizer
 
     tokenizer = load_tokenizer(source)
     lengths = cycle([len(tokenizer(prompt)["input_ids"]) for prompt in prompts_in(file)])

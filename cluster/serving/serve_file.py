@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from cluster.controller.config import OF_CLASSIFIERS, ControllerConfig
 from deployments.cluster_checks import PATHS, check_http
 from deployments.config import AppConfig, checked, parse
-from deployments.decoding.checkpoint import check_decoder, is_decoder
 from deployments.decoding.config import DecoderConfig
+from deployments.decoding.ramp_rules import check_decoder, is_decoder
 from deployments.folders import told_in, weights_of
 from deployments.front.headers import key_in
 from deployments.graph import check_weights, read_graph

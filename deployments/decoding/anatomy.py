@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from deployments.decoding.paged import PagedKv, PagedView, Projection, replace_attention
+from deployments.decoding.paged_attention import PagedKv, PagedView, Projection, replace_attention
 from deployments.decoding.scheduler import Piece
 from deployments.decoding.sequences import GREEDY, Sampling, TextRequest
 

@@ -15,15 +15,15 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 
-from deployments.decoding.api import create_decoder_api
-from deployments.decoding.checkpoint import rules_of
+from deployments.decoding.client_meter import ClientMeter
 from deployments.decoding.config import FRONT, DecoderConfig
+from deployments.decoding.engine_setup import decoder_shape, load_tokenizer, stop_tokens
 from deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
-from deployments.decoding.leading import PlanSwitch, origin_of
-from deployments.decoding.loading import decoder_shape, load_tokenizer, stop_tokens
-from deployments.decoding.metrics import ClientMeter
+from deployments.decoding.grpc_texts import serving
+from deployments.decoding.openai_api import create_decoder_api
+from deployments.decoding.plan_switch import PlanSwitch, origin_of
+from deployments.decoding.ramp_rules import rules_of
 from deployments.decoding.replica import DECODER, DecoderReplica, ReplicaState
-from deployments.decoding.rpc import serving
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import TextRequest
 from deployments.decoding.texts import TextTokens

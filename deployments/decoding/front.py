@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.decoding.anatomy import DecoderShape
+from deployments.decoding.client_meter import ClientMeter
 from deployments.decoding.config import DecoderConfig
-from deployments.decoding.metrics import ClientMeter
 from deployments.decoding.replica import ReplicaState
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import Finish, Sampling, TextRequest

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from deployments.decoding.anatomy import DecoderAnatomy
-from deployments.decoding.checkpoint import DecoderRules
-from deployments.decoding.choosing import Draw, at_least_float32, choose
-from deployments.decoding.paged import PagedKv
+from deployments.decoding.paged_attention import PagedKv
+from deployments.decoding.ramp_rules import DecoderRules
+from deployments.decoding.sampling import Draw, at_least_float32, choose
 from deployments.decoding.scheduler import DecodingLaunch, Piece
 from deployments.decoding.sequences import Splits, TokenPrediction
 from deployments.exits import Policy, memory_width

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from deployments.decoding.anatomy import shape_of
-from deployments.decoding.checkpoint import rules_of
 from deployments.decoding.config import DecoderConfig, pipeline_on
 from deployments.decoding.engine import Engine
-from deployments.decoding.leading import switched_plan
-from deployments.decoding.loading import engine_of, load_decoder, splits_and_limits
+from deployments.decoding.engine_setup import engine_of, load_decoder, splits_and_limits
 from deployments.decoding.loop import EngineLoop, ReplicaFullError
+from deployments.decoding.plan_switch import switched_plan
+from deployments.decoding.ramp_rules import rules_of
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import TextRequest
 from deployments.logs import join_serves_log

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from deployments.decoding.anatomy import DecoderAnatomy, anatomy_of, shape_of
-from deployments.decoding.arithmetic import DeepRhythm, best_cut, rhythm
-from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, ProjectedTexts, TextLengths
-from deployments.decoding.choosing import at_least_float32
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine
-from deployments.decoding.loading import engine_of
+from deployments.decoding.engine_setup import engine_of
+from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts, TextLengths
+from deployments.decoding.rhythm import DeepRhythm, best_cut, rhythm
+from deployments.decoding.sampling import at_least_float32
 from deployments.decoding.sequences import TextRequest
 from profiles.errors import UserError
 

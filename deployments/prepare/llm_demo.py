@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deployments.decoding.loading import load_decoder, stop_tokens
+from deployments.decoding.engine_setup import load_decoder, stop_tokens
 from deployments.demo import llm_demo_directory
 from deployments.demo.sums import CHARACTERS, END, UNKNOWN, answer_to, prompt_of, sums
 from deployments.prepare.decoder import DecoderOptions, ramps_for

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.decoding.choice import choose_plan, saturated, trial_at
-from cluster.profiling.decoding_datasheets import estimated_table
+from cluster.profiling.launch_estimates import estimated_table
 from optimizer.decoding import RHYTHMS, DecodingFacts, DecodingGoal, DecodingWay, expected
 from optimizer.decoding_plans import plan_of, tokens_per_s
 from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize

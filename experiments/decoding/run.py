@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from deployments.decoding.checkpoint import DecoderRules, rules_of
 from deployments.decoding.config import DecoderConfig
-from deployments.decoding.loading import decoder_shape, engine_of, load_decoder, load_tokenizer, stop_tokens
+from deployments.decoding.engine_setup import decoder_shape, engine_of, load_decoder, load_tokenizer, stop_tokens
+from deployments.decoding.ramp_rules import DecoderRules, rules_of
 from deployments.decoding.sequences import TextRequest
 from deployments.demo import llm_demo_directory
 from deployments.demo.sums import answer_to, prompt_of, sums

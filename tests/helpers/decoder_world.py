@@ -6,13 +6,13 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from deployments.decoding.anatomy import shape_of
-from deployments.decoding.api import create_decoder_api
+from deployments.decoding.client_meter import ClientMeter
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import DecoderFront, summed
 from deployments.decoding.loop import EngineLoop
-from deployments.decoding.metrics import ClientMeter
+from deployments.decoding.openai_api import create_decoder_api
 from deployments.decoding.replica import ReplicaState
-from deployments.decoding.scheduler import ReplicaFull, NewTokens
+from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import TextRequest
 from deployments.decoding.texts import TextTokens
 from deployments.metrics import DECODER_FRONT, MetricSeries

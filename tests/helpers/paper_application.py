@@ -11,8 +11,8 @@ from cluster.controller.decoding import DecoderPlanningProblem
 from cluster.controller.loop import ControlLoop
 from cluster.controller.record import Events
 from cluster.decoding.simulation import SimulatedReplica, TextArrival
+from deployments.decoding.client_meter import ClientMeter, SequenceMeter
 from deployments.decoding.config import DecoderConfig
-from deployments.decoding.metrics import ClientMeter, SequenceMeter
 from deployments.decoding.scheduler import NewTokens
 from deployments.front.observed import Observed, since
 from deployments.metrics import DECODER_FRONT, MetricSeries

@@ -7,12 +7,11 @@ from typing import Any, cast
 import torch
 
 from deployments.decoding.anatomy import anatomy_of
-from deployments.decoding.checkpoint import DecoderRamp, DecoderRules
-from deployments.decoding.choosing import Draw, at_least_float32, choose
 from deployments.decoding.engine import Engine
-from deployments.decoding.network import CutDecoder
+from deployments.decoding.network import CutDecoder, DecoderRamps
 from deployments.decoding.pages import PagePool
-from deployments.decoding.network import DecoderRamps
+from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
+from deployments.decoding.sampling import Draw, at_least_float32, choose
 from deployments.decoding.scheduler import DecodingLimits, Scheduler
 from deployments.decoding.sequences import Splits, TextRequest
 
@@ -99,7 +98,9 @@ def plainly(
     depths: list[int] = []
     read = model.encoder(torch.tensor([request.source])) if request.source else None
     while len(tokens) < request.max_tokens and not (tokens and tokens[-1] in request.stop):
-        left = {len(request.prompt) + place - 1: depth for place, depth in enumerate(depths) if place} if project else {}
+        left = (
+            {len(request.prompt) + place - 1: depth for place, depth in enumerate(depths) if place} if project else {}
+        )
         states, last = _seen(model, read, torch.tensor([[*request.prompt, *tokens]]), left)
         draw = [Draw(request.sampling, len(request.prompt) + len(tokens))]
         for block, threshold in sorted((thresholds(len(tokens)) if callable(thresholds) else thresholds).items()):

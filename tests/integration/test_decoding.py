@@ -13,9 +13,9 @@ import pytest
 
 from cluster.controller.application import RunningApplication
 from cluster.serving.ports import free_port
-from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, rules_of
 from deployments.decoding.config import FRONT, DecoderConfig
-from deployments.decoding.loading import decoder_shape, engine_of, load_decoder, load_tokenizer, stop_tokens
+from deployments.decoding.engine_setup import decoder_shape, engine_of, load_decoder, load_tokenizer, stop_tokens
+from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, rules_of
 from deployments.demo import llm_demo_directory
 from deployments.demo.sums import answer_to, prompt_of, sums
 from deployments.deployer.steps import Moved

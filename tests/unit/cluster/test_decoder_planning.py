@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from cluster.commands.profile import workload_of
 from cluster.serving.serve_file import serve_file
-from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, TextLengths
 from deployments.decoding.config import DecoderConfig
+from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, TextLengths
 from deployments.demo import llm_demo_directory
 from deployments.folders import weights_of
 from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay
@@ -118,7 +118,7 @@ def test_a_plan_is_served_in_the_precision_that_it_was_made_for() -> None:
 def test_a_profile_of_another_network_is_refused_before_anything_is_timed(
     call: Called, profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.profiling.decoding.measured", lambda *_: pytest.fail("something was timed"))
+    monkeypatch.setattr("cluster.profiling.launch_prices.measured", lambda *_: pytest.fail("something was timed"))
     assert "cannot add a profile of demo-llama to one of paper" in call("profile", DEMO, "--out", profile)
 
 
@@ -179,7 +179,7 @@ def test_two_profiles_at_once_are_both_in_the_file(
             first.rename(out)  # as another profile that ends meanwhile does
         return SimpleNamespace(price_s=table.price_s, error=0.0, bias=0.0, sequences=8)
 
-    monkeypatch.setattr("cluster.profiling.decoding.measured", measured)
+    monkeypatch.setattr("cluster.profiling.launch_prices.measured", measured)
     call("profile", "llm-demo", "--kind", "v100", "--out", first)
     call("profile", "llm-demo", "--kind", "k80", "--out", out)
     assert [table.kind for table in load_decoder_profile(out).tables] == ["v100", "k80"]

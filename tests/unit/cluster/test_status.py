@@ -24,9 +24,9 @@ from cluster.commands.status_picture import sparkline
 from cluster.controller.memory import Earlier
 from cluster.controller.service import create_api
 from deployments.config import AppConfig
-from deployments.decoding.api import create_decoder_api
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import ReplicaState, summed
+from deployments.decoding.openai_api import create_decoder_api
 from deployments.front.http import create_api as create_front
 from deployments.front.service import Service
 from optimizer.plan import Promise, SimulatedTimes

@@ -10,12 +10,12 @@ from fastapi.testclient import TestClient
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from deployments.decoding.anatomy import DecoderShape
-from deployments.decoding.api import create_decoder_api
+from deployments.decoding.client_meter import ClientMeter
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import DecoderFront
-from deployments.decoding.metrics import ClientMeter
+from deployments.decoding.openai_api import create_decoder_api
 from deployments.decoding.replica import ReplicaState, export, traced
-from deployments.decoding.scheduler import ReplicaFull, NewTokens
+from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import Finish, TextRequest
 from deployments.decoding.texts import TextTokens
 from deployments.front.proxy import Burden

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.decoding.arithmetic import rhythm
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.pages import pages_for
+from deployments.decoding.rhythm import rhythm
 from optimizer.decoding import (
     NEARLY,
     RHYTHMS,

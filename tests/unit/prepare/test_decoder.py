@@ -17,10 +17,10 @@ from cluster.cli import app
 from cluster.load.prompts import prompts_in
 from cluster.serving.serve_file import serve_file
 from deployments.decoding.anatomy import shape_of
-from deployments.decoding.arithmetic import rhythm
-from deployments.decoding.checkpoint import DecoderRules, check_decoder, is_decoder, rules_of
 from deployments.decoding.config import DecoderConfig
-from deployments.decoding.loading import decoder_shape, engine_of, load_decoder
+from deployments.decoding.engine_setup import decoder_shape, engine_of, load_decoder
+from deployments.decoding.ramp_rules import DecoderRules, check_decoder, is_decoder, rules_of
+from deployments.decoding.rhythm import rhythm
 from deployments.decoding.sequences import TextRequest
 from deployments.prepare import t5_sums
 from deployments.prepare.decoder import DecoderOptions, fixed_share, ramps_for, readings, texts, threshold
@@ -66,7 +66,7 @@ def test_the_arithmetic_agrees_with_launches_that_are_counted_one_by_one() -> No
     seconds += (1 - f) * (fixed + rows)
     full_s = fixed + 1.0
     gain = (tokens / seconds) / (residents / full_s)
-    from deployments.decoding.arithmetic import _rhythm
+    from deployments.decoding.rhythm import _rhythm
 
     assert _rhythm(f, p, fixed, fill, k).gain == pytest.approx(gain, rel=1e-6)
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from deployments import ray_facts
-from deployments.decoding import front, leading
-from deployments.decoding.checkpoint import DecoderRamp, DecoderRules, ProjectedTexts
+from deployments.decoding import front, plan_switch
 from deployments.decoding.config import DecoderConfig, pipeline_on
 from deployments.decoding.front import FULL_FOR_S, ReplicaGroup, written_by_any
-from deployments.decoding.leading import PlanSwitch
-from deployments.decoding.scheduler import ReplicaFull, NewTokens
+from deployments.decoding.plan_switch import PlanSwitch
+from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts
+from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import Finish, TextRequest
 from deployments.deployer.steps import Moved, Undone
 from deployments.ray_facts import Remembered
@@ -40,7 +40,7 @@ BOTH = replace(pipeline("cpu", 2, 300.0), beside=(pipeline("t4", 8, 100.0, "off"
 @pytest.fixture
 def lead(monkeypatch: pytest.MonkeyPatch) -> PlanSwitch:
     monkeypatch.setattr(ray_facts, "application_name", lambda: "texts")
-    monkeypatch.setattr(leading, "remembered", lambda application: None)
+    monkeypatch.setattr(plan_switch, "remembered", lambda application: None)
     monkeypatch.setattr(Remembered, "keep", lambda memory, application: None)
     config = DecoderConfig(model="").by_kind(BOTH)["cpu"]
 

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.decoding.front import DecoderFront
-from deployments.decoding.replies import (
+from deployments.decoding.openai_replies import (
     CHAT_SHAPE,
     COMPLETION_SHAPE,
     TextReply,
@@ -26,8 +26,8 @@ from deployments.decoding.replies import (
     whole_texts,
     with_first,
 )
-from deployments.decoding.requests import ChatRequest, CompletionRequest, request_of
-from deployments.decoding.schemas import CHAT, COMPLETION, DecoderStats, ModelAbout, ModelList, route_options
+from deployments.decoding.openai_requests import ChatRequest, CompletionRequest, request_of
+from deployments.decoding.openai_schemas import CHAT, COMPLETION, DecoderStats, ModelAbout, ModelList, route_options
 from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import body_of, json_in
 from deployments.front.headers import NO_KEY, OPEN_PATHS, is_shown, page_refusal, path_below

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from deployments.decoding.anatomy import DecoderAnatomy, DecoderShape, anatomy_of, shape_of
-from deployments.decoding.checkpoint import DecoderRules
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine
 from deployments.decoding.network import CutDecoder, DecoderRamps
 from deployments.decoding.pages import PagePool, pages_for
+from deployments.decoding.ramp_rules import DecoderRules
 from deployments.decoding.scheduler import DecodingLimits, Scheduler
 from deployments.decoding.sequences import Splits
 from profiles.errors import UserError

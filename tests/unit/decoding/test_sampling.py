@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from deployments.decoding.choosing import Draw, choose
+from deployments.decoding.sampling import Draw, choose
 from deployments.decoding.sequences import Sampling
 
 

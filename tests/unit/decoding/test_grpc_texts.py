@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.serving.ports import free_port
-from deployments.decoding.rpc import serving
+from deployments.decoding.grpc_texts import serving
 from deployments.prepare.llm_demo import tokenizer
 from tests.helpers.decoder_world import CONFIG, World
 from tests.helpers.tiny_decoders import decoder

@@ -12,9 +12,9 @@ from hashlib import sha256
 from time import monotonic
 
 from deployments import ray_facts
-from deployments.decoding.checkpoint import DecoderRules
 from deployments.decoding.config import FRONT, DecoderConfig
-from deployments.decoding.loading import splits_and_limits
+from deployments.decoding.engine_setup import splits_and_limits
+from deployments.decoding.ramp_rules import DecoderRules
 from deployments.deployer.steps import Moved, Undone
 from deployments.ray_facts import Remembered, remembered
 from optimizer.decoding_plans import shares_of

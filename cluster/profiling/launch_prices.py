@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from deployments.decoding.anatomy import anatomy_of
-from deployments.decoding.checkpoint import DecoderRamp, DecoderRules
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine, Runner
-from deployments.decoding.loading import engine_of
+from deployments.decoding.engine_setup import engine_of
+from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
 from deployments.decoding.scheduler import DecodingLaunch
 from deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
 from deployments.decoding.virtual import size_of

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from deployments.decoding.requests import ChatRequest, CompletionRequest
+from deployments.decoding.openai_requests import ChatRequest, CompletionRequest
 from deployments.demo.sums import prompt_of
 from deployments.front.openapi import PROBLEMS, examples, schema_of
 from deployments.front.schemas import Schema

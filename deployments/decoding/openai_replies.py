@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from deployments.decoding.client_meter import RequestEnd
 from deployments.decoding.front import DecoderFront, TextPiece
-from deployments.decoding.metrics import RequestEnd
 from deployments.decoding.sequences import Finish, TextRequest
 from deployments.front.answers import RefusedError
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig, T5Config
 
-from cluster.profiling.decoding import RESIDENTS, TimedLaunch, fitted, measured, weights_bytes
-from cluster.profiling.decoding_datasheets import estimated_table
+from cluster.profiling.launch_estimates import estimated_table
+from cluster.profiling.launch_prices import RESIDENTS, TimedLaunch, fitted, measured, weights_bytes
 from profiles.decoding import PARTS, DecodingWorkload, LaunchSize
 from profiles.errors import UserError
 from tests.helpers.tiny_decoders import decoder, t5
@@ -40,7 +40,7 @@ def test_the_real_engine_is_timed(kind: object) -> None:
 
 
 def test_texts_too_short_to_be_timed_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.profiling.decoding.WARM", 10**9)
+    monkeypatch.setattr("cluster.profiling.launch_prices.WARM_UP", 10**9)
     with pytest.raises(UserError, match="too short to time"):
         measured(decoder(), DecodingWorkload((), (1,), (1,)), seconds=0.0)
 

@@ -17,8 +17,8 @@ import grpc
 import numpy as np
 
 from deployments.decoding.front import DecoderFront, TextPiece
-from deployments.decoding.replies import whole_text
-from deployments.decoding.requests import CompletionRequest, request_of
+from deployments.decoding.openai_replies import whole_text
+from deployments.decoding.openai_requests import CompletionRequest, request_of
 from deployments.decoding.sequences import TextRequest
 from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import LONGEST_NAME, MOST_NAMED

@@ -11,8 +11,8 @@ import pytest
 from deployments.decoding import front
 from deployments.decoding.engine import Engine
 from deployments.decoding.loop import ReplicaFullError
-from deployments.decoding.replies import COMPLETION_SHAPE, TextReply, whole_texts
-from deployments.decoding.scheduler import ReplicaFull, NewTokens
+from deployments.decoding.openai_replies import COMPLETION_SHAPE, TextReply, whole_texts
+from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import GREEDY, Finish, TextRequest
 from deployments.front.answers import RefusedError
 from deployments.prepare.llm_demo import characters, tokenizer
