@@ -160,9 +160,8 @@ def trial_at(
     """Simulate texts that come at random times at a rate, until the end or until too many have missed a limit."""
     count = times * max(goal.texts, TURNS * residents_of(plan))
     texts = text_arrivals(profile.workload, arrivals("poisson", texts_per_s, count / texts_per_s, seed), seed)
-    return DecodingTrial(
-        texts_per_s, simulate_texts(plan, profile, texts, seed, may_miss=(1.0 - goal.kept) * len(texts))
-    )
+    run = simulate_texts(plan, profile, texts, seed, may_miss=(1.0 - goal.kept) * len(texts))
+    return DecodingTrial(texts_per_s, run)
 
 
 @lru_cache(maxsize=64)
@@ -265,9 +264,8 @@ def _alone(facts: DecodingFacts, goal: DecodingGoal) -> tuple[float, float]:
     """The TTFT and TPOT of texts that never meet, for the cut at which these times are shortest."""
     times = []
     for cut in cuts_of(facts.profile, goal):
-        plan = plan_of(
-            DecodingWay(cut, 1, 1, PROMPT_ROWS[-1]), facts, replace(goal, ttft_s=FOR_EVER_S, tpot_s=FOR_EVER_S), 1
-        )
+        without_limits = replace(goal, ttft_s=FOR_EVER_S, tpot_s=FOR_EVER_S)
+        plan = plan_of(DecodingWay(cut, 1, 1, PROMPT_ROWS[-1]), facts, without_limits, 1)
         texts = text_arrivals(facts.profile.workload, APART_S * np.arange(LONE_TEXTS, dtype=np.float64), seed=0)
         run = simulate_texts(plan, facts.profile, texts)
         ttft = np.quantile([text.first_s - text.due_s for text in run.answered], goal.kept)

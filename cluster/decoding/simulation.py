@@ -4,6 +4,7 @@ As the front does, a text goes to the pipeline with the fewest texts for its sha
 one with fewer texts of two random replicas. The time of the front and of the network is not simulated.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -107,15 +108,11 @@ def simulate_texts(
     for replica in replicas if not given_up else ():
         replica.run_until(None)
     written = {place: text for replica in replicas for place, text in replica.written.items()}
-    exits: dict[int, int] = {}
-    for replica in replicas:
-        for block, count in replica.exits.items():
-            exits[block] = exits.get(block, 0) + count
     return DecodingRun(
         [written[place] for place in sorted(written)],
         replicas[0].limits.ttft_s,
         replicas[0].limits.tpot_s,
-        exits,
+        dict(sum((replica.exits for replica in replicas), Counter[int]())),
         sum(replica.engine.scheduler.preempted for replica in replicas),
         given_up,
     )
@@ -129,9 +126,9 @@ def _missed(replicas: "Sequence[SimulatedReplica]") -> int:
 def request_of(text: TextArrival, profile: DecoderProfile) -> TextRequest:
     """The request of a client for a text."""
     prompt = (TOKEN,) * text.prompt
-    return (
-        TextRequest((TOKEN,), text.output, source=prompt) if profile.has_encoder else TextRequest(prompt, text.output)
-    )
+    if profile.has_encoder:
+        return TextRequest((TOKEN,), text.output, source=prompt)
+    return TextRequest(prompt, text.output)
 
 
 @dataclass
@@ -152,7 +149,7 @@ class SimulatedReplica:
     random: Random
     names: dict[int, _Text] = field(default_factory=dict)
     written: dict[int, WrittenText] = field(default_factory=dict)
-    exits: dict[int, int] = field(default_factory=dict)
+    exits: Counter[int] = field(default_factory=Counter)
     began_late: int = 0  # texts, refused ones included
     went_on_late: int = 0
 
@@ -199,8 +196,7 @@ class SimulatedReplica:
                 text.first_s = now_s
                 self.began_late += now_s - text.arrival.due_s > self.limits.ttft_s
             text.tokens += len(group.tokens)
-            for block in group.depths:
-                self.exits[block] = self.exits.get(block, 0) + 1
+            self.exits.update(group.depths)
             if group.finish:
                 due_s = text.arrival.due_s
                 self.written[text.place] = written = WrittenText(due_s, 200, text.first_s, now_s, text.tokens)

@@ -57,9 +57,7 @@ class CutDecoder:
     ) -> None:
         self._anatomy, self._ramps, self._splits = anatomy, ramps, splits
         self._kv = PagedKv(anatomy.shape.kv_width, anatomy.queries_per_key, anatomy.weights, pages, page_tokens)
-        self._pending: dict[
-            tuple[int, int], list[Tensor]
-        ] = {}  # by sequence, and the split that they are pending before
+        self._pending: dict[tuple[int, int], list[Tensor]] = {}  # by sequence and split before which they wait
 
     @torch.inference_mode()
     def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]:

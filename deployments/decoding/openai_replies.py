@@ -87,9 +87,9 @@ async def whole_text(front: DecoderFront, request: TextRequest, stops: Sequence[
     text, finish = "", None
     depths: list[int] = []
     async with aclosing(front.write(request, stops, share)) as written:
-        async for words in written:
-            text, finish = text + words.text, words.finish
-            depths += words.depths
+        async for piece in written:
+            text, finish = text + piece.text, piece.finish
+            depths += piece.depths
     return text, depths, finish
 
 
@@ -111,12 +111,12 @@ async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> A
     try:
         async with aclosing(_pieces(front, reply)) as written:
             opened: set[int] = set()
-            async for index, words in written:
+            async for index, piece in written:
                 if opening and index not in opened:
                     opened.add(index)
                     yield _event(reply.body(reply.shape.piece, [choice_of(index, opening, (), None)]))
-                reply.written += len(words.depths)
-                choice = choice_of(index, reply.shape.delta(words.text), words.depths, words.finish)
+                reply.written += len(piece.depths)
+                choice = choice_of(index, reply.shape.delta(piece.text), piece.depths, piece.finish)
                 yield _event(reply.body(reply.shape.piece, [choice]))
         if usage:
             yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
@@ -144,8 +144,8 @@ async def _pieces(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple
     async def write(index: int, request: TextRequest) -> None:
         try:
             async with aclosing(front.write(request, reply.stops, reply.share)) as written:
-                async for words in written:
-                    news.put_nowait((index, words))
+                async for piece in written:
+                    news.put_nowait((index, piece))
         except Exception as error:
             news.put_nowait((index, error))
         news.put_nowait((index, None))
@@ -154,13 +154,13 @@ async def _pieces(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple
     try:
         left = len(tasks)
         while left:
-            index, words = await news.get()
-            if isinstance(words, BaseException):
-                raise words
-            if words is None:
+            index, piece = await news.get()
+            if isinstance(piece, BaseException):
+                raise piece
+            if piece is None:
                 left -= 1
             else:
-                yield index, words
+                yield index, piece
     finally:
         for task in tasks:
             task.cancel()

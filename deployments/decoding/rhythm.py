@@ -1,20 +1,20 @@
-"""What exits bring when survivors of several launches run deep together, by arithmetic.
+"""The gain of exits when survivors of several launches run deep together, by arithmetic.
 
-N sequences are resident. The first part of the network takes the share `f` of its time, and a token goes on with the
+N sequences are resident. The first part of the network takes the share `f` of its time, and a token goes on with
 probability `p`. The deep part runs once for every `k` launches of the first: then 1 - (1 - p)^k of the sequences wait.
-Times are in units of what all rows of one launch cost through all blocks; `fixed` is what a launch costs beside that,
-and `fill` is what a row costs that only makes keys and values, compared with one that is needed (1: just as much).
+The unit of time is the cost of all rows of one launch through all blocks. `fixed` is the cost of a launch beside its
+rows; `fill` is the cost of a row that only makes keys and values, relative to a row that is needed.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MOST_LAUNCHES = 12
+MOST_LAUNCHES = 12  # of the first part, for one of the deep part
 
 
 @dataclass(frozen=True)
 class DeepRhythm:
-    """How often the deep part runs, the share of the residents that then waits, and the gain over full depth."""
+    """The launches of the first part for one of the deep part, the share of residents that then wait, and the gain."""
 
     launches: int
     share: float
@@ -48,11 +48,11 @@ def _rhythm(f: float, p: float, fixed: float, fill: float, k: int) -> DeepRhythm
 
 
 def best_cut(shares: Iterable[tuple[float, float]], fixed: float, fill: float) -> tuple[int, DeepRhythm]:
-    """Which of these (f, p) gains most, and its rhythm.
+    """The index of the pair (f, p) that gains most, and its rhythm.
 
     >>> best_cut([(0.25, 0.9), (0.5, 0.2)], fixed=1.0, fill=0.5)[0]
     1
     """
-    found = [rhythm(f, p, fixed, fill) for f, p in shares]
-    place = max(range(len(found)), key=lambda each: found[each].gain)
-    return place, found[place]
+    rhythms = [rhythm(f, p, fixed, fill) for f, p in shares]
+    place = max(range(len(rhythms)), key=lambda index: rhythms[index].gain)
+    return place, rhythms[place]

@@ -34,9 +34,10 @@ class TextTokens:
 
 
 class GrowingText:
-    """A text that grows: `hear` gives what is new and certain.
+    """A text that grows with its tokens: `add` returns the characters that are new and certain.
 
-    What may yet become a stop string, or the rest of a character, is kept back. Nothing is said from a stop string on.
+    Characters that may be the beginning of a stop string, or a part of a character, are held back. The text ends before
+    the first stop string.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
