@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from math import ceil
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -30,8 +29,8 @@ from deployments.decoding.openai_requests import ChatRequest, CompletionRequest,
 from deployments.decoding.openai_schemas import CHAT, COMPLETION, DecoderStats, ModelAbout, ModelList, route_options
 from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import body_of, json_in
-from deployments.front.headers import NO_KEY, OPEN_PATHS, is_shown, page_refusal, path_below
-from deployments.front.openapi import DocumentedApi, in_json
+from deployments.front.headers import OPEN_PATHS, path_below
+from deployments.front.openapi import DocumentedApi, in_json, refusal_headers
 from deployments.front.page import DOCS, EXPLAINING, explain
 from deployments.front.schemas import Alive, Ready
 from deployments.tracing import PARENT, Span, Tracing, current
@@ -39,7 +38,6 @@ from deployments.tracing import PARENT, Span, Tracing, current
 Stats = Callable[[], Awaitable[dict[str, Any]]]
 Result = TypeVar("Result")
 CLIENT_CLOSED_REQUEST = 499  # the status in logs; the client has gone
-_OPEN = OPEN_PATHS | EXPLAINING | {"/"}
 _KINDS = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
 
 
@@ -47,17 +45,14 @@ class _Api(DocumentedApi):
     """Checks the key, or without a key the origin of web pages, and gives traced requests a span."""
 
     tracing: Tracing | None = None
+    open_paths = OPEN_PATHS | EXPLAINING | {"/"}
 
     async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await super()._inside(scope, receive, send)
-        path = path_below(scope)
-        if self.key:
-            if path not in _OPEN and not is_shown(self.key, scope["headers"]):
-                return await _error(RefusedError(401, NO_KEY))(scope, receive, send)
-        elif scope["method"] == "POST" and (reason := page_refusal(scope["headers"], self.pages)):
-            return await _error(RefusedError(403, reason))(scope, receive, send)
-        if self.tracing and (kind := _KINDS.get(path)) and scope["method"] == "POST":
+        if refused := self.refusal(scope):
+            return await _error(refused)(scope, receive, send)
+        if self.tracing and (kind := _KINDS.get(path_below(scope))) and scope["method"] == "POST":
             headers = dict(scope["headers"])
             if self.tracing.takes(headers):
                 with self.tracing.request(kind, headers) as span:
@@ -234,7 +229,4 @@ async def _disconnected(request: Request) -> None:
 
 
 def _error(refused: RefusedError) -> Response:
-    headers = {"Retry-After": str(ceil(refused.retry_after_s))} if refused.retry_after_s else {}
-    if refused.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(error_body(refused), refused.status, headers)
+    return JSONResponse(error_body(refused), refused.status, refusal_headers(refused))

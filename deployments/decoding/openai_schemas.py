@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from deployments.decoding.openai_requests import ChatRequest, CompletionRequest
 from deployments.demo.sums import prompt_of
-from deployments.front.openapi import PROBLEMS, examples, schema_of
+from deployments.front.openapi import PROBLEMS, examples, schema_of, told
 from deployments.front.schemas import Schema
 
 _FINISH = Literal["stop", "length"]
@@ -129,8 +129,7 @@ class DecoderStats(Schema):
 
 def route_options(model: type[BaseModel], *statuses: int) -> dict[str, Any]:
     """The options of a route: its answer, and the problems that it may answer with."""
-    problems = {status: {"model": DecoderError, "description": _PROBLEMS[status]} for status in statuses}
-    return {"response_model": None, "responses": {200: {"model": model, "description": "OK"}, **problems}}
+    return told(model, *statuses, error=DecoderError, about=_PROBLEMS)
 
 
 def _writing(request: type[BaseModel], answer: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from math import ceil
 from typing import NoReturn
 
 from fastapi import FastAPI, Request
@@ -13,31 +12,16 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments.front.answers import RefusedError, brief, shown
 from deployments.front.bodies import body_of
-from deployments.front.headers import (
-    DEADLINE_HEADER,
-    NO_KEY,
-    OPEN_PATHS,
-    deadline_s,
-    is_shown,
-    page_refusal,
-    path_below,
-)
+from deployments.front.headers import DEADLINE_HEADER, OPEN_PATHS, deadline_s, path_below
 from deployments.front.open_inference.rest import routes
 from deployments.front.open_inference.rpc import serving
-from deployments.front.openapi import READING, WITH_INPUTS, DocumentedApi, in_json, predict_body, told
+from deployments.front.openapi import READING, WITH_INPUTS, DocumentedApi, in_json, predict_body, refusal_headers, told
 from deployments.front.page import explain, files, show
 from deployments.front.predict import Predict
 from deployments.front.schemas import PREDICTIONS, Alive, Ready, StatsBody
 from deployments.front.service import Service
 
 log = logging.getLogger(__name__)
-
-
-_NO_KEY = JSONResponse(
-    {"error": NO_KEY},
-    status_code=401,
-    headers={"WWW-Authenticate": "Bearer"},
-)
 
 
 class Api(DocumentedApi):
@@ -62,11 +46,9 @@ class Api(DocumentedApi):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = path_below(scope)
-        if self.key and path not in OPEN_PATHS and path not in files() and not is_shown(self.key, scope["headers"]):
-            await _NO_KEY(scope, receive, send)
-        elif scope["method"] == "POST" and not self.key and (reason := page_refusal(scope["headers"], self.pages)):
-            raise RefusedError(403, reason)
-        elif path == "/predict" and scope["method"] == "POST":
+        if refused := self.refusal(scope):
+            raise refused
+        if path == "/predict" and scope["method"] == "POST":
             await self.predict(scope, receive, send)
         elif scope["method"] == "HEAD":
             await super()._inside({**scope, "method": "GET"}, receive, send)
@@ -105,7 +87,7 @@ def create_api(service: Service) -> Api:
 
     about = f"Early-exit inference: {service.name}"
     api = Api(title="isobatch", description=about, lifespan=life)
-    api.key = service.key
+    api.key, api.open_paths = service.key, OPEN_PATHS | files().keys()
     api.allow(service.config.allowed_origins)
     api.add_exception_handler(RefusedError, _refused)
     api.add_exception_handler(HTTPException, _no_such_path)
@@ -156,8 +138,7 @@ def _refused(_: Request, refused: Exception) -> Response:
 
 
 def _refusal(refused: RefusedError) -> Response:
-    headers = {"Retry-After": str(ceil(refused.retry_after_s))} if refused.retry_after_s else None
-    return JSONResponse({"error": refused.sentence}, status_code=refused.status, headers=headers)
+    return JSONResponse({"error": refused.sentence}, status_code=refused.status, headers=refusal_headers(refused))
 
 
 def _failed(error: Exception) -> Response:

@@ -1,5 +1,7 @@
 """What OpenAPI says of a server's paths: which statuses each may have, and bodies that can be tried."""
 
+from collections.abc import Collection, Mapping
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -8,8 +10,17 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
+from deployments.front.answers import RefusedError
 from deployments.front.cors import AllowedPages
-from deployments.front.headers import DEADLINE_HEADER, LONGEST_MS
+from deployments.front.headers import (
+    DEADLINE_HEADER,
+    LONGEST_MS,
+    NO_KEY,
+    OPEN_PATHS,
+    is_shown,
+    page_refusal,
+    path_below,
+)
 from deployments.front.schemas import ErrorBody
 
 PROBLEMS = {
@@ -35,19 +46,28 @@ _LONGEST_EXAMPLE = 2000  # characters
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds until it may go better.", "schema": {"type": "integer"}}}
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """These statuses, as FastAPI takes them; each with one sentence in JSON."""
-    told: dict[int | str, dict[str, Any]] = {}
+def problems(
+    *statuses: int, error: type[BaseModel] = ErrorBody, about: Mapping[int, str] = PROBLEMS
+) -> dict[int | str, dict[str, Any]]:
+    """These statuses, as FastAPI takes them; each with an `error` in JSON."""
+    responses: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
-        told[status] = {"model": ErrorBody, "description": PROBLEMS[status]}
+        responses[status] = {"model": error, "description": about[status]}
         if status == 503:
-            told[status]["headers"] = _RETRY_AFTER
-    return told
+            responses[status]["headers"] = _RETRY_AFTER
+    return responses
 
 
-def told(model: type[BaseModel], *statuses: int) -> dict[str, Any]:
-    """What a route's decorator is given: this answer, or one of these problems."""
-    return {"response_model": None, "responses": {200: {"model": model, "description": "OK"}, **problems(*statuses)}}
+def told(model: type[BaseModel], *statuses: int, **problem: Any) -> dict[str, Any]:
+    """What a route's decorator is given: this answer, or one of these problems (see `problems`)."""
+    responses = {200: {"model": model, "description": "OK"}, **problems(*statuses, **problem)}
+    return {"response_model": None, "responses": responses}
+
+
+def refusal_headers(refused: RefusedError) -> dict[str, str]:
+    """The headers of a refusal: when to try again, and how to show the key."""
+    headers = {"Retry-After": str(ceil(refused.retry_after_s))} if refused.retry_after_s else {}
+    return headers | ({"WWW-Authenticate": "Bearer"} if refused.status == 401 else {})
 
 
 def in_json(body: Any) -> Response:
@@ -126,6 +146,7 @@ class DocumentedApi(FastAPI):
 
     key: bytes | None = None
     pages: tuple[str, ...] = ()  # of other servers, that may ask
+    open_paths: Collection[str] = OPEN_PATHS  # that are answered without the key
     _entrance: AllowedPages | None = None
 
     def __init__(self, **options: Any) -> None:
@@ -133,6 +154,14 @@ class DocumentedApi(FastAPI):
 
     def allow(self, pages: tuple[str, ...]) -> None:
         self.pages, self._entrance = pages, AllowedPages(self._inside, pages) if pages else None
+
+    def refusal(self, scope: Scope) -> RefusedError | None:
+        """The refusal of a request without the key, or, where no key is needed, of a web page of another server."""
+        if self.key:
+            may_pass = path_below(scope) in self.open_paths or is_shown(self.key, scope["headers"])
+            return None if may_pass else RefusedError(401, NO_KEY)
+        reason = page_refusal(scope["headers"], self.pages) if scope["method"] == "POST" else None
+        return RefusedError(403, reason) if reason else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self._entrance or self._inside)(scope, receive, send)
