@@ -293,6 +293,7 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
 
     from cluster.commands import check_writable, plan_report
     from cluster.commands.plan_result import plan_result, settled_result
+    from optimizer.pipelines.baselines import no_later
     from optimizer.pipelines.batch_gain import batch_gains
     from profiles.files import load
 
@@ -305,7 +306,7 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
     profile = load(options.profile)
     exits, problem_for = _problems(options, profile, options.devices)
     objective, simulate = _objective(options), _simulation(options)
-    within = _no_later(objective, problem_for(exits.survival)) if options.no_later else objective
+    within = no_later(problem_for(exits.survival), objective) if options.no_later else objective
     result_for = partial(
         plan_result,
         objective=within,
@@ -383,12 +384,6 @@ def _objective(options: ClassifierPlanOptions) -> "Objective":
         )
     except ValueError as error:
         raise UserError(str(error)) from None
-
-
-def _no_later(objective: "Objective", problem: "Problem") -> "Objective":
-    from optimizer.pipelines import baselines
-
-    return baselines.no_later(problem, objective)
 
 
 def _effort(seconds: float | None, exits: "ExitProfile") -> "Effort":
