@@ -11,7 +11,7 @@ from deployments.decoding.sequences import Sampling
 
 @dataclass(frozen=True)
 class FixedDraw(Draw):
-    """Its random is value."""
+    """A draw whose random number is given."""
 
     value: float = 0.0
 
