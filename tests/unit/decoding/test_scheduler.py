@@ -11,7 +11,7 @@ from deployments.decoding.front import summed
 from deployments.decoding.pages import PagePool
 from deployments.decoding.replica import ReplicaState
 from deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, ReplicaFull, Scheduler
-from deployments.decoding.sequences import Finish, TokenPrediction, Splits, TextRequest
+from deployments.decoding.sequences import Finish, Splits, TextRequest, TokenPrediction
 from tests.helpers.tiny_decoders import Clock
 
 PATIENT = DecodingLimits(max_residents=4, page_tokens=4, deep_share=0.5, ttft_s=1e9, tpot_s=1e9)
@@ -29,7 +29,10 @@ class Told:
     def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]:
         self.launches.append(launch)
         return [
-            [TokenPrediction(7, launch.split > 0 or self._sure(part.sequence.name)) for _ in range(part.num_predictions)]
+            [
+                TokenPrediction(7, launch.split > 0 or self._sure(part.sequence.name))
+                for _ in range(part.num_predictions)
+            ]
             for part in launch.pieces
         ]
 

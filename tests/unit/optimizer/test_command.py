@@ -120,7 +120,10 @@ def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
     ("options", "why"),
     [
         (("--believed",), "--believed"),
-        (("--seconds", "1"), "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS simulates"),
+        (
+            ("--seconds", "1"),
+            "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS simulates",
+        ),
         (("--rate", "10"), "only the most goodput within an SLO is, with no other wish"),
         (("--slo-ms", "9000"), "inputs come within the SLO, so that it would take long (--polish SECONDS does it)"),
     ],
