@@ -60,8 +60,8 @@ def problems(
 
 def told(model: type[BaseModel], *statuses: int, **problem: Any) -> dict[str, Any]:
     """What a route's decorator is given: this answer, or one of these problems (see `problems`)."""
-    responses = {200: {"model": model, "description": "OK"}, **problems(*statuses, **problem)}
-    return {"response_model": None, "responses": responses}
+    responses: dict[int | str, dict[str, Any]] = {200: {"model": model, "description": "OK"}}
+    return {"response_model": None, "responses": responses | problems(*statuses, **problem)}
 
 
 def refusal_headers(refused: RefusedError) -> dict[str, str]:
