@@ -65,7 +65,7 @@ def _files(app_config: AppConfig | DecoderConfig) -> Iterator[Path]:
     if app_config.plan:
         yield Path(app_config.plan)
     if isinstance(app_config, DecoderConfig):
-        yield from (app_config.known, Path(app_config.model) / RULES)
+        yield from (app_config.profile_path, Path(app_config.model) / RULES)
         return
     if app_config.profile:
         yield Path(app_config.profile)
