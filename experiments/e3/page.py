@@ -1,6 +1,8 @@
-"""Writes docs/e3.md and its pictures from the rows that were measured."""
+"""Writes docs/e3.md, its pictures and their values (tables.md) from the rows that were measured."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from experiments.e3.measuring import ALL_RAMPS, OURS, SERIAL, E3Setting, planned
@@ -22,36 +24,41 @@ LOST = {  # in a word or two
     shortfalls.APART: "kinds",
 }
 ENOUGH, LEAST = 0.95, 0.005  # of the bound: where nothing is told of what is lost; the smallest part that is told
+TABLES = Path(__file__).with_name("tables.md")
 HEAD = """# E3's figures, on published curves
 
-Written by `make experiments` (`make bench-e3`) from `experiments/e3/results`. Goodput is the highest rate at which 99 %
-of Poisson arrivals are answered within the SLO, found to 1 % in the simulator (runs of 30 SLOs, in which up to 3 % too
-much passes, for all systems alike), with the product's own dispatcher; plans are the planner's, baselines too;
-devices take the times of curves fitted to published ones
-([docs/profiles.md](profiles.md#devices-that-nobody-measured-here)), in half precision. The bound is what no system can
-exceed by the same times. In the tables "over" is how many times better isobatch is: more inputs, less time, fewer
-dollars. Figures 7 and 13 have the paper's fleets; the others have 4 of its 16 V100, as what one device answers hardly
-depends on how many others there are (figures 7 and 16 show both), and simulating them takes a quarter of the time.
+E3's evaluation (SOSP '24), repeated in simulation. `make experiments` measures what is missing and writes this page.
+The values behind the pictures are in `experiments/e3/tables.md`.
 
-Where isobatch keeps less than 95 % of the bound, "lost" says to what, in shares of the bound that add up. The planner
-is asked again with one restriction after the other lifted (`isobatch plan --shortfalls` does so for any plan):
-*waiting* is what the simulator sustains less than the plan's devices compute, as inputs come in bursts; *few devices*,
-what a hundred times as many could do better each; *launches*, what a launch and a hand-over cost; *ramps*, what open
-ones take and who runs on behind closed ones; *SLO*, what no limit of time would add; *kinds*, what several kinds could
-share.
+- **Devices** take times of curves that are fitted to published ones, in half precision
+  ([profiles.md](profiles.md#devices-that-nobody-measured-here)). Figures 7 and 13 have the paper's fleets, the others
+  4 of its 16 V100.
+- **Goodput** is the highest rate at which 99 % of Poisson arrivals are answered within the SLO, with the dispatcher
+  that serves. Plans, those of the baselines too, are the planner's.
+- **1.27-2.08 over early exit** means: isobatch is 1.27 to 2.08 times better, which is more inputs, less time or fewer
+  dollars. *Early exit* has all ramps open, and its batches shrink; *no exits* is the full network. The *bound* in the
+  pictures is what no system can exceed with the same times.
 
-Not here: figures 10 to 12 (decoders, [docs/decoding.md](decoding.md)), 20 (how long planning takes,
-[docs/planner.md](planner.md)) and 21 (the forecast, [docs/profiles.md](profiles.md#forecasting)), which are measured on
-other things than these curves.
+Figures 10 to 12 (decoders), 20 (time to plan) and 21 (the forecast) are measured on other things:
+[decoding.md](decoding.md), [planner.md](planner.md), [profiles.md](profiles.md#forecasting).
+"""
+TABLES_HEAD = """# The values behind docs/e3.md
+
+"Over" is how many times better isobatch is. Where isobatch keeps less than 95 % of the bound, "lost" says why, in
+shares of the bound: *waiting*, since inputs come in bursts; *few devices*, what a hundred times as many could do better
+each; *launches*, what launches and hand-overs cost; *ramps*, what open ramps take, and inputs that run on behind closed
+ones; *SLO*, what no limit of time would add; *kinds*, what several kinds could share. `isobatch plan --shortfalls` says
+the same of any plan.
 """
 
 
-def write(found: Mapping[E3Figure, Sequence[Row]], old: Collection[E3Figure], *, whole: bool) -> None:
-    """`old`: those whose code or settings have changed since they were measured."""
-    for figure, rows in found.items():
+def write(measured: Mapping[E3Figure, Sequence[Row]], old: Collection[E3Figure], *, whole: bool) -> None:
+    """Write what was measured. `old`: figures whose code or settings have changed since."""
+    for figure, rows in measured.items():
         draw(figure, rows)
     if whole:
-        PAGE.write_text("\n".join(_lines(found, old)) + "\n")
+        PAGE.write_text("\n".join(_lines(measured, old)))
+        TABLES.write_text("\n".join(_tables(measured)))
 
 
 def ratio(figure: E3Figure, rows: Sequence[Row], other: Row) -> float | None:
@@ -67,16 +74,23 @@ def ratio(figure: E3Figure, rows: Sequence[Row], other: Row) -> float | None:
     return better
 
 
-def _lines(found: Mapping[E3Figure, Sequence[Row]], old: Collection[E3Figure]) -> Iterator[str]:
+def _lines(measured: Mapping[E3Figure, Sequence[Row]], old: Collection[E3Figure]) -> Iterator[str]:
     yield HEAD
-    there = {figure.number for figure in found}
+    there = {figure.number for figure in measured}
     if missing := [str(figure.number) for figure in FIGURES if figure.number not in there]:
         yield f"Not measured yet, by `make experiments`: {', '.join(missing)}.\n"
-    for figure, rows in found.items():
-        yield f"## Figure {figure.number}: {figure.title}\n\n**The paper**: {figure.paper}\n"
+    for figure, rows in measured.items():
         since = "(Code or settings have changed since.)" if figure in old else ""
-        yield f"**Here**: {' '.join(filter(None, (_seen(figure, rows), figure.differs, since)))}\n"
-        yield f"![{figure.title}](e3-{figure.name}.png)\n"
+        here = " ".join(filter(None, (_gains(figure, rows), figure.differs, since)))
+        yield f"## Figure {figure.number}: {figure.title}\n"
+        yield fill(f"**Paper:** {figure.paper} **Here:** {here}", 120, break_on_hyphens=False) + "\n"
+        yield f"![Figure {figure.number}](e3-{figure.name}.png)\n"
+
+
+def _tables(measured: Mapping[E3Figure, Sequence[Row]]) -> Iterator[str]:
+    yield TABLES_HEAD
+    for figure, rows in measured.items():
+        yield f"## Figure {figure.number}: {figure.title}\n"
         yield from _table(figure, rows)
         yield ""
 
@@ -124,29 +138,26 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _seen(figure: E3Figure, rows: Sequence[Row]) -> str:
-    """By how much isobatch is better at least and at most, by backend."""
-    told = []
-    for backend, name in zip(BACKENDS, ("eager PyTorch", "ONNX Runtime"), strict=True):
-        here = [row for row in rows if row["backend"] == backend]
+def _gains(figure: E3Figure, rows: Sequence[Row]) -> str:
+    """How many times better isobatch is at least and at most, by backend."""
+    sentences = []
+    for backend, name in zip(BACKENDS, ("Eager PyTorch", "ONNX Runtime"), strict=True):
+        of_backend = [row for row in rows if row["backend"] == backend]
         spans = []
-        for system in dict.fromkeys(row["system"] for row in here if row["system"] != OURS):
-            better = [
-                each for row in here if row["system"] == system and (each := ratio(figure, here, row)) is not None
-            ]
-            spans.append(f"{_span(better)} over {system}")
-        told.append(f"by {name} {' and '.join(spans)}")
-    said = "; ".join(told)
-    return f"{said[0].upper()}{said[1:]}."
+        for system in dict.fromkeys(row["system"] for row in of_backend if row["system"] != OURS):
+            ratios = [ratio(figure, of_backend, row) for row in of_backend if row["system"] == system]
+            spans.append(f"{_span([each for each in ratios if each is not None])} over {system}")
+        sentences.append(f"{name}: {', '.join(spans)}.")
+    return " ".join(sentences)
 
 
 def _span(better: Sequence[float]) -> str:
     """
     >>> _span([1.31, 1.2, 1.5]), _span([1.0, 1.0]), _span([])
-    ('1.20 to 1.50 times', '1.00 times', 'no number')
+    ('1.20-1.50', '1.00', 'no number')
     """
     ends = dict.fromkeys(f"{end(better):.2f}" for end in (min, max)) if better else ()
-    return f"{' to '.join(ends)} times" if ends else "no number"
+    return "-".join(ends) or "no number"
 
 
 def draw(figure: E3Figure, rows: Sequence[Row]) -> None:

@@ -92,73 +92,67 @@ def _quantiles() -> Points:
 FIGURES = (
     E3Figure(
         7, "BERT-base on 16 V100", "batch", _by_batch(BERT_BASE, V100S, BATCHES),
-        "E3 answers up to 1.44 times what the early-exit BERT answers, and 1.30 times BERT-base; at batch 1 it is 3 % "
+        "E3 answers up to 1.44 times as much as early exit and 1.30 times as much as no exits; at batch 1 it is 3 % "
         "behind early exit.",
-        "Who leaves where is assumed (half by the middle, as the paper says of its mix), and what its launches cost "
-        "is not in the paper. At batch 1 isobatch is ahead as well: it closes ramps that cost more than they save, "
-        "and its splits take turns on every device, so that nothing is handed over.",
+        "Where inputs leave is assumed (half by the middle, as the paper says of its mix). At batch 1 isobatch is "
+        "ahead too: it closes ramps that cost more than they save, and its splits take turns on every device.",
     ),
     E3Figure(
         8, "ResNet-50 on 4 V100", "batch", _by_batch(RESNET50, QUARTER, FEW),
-        "E3 answers up to 1.74 times what BranchyNet answers, and up to 1.58 times ResNet-50.",
-        "Over the full network it gains less; early exit does far worse, since by these curves a launch costs a call "
-        "more for every ramp inside at which somebody may leave.",
+        "Up to 1.74 times BranchyNet and 1.58 times ResNet-50.",
+        "The gain over early exit is larger, since by these curves each open ramp inside a launch costs another "
+        "call.",
     ),
     E3Figure(
         9, "DistilBERT on 4 V100", "batch", _by_batch(DISTILBERT, QUARTER, FEW),
-        "E3 answers up to 1.67 times DistilBERT; most inputs leave after the third of six layers.",
-        "That 65 % are gone by the middle is assumed. The gain over early exit is larger than over the full network, "
-        "as most of a layer's time is its least here, however few inputs are left.",
+        "Up to 1.67 times DistilBERT; most inputs leave after the third of six layers.",
+        "That 65 % leave by the middle is assumed.",
     ),
     E3Figure(
         13, "BERT-base on 6 V100, 8 P100, 15 K80", "batch", _by_batch(BERT_BASE, MIXED, (1, 2, 4, 8)),
-        "E3 answers up to 1.70 times the better of both on devices of the same price.",
-        "Nobody published of a P100 or a K80: their curves are estimated from their printed peaks.",
+        "Up to 1.70 times the better of both, on devices of the same price.",
+        "Curves of the P100 and K80 are estimated from their printed peaks.",
     ),
     E3Figure(
         14, f"V100s that sustain {ASKED_PER_S:,.0f} per second", "batch",
         _by_batch(BERT_BASE, "v100=80", (1, 4, 8), asked_per_s=ASKED_PER_S),
-        "For a given goodput E3 needs the fewest V100s at every batch; early exit gains least from larger ones.",
-        "So it is here, with fewer V100s for the same rate; early exit needs as many as any from batch 4 on, as in "
-        "the paper.",
+        "E3 needs the fewest V100s at every batch; early exit gains least from larger batches.",
+        "As in the paper.",
         DOLLARS,
     ),
     E3Figure(
         15, f"The cheapest of V100, P100 and K80 that sustain {ASKED_PER_S:,.0f} per second", "batch",
         _by_batch(BERT_BASE, "v100=40,p100=40,k80=40", (1, 4, 8), asked_per_s=ASKED_PER_S),
-        "For a given goodput E3 costs 35 to 78 % less than the others.",
-        "Savings are smaller: by these curves a V100 does more for a dollar than a P100 or a K80 once batches are "
-        "large, so that little is left to mix (at batch 8 by ONNX Runtime all three take V100s alone; at batch 1 the "
-        "40 K80s that may be had bind).",
+        "E3 costs 35 to 78 % less than the others.",
+        "Savings are smaller: by these curves, at large batches a V100 does more for a dollar than the other two, "
+        "so there is little to mix.",
         DOLLARS,
     ),
     E3Figure(
         16, "BERT-base on 4 V100, by how many inputs are easy", "easy inputs",
         tuple((f"{easy:.0%}", E3Setting(_mixed(easy), QUARTER, 8)) for easy in (0.8, 0.5, 0.2)),
-        "E3 plans anew as inputs get harder: it stays ahead, and is up to 23 % behind the network without exits where "
-        "80 % are hard.",
-        "Here it is ahead where most are hard, too: plans close the ramps that no longer pay, and could close them "
-        "all.",
+        "E3 stays ahead as inputs get harder, but is up to 23 % behind no exits where 80 % are hard.",
+        "isobatch stays ahead there too, as plans close ramps that do not pay.",
     ),
     E3Figure(
         17, "Latency of BERT-base, batches of 8", "fleet and quantile", _quantiles(),
-        "E3 has the lowest minimum, quartiles and median in both fleets; the longest is longer, within the SLO.",
-        "So it is here, at 80 % of what the weakest system sustains, but for the third quartile by eager PyTorch on "
-        "V100s alone: those who go deep wait at every split for others.",
+        "E3 has the lowest quartiles and median in both fleets; its maximum is longer, within the SLO.",
+        "As in the paper at 80 % of the weakest system's goodput, except for the third quartile by eager PyTorch on "
+        "V100s: inputs that go deep wait at every split.",
         MS,
     ),
     E3Figure(
         18, "PABEE on 4 V100", "batch", _by_batch(PABEE, QUARTER, FEW),
-        "E3 answers up to 1.55 times what PABEE answers.",
-        "Nobody leaves in the first third, so that few ramps are worth their time; PABEE comes closest at batch 1, "
-        "where nothing shrinks, and by ONNX Runtime at batch 16.",
+        "Up to 1.55 times PABEE.",
+        "No input leaves in the first third, so few ramps pay; PABEE comes closest at batch 1, where nothing "
+        "shrinks, and by ONNX Runtime at batch 16.",
     ),
     E3Figure(
         19, "BERT-base on 4 V100, arrivals as tweets come", "batch", _by_batch(BERT_BASE, QUARTER, (8,)),
         "Of bursty requests that keep devices less than half busy, E3 answers 1.29 times as many as early exit and "
-        "1.16 times as many as BERT-base.",
-        "Nobody loses any input here: of the trace's first 100 seconds none has more than 1.35 times the mean, and all "
-        "three systems have room for 2.5 times as many. What the paper calls bursty is not in it.",
+        "1.16 times as many as no exits.",
+        "No system loses an input: in the trace's first 100 seconds no rate exceeds 1.35 times the mean, and all "
+        "three have room for 2.5 times.",
         TWEETS,
     ),
     E3Figure(
@@ -167,17 +161,17 @@ FIGURES = (
             (f"{error:.0%}", E3Setting(BERT_BASE, QUARTER, 8, systems=(OURS, FULL), expected=_misjudged(error)))
             for error in (0.0, 0.2, 0.5, 1.0)
         ),
-        "Leavers misjudged by 20 % cost E3 4 to 8 % of its goodput (Llama); large errors make it worse than no exits.",
-        "A fifth misjudged costs under 1 %, as cuts move little with the forecast. Whoever foresees no leavers opens "
-        "no ramp, and is then as good as the network without exits, not worse.",
+        "Leavers misjudged by 20 % cost E3 4 to 8 % of its goodput (Llama); large errors make it worse than no "
+        "exits.",
+        "A fifth misjudged costs under 1 %. With no leavers expected, no ramp is open, and goodput equals that "
+        "without exits.",
     ),
     E3Figure(
         23, "BERT-base on 4 V100, by the entropy at which inputs leave", "entropy",
         tuple((entropy, E3Setting(_leaving_as(shares), QUARTER, 8)) for entropy, shares in ALLOWED.items()),
         "The more error is allowed, the more E3 answers, up to 43 % more than DeeBERT.",
-        "Who leaves where is measured, but on another network (MiniLM), and spread over BERT-base's depth; the error "
-        "that is allowed is a third of a point at most, where the paper allows 2 %. Early exit gains little from it, "
-        "as it pays for every ramp.",
+        "Where inputs leave was measured on MiniLM and spread over BERT-base's depth; at most 0.31 points of "
+        "accuracy are lost, where the paper allows 2 %.",
     ),
     E3Figure(
         24, "BERT-base on 4 V100, by SLO", "SLO (ms)",
@@ -185,25 +179,20 @@ FIGURES = (
             (f"{slo_ms}", E3Setting(BERT_BASE, "v100=4", 64, slo_ms / 1e3, fixed=False))
             for slo_ms in (25, 100, 1000)
         ),
-        "From 25 to 1,000 ms E3 gains up to 1.63 times over early exit and 1.34 times over BERT-base, the more the "
-        "larger batches may be, and is 1 % behind early exit at batch 1.",
-        "Over the full network gains grow with the SLO, as in the paper. A batch of up to 64 fills a device even when "
-        "half of it has left, so that early exit loses little. By ONNX Runtime it is ahead at 25 ms: plans are made by "
-        "beliefs here, as baselines are, and those want even the longest way to fit. `isobatch plan` plays what it "
-        "finds, takes early exit with 9 of its 11 ramps there, and sustains 11,650 inputs per second.",
+        "From 25 to 1,000 ms, up to 1.63 times early exit and 1.34 times no exits, more with larger batches.",
+        "Early exit loses little, since a batch of up to 64 fills a device even when half of it has left. By ONNX "
+        "Runtime it is ahead at 25 ms, since the plans of isobatch want the longest way to fit into the SLO.",
     ),
     E3Figure(
         25, "BERT-base on 4 V100, with and without control over ramps", "batch",
         _by_batch(BERT_BASE, QUARTER, FEW, systems=(OURS, ALL_RAMPS)),
-        "Closing ramps inside splits brings E3 up to 16 %.",
-        "It brings more here: by these curves an open ramp inside a split costs a call of its own, as the host must "
-        "hear who leaves; by ONNX Runtime that counts most in small batches.",
+        "Closing ramps inside splits gains up to 16 %.",
+        "It gains more here: by these curves, an open ramp inside a split costs another call.",
     ),
     E3Figure(
         26, "BERT-base on 4 V100, without model parallelism", "batch",
         _by_batch(BERT_BASE, QUARTER, FEW, systems=(OURS, SERIAL)),
         "Splits on devices of their own answer significantly more than splits that take turns on one device.",
-        "On one kind of device the planner itself lets splits take turns on all devices, which costs nothing here, "
-        "so both are one plan: splits on devices of their own round to whole devices, and hand everything over.",
+        "On one kind of device the planner lets splits take turns itself, so both are one plan.",
     ),
 )  # fmt: skip
