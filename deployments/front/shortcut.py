@@ -1,5 +1,5 @@
 """Answers POST /predict past Serve's own handling of a request, which adds more than half to its processor time
-(docs/serving-measured.md).
+(docs/overload.md).
 
 Serve lets a callback put middlewares around a replica's HTTP server (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, set by
 `isobatch serve`). This one answers the most frequent request itself; without the variable only the cost changes.

@@ -1,7 +1,7 @@
 """Fetches the survivors that another process holds: straight from replica to replica, past the front.
 
 Ray's own ways were measured too. A call by value costs 10 ms for each MiB beyond a quarter of one; a reference into
-Ray's object store costs 2 to 4 ms more than a socket of our own (docs/transfers.md has the table).
+Ray's object store costs 2 to 4 ms more than a socket of our own (docs/transfers.md).
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 Messages are msgspec structs, in MessagePack behind their length. Their types are checked as they are read, and nothing
 is unpickled, so that a malicious message cannot run code. To encode and decode an order takes a third of the time
-that it took as JSON (docs/transfers.md).
+that it took as JSON.
 """
 
 import struct

@@ -3,7 +3,7 @@
 Before it stands a HAProxy of the front's own (`grpc_proxy`), where there is one for this platform.
 
 Serve has a gRPC proxy, but its replicas would listen on every interface, and never learn how long a client waits
-(docs/serving-measured.md has the figures).
+(docs/overload.md).
 """
 
 import asyncio
